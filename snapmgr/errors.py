@@ -1,0 +1,102 @@
+"""One tree of errors; each class owns its exit code.
+
+An error says what failed, on which object, and what to try. It is raised once and printed once, by the command line.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+EXIT_OK = 0
+
+
+class SnapmgrError(Exception):
+    """Something failed and the user can be told what to do about it.
+
+    Args:
+        message: what failed, on which object.
+        hint: what to try next, or None.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class StorageError(SnapmgrError):
+    """The storage refused or failed a call."""
+
+
+class CommandError(SnapmgrError):
+    """An external program failed, could not be started or ran too long."""
+
+
+class CatalogError(SnapmgrError):
+    """A manifest or the state directory is damaged, unwritable or too new."""
+
+
+class NotFoundError(SnapmgrError):
+    """The named snapshot, job or mount does not exist (or no longer does)."""
+
+
+class InUseError(SnapmgrError):
+    """What should be deleted or detached is mounted, being read or protected."""
+
+
+class ConfigError(SnapmgrError):
+    """A configuration file or the command line is wrong; nothing was done."""
+
+    exit_code = 2
+
+
+class BusyError(SnapmgrError):
+    """Another run of the same job is active."""
+
+    exit_code = 3
+
+
+class NotQuiescedError(SnapmgrError):
+    """The database could not be (or provably was not) held still; no snapshot was kept."""
+
+    exit_code = 4
+
+
+class LaterStepError(SnapmgrError):
+    """The snapshot is taken and kept, but a step after it failed."""
+
+    exit_code = 5
+
+
+class VerificationError(SnapmgrError):
+    """The snapshot was tried and does not restore to what it should."""
+
+    exit_code = 6
+
+
+class LackingError(SnapmgrError):
+    """This machine lacks something that the work needs: a package, a right, a kernel feature."""
+
+    exit_code = 7
+
+
+class InterruptedRunError(SnapmgrError):
+    """SIGINT or SIGTERM ended the run; what was begun has been undone or recorded."""
+
+    exit_code = 130
+
+
+_GRAVEST_FIRST = (130, 2, 1, 4, 6, 5, 7, 3)
+
+
+def gravest(codes: list[int]) -> int:
+    """Given each job's exit code, return the one that the process ends with: the gravest.
+
+    The order among jobs is 1, 4, 6, 5, 7, 3; an interruption or a usage error ends the whole run and so outranks them.
+    """
+    failed = [code for code in codes if code != EXIT_OK]
+    if not failed:
+        return EXIT_OK
+    return min(failed, key=lambda code: _GRAVEST_FIRST.index(code) if code in _GRAVEST_FIRST else 2)

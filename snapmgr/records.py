@@ -1,0 +1,231 @@
+"""The records that cross the backend interface; plugins import them from `snapmgr.api`.
+
+Every record is a frozen, keyword-only dataclass; units are in the names. ``*_ns`` are nanoseconds of CLOCK_MONOTONIC,
+which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from snapmgr.errors import StorageError
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """One thing that is lacking on this machine, and what to do about it."""
+
+    what: str
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDevice:
+    """A block device and the devices below it (a partition's disk, an LV's PVs, a loop device's none)."""
+
+    name: str
+    """Kernel name: "sda1", "dm-3", "loop0"."""
+    path: str
+    """Device node: "/dev/sda1"."""
+    number: str
+    """Major and minor: "8:1"."""
+    kind: str
+    """"disk", "part", "loop", "lvm", "crypt", "raid", or the kernel's name for anything else."""
+    size_bytes: int
+    fs_type: str | None = None
+    fs_uuid: str | None = None
+    dm_name: str | None = None
+    dm_uuid: str | None = None
+    below: tuple[BlockDevice, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """One line of /proc/self/mountinfo (proc(5)), octal escapes decoded."""
+
+    id: int
+    parent_id: int
+    device: str
+    """Major and minor of the mounted file system: "8:1", "0:39"."""
+    root: str
+    """The folder of the file system that is mounted; for btrfs the path from the top level, as in "/@mysql"."""
+    point: str
+    fs_type: str
+    source: str
+    options: tuple[str, ...] = ()
+    super_options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is to be snapshotted: an existing directory, resolved, with the storage under it."""
+
+    path: str
+    """Absolute, symlinks resolved."""
+    mount: Mount
+    """The mount that holds `path`."""
+    devices: tuple[BlockDevice, ...] = ()
+    """The device or devices (btrfs may have several) that hold the file system; empty for network file systems."""
+    submounts: tuple[Mount, ...] = ()
+    """Other mounts below `path`: a snapshot of the file system shows empty folders there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """What holds snapshots: a btrfs file system, a volume group, a folder of copies. `inventory` reads one as a whole."""
+
+    backend: str
+    id: str
+    """The storage's own id (file system UUID, VG UUID, …); for a folder its path."""
+    hint: str
+    """Where it was last seen (a mount point, a device); only to find it faster and to name it to people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Volume:
+    """The unit that one snapshot covers: a subvolume, a logical volume, a directory tree."""
+
+    backend: str
+    id: str
+    """The storage's own id of the origin: subvolume UUID, LV UUID, … never a name."""
+    pool: Pool
+    path: str
+    """Where the origin is reachable now."""
+    subpath: str
+    """Path of the target inside the volume, without a leading slash; "" when the target is the volume."""
+    excluded: tuple[str, ...] = ()
+    """Absolute paths at or below `path` that a snapshot would *not* hold: nested subvolumes and mounts."""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotMine:
+    """Why a backend cannot snapshot a target."""
+
+    reason: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a backend can promise for given volumes."""
+
+    atomicity: Literal["file", "volume"]
+    """"volume": all of one volume in one instant. "file": each file for itself; refused for live servers."""
+    clone: Literal["native", "scratch", "none"]
+    """How `attach(writable=True)` makes its copy: in the storage, on scratch space, or not at all."""
+    survives_origin: bool
+    """Whether a snapshot stays usable after its origin was deleted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservoir:
+    """Something that can fill up, and what happens then."""
+
+    name: str
+    size_bytes: int
+    used_bytes: int
+    when_full: Literal["snapshot_lost", "origin_errors"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotRef:
+    """A snapshot: our id together with the storage's own, which alone is believed."""
+
+    backend: str
+    snapshot_id: str
+    pool: Pool
+    volume_id: str
+    """The origin's id (`Volume.id`)."""
+    name: str
+    """Its name in the pool: where to look first."""
+    native_id: str
+    """The storage's own id of the snapshot (subvolume UUID, LV UUID, …). What has another id is never touched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """What `fire` will make; written to disk before it is made, so that a crash leaves nothing unknown."""
+
+    pool: Pool
+    volume_id: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shot:
+    """One snapshot that exists now, with the storage call's start and finish (CLOCK_MONOTONIC)."""
+
+    ref: SnapshotRef
+    start_ns: int
+    finish_ns: int
+
+
+class FireError(StorageError):
+    """`Armed.fire` failed; `shots` are the members that exist nevertheless."""
+
+    def __init__(self, message: str, *, hint: str | None = None, shots: tuple[Shot, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.shots = shots
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachRecord:
+    """An attachment's record; it is on disk before `attach` is called, so that `detach` works after any crash."""
+
+    id: str
+    """16 hex digits; names whatever the backend makes for this attachment."""
+    ref: SnapshotRef
+    writable: bool
+    boot_id: str
+    """/proc/sys/kernel/random/boot_id at attach time: mounts and loop devices of another boot are gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attachment:
+    """What `attach` made reachable: a directory, or a device that the core mounts."""
+
+    directory: str | None = None
+    device: str | None = None
+    fs_type: str | None = None
+    options: tuple[str, ...] = ()
+    """Mount options; the core adds nosuid, nodev, and "ro" where asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Something of ours in a pool, as `inventory` saw it."""
+
+    kind: Literal["snapshot", "attachment", "debris"]
+    """"debris": begun and not finished, for `repair`."""
+    pool: Pool
+    name: str
+    snapshot_id: str | None = None
+    ref: SnapshotRef | None = None
+    """Set for every snapshot."""
+    record_id: str | None = None
+    """`AttachRecord.id`, for attachments."""
+    note: bytes | None = None
+    """What `annotate` stored last."""
+    why: str = ""
+    """For debris: what is wrong, for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a snapshot costs."""
+
+    exclusive_bytes: int | None
+    """Bytes that its deletion would free; None where that is not known cheaply."""
+    valid: bool = True
+    """False: the storage lost it (an overflowed CoW table)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """What a program printed and how it ended."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
