@@ -1,0 +1,307 @@
+"""The state directory: manifests, verifications, leases and locks.
+
+::
+
+    STATE/snapshots/ID/manifest.json    the manifest; its folder carries the readers' and deleters' flock
+    STATE/snapshots/ID/verified.json    the last verification, if any
+    STATE/leases/LEASE.json             who uses which snapshot
+    STATE/locks/JOB.lock                flocked by the one active run of a job
+
+Every file is written under another name, fsynced and renamed, its folder fsynced before and after, so that a crash
+leaves the old content or the new one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapmgr.errors import BusyError, CatalogError, ConfigError, InUseError, LackingError, NotFoundError
+from snapmgr.manifest import Lease, Manifest, Verification, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A manifest and its last verification."""
+
+    manifest: Manifest
+    verification: Verification | None
+
+    @property
+    def verified(self) -> bool:
+        """Whether the last verification proved that it restores."""
+        return self.verification is not None and self.verification.result == "passed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damaged:
+    """A file of the state directory that cannot be read as what it should be."""
+
+    path: Path
+    problem: str
+
+
+class Catalog:
+    """The state directory at `path`; made (0700) when first written to.
+
+    Raises LackingError without the right to it, CatalogError if others could write to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._snapshots = path / "snapshots"
+        self._leases = path / "leases"
+        self._locks = path / "locks"
+        self._check()
+
+    def _check(self) -> None:
+        try:
+            status = self.path.lstat()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise LackingError(f"cannot look at the state directory {self.path}: {error.strerror}") from None
+        if not stat.S_ISDIR(status.st_mode):
+            raise CatalogError(f"the state directory {self.path} is not a directory", hint="see state_dir in the configuration")
+        if status.st_mode & stat.S_IWOTH or status.st_uid not in (0, os.geteuid()):
+            raise CatalogError(
+                f"the state directory {self.path} belongs to uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}: "
+                "others could change what is to be deleted",
+                hint=f"chown {os.geteuid()} {self.path} && chmod 700 {self.path}",
+            )
+
+    def make(self) -> None:
+        """Make the folders that are missing. Raises CatalogError or LackingError."""
+        for folder in (self.path, self._snapshots, self._leases, self._locks):
+            try:
+                folder.mkdir(mode=0o700, parents=folder is self.path, exist_ok=True)
+            except PermissionError:
+                raise LackingError(
+                    f"no right to make {folder}", hint="run as root, or set state_dir to a folder of yours"
+                ) from None
+            except OSError as error:
+                raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=_space_hint(error)) from None
+        self._check()
+
+    # ---- snapshots
+
+    def entries(self, job: str | None = None) -> tuple[list[Entry], list[Damaged]]:
+        """Return all snapshots (or those of `job`), oldest first, and what could not be read."""
+        entries: list[Entry] = []
+        damaged: list[Damaged] = []
+        for name in _names(self._snapshots):
+            if job is not None and not name.startswith(job + "."):
+                continue
+            try:
+                entries.append(self.load(name))
+            except NotFoundError:
+                continue  # deleted meanwhile, or a crash before its first manifest
+            except CatalogError as error:
+                damaged.append(Damaged(path=self._snapshots / name, problem=error.message))
+        entries.sort(key=lambda entry: (entry.manifest.taken_at or entry.manifest.created_at, entry.manifest.id))
+        return entries, damaged
+
+    def load(self, snapshot_id: str) -> Entry:
+        """Return one snapshot. Raises NotFoundError, or CatalogError if its manifest is damaged."""
+        folder = self._snapshots / snapshot_id
+        manifest = decode(_read(folder / "manifest.json"), Manifest, str(folder / "manifest.json"))
+        if manifest.id != snapshot_id:
+            raise CatalogError(f"{folder / 'manifest.json'} is the manifest of {manifest.id}, not of {snapshot_id}")
+        try:
+            path = folder / "verified.json"
+            verification = decode(_read(path), Verification, str(path))
+        except NotFoundError:
+            verification = None
+        return Entry(manifest=manifest, verification=verification)
+
+    def resolve(self, text: str) -> Entry:
+        """Given an id, a unique start of one or of its random part, "latest" or "JOB@latest", return the snapshot.
+
+        "latest" is the newest READY one. Raises NotFoundError, or ConfigError if several fit.
+        """
+        job, at, which = text.rpartition("@")
+        if text == "latest" or (at and which == "latest"):
+            ready = [entry for entry in self.entries(job or None)[0] if entry.manifest.state == "ready"]
+            ready = [entry for entry in ready if not job or entry.manifest.job == job]
+            if not ready:
+                raise NotFoundError(f"there is no READY snapshot{f' of job {job}' if job else ''}", hint="see: snapmgr list")
+            return ready[-1]
+        names = list(_names(self._snapshots))
+        fitting = [name for name in names if name == text] or [
+            name for name in names if text and (name.startswith(text) or name.rsplit(".", 1)[-1].startswith(text))
+        ]
+        if not fitting:
+            raise NotFoundError(f"there is no snapshot {text!r}", hint="see: snapmgr list")
+        if len(fitting) > 1:
+            raise ConfigError(f"{text!r} fits {len(fitting)} snapshots: {', '.join(sorted(fitting)[:4])}…", hint="write more of the id")
+        return self.load(fitting[0])
+
+    def write(self, manifest: Manifest) -> None:
+        """Store a manifest durably. Raises CatalogError, with the old content still in place."""
+        folder = self._snapshots / manifest.id
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=_space_hint(error)) from None
+        _write(folder / "manifest.json", encode(manifest))
+        _sync_folder(self._snapshots)
+
+    def write_verification(self, snapshot_id: str, verification: Verification) -> None:
+        """Store the result of a verification durably."""
+        _write(self._snapshots / snapshot_id / "verified.json", encode(verification))
+
+    def forget(self, snapshot_id: str) -> None:
+        """Remove a manifest, after its storage is gone; idempotent."""
+        folder = self._snapshots / snapshot_id
+        # The manifest goes last: until then the snapshot is known.
+        for name in sorted(_names(folder), key=lambda name: name == "manifest.json"):
+            (folder / name).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            folder.rmdir()
+        _sync_folder(self._snapshots)
+
+    # ---- locks
+
+    @contextmanager
+    def job_lock(self, job: str) -> Iterator[None]:
+        """Hold a job's lock. Raises BusyError if another run has it."""
+        path = self._locks / f"{job}.lock"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "?"
+                raise BusyError(f"another run of job {job} is active (pid {holder})", hint="wait for it to end") from None
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def reading(self, snapshot_id: str) -> Iterator[None]:
+        """Keep a snapshot from being deleted while the context lasts. Raises InUseError if it is being deleted."""
+        with self._flock(snapshot_id, fcntl.LOCK_SH, "is being deleted"):
+            yield
+
+    @contextmanager
+    def deleting(self, snapshot_id: str) -> Iterator[None]:
+        """Own a snapshot alone. Raises InUseError if somebody reads it or holds a lease on it."""
+        with self._flock(snapshot_id, fcntl.LOCK_EX, "is being read"):
+            for lease in self.leases()[0]:
+                if lease.record.ref.snapshot_id == snapshot_id:
+                    raise InUseError(
+                        f"snapshot {snapshot_id} is attached at {lease.point} ({lease.why} by {lease.user})",
+                        hint=f"snapmgr umount {lease.point}",
+                    )
+            yield
+
+    @contextmanager
+    def _flock(self, snapshot_id: str, how: int, why: str) -> Iterator[None]:
+        try:
+            fd = os.open(self._snapshots / snapshot_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise NotFoundError(f"there is no snapshot {snapshot_id!r}", hint="see: snapmgr list") from None
+        try:
+            try:
+                fcntl.flock(fd, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InUseError(f"snapshot {snapshot_id} {why} by another process") from None
+            yield
+        finally:
+            os.close(fd)
+
+    # ---- leases
+
+    def leases(self) -> tuple[list[Lease], list[Damaged]]:
+        """Return all leases, oldest first, and what could not be read."""
+        leases: list[Lease] = []
+        damaged: list[Damaged] = []
+        for name in _names(self._leases):
+            path = self._leases / name
+            try:
+                leases.append(decode(_read(path), Lease, str(path)))
+            except NotFoundError:
+                continue
+            except CatalogError as error:
+                damaged.append(Damaged(path=path, problem=error.message))
+        return sorted(leases, key=lambda lease: lease.created_at), damaged
+
+    def write_lease(self, lease: Lease) -> None:
+        """Store a lease durably; before anything is attached."""
+        _write(self._leases / f"{lease.record.id}.json", encode(lease))
+
+    def drop_lease(self, lease: Lease) -> None:
+        """Remove a lease, after its attachment is gone; idempotent."""
+        (self._leases / f"{lease.record.id}.json").unlink(missing_ok=True)
+        _sync_folder(self._leases)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from [entry.name for entry in entries if not entry.name.startswith(".")]
+    except FileNotFoundError:
+        return
+    except PermissionError:
+        raise LackingError(f"no right to read {folder}", hint="run as root, or set state_dir to a folder of yours") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFoundError(f"{path} does not exist") from None
+    except PermissionError:
+        raise LackingError(f"no right to read {path}") from None
+    except OSError as error:
+        raise CatalogError(f"cannot read {path}: {error.strerror}") from None
+    with os.fdopen(fd, "rb") as file:
+        try:
+            data = file.read(_MAX_BYTES + 1)
+        except OSError as error:
+            raise CatalogError(f"cannot read {path}: {error.strerror}") from None
+    if len(data) > _MAX_BYTES:
+        raise CatalogError(f"{path} is larger than any of our files ({_MAX_BYTES} bytes)")
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file durably: new content under another name, fsync, rename, fsync of the folder."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            fresh.unlink()
+        raise CatalogError(f"cannot write {path}: {error.strerror}", hint=_space_hint(error)) from None
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _space_hint(error: OSError) -> str | None:
+    return "make room on its file system" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None

@@ -1,0 +1,185 @@
+"""A snapshot's manifest: what is written down about it, as records and as JSON.
+
+Schema version 1. Times are aware UTC, sizes bytes, durations seconds. A manifest of a newer schema is refused, never
+half understood.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Literal, TypeVar
+
+import msgspec
+
+from snapmgr.errors import CatalogError
+from snapmgr.records import AttachRecord, Intent, SnapshotRef
+
+SCHEMA = 1
+
+State = Literal["pending", "ready", "deleting", "broken"]
+Level = Literal["none", "backup-lock", "global-read-lock", "stopped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process, named so that a reused pid is not taken for it."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """An exact binlog position. `gtid` is empty where the server wrote none."""
+
+    file: str
+    offset: int
+    gtid: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerRecord:
+    """The server whose data these are, with the settings that a server on a clone needs."""
+
+    flavor: Literal["mariadb", "mysql"]
+    version: str
+    server_id: int | None
+    server_uuid: str | None
+    datadir: str
+    log_bin: str | None
+    """Base name of the binary logs inside the datadir ("mysql-bin"), or None without binary logs."""
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuiesceRecord:
+    """How the source was held still, and the price of it."""
+
+    level: Level
+    why: str
+    proof: str
+    """What showed that it still held after the storage call."""
+    attempts: int
+    waited_s: float
+    """Asking for the lock until it was granted, over all attempts."""
+    held_s: float
+    """Granted to released."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One volume's share of a snapshot."""
+
+    ref: SnapshotRef
+    subpath: str
+    """Path of the source inside the volume; "" when the source is the volume."""
+    call_s: float
+    """Duration of the storage call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """All that is known of a snapshot, but its verification."""
+
+    id: str
+    job: str
+    source: Literal["mysql", "directory"]
+    path: str
+    """What was snapshotted: the datadir or directory, as it was reachable then."""
+    state: State
+    created_at: datetime
+    machine_id: str
+    schema: int = SCHEMA
+    taken_at: datetime | None = None
+    """When the storage took it; set together with `proved_at`."""
+    proved_at: datetime | None = None
+    """Set once consistency is proven; what is pending without it is removed, with it is completed."""
+    reason: str | None = None
+    """Why it is broken."""
+    pinned: bool = False
+    intents: tuple[Intent, ...] = ()
+    members: tuple[Member, ...] = ()
+    helper: Process | None = None
+    """The process that was to take it: if it still lives, its storage call may still arrive."""
+    quiesce: QuiesceRecord | None = None
+    server: ServerRecord | None = None
+    position: Position | None = None
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend of its members."""
+        return self.intents[0].pool.backend if self.intents else "?"
+
+    @property
+    def short_id(self) -> str:
+        """The id's random part, enough to name it."""
+        return self.id.rsplit(".", 1)[-1]
+
+    def with_state(self, state: State, *, reason: str | None = None) -> Manifest:
+        """Return a copy in another state."""
+        return replace(self, state=state, reason=reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What became of the last try to prove that a snapshot restores."""
+
+    at: datetime
+    result: Literal["passed", "failed"]
+    duration_s: float
+    checks: tuple[str, ...] = ()
+    """What was checked, in words."""
+    failures: tuple[str, ...] = ()
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """Somebody's use of a snapshot: who, why, until when; on disk before anything is attached."""
+
+    record: AttachRecord
+    holder: Process
+    """Who made it. A "verify" lease ends with its process, a "mount" lease with `umount`."""
+    user: str
+    why: Literal["mount", "verify"]
+    created_at: datetime
+    until: datetime | None
+    point: str
+    """Where it is (to be) mounted."""
+    subpath: str
+    schema: int = SCHEMA
+
+
+_Record = TypeVar("_Record", Manifest, Verification, Lease)
+
+
+class _Versioned(msgspec.Struct):
+    schema: int
+
+
+def new_id(job: str, now: datetime) -> str:
+    """Return a new snapshot id: job, UTC time and 8 random hex digits, as in "nightly.20260131T023000Z.3f9a2c1b"."""
+    return f"{job}.{now.astimezone(UTC):%Y%m%dT%H%M%SZ}.{secrets.token_hex(4)}"
+
+
+def encode(record: Manifest | Verification | Lease) -> bytes:
+    """Return a record as JSON, indented: people read these files in emergencies."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+
+
+def decode(data: bytes, kind: type[_Record], where: str) -> _Record:
+    """Given JSON, return the record. Raises CatalogError that names `where` if it is damaged or of a newer schema."""
+    try:
+        schema = msgspec.json.decode(data, type=_Versioned).schema
+        if schema > SCHEMA:
+            raise CatalogError(
+                f"{where} is of schema {schema}; this snapmgr understands {SCHEMA}", hint="use the newer snapmgr"
+            )
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CatalogError(
+            f"{where} is damaged: {error}", hint="restore it from the copy beside the snapshot, or see: snapmgr doctor"
+        ) from None
