@@ -1,0 +1,50 @@
+"""Facts about this host and its processes that outlive a pid."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from snapmgr.manifest import Process
+
+
+def boot_id() -> str:
+    """Return the kernel's id of this boot: mounts, loop devices and pids of another one are gone."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def machine_id() -> str:
+    """Return this machine's id (machine-id(5)), or its host name where it has none."""
+    for path in (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id")):
+        try:
+            text = path.read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if text and text != "uninitialized":
+            return text
+    return os.uname().nodename
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot (field 22 of proc(5) stat), or None if it is gone.
+
+    A zombie is gone: it does nothing any more.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name, in parentheses, may hold spaces and parentheses itself.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in {b"Z", b"X"} else int(fields[19])
+
+
+def this_process(pid: int | None = None) -> Process:
+    """Return the identity of a living process, by default ours."""
+    pid = os.getpid() if pid is None else pid
+    return Process(pid=pid, start_ticks=start_ticks(pid) or 0, boot_id=boot_id())
+
+
+def is_alive(process: Process) -> bool:
+    """Whether that very process still runs."""
+    return process.boot_id == boot_id() and start_ticks(process.pid) == process.start_ticks

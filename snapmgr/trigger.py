@@ -1,0 +1,178 @@
+"""The helper process that fires an armed snapshot within a deadline.
+
+A storage call can hang where no signal reaches it, and libbtrfsutil's binding holds Python's global lock meanwhile. So
+the call is made by a process of its own, forked *before* the database connection exists: it has no copy of the socket,
+nor of any lock file, and the process with the connection only waits, with a timeout. Whatever hangs, dropping the
+connection frees the database.
+
+Who removes a snapshot that arrives after the deadline: the helper itself; the sweep of the next run if it was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import struct
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from snapmgr.errors import StorageError
+from snapmgr.host import this_process
+from snapmgr.records import FireError, Shot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from snapmgr.api import Armed
+
+_DEADLINE = struct.Struct("d")
+_LENGTH = struct.Struct("I")
+
+
+class DeadlineError(StorageError):
+    """The storage call did not return in time; it may still be running in the helper."""
+
+
+class _Outcome(msgspec.Struct):
+    shots: tuple[Shot, ...] = ()
+    error: str | None = None
+    hint: str | None = None
+
+
+class Trigger:
+    """A forked helper that waits to fire `armed`.
+
+    A context manager: leaving it lets a helper that was not told to fire exit, and closes our ends of its pipes. A helper
+    that hangs in its storage call is left to itself, never killed.
+
+    Args:
+        armed: what to fire; only its `fds` stay open in the helper.
+        undo: removes a shot that came too late or that nobody is waiting for any more; runs in the helper.
+    """
+
+    def __init__(self, armed: Armed, undo: Callable[[Shot], None]) -> None:
+        self._armed = armed
+        order_out, self._order = os.pipe()
+        self._outcome, outcome_in = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _helper(armed, undo, order_out, outcome_in)
+        os.close(order_out)
+        os.close(outcome_in)
+        self.process = this_process(self.pid)
+        self._reaped = False
+
+    def fire(self, deadline: float) -> tuple[Shot, ...]:
+        """Tell the helper to fire and return its shots.
+
+        Args:
+            deadline: time.monotonic() at which we stop waiting.
+
+        Raises DeadlineError when the call has not returned by then, FireError when it failed, StorageError when the
+        helper died.
+        """
+        self._armed.launched = True
+        try:
+            os.write(self._order, _DEADLINE.pack(deadline))
+        except BrokenPipeError:
+            raise StorageError("the helper process that takes the snapshot died before its order") from None
+        outcome = msgspec.msgpack.decode(self._read(deadline), type=_Outcome)
+        if outcome.error is not None:
+            raise FireError(outcome.error, hint=outcome.hint, shots=outcome.shots)
+        return outcome.shots
+
+    def _read(self, deadline: float) -> bytes:
+        """Read one message of the helper: its length, then its bytes. Not until its end: exiting takes milliseconds."""
+        data = b""
+        while len(data) < _LENGTH.size or len(data) < _LENGTH.size + _LENGTH.unpack_from(data)[0]:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._outcome], [], [], left)[0]:
+                raise DeadlineError(
+                    f"the storage call had not returned at the deadline (helper pid {self.pid})",
+                    hint="if it returns later, what it made is removed; see the kernel log for why it hangs",
+                )
+            chunk = os.read(self._outcome, 1 << 16)
+            if not chunk:
+                raise StorageError("the helper process that takes the snapshot died in its storage call")
+            data += chunk
+        return data[_LENGTH.size :]
+
+    def reap(self, timeout_s: float) -> bool:
+        """Wait for the helper's end, at most `timeout_s`; return whether it ended."""
+        deadline = time.monotonic() + timeout_s
+        while not self._reaped:
+            with suppress(ChildProcessError):
+                if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+                    if time.monotonic() >= deadline:
+                        return False
+                    time.sleep(0.001)
+                    continue
+            self._reaped = True
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._order)
+        os.close(self._outcome)
+        self.reap(timeout_s=1.0)
+
+
+def _helper(armed: Armed, undo: Callable[[Shot], None], order: int, outcome: int) -> None:
+    """Wait for the deadline, fire, report, exit. Runs in the child and never returns."""
+    try:
+        # Our own session: Ctrl-C at the terminal reaches the parent alone.
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        _keep_only({order, outcome, *armed.fds})
+        data = os.read(order, _DEADLINE.size)
+        if len(data) == _DEADLINE.size:
+            _fire(armed, undo, _DEADLINE.unpack(data)[0], outcome)
+    finally:
+        # Not sys.exit: the parent's clean-up handlers are not ours to run.
+        os._exit(0)
+
+
+def _fire(armed: Armed, undo: Callable[[Shot], None], deadline: float, outcome: int) -> None:
+    try:
+        result = _Outcome(shots=armed.fire(deadline))
+    except FireError as error:
+        result = _Outcome(shots=error.shots, error=error.message, hint=error.hint)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent has to hear of it
+        result = _Outcome(error=f"{type(error).__name__}: {error}")
+    wanted = time.monotonic() <= deadline
+    if wanted:
+        try:
+            data = msgspec.msgpack.encode(result)
+            os.write(outcome, _LENGTH.pack(len(data)) + data)
+        except OSError:
+            wanted = False  # the parent is gone
+    if not wanted:
+        for shot in result.shots:
+            undo(shot)
+
+
+def _keep_only(fds: set[int]) -> None:
+    """Close every descriptor but `fds`; stdin, stdout and stderr become /dev/null.
+
+    A helper that hangs for hours must not hold a lock, a socket, or the pipe that cron reads.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    kept = sorted(fds | {0, 1, 2})
+    for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(low + 1, high)
