@@ -227,7 +227,7 @@ def _login(credentials: Credentials) -> _Login:
             "give socket = /path/of/mysqld.sock and remove host and protocol",
         )
     if not socket:
-        socket = next((path for path in _DEFAULT_SOCKETS if os.path.exists(path)), _DEFAULT_SOCKETS[0])  # noqa: PTH110
+        socket = next((path for path in _DEFAULT_SOCKETS if os.path.exists(path)), _DEFAULT_SOCKETS[0])
     user = credentials.user or options.get("user") or pwd.getpwuid(os.geteuid()).pw_name
     password = _Secret(options.get("password", "").encode("utf-8", "surrogateescape"))
     return _Login(socket=socket, user=user, password=password)
@@ -244,8 +244,9 @@ def _read_options(path: str) -> dict[str, str]:
     parser = Parser(strict=False)
     try:
         parser.read_string(text)
-        names = parser.options("client") if parser.has_section("client") else []
-        return {name: value for name in names if (value := parser.get("client", name)) is not None}
+        given = parser.items("client") if parser.has_section("client") else []
+        # Its get() removes quotes, but fails on an option without a value.
+        return {name: parser.get("client", name) for name, value in given if value}
     except Error:
         pass
     # Outside of the handler and without the parser's text, which quotes the line: it may be the password's.
