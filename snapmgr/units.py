@@ -2,78 +2,100 @@
 
 from __future__ import annotations
 
+import math
 import re
+from fractions import Fraction
+from itertools import pairwise
 
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGTPE]?)(?P<binary>i?)(?P<byte>B?)", re.IGNORECASE)
-_POWERS = {unit: power for power, unit in enumerate("_KMGTPE")} | {"": 0}
-_DURATION_PART = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|min|m|h|d|w|y)")
+# ASCII: "\d" would take Arabic digits, and IGNORECASE the Kelvin sign for a K.
+_SIZE = re.compile(r"(?P<number>\d{1,30}(?:\.\d{1,30})?)\s*(?:(?P<unit>[KMGTPE])i?)?B?", re.IGNORECASE | re.ASCII)
+_KIB = 1024
+_POWERS = {unit: power for power, unit in enumerate("KMGTPE", start=1)}
+# What the kernel, a file's length and SQL's BIGINT UNSIGNED can hold.
+_SIZE_LIMIT = 2**64
+_DURATION_PART = re.compile(r"(?P<number>\d{1,30}(?:\.\d{1,30})?) *(?P<unit>ms|s|min|m|h|d|w|y) *", re.ASCII)
 _SECONDS = {
-    "ms": 0.001,
-    "s": 1.0,
-    "m": 60.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
-    "w": 7 * 86400.0,
-    "y": 365 * 86400.0,
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "m": Fraction(60),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+    "d": Fraction(86400),
+    "w": Fraction(7 * 86400),
+    "y": Fraction(365 * 86400),
 }
+# Beyond this a date is no date any more (datetime ends at the year 9999).
+_DURATION_LIMIT_S = 9999 * 365 * 86400
 
 
 def parse_size(text: str) -> int:
-    """Given "512", "64K", "1.5G" or "2 GiB", return bytes; a unit is always a power of 1024.
+    """Given "512", "64K", "1.5G", "10MB" or "2 GiB", return bytes; a unit is always a power of 1024.
 
-    Raises ValueError for anything else.
+    Raises ValueError for anything else, also for a fraction of a byte and for more than 16 EiB.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        msg = f"{text!r} is not a size: write a number and K, M, G, T, P or E, as in 512M or 1.5G"
-        raise ValueError(msg)
-    return int(float(match["number"]) * 1024 ** _POWERS[match["unit"].upper()])
+        raise ValueError(f"{text!r} is not a size: write a number and K, M, G, T, P or E, as in 512M or 1.5G")
+    unit = match["unit"]
+    # Exact: a float would change "9007199254740993".
+    size = Fraction(match["number"]) * (_KIB ** _POWERS[unit.upper()] if unit else 1)
+    if unit is None and size.denominator != 1:
+        raise ValueError(f"{text!r} is not a size: there are no parts of bytes")
+    if size > _SIZE_LIMIT:
+        raise ValueError(f"{text!r} is too large: 16E is the most")
+    return int(size)
 
 
 def format_size(size_bytes: int) -> str:
     """Given bytes, return "0 B", "512 B", "1.5 GiB": at most one decimal, binary units."""
-    value = float(abs(size_bytes))
     sign = "-" if size_bytes < 0 else ""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+    if abs(size_bytes) < _KIB:
+        return f"{size_bytes} B"
+    value = abs(size_bytes) / _KIB
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         # 1023.95 would print as 1024.0: it belongs to the next unit.
-        if value < 1023.95 if unit != "B" else value < 1024:
-            return f"{sign}{value:.0f} {unit}" if unit == "B" else f"{sign}{value:.1f} {unit}"
-        value /= 1024
+        if round(value, 1) < _KIB:
+            return f"{sign}{value:.1f} {unit}"
+        value /= _KIB
     return f"{sign}{value:.1f} EiB"
 
 
 def parse_duration(text: str) -> float:
-    """Given "250ms", "30s", "5m", "1h30m", "2d" or "0", return seconds.
+    """Given "250ms", "30s", "5m", "1h30m", "2 d 3 h" or "0", return seconds; larger units come first.
 
-    A bare number other than 0 is refused: nobody should have to guess its unit. Raises ValueError.
+    A bare number other than 0 is refused: nobody should have to guess its unit. "m" is minutes; a year has 365 days.
+    Raises ValueError for anything else and for more than 9999 years.
     """
     stripped = text.strip()
     if stripped == "0":
         return 0.0
-    total, position = 0.0, 0
-    while position < len(stripped):
-        match = _DURATION_PART.match(stripped, position)
-        if match is None:
-            msg = f"{text!r} is not a duration: write a number and ms, s, m, h, d, w or y, as in 250ms, 30s or 1h30m"
-            raise ValueError(msg)
-        total += float(match["number"]) * _SECONDS[match["unit"]]
+    total, units = Fraction(0), list[Fraction]()
+    position = 0
+    while match := _DURATION_PART.match(stripped, position):
+        units.append(_SECONDS[match["unit"]])
+        total += Fraction(match["number"]) * units[-1]
         position = match.end()
-        while position < len(stripped) and stripped[position] == " ":
-            position += 1
-    if not stripped:
-        msg = "an empty text is not a duration"
-        raise ValueError(msg)
-    return total
+    if position < len(stripped) or not units or any(small >= large for large, small in pairwise(units)):
+        raise ValueError(
+            f"{text!r} is not a duration: write a number and ms, s, m, h, d, w or y, as in 250ms, 30s or 1h30m"
+        )
+    if total > _DURATION_LIMIT_S:
+        raise ValueError(f"{text!r} is too long: 9999y is the most")
+    return float(total)
 
 
 def format_duration(seconds: float) -> str:
     """Given seconds, return "0.8 ms", "31 ms", "2.5 s", "3 min 20 s", "5 h 40 min" or "2 d 3 h": two units at most."""
+    if not math.isfinite(seconds):
+        return "forever"
     if seconds < 0:
         return "-" + format_duration(-seconds)
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.1f} ms" if seconds < 0.00995 else f"{seconds * 1000:.0f} ms"
-    if seconds < 59.95:
+    # Each limit is where rounding reaches the next form: 9.95 ms is "10 ms", 59.95 s is "1 min".
+    if round(seconds * 1000, 1) < 10:  # noqa: PLR2004
+        return f"{seconds * 1000:.1f} ms"
+    if round(seconds * 1000) < 1000:  # noqa: PLR2004
+        return f"{seconds * 1000:.0f} ms"
+    if round(seconds, 1) < 60:  # noqa: PLR2004
         return f"{seconds:.1f} s"
     whole = round(seconds)
     for size, unit, small, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):

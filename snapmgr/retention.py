@@ -1,0 +1,177 @@
+"""Which snapshots stay and which go, and why: a pure function of the snapshots, the policy and the time.
+
+The rules, in full (``docs/retention.md`` explains them to users):
+
+- Only READY snapshots are looked at. A PENDING or BROKEN one takes nobody's place and is never deleted from here.
+- Hours, days, ISO weeks, months and years are UTC's, so no summer time makes a day of 23 hours or an hour of two. Of
+  each period that has snapshots the newest stays, for as many periods as the policy says; empty periods do not count.
+- ``keep_within`` counts back from the newest snapshot, not from now: a job that stopped working is not emptied, and a
+  clock that jumps ahead deletes nothing.
+- A snapshot from the future shows that a clock was wrong, then or now. It is kept, and it fills no period and is none
+  of the last N, or a handful of them would push out all that is real.
+- The newest READY one, the newest VERIFIED one, pinned ones and those in use stay. So does everything if the policy is
+  empty.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from snapmgr.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How many snapshots to keep; 0 and None mean that the rule is not used."""
+
+    keep_last: int = 0
+    keep_hourly: int = 0
+    keep_daily: int = 0
+    keep_weekly: int = 0
+    keep_monthly: int = 0
+    keep_yearly: int = 0
+    keep_within_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for negative numbers: they would delete what nobody meant to delete."""
+        if any(count < 0 for _, count, _ in self._periods()) or self.keep_last < 0:
+            raise ValueError("a retention policy counts from 0 up")
+        if self.keep_within_s is not None and not (self.keep_within_s >= 0 and math.isfinite(self.keep_within_s)):
+            raise ValueError("keep_within_s is a number of seconds, 0 or more")
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no rule at all; then nothing is deleted."""
+        return not (self.keep_last or self.keep_within_s or any(count for _, count, _ in self._periods()))
+
+    def _periods(self) -> tuple[tuple[str, int, Callable[[datetime], str]], ...]:
+        return (
+            ("hourly", self.keep_hourly, lambda at: f"{at.date()} {at.hour:02}:00"),
+            ("daily", self.keep_daily, lambda at: at.date().isoformat()),
+            ("weekly", self.keep_weekly, _iso_week),
+            ("monthly", self.keep_monthly, lambda at: at.date().isoformat()[:7]),
+            ("yearly", self.keep_yearly, lambda at: at.date().isoformat()[:4]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A snapshot as retention sees it."""
+
+    id: str
+    taken_at: datetime
+    """Aware; any zone, compared and bucketed in UTC."""
+    ready: bool
+    verified: bool
+    pinned: bool
+    in_use: bool = False
+    """Mounted, being read or being verified now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One snapshot's fate, with every rule that decided it."""
+
+    id: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What stays and what goes, newest first; each snapshot is in exactly one of the two."""
+
+    keep: tuple[Decision, ...]
+    delete: tuple[Decision, ...]
+
+
+def plan(snapshots: Iterable[Candidate], policy: Policy, now: datetime) -> Plan:
+    """Given all snapshots of one job, return which to keep and which to delete at `now`, with reasons.
+
+    Deletes nothing by itself. Snapshots taken in the same instant are ordered by id. Raises ValueError for times
+    without a zone and for an id that occurs twice.
+    """
+    newest_first = _sorted(snapshots, now)
+    reasons = _reasons(newest_first, policy, now)
+    decisions = [Decision(id=one.id, reasons=tuple(reasons[one.id])) for one in newest_first]
+    return Plan(
+        keep=tuple(one for one in decisions if one.reasons),
+        delete=tuple(Decision(id=one.id, reasons=("no rule keeps it",)) for one in decisions if not one.reasons),
+    )
+
+
+def _sorted(snapshots: Iterable[Candidate], now: datetime) -> list[Candidate]:
+    listed = list(snapshots)
+    if any(at.tzinfo is None for at in (now, *(one.taken_at for one in listed))):
+        raise ValueError("retention needs times with a zone")
+    if len({one.id for one in listed}) != len(listed):
+        raise ValueError("a snapshot's id occurs twice")
+    return sorted(listed, key=lambda one: (one.taken_at, one.id), reverse=True)
+
+
+def _reasons(newest_first: list[Candidate], policy: Policy, now: datetime) -> dict[str, list[str]]:
+    """Return for each snapshot what keeps it; an empty list where nothing does."""
+    reasons: dict[str, list[str]] = {one.id: [] for one in newest_first}
+    ready = [one for one in newest_first if one.ready]
+    # What a wrong clock dated ahead must not take the place of what is real.
+    past = [one for one in ready if one.taken_at <= now]
+    for one in newest_first:
+        if not one.ready:
+            reasons[one.id].append("not READY: left to doctor")
+        elif one.taken_at > now:
+            reasons[one.id].append("taken in the future: a clock is or was wrong")
+    _keep_guarded(ready, past, reasons)
+    if policy.empty:
+        for one in newest_first:
+            reasons[one.id].append("empty policy")
+    else:
+        _keep_by_rule(past, policy, reasons)
+    return reasons
+
+
+def _keep_guarded(ready: list[Candidate], past: list[Candidate], reasons: dict[str, list[str]]) -> None:
+    """Keep what no policy may delete."""
+    for listed in (ready, past):
+        for one in listed[:1]:
+            _add(reasons[one.id], "newest READY")
+        for one in [one for one in listed if one.verified][:1]:
+            _add(reasons[one.id], "newest VERIFIED")
+    for one in ready:
+        if one.pinned:
+            reasons[one.id].append("pinned")
+        if one.in_use:
+            reasons[one.id].append("in use")
+
+
+def _keep_by_rule(past: list[Candidate], policy: Policy, reasons: dict[str, list[str]]) -> None:
+    """Keep what the policy's rules ask for, out of the READY snapshots that are not from the future."""
+    for number, one in enumerate(past[: policy.keep_last], start=1):
+        reasons[one.id].append(f"last {number} of {policy.keep_last}")
+    if policy.keep_within_s:
+        for one in past:
+            if (past[0].taken_at - one.taken_at).total_seconds() <= policy.keep_within_s:
+                reasons[one.id].append(f"within {format_duration(policy.keep_within_s)}")
+    for rule, count, period_of in policy._periods():  # noqa: SLF001 - Policy's other half
+        newest: dict[str, Candidate] = {}
+        for one in past:
+            period = period_of(one.taken_at.astimezone(UTC))
+            if period not in newest and len(newest) == count:
+                break
+            newest.setdefault(period, one)
+        for period, one in newest.items():
+            reasons[one.id].append(f"{rule} {period}")
+
+
+def _add(reasons: list[str], reason: str) -> None:
+    if reason not in reasons:
+        reasons.append(reason)
+
+
+def _iso_week(at: datetime) -> str:
+    calendar = at.isocalendar()
+    return f"{calendar.year:04}-W{calendar.week:02}"
