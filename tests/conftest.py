@@ -1,0 +1,136 @@
+"""Tiers, requirements, the rule about skipping, leftovers, and the summary by tier."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+from support import requirements, server, storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TESTS = Path(__file__).parent
+TIERS = ("unit", "contract", "golden", "integration", "crash", "guest", "lab")
+# A tier's tests may take this long each, in seconds; a test's own @pytest.mark.timeout wins.
+_TIMEOUTS_S = {"unit": 30, "golden": 30, "guest": 900, "lab": 900}
+# Set by CI: what cannot run there is a hole in the proof, not a footnote.
+_FORBID_SKIP = os.environ.get("SNAPMGR_FORBID_SKIP") == "1"
+
+hypothesis.settings.register_profile("dev", deadline=None, max_examples=60)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=200, derandomize=True)
+hypothesis.settings.load_profile(os.environ.get("SNAPMGR_HYPOTHESIS_PROFILE", "dev"))
+
+
+class _Tally:
+    """What became of each tier's tests."""
+
+    def __init__(self) -> None:
+        self.collected: Counter[str] = Counter()
+        self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
+        self.not_run: dict[tuple[str, str], int] = Counter()
+        self.leftovers: list[str] = []
+
+
+_TALLY = pytest.StashKey[_Tally]()
+
+
+def _tier(path: Path) -> str:
+    relative = path.relative_to(_TESTS)
+    if relative.parts[0] not in TIERS or len(relative.parts) == 1:
+        raise pytest.UsageError(f"tests/{relative} is in no tier: put it into one of the folders {', '.join(TIERS)}")
+    return relative.parts[0]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_TALLY] = _Tally()
+    # Without this SIGTERM ends pytest on the spot, and mounts, loop devices and servers stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    storage.sweep_dead()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        tier = _tier(item.path)
+        item.add_marker(tier)
+        config.stash[_TALLY].collected[tier] += 1
+        if tier in _TIMEOUTS_S and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_TIMEOUTS_S[tier]))
+        wanted = [name for mark in item.iter_markers("needs") for name in mark.args]
+        try:
+            absent = requirements.lacking(wanted)
+        except KeyError as error:
+            raise pytest.UsageError(f"{item.nodeid}: {error.args[0]}") from None
+        if absent:
+            item.add_marker(pytest.mark.skip(reason="; ".join(absent)), append=False)
+    # The quick tiers first: what is broken there explains failures further on.
+    items.sort(key=lambda item: TIERS.index(_tier(item.path)))
+
+
+def _skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return reason.removeprefix("Skipped: ")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:  # noqa: ARG001
+    report = yield
+    tally, tier = item.config.stash[_TALLY], _tier(item.path)
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = _skip_reason(report)
+        tally.not_run[tier, reason] += 1
+        if _FORBID_SKIP:
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} did not run, and here everything must: {reason}"
+    if report.when == "call" or report.outcome != "passed":
+        tally.outcomes[tier][report.outcome] += 1
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report = yield
+    if report.skipped:
+        reason = _skip_reason(report)
+        collector.config.stash[_TALLY].not_run[_tier(collector.path), f"{collector.nodeid}: {reason}"] += 1
+        if _FORBID_SKIP:
+            report.outcome = "failed"
+            report.longrepr = f"{collector.nodeid} did not run, and here everything must: {reason}"
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    tally = session.config.stash[_TALLY]
+    server.close_template()
+    tally.leftovers = storage.leftovers()
+    if tally.leftovers:
+        storage.sweep(os.getpid())
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    tally = config.stash[_TALLY]
+    write = terminalreporter.write_line
+    terminalreporter.section("tests per tier")
+    write(f"{'tier':<12}{'tests':>7}{'passed':>8}{'failed':>8}{'not run':>9}")
+    for tier in TIERS:
+        if tally.collected[tier]:
+            outcome = tally.outcomes[tier]
+            not_run = sum(count for (where, _), count in tally.not_run.items() if where == tier)
+            write(f"{tier:<12}{tally.collected[tier]:>7}{outcome['passed']:>8}{outcome['failed']:>8}{not_run:>9}")
+    if tally.not_run:
+        terminalreporter.section("not run, and why")
+        for (tier, reason), count in sorted(tally.not_run.items()):
+            write(f"{tier:<12}{count:>4} × {reason}")
+    if tally.leftovers:
+        terminalreporter.section("LEFT BEHIND by the tests (removed now)", red=True)
+        for line in tally.leftovers:
+            write(line)

@@ -1,0 +1,110 @@
+"""What a test may need of the machine, and how to find out whether it is there.
+
+A test says ``@pytest.mark.needs("root", "loop", "btrfs", "mariadbd")``; `lacking` names everything that is missing, at
+once, each with what to do about it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def _program(*names: str, package: str) -> str | None:
+    absent = [name for name in names if shutil.which(name, path=_PATH) is None]
+    return f"{', '.join(absent)} not installed (apt-get install {package})" if absent else None
+
+
+def _kernel_file_system(name: str) -> str | None:
+    def known() -> bool:
+        return any(line.split()[-1] == name for line in Path("/proc/filesystems").read_text().splitlines())
+
+    modprobe = shutil.which("modprobe", path=_PATH)
+    if not known() and os.geteuid() == 0 and modprobe is not None:
+        subprocess.run([modprobe, "--quiet", name], check=False, stdin=subprocess.DEVNULL)
+    return None if known() else f"the kernel has no {name}"
+
+
+def _root() -> str | None:
+    return None if os.geteuid() == 0 else "not root"
+
+
+def _loop() -> str | None:
+    if not Path("/dev/loop-control").exists():
+        return "no loop devices (/dev/loop-control is missing)"
+    return None if os.access("/dev/loop-control", os.W_OK) else "no right to make loop devices"
+
+
+def _btrfs() -> str | None:
+    return _kernel_file_system("btrfs") or _program("mkfs.btrfs", package="btrfs-progs")
+
+
+def _xfs() -> str | None:
+    return _kernel_file_system("xfs") or _program("mkfs.xfs", package="xfsprogs")
+
+
+def _ext4() -> str | None:
+    return _kernel_file_system("ext4") or _program("mkfs.ext4", package="e2fsprogs")
+
+
+def _mariadbd() -> str | None:
+    return _program("mariadbd", "mariadb-install-db", package="mariadb-server-core")
+
+
+def _btrfsutil() -> str | None:
+    if find_spec("btrfsutil") is None:
+        return "the Python library btrfsutil is not installed (pip install 'snapmgr[btrfs]')"
+    try:
+        import btrfsutil  # noqa: F401, PLC0415 - whether it loads is the question
+    except ImportError as error:
+        return f"the Python library btrfsutil does not load: {error}"
+    return None
+
+
+def _device_mapper() -> str | None:
+    return None if Path("/dev/mapper/control").exists() else "the kernel has no device-mapper"
+
+
+def _not_root() -> str | None:
+    return "runs as root and must not" if os.geteuid() == 0 else None
+
+
+_CHECKS: dict[str, Callable[[], str | None]] = {
+    "root": _root,
+    "not-root": _not_root,
+    "loop": _loop,
+    "btrfs": _btrfs,
+    "xfs": _xfs,
+    "ext4": _ext4,
+    "mariadbd": _mariadbd,
+    "btrfsutil": _btrfsutil,
+    "device-mapper": _device_mapper,
+}
+
+NAMES = tuple(_CHECKS)
+
+
+@cache
+def _lacking(name: str) -> str | None:
+    return _CHECKS[name]()
+
+
+def lacking(names: Iterable[str]) -> list[str]:
+    """Given names of requirements, return a sentence for each that this machine does not meet.
+
+    Raises KeyError for a name that does not exist: a misspelt requirement must not look like a met one.
+    """
+    unknown = sorted(set(names) - set(_CHECKS))
+    if unknown:
+        raise KeyError(f"unknown requirements {unknown}; there are {', '.join(_CHECKS)}")
+    return [reason for name in dict.fromkeys(names) if (reason := _lacking(name)) is not None]
