@@ -102,6 +102,8 @@ class Manifest:
     pinned: bool = False
     intents: tuple[Intent, ...] = ()
     members: tuple[Member, ...] = ()
+    excluded: tuple[str, ...] = ()
+    """Nested subvolumes and mounts that it does not hold."""
     helper: Process | None = None
     """The process that was to take it: if it still lives, its storage call may still arrive."""
     quiesce: QuiesceRecord | None = None

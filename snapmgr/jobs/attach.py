@@ -1,0 +1,144 @@
+"""Making snapshots reachable: the lease on disk first, then the backend's attachment, then the mount; undone in reverse."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from snapmgr.errors import ConfigError, NotFoundError, SnapmgrError, StorageError
+from snapmgr.host import boot_id, this_process
+from snapmgr.manifest import Lease
+from snapmgr.mount import bind, make_point, mount_device, remove_point, unmount
+from snapmgr.records import AttachRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.catalog import Entry
+    from snapmgr.jobs.context import Context
+
+
+def attach(
+    ctx: Context,
+    entry: Entry,
+    *,
+    writable: bool,
+    why: Literal["mount", "verify"],
+    point: Path | None = None,
+    for_s: float | None = None,
+) -> Lease:
+    """Attach a READY snapshot at `point` (by default a fresh folder in the scratch directory) and return its lease.
+
+    Writable means a clone: the original never changes. Without root nothing can be mounted, so there a clone's own
+    folder is the point. Raises StorageError for a snapshot that is not READY, and what the backend raises.
+    """
+    manifest = entry.manifest
+    if manifest.state != "ready":
+        raise StorageError(f"snapshot {manifest.id} is {manifest.state.upper()}" + (f": {manifest.reason}" if manifest.reason else ""))
+    if len(manifest.members) != 1:
+        raise StorageError(f"snapshot {manifest.id} has {len(manifest.members)} members: attaching sets is not supported yet")
+    member = manifest.members[0]
+    can_mount = os.geteuid() == 0
+    if point is not None and not can_mount:
+        raise ConfigError("mounting at a folder of your choice needs root", hint="leave DIR away, or run as root")
+    record = AttachRecord(
+        id=secrets.token_hex(8), ref=member.ref, writable=writable or not can_mount, boot_id=boot_id()
+    )
+    now = datetime.now(UTC)
+    where = point or ctx.config.scratch_dir / f"{manifest.short_id}-{record.id[:6]}"
+    lease = Lease(
+        record=record,
+        holder=this_process(),
+        user=pwd.getpwuid(os.getuid()).pw_name,
+        why=why,
+        created_at=now,
+        until=now + timedelta(seconds=for_s) if for_s is not None else None,
+        point=str(where.absolute()),
+        subpath=member.subpath,
+    )
+    with ctx.catalog.reading(manifest.id):
+        ctx.catalog.write_lease(lease)
+        try:
+            lease = _attach(ctx, lease, mount=can_mount, own_point=point is None)
+        except BaseException:
+            with suppress(SnapmgrError):
+                release(ctx, lease)
+            raise
+    return lease
+
+
+def _attach(ctx: Context, lease: Lease, *, mount: bool, own_point: bool) -> Lease:
+    attachment = ctx.backend(lease.record.ref.backend).attach(lease.record)
+    point = Path(lease.point)
+    options = attachment.options + (() if lease.record.writable else ("ro",))
+    if mount:
+        make_point(point, create_parents=own_point)
+        if attachment.device is not None:
+            mount_device(attachment.device, point, attachment.fs_type or "auto", options)
+        else:
+            bind(str(attachment.directory), point, read_only=not lease.record.writable)
+        return lease
+    from dataclasses import replace  # noqa: PLC0415
+
+    lease = replace(lease, point=str(attachment.directory))
+    ctx.catalog.write_lease(lease)
+    return lease
+
+
+def data_path(lease: Lease) -> Path:
+    """Return where the source's own folder is: the volume may hold it further down."""
+    return Path(lease.point, lease.subpath) if lease.subpath else Path(lease.point)
+
+
+def release(ctx: Context, lease: Lease) -> None:
+    """Undo an attachment, however far it got and whatever boot it is from; the lease goes last. Idempotent.
+
+    Raises InUseError while a process uses the mount.
+    """
+    point = Path(lease.point)
+    if os.geteuid() == 0:
+        unmount(point)
+    ctx.backend(lease.record.ref.backend).detach(lease.record)
+    remove_point(point)
+    ctx.catalog.drop_lease(lease)
+
+
+def find_lease(ctx: Context, what: str) -> Lease:
+    """Given a mount point (or a path in it), a lease id or a snapshot's id, return its one lease.
+
+    Raises NotFoundError, or ConfigError when a snapshot has several.
+    """
+    leases = ctx.catalog.leases()[0]
+    path = os.path.realpath(what)
+    by_point = [lease for lease in leases if path == lease.point or path == str(data_path(lease))]
+    if by_point:
+        return by_point[-1]
+    by_id = [
+        lease
+        for lease in leases
+        if what in (lease.record.id, lease.record.ref.snapshot_id)
+        or lease.record.ref.snapshot_id.rsplit(".", 1)[-1].startswith(what)
+    ]
+    if not by_id:
+        raise NotFoundError(f"nothing of ours is mounted at {what}", hint="see: snapmgr mount --list")
+    if len(by_id) > 1:
+        raise ConfigError(
+            f"{what} is mounted {len(by_id)} times: {', '.join(lease.point for lease in by_id)}",
+            hint="name the mount point",
+        )
+    return by_id[0]
+
+
+@contextmanager
+def attached(ctx: Context, entry: Entry) -> Iterator[Path]:
+    """A writable clone of a snapshot for as long as the context lasts; yields the source's own folder in it."""
+    lease = attach(ctx, entry, writable=True, why="verify")
+    try:
+        yield data_path(lease)
+    finally:
+        release(ctx, lease)

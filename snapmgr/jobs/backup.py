@@ -1,0 +1,224 @@
+"""Taking a snapshot: quiesce → snapshot → release, with the proof on disk before anything is called READY."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from snapmgr.errors import NotQuiescedError, SnapmgrError
+from snapmgr.host import machine_id
+from snapmgr.jobs.directory import fingerprint
+from snapmgr.jobs.source import locate_source
+from snapmgr.jobs.sweep import complete, remove_traces, sweep
+from snapmgr.manifest import Manifest, Member, Position, QuiesceRecord, new_id
+from snapmgr.mysql.quiesce import Bounds, locked
+from snapmgr.mysql.stopped import stopped
+from snapmgr.trigger import Trigger
+from snapmgr.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.api import Armed
+    from snapmgr.config import Job
+    from snapmgr.jobs.context import Context
+    from snapmgr.jobs.source import Source
+    from snapmgr.records import Shot
+
+_SYNC_TRIES = 5
+# A directory has no lock whose time could run out; this bounds a storage call that hangs.
+_DIRECTORY_FIRE_S = 3600.0
+# How long a helper may take to come back after a failure, when no lock is held any more.
+_REAP_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a backup would do, for --dry-run."""
+
+    job: str
+    path: str
+    backend: str
+    volume: str
+    level: str
+    why: str
+    excluded: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def plan_backup(ctx: Context, job: Job) -> Plan:
+    """Return what `backup` would do; locks nothing, writes nothing."""
+    source = locate_source(ctx, job)
+    level, why = ("none", "a plain directory") if job.source == "directory" else ("stopped", "asked for by the job")
+    if source.live is not None:
+        level, why = source.live.choice.level, source.live.choice.why
+    return Plan(
+        job=job.name,
+        path=source.path,
+        backend=source.backend.name,
+        volume=source.volume.id,
+        level=level,
+        why=why,
+        excluded=source.volume.excluded,
+        warnings=source.volume.warnings,
+    )
+
+
+def backup(ctx: Context, job: Job) -> Manifest:
+    """Take one snapshot for `job` and return its READY manifest.
+
+    First it clears up after earlier runs of this job that crashed. Raises BusyError if another run is active,
+    NotQuiescedError if the source was not provably held still (nothing is kept), StorageError or LackingError if the
+    storage cannot, LaterStepError if the snapshot is kept but its note could not be stored beside it.
+    """
+    ctx.catalog.make()
+    with ctx.catalog.job_lock(job.name):
+        sweep(ctx, job.name)
+        source = locate_source(ctx, job)
+        for warning in source.volume.warnings:
+            ctx.tell(f"warning: {warning}")
+        return _take(ctx, job, source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Evidence:
+    """What the quiesced section brings back."""
+
+    shots: tuple[Shot, ...]
+    quiesce: QuiesceRecord
+    position: Position | None
+
+
+def _take(ctx: Context, job: Job, source: Source) -> Manifest:
+    now = datetime.now(UTC)
+    manifest = Manifest(
+        id=new_id(job.name, now),
+        job=job.name,
+        source=job.source,
+        path=source.path,
+        state="pending",
+        created_at=now,
+        machine_id=machine_id(),
+        excluded=source.volume.excluded,
+        server=source.live.record() if source.live else None,
+    )
+    backend = source.backend
+    ctx.tell(f"{manifest.id}: arming ({backend.name}, volume {source.volume.id})")
+    with (
+        backend.arm((source.volume,), manifest.id) as armed,
+        # Before any connection to the database exists, so that the helper has no copy of it.
+        Trigger(armed, undo=lambda shot: backend.delete(shot.ref)) as trigger,
+    ):
+        manifest = replace(manifest, intents=armed.intents, helper=trigger.process)
+        ctx.catalog.write(manifest)
+        try:
+            evidence = _fire(ctx, job, source, armed, trigger)
+            manifest = replace(
+                manifest,
+                members=tuple(
+                    Member(ref=shot.ref, subpath=source.volume.subpath, call_s=(shot.finish_ns - shot.start_ns) / 1e9)
+                    for shot in evidence.shots
+                ),
+                taken_at=_wall_clock(evidence.shots[-1].finish_ns),
+                proved_at=datetime.now(UTC),
+                quiesce=evidence.quiesce,
+                position=evidence.position,
+                helper=None,
+            )
+            ctx.catalog.write(manifest)
+        except BaseException as error:
+            _give_up(ctx, manifest, armed, trigger, error)
+            raise
+    return complete(ctx, manifest, settle_timeout_s=job.settle_timeout_s)
+
+
+def _fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger) -> _Evidence:
+    def sync() -> None:
+        _sync_until_short(armed, job.sync_target_s)
+
+    if source.live is not None:
+        bounds = Bounds(
+            lock_wait_s=job.lock_wait_s, lock_attempts=job.lock_attempts, lock_hold_s=job.lock_hold_s
+        )
+        _refuse_long_stall(armed, bounds.lock_hold_s)
+        live = source.live
+        with locked(live.credentials, live.choice, bounds, check=live.check, sync=sync) as lock:
+            shots = trigger.fire(lock.deadline)
+            lock.prove()
+            lock.release()
+        record = lock.record()
+        call_s = sum(shot.finish_ns - shot.start_ns for shot in shots) / 1e9
+        ctx.tell(
+            f"{record.level}: waited {format_duration(record.waited_s)}, held {format_duration(record.held_s)} "
+            f"(storage call {format_duration(call_s)})"
+        )
+        return _Evidence(shots=shots, quiesce=record, position=lock.position)
+    sync()
+    if job.source == "mysql":
+        with stopped(source.path) as still:
+            shots = trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
+            return _Evidence(shots=shots, quiesce=still.record(), position=None)
+    atomic = source.backend.capabilities((source.volume,)).atomicity == "volume"
+    unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
+    with unchanged:
+        shots = trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
+    proof = "the storage takes the volume in one instant" if atomic else "no file had changed after the copy"
+    return _Evidence(
+        shots=shots,
+        quiesce=QuiesceRecord(
+            level="none", why="a plain directory", proof=proof, attempts=1, waited_s=0.0, held_s=0.0
+        ),
+        position=None,
+    )
+
+
+@contextmanager
+def _unchanged(path: str) -> Iterator[None]:
+    before = fingerprint(path)
+    yield
+    if fingerprint(path) != before:
+        raise NotQuiescedError(
+            f"{path} changed while it was copied file by file",
+            hint="stop what writes there, or move it to storage that snapshots a volume in one instant (btrfs)",
+        )
+
+
+def _refuse_long_stall(armed: Armed, lock_hold_s: float) -> None:
+    if armed.stall_s > lock_hold_s:
+        raise NotQuiescedError(
+            f"the storage call is forecast to take {format_duration(armed.stall_s)}, "
+            f"longer than the lock may be held ({format_duration(lock_hold_s)})",
+            hint="raise lock_hold in the job if writers can stand it",
+        )
+
+
+def _sync_until_short(armed: Armed, target_s: float) -> None:
+    """Flush until a flush is quick: what is dirty at the lock is written under the lock."""
+    for _ in range(_SYNC_TRIES):
+        start = time.monotonic()
+        armed.sync()
+        if time.monotonic() - start <= target_s:
+            return
+
+
+def _wall_clock(monotonic_ns: int) -> datetime:
+    return datetime.now(UTC) - timedelta(microseconds=(time.monotonic_ns() - monotonic_ns) / 1000)
+
+
+def _give_up(ctx: Context, manifest: Manifest, armed: Armed, trigger: Trigger, error: BaseException) -> None:
+    """After a failure remove what was made and write down why; what cannot be done now is left PENDING for the sweep."""
+    reason = error.message if isinstance(error, SnapmgrError) else type(error).__name__
+    if not armed.launched:
+        ctx.catalog.forget(manifest.id)
+        return
+    if not trigger.reap(timeout_s=_REAP_S):
+        ctx.tell(f"{manifest.id}: the storage call still hangs; the next run removes what it may leave")
+        return
+    try:
+        remove_traces(ctx, manifest)
+        ctx.catalog.write(manifest.with_state("broken", reason=reason))
+    except SnapmgrError as failure:
+        ctx.tell(f"{manifest.id}: could not clear up now ({failure.message}); the next run will")

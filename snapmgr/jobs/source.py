@@ -1,0 +1,156 @@
+"""From a job to what has to be held still and snapshotted: server, layout, backend, volume. Changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from snapmgr.blockdev import find_target
+from snapmgr.errors import LackingError, NotFoundError, NotQuiescedError, SnapmgrError, StorageError
+from snapmgr.manifest import ServerRecord
+from snapmgr.mysql.client import Credentials, connect
+from snapmgr.mysql.identity import identify
+from snapmgr.mysql.layout import outside, read_layout
+from snapmgr.mysql.quiesce import Choice, choose
+from snapmgr.plugins import load_backends
+from snapmgr.records import NotMine, Volume
+
+if TYPE_CHECKING:
+    from snapmgr.api import Backend
+    from snapmgr.config import Job
+    from snapmgr.jobs.context import Context
+    from snapmgr.mysql.client import Connection
+    from snapmgr.mysql.identity import ServerIdentity
+    from snapmgr.mysql.layout import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveServer:
+    """A running server that has to be locked: who it is, what it writes where, and the lock to take."""
+
+    credentials: Credentials
+    identity: ServerIdentity
+    layout: Layout
+    choice: Choice
+
+    def check(self, connection: Connection) -> None:
+        """Raise NotQuiescedError unless `connection` leads to this very server with this very layout."""
+        now = identify(connection)
+        if now != self.identity:
+            raise NotQuiescedError("the server was restarted or exchanged since it was looked at", hint="try again")
+        if read_layout(connection, now).places != self.layout.places:
+            raise NotQuiescedError("the server's files moved since they were looked at", hint="try again")
+
+    def record(self) -> ServerRecord:
+        """Return what a later restore has to know of the server."""
+        return ServerRecord(
+            flavor=self.identity.flavor,
+            version=self.identity.version,
+            server_id=self.identity.server_id,
+            server_uuid=self.identity.server_uuid,
+            datadir=self.identity.datadir,
+            settings=dict(self.layout.settings),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a job snapshots, located on its storage."""
+
+    path: str
+    backend: Backend
+    volume: Volume
+    live: LiveServer | None
+    """None for directories and stopped servers."""
+
+
+def locate_source(ctx: Context, job: Job) -> Source:
+    """Given a job, return its source.
+
+    Raises NotQuiescedError for a server that cannot be locked safely (wrong process, files outside the volume),
+    StorageError if no backend can snapshot it, LackingError if this machine lacks something.
+    """
+    if job.source == "directory":
+        backend, volume = _choose_backend(ctx, job, str(job.path), need_volume=False)
+        return Source(path=str(job.path), backend=backend, volume=volume, live=None)
+    if job.quiesce == "stopped":
+        backend, volume = _choose_backend(ctx, job, str(job.datadir), need_volume=False)
+        _refuse_excluded(volume)
+        return Source(path=str(job.datadir), backend=backend, volume=volume, live=None)
+    live = probe_server(job)
+    datadir = live.identity.datadir
+    backend, volume = _choose_backend(ctx, job, datadir, need_volume=True)
+    _refuse_excluded(volume)
+
+    def volume_of(path: str) -> str | None:
+        found = backend.locate(find_target(path, runner=ctx.runner))
+        return found.id if isinstance(found, Volume) else None
+
+    strays = [place for place in outside(live.layout, volume_of) if volume_of(datadir) != volume_of(place.path)]
+    if strays:
+        raise NotQuiescedError(
+            "a snapshot of the datadir's volume would not hold all that the server writes: "
+            + "; ".join(f"{place.what} at {place.path}" for place in strays),
+            hint=f"move it into {volume.path} (volume {volume.id}), or stop the server for the backup",
+        )
+    return Source(path=datadir, backend=backend, volume=volume, live=live)
+
+
+def probe_server(job: Job) -> LiveServer:
+    """Connect, look, disconnect: return the job's server and the lock it needs. Takes no lock."""
+    credentials = Credentials(
+        socket=str(job.socket) if job.socket else None,
+        defaults_file=str(job.defaults_file) if job.defaults_file else None,
+        user=job.user,
+    )
+    with connect(credentials) as connection:
+        identity = identify(connection)
+        if job.datadir is not None and find_target(str(job.datadir)).path != identity.datadir:
+            raise NotQuiescedError(
+                f"the server at {identity.socket} has its datadir at {identity.datadir}, the job says {job.datadir}",
+                hint="correct the job's socket or datadir",
+            )
+        choice = choose(job.quiesce, identity.flavor)
+        layout = read_layout(connection, identity)
+    return LiveServer(credentials=credentials, identity=identity, layout=layout, choice=choice)
+
+
+def _refuse_excluded(volume: Volume) -> None:
+    if volume.excluded:
+        raise NotQuiescedError(
+            f"inside the datadir a snapshot would leave out: {', '.join(volume.excluded)}",
+            hint="a nested subvolume or mount is an empty folder in the snapshot: make it a plain folder",
+        )
+
+
+def _choose_backend(ctx: Context, job: Job, path: str, *, need_volume: bool) -> tuple[Backend, Volume]:
+    """Return the job's backend, or with "auto" the best that can: one atomic over the volume before one that is not."""
+    target = find_target(path, runner=ctx.runner)
+    names = sorted(load_backends()) if job.backend == "auto" else [job.backend]
+    refusals: list[str] = []
+    lacking = False
+    fitting: list[tuple[bool, Backend, Volume]] = []
+    for name in names:
+        try:
+            backend = ctx.backend(name)
+            found = backend.locate(target)
+        except (SnapmgrError, NotFoundError) as error:
+            lacking = lacking or isinstance(error, LackingError)
+            refusals.append(f"{name}: {error.message}" + (f" ({error.hint})" if error.hint else ""))
+            continue
+        if isinstance(found, NotMine):
+            refusals.append(f"{name}: {found.reason}" + (f" ({found.hint})" if found.hint else ""))
+            continue
+        atomic = backend.capabilities((found,)).atomicity == "volume"
+        if need_volume and not atomic:
+            refusals.append(f"{name}: it copies file by file, which is not consistent under a running server")
+            continue
+        fitting.append((atomic, backend, found))
+    if not fitting:
+        kind = LackingError if lacking else StorageError
+        raise kind(
+            f"no backend can snapshot {path}: {'; '.join(refusals) or 'none is installed'}",
+            hint="move it to a btrfs subvolume" + (", or stop the server" if need_volume else ""),
+        )
+    _, backend, volume = max(fitting, key=lambda candidate: candidate[0])
+    return backend, volume

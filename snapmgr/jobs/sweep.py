@@ -1,0 +1,103 @@
+"""Converging after crashes: what a dead run left is completed if its proof is on disk, and removed if not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from snapmgr.errors import LaterStepError, SnapmgrError, StorageError
+from snapmgr.host import is_alive
+from snapmgr.jobs.attach import release
+from snapmgr.manifest import Manifest, encode
+
+if TYPE_CHECKING:
+    from snapmgr.jobs.context import Context
+    from snapmgr.records import Pool
+
+_SETTLE_S = 300.0
+
+
+def sweep(ctx: Context, job: str) -> None:
+    """Clear up after dead runs of `job`; its lock must be held.
+
+    Raises StorageError if the helper of an earlier run still hangs in its storage call: another one would join it.
+    """
+    for lease in ctx.catalog.leases()[0]:
+        if lease.why == "verify" and not is_alive(lease.holder) and lease.record.ref.snapshot_id.startswith(job + "."):
+            ctx.tell(f"removing the clone of a verification that was killed ({lease.record.ref.snapshot_id})")
+            release(ctx, lease)
+    for entry in ctx.catalog.entries(job)[0]:
+        manifest = entry.manifest
+        if manifest.state == "pending":
+            _finish_pending(ctx, manifest)
+        elif manifest.state == "deleting":
+            ctx.tell(f"{manifest.id}: finishing its deletion")
+            delete(ctx, manifest)
+
+
+def _finish_pending(ctx: Context, manifest: Manifest) -> None:
+    if manifest.helper is not None and is_alive(manifest.helper):
+        raise StorageError(
+            f"the storage call of an earlier run still hangs (helper pid {manifest.helper.pid}, {manifest.id})",
+            hint="look at its state in /proc/PID/stack and at the kernel log; a frozen file system? (fsfreeze -u)",
+        )
+    if manifest.proved_at is not None:
+        ctx.tell(f"{manifest.id}: completing what was proven before the crash")
+        backend = ctx.backend(manifest.backend)
+        there = {found.ref for found in backend.inventory(_pools(manifest)) if found.kind == "snapshot"}
+        if all(member.ref in there for member in manifest.members):
+            complete(ctx, manifest, settle_timeout_s=_SETTLE_S)
+            return
+        ctx.catalog.write(manifest.with_state("broken", reason="its storage is gone after a crash"))
+        return
+    ctx.tell(f"{manifest.id}: removing what an interrupted run left")
+    remove_traces(ctx, manifest)
+    ctx.catalog.write(manifest.with_state("broken", reason="interrupted before its proof"))
+
+
+def remove_traces(ctx: Context, manifest: Manifest) -> None:
+    """Remove all that exists in the storage of an unproven snapshot, by asking the storage itself."""
+    if not manifest.intents:
+        return
+    backend = ctx.backend(manifest.backend)
+    for found in backend.inventory(_pools(manifest)):
+        if found.snapshot_id != manifest.id:
+            continue
+        if found.ref is not None and found.kind == "snapshot":
+            backend.delete(found.ref)
+        elif found.kind == "debris":
+            backend.repair(found)
+
+
+def complete(ctx: Context, manifest: Manifest, *, settle_timeout_s: float) -> Manifest:
+    """Make a proven snapshot durable and READY, and store its manifest beside it.
+
+    Raises StorageError if it is not durable in time: it stays PENDING with its proof, and the next run tries again.
+    Raises LaterStepError if the copy beside it could not be stored: the snapshot is READY all the same.
+    """
+    backend = ctx.backend(manifest.backend)
+    backend.settle(tuple(member.ref for member in manifest.members), settle_timeout_s)
+    manifest = manifest.with_state("ready")
+    ctx.catalog.write(manifest)
+    for member in manifest.members:
+        try:
+            backend.annotate(member.ref, encode(manifest))
+        except SnapmgrError as error:
+            raise LaterStepError(
+                f"snapshot {manifest.id} is READY, but its manifest could not be stored beside it: {error.message}",
+                hint=error.hint,
+            ) from None
+    return manifest
+
+
+def delete(ctx: Context, manifest: Manifest) -> None:
+    """Delete a snapshot's storage and then its manifest. Raises InUseError while somebody uses it."""
+    with ctx.catalog.deleting(manifest.id):
+        ctx.catalog.write(manifest.with_state("deleting", reason=manifest.reason))
+        backend = ctx.backend(manifest.backend)
+        for member in manifest.members:
+            backend.delete(member.ref)
+        ctx.catalog.forget(manifest.id)
+
+
+def _pools(manifest: Manifest) -> tuple[Pool, ...]:
+    return tuple(dict.fromkeys(intent.pool for intent in manifest.intents))
