@@ -1,0 +1,273 @@
+"""What a server writes where: every file that must be in the same instant as the datadir.
+
+Three sources, because none knows all: the server's variables; InnoDB's own list of tablespaces (on MariaDB only those
+opened since its start); and the datadir itself, two levels deep, where DATA DIRECTORY leaves symlinks and .isl files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from snapmgr.mysql.client import Connection
+    from snapmgr.mysql.identity import ServerIdentity
+
+SYSTEM_SCHEMAS = ("mysql", "information_schema", "performance_schema", "sys")
+
+# Folders, relative ones from the datadir. Empty: the datadir.
+_FOLDERS = {
+    "innodb_data_home_dir": "system tablespace",
+    "innodb_log_group_home_dir": "redo log",
+    "innodb_undo_directory": "undo tablespaces",
+    "innodb_doublewrite_dir": "doublewrite buffer",
+    "aria_log_dir_path": "Aria log",
+    "rocksdb_datadir": "RocksDB",
+    "rocksdb_wal_dir": "RocksDB's log",
+}
+# Files, or what files begin with: their folder is the place.
+_FILES = {
+    "innodb_doublewrite_file": "doublewrite buffer",
+    "log_bin_basename": "binary log",
+    "log_bin_index": "index of the binary log",
+    "relay_log_basename": "relay log",
+    "relay_log_index": "index of the relay log",
+    "relay_log_info_file": "replication state",
+}
+# What a throwaway server on a copy must be told, or it refuses the files or reads them differently. Missing ones do not
+# exist in this version.
+_SETTINGS = (
+    "innodb_page_size",
+    "innodb_data_file_path",
+    "innodb_undo_tablespaces",
+    "innodb_checksum_algorithm",
+    "lower_case_table_names",
+    "aria_block_size",
+    "character_set_server",
+    "collation_server",
+    "gtid_mode",
+    "enforce_gtid_consistency",
+    "innodb_directories",
+)
+# The same, but paths: kept relative to the datadir, so that they hold in a copy of the whole volume too.
+_PATH_SETTINGS = (
+    "innodb_data_home_dir",
+    "innodb_log_group_home_dir",
+    "innodb_undo_directory",
+    "innodb_doublewrite_dir",
+    "aria_log_dir_path",
+    "log_bin_basename",
+    "log_bin_index",
+)
+# Tables of InnoDB's tablespaces by age: MySQL 8, MariaDB, MySQL 5.7 and old MariaDB.
+_TABLESPACE_TABLES = (
+    ("INNODB_DATAFILES", "PATH"),
+    ("INNODB_SYS_TABLESPACES", "FILENAME"),
+    ("INNODB_SYS_DATAFILES", "PATH"),
+)
+# Engines whose tables can be counted by file, for an account that may not see the tables themselves.
+_ENGINE_FILES = {".MYI": "MyISAM", ".MAI": "Aria", ".CSV": "CSV", ".ARZ": "ARCHIVE"}
+_PARTITION = re.compile(r"#p#.*", re.IGNORECASE)
+_DATA_FILE = re.compile(r"\s*(?P<path>.+?):\d")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A file or folder that the server writes to."""
+
+    what: str
+    path: str
+    """Absolute, symlinks resolved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """All that a server writes and that a snapshot must hold."""
+
+    datadir: str
+    places: tuple[Place, ...]
+    """Everything outside the datadir or, below it, on another file system or subvolume; sorted by path."""
+    log_bin_basename: str | None
+    """Folder and base name of the binary logs; None without binary log."""
+    settings: dict[str, str]
+    """What a throwaway server needs (see `snapmgr.mysql.server`); paths are relative to the datadir."""
+    engines: dict[str, int]
+    """Number of tables by engine, outside of the system schemas. Where the account may not see tables, MyISAM, Aria, CSV
+    and ARCHIVE are counted by their files."""
+
+
+def read_layout(connection: Connection, identity: ServerIdentity) -> Layout:
+    """Ask the server, and read its datadir, for everything that it writes. Changes and locks nothing.
+
+    Raises MysqlError, with error 1227 if the account lacks PROCESS.
+    """
+    datadir = identity.datadir
+    values = connection.variables(*_FOLDERS, *_FILES, *_SETTINGS, "log_bin")
+    logs = values.get("log_bin_basename") if values.get("log_bin", "").upper() in {"ON", "1"} else None
+    if logs is None:
+        values.pop("log_bin_basename", None)
+        values.pop("log_bin_index", None)
+    scan = _Scan(datadir)
+    found = [*_named_places(values, datadir), *_tablespaces(connection, datadir), *scan.places]
+    return Layout(
+        datadir=datadir,
+        places=gather(found, datadir, scan.foreign),
+        log_bin_basename=os.path.normpath(os.path.join(datadir, logs)) if logs else None,
+        settings=_settings(values, datadir),
+        engines=_engines(connection, scan.engine_files),
+    )
+
+
+def outside(layout: Layout, located: Callable[[str], str | None]) -> tuple[Place, ...]:
+    """Return the places that are not in the datadir's volume.
+
+    Args:
+        layout: what `read_layout` returned.
+        located: given an existing folder, the id of the volume whose snapshot would hold it, else None. Called once for
+            each distinct folder.
+    """
+    home = located(layout.datadir)
+    if home is None:
+        return (Place(what="datadir", path=layout.datadir), *layout.places)
+    folders = {
+        place: place.path if os.path.isdir(place.path) else os.path.dirname(place.path) for place in layout.places
+    }
+    ids = {folder: located(folder) for folder in sorted(set(folders.values()))}
+    return tuple(place for place in layout.places if ids[folders[place]] != home)
+
+
+def gather(found: list[Place], datadir: str, foreign: tuple[str, ...] = ()) -> tuple[Place, ...]:
+    """Return `found` without what is in the datadir, resolved, one place for each path, sorted.
+
+    Args:
+        found: places as named, perhaps with symlinks in them.
+        datadir: resolved.
+        foreign: folders in the datadir that are on another file system or subvolume: they are places of their own.
+    """
+    whats: dict[str, list[str]] = {folder: ["folder on another file system or subvolume"] for folder in foreign}
+    for place in found:
+        path = os.path.realpath(place.path)
+        if path != datadir and not path.startswith(datadir.rstrip("/") + "/"):
+            whats.setdefault(path, [])
+            if place.what not in whats[path]:
+                whats[path].append(place.what)
+    return tuple(Place(what=", ".join(names), path=path) for path, names in sorted(whats.items()))
+
+
+def data_files(data_file_path: str) -> tuple[str, ...]:
+    """Given innodb_data_file_path ("ibdata1:12M;/b/ibdata2:1G:autoextend"), return its paths."""
+    parts = (_DATA_FILE.match(part) for part in data_file_path.split(";"))
+    return tuple(match["path"] for match in parts if match)
+
+
+def _named_places(values: dict[str, str], datadir: str) -> Iterator[Place]:
+    for name, what in _FOLDERS.items():
+        if values.get(name):
+            yield Place(what=what, path=os.path.join(datadir, values[name]))
+    for name, what in _FILES.items():
+        if values.get(name):
+            path = os.path.join(datadir, values[name])
+            # The file itself may be a symlink.
+            yield Place(what=what, path=os.path.dirname(os.path.realpath(path)))
+    home = os.path.join(datadir, values.get("innodb_data_home_dir", ""))
+    for name in data_files(values.get("innodb_data_file_path", "")):
+        yield Place(what="system tablespace", path=os.path.join(home, name))
+
+
+def _tablespaces(connection: Connection, datadir: str) -> Iterator[Place]:
+    known = {
+        (str(row["t"]).upper(), str(row["c"]).upper())
+        for row in connection.rows(
+            "SELECT TABLE_NAME AS t, COLUMN_NAME AS c FROM information_schema.COLUMNS "
+            "WHERE TABLE_SCHEMA = 'information_schema' AND TABLE_NAME LIKE 'INNODB%'"
+        )
+    }
+    for table, column in _TABLESPACE_TABLES:
+        if (table, column) in known:
+            # Only those elsewhere are sent to us: there may be 100,000.
+            rows = connection.rows(
+                f"SELECT {column} AS path FROM information_schema.{table} "  # noqa: S608 - our own words
+                f"WHERE {column} LIKE '/%' OR {column} LIKE '../%'"
+            )
+            for row in rows:
+                yield Place(what="tablespace", path=os.path.join(datadir, str(row["path"])))
+
+
+class _Scan:
+    """The datadir and its folders: symlinks, .isl files, foreign folders, and the files that tell engines."""
+
+    def __init__(self, datadir: str) -> None:
+        self.places: list[Place] = []
+        self.foreign: tuple[str, ...] = ()
+        self.engine_files: dict[str, set[str]] = {}
+        device = os.stat(datadir).st_dev
+        for entry in _entries(datadir):
+            self._look(entry)
+            if entry.is_dir():
+                # Through a symlink it is a place anyhow; a folder of another device is a mount or a nested subvolume.
+                home = _device(entry, device)
+                if not entry.is_symlink() and home != device:
+                    self.foreign += (entry.path,)
+                for inner in _entries(entry.path):
+                    self._look(inner)
+                    self._count(entry.name, inner.name)
+                    if inner.is_dir(follow_symlinks=False) and _device(inner, home) != home:
+                        self.foreign += (inner.path,)
+
+    def _look(self, entry: os.DirEntry[str]) -> None:
+        if entry.is_symlink():
+            self.places.append(Place(what=f"target of the symlink {entry.path}", path=entry.path))
+        elif entry.name.endswith(".isl"):
+            with suppress(FileNotFoundError), open(entry.path, encoding="utf-8", errors="surrogateescape") as file:
+                self.places.append(Place(what="tablespace", path=os.path.join(entry.path, "..", file.read().strip())))
+
+    def _count(self, schema: str, name: str) -> None:
+        stem, extension = os.path.splitext(name)
+        if extension in _ENGINE_FILES and schema not in SYSTEM_SCHEMAS:
+            tables = self.engine_files.setdefault(_ENGINE_FILES[extension], set())
+            tables.add(f"{schema}/{_PARTITION.sub('', stem)}")
+
+
+def _device(entry: os.DirEntry[str], if_gone: int) -> int:
+    try:
+        return entry.stat().st_dev
+    except FileNotFoundError:
+        return if_gone
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    # A schema may be dropped while we look; a lost+found is not the server's.
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, PermissionError):
+        return []
+
+
+def _settings(values: dict[str, str], datadir: str) -> dict[str, str]:
+    settings = {name: values[name] for name in _SETTINGS if values.get(name)}
+    for name in _PATH_SETTINGS:
+        if values.get(name):
+            # The folder is resolved, the file's own name is not: it is what log-bin was set to.
+            path = os.path.join(datadir, values[name])
+            folder, base = (path, "") if name in _FOLDERS else os.path.split(path)
+            settings[name] = os.path.normpath(os.path.join(os.path.relpath(os.path.realpath(folder), datadir), base))
+    return settings
+
+
+def _engines(connection: Connection, files: dict[str, set[str]]) -> dict[str, int]:
+    marks = ", ".join(["%s"] * len(SYSTEM_SCHEMAS))
+    rows = connection.rows(
+        "SELECT ENGINE AS engine, COUNT(*) AS tables FROM information_schema.TABLES "  # noqa: S608 - only marks are added
+        f"WHERE TABLE_TYPE = 'BASE TABLE' AND TABLE_SCHEMA NOT IN ({marks}) AND ENGINE IS NOT NULL GROUP BY ENGINE",
+        SYSTEM_SCHEMAS,
+    )
+    counts = {str(row["engine"]): int(str(row["tables"])) for row in rows}
+    for engine, tables in files.items():
+        counts[engine] = max(counts.get(engine, 0), len(tables))
+    return dict(sorted(counts.items()))
