@@ -6,6 +6,7 @@ import os
 import pwd
 import secrets
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from snapmgr.errors import ConfigError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.host import boot_id, this_process
 from snapmgr.manifest import Lease
-from snapmgr.mount import bind, make_point, mount_device, remove_point, unmount
+from snapmgr.mount import bind, mount_device, remove_point, unmount
 from snapmgr.records import AttachRecord
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def attach(
     with ctx.catalog.reading(manifest.id):
         ctx.catalog.write_lease(lease)
         try:
-            lease = _attach(ctx, lease, mount=can_mount, own_point=point is None)
+            lease = _attach(ctx, lease, mount=can_mount)
         except BaseException:
             with suppress(SnapmgrError):
                 release(ctx, lease)
@@ -72,21 +73,17 @@ def attach(
     return lease
 
 
-def _attach(ctx: Context, lease: Lease, *, mount: bool, own_point: bool) -> Lease:
+def _attach(ctx: Context, lease: Lease, *, mount: bool) -> Lease:
     attachment = ctx.backend(lease.record.ref.backend).attach(lease.record)
-    point = Path(lease.point)
-    options = attachment.options + (() if lease.record.writable else ("ro",))
-    if mount:
-        make_point(point, create_parents=own_point)
-        if attachment.device is not None:
-            mount_device(attachment.device, point, attachment.fs_type or "auto", options)
-        else:
-            bind(str(attachment.directory), point, read_only=not lease.record.writable)
-        return lease
-    from dataclasses import replace  # noqa: PLC0415
-
-    lease = replace(lease, point=str(attachment.directory))
-    ctx.catalog.write_lease(lease)
+    read_only = not lease.record.writable
+    if not mount:
+        lease = replace(lease, point=str(attachment.directory))
+        ctx.catalog.write_lease(lease)
+    elif attachment.device is not None:
+        options = (*attachment.options, "ro") if read_only else attachment.options
+        mount_device(attachment.device, lease.point, fs_type=attachment.fs_type or "auto", options=options)
+    else:
+        bind(str(attachment.directory), lease.point, read_only=read_only)
     return lease
 
 
@@ -100,11 +97,11 @@ def release(ctx: Context, lease: Lease) -> None:
 
     Raises InUseError while a process uses the mount.
     """
-    point = Path(lease.point)
-    if os.geteuid() == 0:
-        unmount(point)
+    if os.geteuid() == 0 and lease.record.boot_id == boot_id():
+        with suppress(NotFoundError):
+            unmount(lease.point)
     ctx.backend(lease.record.ref.backend).detach(lease.record)
-    remove_point(point)
+    remove_point(lease.point)
     ctx.catalog.drop_lease(lease)
 
 
