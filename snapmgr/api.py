@@ -175,12 +175,6 @@ class Armed(Protocol):
         FireError, which carries the members already made.
         """
 
-    def settle(self, shots: tuple[Shot, ...], timeout_s: float) -> None:
-        """After the lock: return when the shots would survive a power cut and are read-only.
-
-        Idempotent: called again for a run that crashed after its proof. Raises StorageError after `timeout_s`.
-        """
-
 
 class Backend(Protocol):
     """One kind of storage. Methods may be called in any order and by several processes at once."""
@@ -215,6 +209,13 @@ class Backend(Protocol):
 
         `snapshot_id` is unique and consists of letters, digits, ".", "-" and "_". Raises StorageError if a snapshot
         would fail, LackingError if a right is missing.
+        """
+
+    def settle(self, refs: tuple[SnapshotRef, ...], timeout_s: float) -> None:
+        """After the lock: return when the snapshots would survive a power cut and are read-only.
+
+        Idempotent, and possible in another process: a run that crashed after its proof is completed by it (which is why
+        this is no method of `Armed`). Raises NotFoundError if one is gone, StorageError after `timeout_s`.
         """
 
     def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
