@@ -24,6 +24,7 @@ _SECONDS = {
     "w": Fraction(7 * 86400),
     "y": Fraction(365 * 86400),
 }
+_LONG_SCALES = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 # Beyond this a date is no date any more (datetime ends at the year 9999).
 _DURATION_LIMIT_S = 9999 * 365 * 86400
 
@@ -86,8 +87,6 @@ def parse_duration(text: str) -> float:
 
 def format_duration(seconds: float) -> str:
     """Given seconds, return "0.8 ms", "31 ms", "2.5 s", "3 min 20 s", "5 h 40 min" or "2 d 3 h": two units at most."""
-    if not math.isfinite(seconds):
-        return "forever"
     if seconds < 0:
         return "-" + format_duration(-seconds)
     # Each limit is where rounding reaches the next form: 9.95 ms is "10 ms", 59.95 s is "1 min".
@@ -97,9 +96,10 @@ def format_duration(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     if round(seconds, 1) < 60:  # noqa: PLR2004
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for size, unit, small, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // small
-            return f"{whole // size} {unit} {rest} {small_unit}" if rest else f"{whole // size} {unit}"
-    return f"{whole} s"
+    return _format_long(round(seconds)) if math.isfinite(seconds) else "forever"
+
+
+def _format_long(seconds: int) -> str:
+    size, unit, small, small_unit = next(scale for scale in _LONG_SCALES if seconds >= scale[0])
+    rest = seconds % size // small
+    return f"{seconds // size} {unit} {rest} {small_unit}" if rest else f"{seconds // size} {unit}"

@@ -1,0 +1,18 @@
+"""TOML files to typed jobs; an error carries the file, the key's path, the value and what is allowed."""
+
+from __future__ import annotations
+
+from snapmgr.config.example import example_config
+from snapmgr.config.load import DEFAULT_PATH, load_config, validate
+from snapmgr.config.model import Config, Job, Retention, Verify
+
+__all__ = [
+    "DEFAULT_PATH",
+    "Config",
+    "Job",
+    "Retention",
+    "Verify",
+    "example_config",
+    "load_config",
+    "validate",
+]

@@ -1,0 +1,99 @@
+"""The commented configuration that ``snapmgr config init`` writes."""
+
+from __future__ import annotations
+
+import json
+
+from snapmgr.errors import ConfigError
+
+_HEAD = """\
+# snapmgr's configuration. Check it with `snapmgr config validate` and `snapmgr doctor`.
+# Every *.toml in conf.d beside this file is read as well. docs/configuration.md explains each key.
+
+# state_dir = "/var/lib/snapmgr"       # what is known about each snapshot
+# scratch_dir = "/run/snapmgr"         # where snapshots are mounted
+
+# For every job that does not say otherwise.
+[defaults]
+backend = "auto"                       # or the storage's name: "btrfs", "reflink", …
+after_backup = []                      # ["verify", "prune"] proves each snapshot and drops old ones
+
+# How many READY snapshots to keep (UTC; ISO weeks). Without a rule `prune` deletes nothing.
+[defaults.retention]
+keep-last = 3
+keep-hourly = 24
+keep-daily = 7
+keep-weekly = 4
+keep-monthly = 12
+# keep-yearly = 3
+# keep-within = "2d"
+"""
+
+_MYSQL = """\
+[job.mysql]
+source = "mysql"
+{way}
+{datadir}
+quiesce = "auto"                       # or "backup-lock", "global-read-lock", "stopped"
+lock_wait = "3s"                       # the server's lock_wait_timeout in each try …
+lock_attempts = 5                      # … and how many tries
+lock_hold = "10s"                      # the lock ends after this, whatever happens
+
+# A throwaway server on a writable clone proves that a snapshot restores.
+[job.mysql.verify]
+check = "quick"                        # CHECK TABLE … QUICK; or "extended", "none"
+tables = "all"                         # or a sample: "20%"
+time_limit = "30m"
+memory = "256M"
+# assertions = ["SELECT COUNT(*) > 0 FROM shop.orders"]
+"""
+
+_DIRECTORY = """\
+[job.files]
+source = "directory"
+path = "/srv/files"
+after_backup = ["verify"]
+verify.command = ["test", "-e", "{}/README"]      # {} is the clone's path
+"""
+
+
+def example_config(*, socket: str | None = None, datadir: str | None = None, defaults_file: str | None = None) -> str:
+    """Given what is known of the server found here, return a commented configuration that is valid as it stands.
+
+    With neither `socket` nor `defaults_file` its MySQL job is commented out. With both the defaults file is taken
+    and the socket stays as a comment. Raises ConfigError for a path that TOML cannot hold (one that is not UTF-8).
+    """
+    setting = f"datadir = {_quote(datadir or '/var/lib/mysql')}"
+    shown_datadir = _align(setting if datadir else f"# {setting}", "only to cross-check what the server says")
+    if defaults_file is not None:
+        way = _align(f"defaults_file = {_quote(defaults_file)}", "user, password, socket; nobody else may read it")
+        if socket is not None:
+            way += f"\n# socket = {_quote(socket)}"
+    else:
+        way = _align(f"socket = {_quote(socket or '/run/mysqld/mysqld.sock')}", "logs in as the user below …")
+        way += "\n" + _align('# user = "root"', "… by unix_socket; default: who runs snapmgr")
+        way += "\n" + _align('# defaults_file = "/etc/snapmgr/my.cnf"', "instead, for a password")
+    mysql = _MYSQL.format(way=way, datadir=shown_datadir)
+    if socket is None and defaults_file is None:
+        mysql = "# No MySQL or MariaDB server was found here; an example:\n" + _comment_out(mysql)
+    return f"{_HEAD}\n{mysql}\n# A plain directory:\n{_comment_out(_DIRECTORY)}"
+
+
+def _align(setting: str, comment: str) -> str:
+    return f"{setting:<38} # {comment}"
+
+
+def _comment_out(text: str) -> str:
+    return "".join(
+        f"# {line}\n" if line and not line.startswith("#") else f"{line or '#'}\n" for line in text.splitlines()
+    )
+
+
+def _quote(text: str) -> str:
+    """Return `text` as a TOML basic string."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{text!r} is not UTF-8, so TOML cannot hold it", hint="rename it") from error
+    # JSON's escapes are TOML's too; only DEL must be escaped besides.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

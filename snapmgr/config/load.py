@@ -1,0 +1,307 @@
+"""Reads snapmgr.toml and conf.d beside it; finds all that is wrong at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from snapmgr.config import model
+from snapmgr.config.model import Config, Job, Retention, Verify
+from snapmgr.config.values import describe_unknown, read_table, show
+from snapmgr.errors import ConfigError
+
+DEFAULT_PATH = Path("/etc/snapmgr/snapmgr.toml")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
+_FOLDERS = ("state_dir", "scratch_dir")
+_TOP_KEYS = (*_FOLDERS, "defaults", "job", "backend")
+_NOT_KEYS = frozenset({"name"})
+_WHERE_IN_TOML = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+# Seconds, least and most. A server counts lock_wait_timeout in whole seconds, and 0 would fail at the first busy table.
+_LIMITS = {
+    "lock_wait_s": ("1s", 1.0, "1h", 3600.0),
+    "lock_hold_s": ("100ms", 0.1, "1h", 3600.0),
+    "sync_target_s": ("1ms", 0.001, "1h", 3600.0),
+    "settle_timeout_s": ("1s", 1.0, "7d", 604800.0),
+    "time_limit_s": ("1s", 1.0, "7d", 604800.0),
+}
+_LEAST_MEMORY_BYTES = 32 * 1024**2
+
+
+def load_config(path: Path | None = None) -> Config:
+    """Given the main file (default /etc/snapmgr/snapmgr.toml), return it together with ``conf.d/*.toml`` beside it.
+
+    Raises ConfigError with one line for each thing that is wrong.
+    """
+    config, errors = _read(path or DEFAULT_PATH)
+    if errors:
+        raise ConfigError("\n".join(errors), hint="nothing was done; check again with `snapmgr config validate`")
+    return config
+
+
+def validate(path: Path | None = None) -> list[str]:
+    """Return one line for each thing that is wrong with the configuration: file, key's path, value, what is allowed."""
+    return _read(path or DEFAULT_PATH)[1]
+
+
+def _read(path: Path) -> tuple[Config, list[str]]:
+    reading = _Reading()
+    files = _list_files(path, reading.errors)
+    for file in files:
+        reading.add(file)
+    jobs = {name: job for name in reading.tables("job") if (job := reading.job(name)) is not None}
+    config = Config(
+        files=tuple(files),
+        state_dir=reading.folder("state_dir") or _default_folder("/var/lib/snapmgr", "XDG_STATE_HOME", _home_state()),
+        scratch_dir=reading.folder("scratch_dir")
+        or _default_folder("/run/snapmgr", "XDG_RUNTIME_DIR", f"/tmp/snapmgr-{os.geteuid()}"),  # noqa: S108 - per user; mount.py refuses a stranger's
+        jobs=jobs,
+        backends={name: reading.found[f"backend.{name}"][1] for name in reading.tables("backend")},
+    )
+    return config, reading.errors
+
+
+def _default_folder(for_root: str, variable: str, otherwise: str) -> Path:
+    if os.geteuid() == 0:
+        return Path(for_root)
+    base = os.environ.get(variable, "")
+    # The XDG specification: what is not absolute is to be ignored.
+    return Path(base) / "snapmgr" if base.startswith("/") else Path(otherwise)
+
+
+def _home_state() -> str:
+    return os.path.expanduser("~/.local/state/snapmgr")
+
+
+def _list_files(main: Path, errors: list[str]) -> list[Path]:
+    folder = main.parent / "conf.d"
+    try:
+        entries = sorted(folder.iterdir())
+        _refuse_world_writable(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        entries = []
+    except OSError as error:
+        errors.append(f"{folder}: cannot be read: {error.strerror}")
+        entries = []
+    except ConfigError as error:
+        errors.append(error.message)
+        entries = []
+    # Editors leave ".#job.toml" beside what they edit.
+    return [main, *(entry for entry in entries if entry.suffix == ".toml" and not entry.name.startswith("."))]
+
+
+def _refuse_world_writable(path: Path) -> None:
+    if path.stat().st_mode & stat.S_IWOTH:
+        raise ConfigError(
+            f"{path}: everybody may write to it, so anybody could run commands by it; try chmod o-w {path}"
+        )
+
+
+def _parse(file: Path) -> dict[str, Any]:
+    """Return a file's TOML. Raises ConfigError with file and line."""
+    try:
+        _refuse_world_writable(file)
+        data = file.read_bytes()
+        return tomllib.loads(data.decode())
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: does not exist; `snapmgr config init` writes an example") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{file}, line {line}: is not UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        said = str(error)
+        place = _WHERE_IN_TOML.search(said)
+        where = f"line {place[1]}" if place and place[1] else "last line"
+        raise ConfigError(f"{file}, {where}: is not TOML: {_WHERE_IN_TOML.sub('', said)}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{file}: is nested too deeply") from error
+
+
+class _Reading:
+    """What the files hold, each thing with the file that it is from, and what is wrong with it."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.found: dict[str, tuple[Path, Any]] = {}
+        self._defaults: dict[str, Any] | None = None
+
+    def add(self, file: Path) -> None:
+        """Take in one file."""
+        try:
+            document = _parse(file)
+        except ConfigError as error:
+            self.errors.append(error.message)
+            return
+        for key, value in document.items():
+            if key not in _TOP_KEYS:
+                self.errors.append(f"{file}: {key}: {describe_unknown(key, _TOP_KEYS)}")
+            elif key in _FOLDERS:
+                self._define(file, key, value)
+            elif not isinstance(value, dict):
+                self.errors.append(f"{file}: {key} = {show(value)}: must be a table")
+            elif key == "defaults":
+                self._define(file, key, value)
+            else:
+                for name, table in value.items():
+                    self._add_named(file, key, name, table)
+
+    def _add_named(self, file: Path, key: str, name: str, table: object) -> None:
+        if not isinstance(table, dict):
+            self.errors.append(f"{file}: {key}.{name} = {show(table)}: must be a table, [{key}.NAME]")
+        elif not _NAME.fullmatch(name):
+            self.errors.append(
+                f"{file}: {key}.{show(name)}: a name has letters, digits, _ and -, begins with a letter or digit,"
+                " and is at most 48 long"
+            )
+        elif key == "job" and name.lower() in model.RESERVED_JOB_NAMES:
+            self.errors.append(f"{file}: job.{name}: this name means something else on the command line; take another")
+        else:
+            self._define(file, f"{key}.{name}", table)
+
+    def _define(self, file: Path, path: str, value: object) -> None:
+        if path in self.found:
+            self.errors.append(f"{file}: {path}: is defined in {self.found[path][0]} already; keep one of them")
+        else:
+            self.found[path] = (file, value)
+
+    def tables(self, kind: str) -> list[str]:
+        """Return the names of all ``[kind.NAME]``."""
+        return [path.removeprefix(kind + ".") for path in self.found if path.startswith(kind + ".")]
+
+    def folder(self, key: str) -> Path | None:
+        """Return a top-level folder, None where the default holds."""
+        if key not in self.found:
+            return None
+        file, value = self.found[key]
+        if isinstance(value, str) and value.startswith("/") and "\0" not in value:
+            return Path(value)
+        self.errors.append(f"{file}: {key} = {show(value)}: must be an absolute path")
+        return None
+
+    def _read_job_table(self, path: str) -> dict[str, Any]:
+        """Return the typed values of ``defaults`` or a job, without those that are wrong."""
+        file, table = self.found[path]
+        errors: list[str] = []
+        values = read_table(table, Job, path, errors, skip=_NOT_KEYS)
+        errors += _check_limits(values, path, table)
+        self.errors += [f"{file}: {error}" for error in errors]
+        return values
+
+    def _inherited(self) -> dict[str, Any]:
+        if self._defaults is None:
+            self._defaults = self._read_job_table("defaults") if "defaults" in self.found else {}
+        return self._defaults
+
+    def job(self, name: str) -> Job | None:
+        """Return one job with the defaults merged in; None if something is wrong with it."""
+        path = f"job.{name}"
+        file, table = self.found[path]
+        defaults = self._inherited()
+        known = len(self.errors)
+        own = self._read_job_table(path)
+        source = own.get("source", None if "source" in table else defaults.get("source"))
+        if source is None:
+            if "source" not in table:
+                self.errors.append(f'{file}: {path}.source: is missing; allowed are "mysql", "directory"')
+            return None
+        merged = _merge(_without_foreign(defaults, source, table), own)
+        self.errors += [f"{file}: {error}" for error in _check_job(path, source, table, merged)]
+        if len(self.errors) > known:
+            return None
+        merged["retention"] = Retention(**merged.get("retention", {}))
+        merged["verify"] = Verify(**merged.get("verify", {}))
+        return Job(**merged, name=name)
+
+
+def _attributes(kind: type[Job | Verify], keys: frozenset[str]) -> set[str]:
+    import msgspec  # noqa: PLC0415 - one use
+
+    return {field.name for field in msgspec.structs.fields(kind) if field.encode_name in keys}
+
+
+def _foreign_keys(source: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the keys of a job, and of its ``verify``, that belong to the other source."""
+    if source == "mysql":
+        return model.DIRECTORY_KEYS, model.DIRECTORY_VERIFY_KEYS
+    return model.MYSQL_KEYS, model.MYSQL_VERIFY_KEYS
+
+
+def _without_foreign(defaults: dict[str, Any], source: str, own: dict[str, Any]) -> dict[str, Any]:
+    """Return the defaults that concern a job: those for the other source are not for it."""
+    job_keys, verify_keys = _foreign_keys(source)
+    dropped = _attributes(Job, job_keys)
+    # Its own way to the server replaces the inherited one.
+    if "socket" in own or "defaults_file" in own:
+        dropped |= {"socket", "defaults_file", "user"}
+    kept = {key: value for key, value in defaults.items() if key not in dropped}
+    if "verify" in kept:
+        foreign = _attributes(Verify, verify_keys)
+        kept["verify"] = {key: value for key, value in kept["verify"].items() if key not in foreign}
+    return kept
+
+
+def _merge(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Return `own` over `defaults`, key by key; the tables in them too, one level deep."""
+    merged = defaults | own
+    for key in ("retention", "verify"):
+        if key in defaults and key in own:
+            merged[key] = defaults[key] | own[key]
+    return merged
+
+
+def _check_limits(values: dict[str, Any], where: str, written: dict[str, Any]) -> list[str]:
+    """Return which of a table's typed values are out of bounds; `written` has them as the user wrote them."""
+    errors = []
+    verify = values.get("verify", {})
+    for path, table, raw in ((where, values, written), (f"{where}.verify", verify, written.get("verify"))):
+        for name, (least_text, least, most_text, most) in _LIMITS.items():
+            if name in table and not least <= table[name] <= most:
+                key = name.removesuffix("_s")
+                errors.append(f"{path}.{key} = {show(raw[key])}: must be between {least_text} and {most_text}")
+    if verify.get("memory_bytes", _LEAST_MEMORY_BYTES) < _LEAST_MEMORY_BYTES:
+        memory = show(written["verify"]["memory"])
+        errors.append(f"{where}.verify.memory = {memory}: must be at least 32M, or no server starts")
+    steps = values.get("after_backup", ())
+    if len(set(steps)) < len(steps):
+        errors.append(f"{where}.after_backup = {show(steps)}: names a step twice")
+    return errors
+
+
+def _check_job(path: str, source: str, own: dict[str, Any], merged: dict[str, Any]) -> list[str]:
+    """Return what is wrong with a job's keys taken together. `own` is its table as written, `merged` typed."""
+    job_keys, verify_keys = _foreign_keys(source)
+    other = "directory" if source == "mysql" else "mysql"
+    own_verify = own["verify"] if isinstance(own.get("verify"), dict) else {}
+    misplaced = [f"{path}.{key}" for key in own if key in job_keys]
+    misplaced += [f"{path}.verify.{key}" for key in own_verify if key in verify_keys]
+    errors = [f'{key}: is for source = "{other}", and this job has source = "{source}"' for key in misplaced]
+    # A key that is there but wrong has its own error: it counts as present.
+    present = set(own) | set(merged)
+    if source == "mysql":
+        return errors + _check_mysql(path, present, merged)
+    if "path" not in present:
+        errors.append(f'{path}.path: is missing; source = "directory" needs the directory\'s absolute path')
+    wants_verify = "verify" in merged.get("after_backup", ())
+    if wants_verify and "command" not in own_verify and not merged.get("verify", {}).get("command"):
+        errors.append(f'{path}.verify.command: is missing; after_backup has "verify", and a directory needs a command')
+    return errors
+
+
+def _check_mysql(path: str, present: set[str], merged: dict[str, Any]) -> list[str]:
+    errors = []
+    ways = {"socket", "defaults_file"} & present
+    stopped = merged.get("quiesce") == "stopped"
+    if len(ways) > 1:
+        errors.append(f"{path}: has both socket and defaults_file; keep one (a defaults file names the socket itself)")
+    if not ways and not stopped:
+        errors.append(f'{path}: needs socket = "/…/mysqld.sock" or defaults_file = "/…/my.cnf"')
+    if "user" in present and "defaults_file" in ways:
+        errors.append(f"{path}.user: goes with socket; with defaults_file the user stands in that file")
+    if stopped and "datadir" not in present:
+        errors.append(f'{path}.datadir: is missing; quiesce = "stopped" cannot ask the server where its data are')
+    return errors

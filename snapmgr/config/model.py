@@ -1,0 +1,115 @@
+"""The configuration's shape: what each table may hold, with which types, limits and defaults.
+
+A key's TOML name is its attribute's name without the unit: ``lock_wait = "3s"`` is `Job.lock_wait_s`, a float.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path  # noqa: TC003 - msgspec reads the annotations
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from snapmgr.errors import NotFoundError
+
+# Markers for the texts that become numbers or must have a form; `snapmgr.config.values` parses them.
+Duration = Annotated[float, "duration"]
+Size = Annotated[int, "size"]
+AbsolutePath = Annotated[str, "path"]
+Share = Annotated[float, "share"]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+Source = Literal["mysql", "directory"]
+Quiesce = Literal["auto", "backup-lock", "global-read-lock", "stopped", "crash-consistent", "freeze-process"]
+Check = Literal["none", "quick", "extended"]
+Step = Literal["verify", "prune"]
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """``retention``: the same attributes as `snapmgr.retention.Policy`."""
+
+    keep_last: Count = 0
+    keep_hourly: Count = 0
+    keep_daily: Count = 0
+    keep_weekly: Count = 0
+    keep_monthly: Count = 0
+    keep_yearly: Count = 0
+    keep_within_s: Duration | None = msgspec.field(default=None, name="keep-within")
+
+
+class Verify(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``verify``: how a snapshot is proved on a writable clone."""
+
+    check: Check = "quick"
+    tables_share: Share = msgspec.field(default=1.0, name="tables")
+    """Share of the tables that are checked, more than 0 up to 1."""
+    assertions: tuple[Text, ...] = ()
+    """SQL; each must return one true value."""
+    time_limit_s: Duration = msgspec.field(default=1800.0, name="time_limit")
+    memory_bytes: Size = msgspec.field(default=256 * 1024**2, name="memory")
+    server: AbsolutePath | None = None
+    options: tuple[Text, ...] = ()
+    command: tuple[Text, ...] = ()
+    """Program and arguments for a directory; "{}" stands for the clone's path."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[job.NAME]`` with ``[defaults]`` merged in."""
+
+    source: Source
+    backend: Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_-]{0,47}\Z")] = "auto"
+    # mysql
+    socket: AbsolutePath | None = None
+    defaults_file: AbsolutePath | None = None
+    user: Text | None = None
+    datadir: AbsolutePath | None = None
+    quiesce: Quiesce = "auto"
+    lock_wait_s: Duration = msgspec.field(default=3.0, name="lock_wait")
+    """The server's lock_wait_timeout in each try."""
+    lock_attempts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 5
+    lock_hold_s: Duration = msgspec.field(default=10.0, name="lock_hold")
+    """The bound from the lock granted to the lock released."""
+    # directory
+    path: AbsolutePath | None = None
+    # both
+    sync_target_s: Duration = msgspec.field(default=0.2, name="sync_target")
+    """Flushing is repeated before the lock until it takes no longer than this."""
+    settle_timeout_s: Duration = msgspec.field(default=300.0, name="settle_timeout")
+    retention: Retention = Retention()
+    after_backup: tuple[Step, ...] = ()
+    verify: Verify = Verify()
+    name: str = ""
+    """NAME; not a key."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """All configuration files together."""
+
+    files: tuple[Path, ...]
+    """The files that were read, in their order."""
+    state_dir: Path
+    scratch_dir: Path
+    jobs: dict[str, Job]
+    """By name, in the order of the files."""
+    backends: dict[str, dict[str, Any]]
+    """``[backend.NAME]`` as it is written; `snapmgr.plugins.make_backend` knows its types."""
+
+    def job(self, name: str) -> Job:
+        """Return the job called `name`. Raises NotFoundError, which names the jobs that there are."""
+        if name in self.jobs:
+            return self.jobs[name]
+        near = difflib.get_close_matches(name, self.jobs, n=1)
+        known = f"did you mean {near[0]}?" if near else f"jobs here: {', '.join(self.jobs) or 'none'}"
+        raise NotFoundError(f"there is no job {name!r} in {self.files[0]}", hint=known)
+
+
+# Keys of `Job` (and of its table `verify`) that belong to one source only.
+MYSQL_KEYS = frozenset(
+    {"socket", "defaults_file", "user", "datadir", "quiesce", "lock_wait", "lock_attempts", "lock_hold"}
+)
+MYSQL_VERIFY_KEYS = frozenset({"check", "tables", "assertions", "memory", "server", "options"})
+DIRECTORY_KEYS = frozenset({"path"})
+DIRECTORY_VERIFY_KEYS = frozenset({"command"})
+RESERVED_JOB_NAMES = frozenset({"latest", "all"})

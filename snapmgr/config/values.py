@@ -1,0 +1,129 @@
+"""Checks one table of TOML against its Struct and collects all that is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from snapmgr.units import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_PERCENT_MOST = 100.0
+
+
+def read_table(
+    table: Mapping[str, Any], kind: type[msgspec.Struct], where: str, errors: list[str], *, skip: frozenset[str]
+) -> dict[str, Any]:
+    """Given a TOML table and the Struct it should be, return the typed values of its valid keys, by attribute name.
+
+    Nested tables come back as such dicts too. What is wrong is appended to `errors`, each with the key's path (`where`
+    is the table's) and what is allowed. `skip` names attributes that are no keys.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    fields = {field.encode_name: field.name for field in msgspec.structs.fields(kind) if field.name not in skip}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        path = f"{where}.{key}"
+        if key not in fields:
+            errors.append(f"{path}: {describe_unknown(key, fields)}")
+            continue
+        hint = hints[fields[key]]
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            if isinstance(value, dict):
+                values[fields[key]] = read_table(value, hint, path, errors, skip=frozenset())
+            else:
+                errors.append(f"{path} = {show(value)}: must be a table")
+            continue
+        try:
+            values[fields[key]] = _read_value(value, hint)
+        except ValueError as error:
+            errors.append(f"{path} = {show(value)}: {error}")
+    return values
+
+
+def describe_unknown(key: str, allowed: Iterable[str]) -> str:
+    """Given a key that is not known, return words that name the nearest allowed one, else all. Shows no value: it may
+    be a password that somebody put there.
+    """
+    allowed = sorted(allowed)
+    # "keep_daily" for "keep-daily" is the likeliest slip of all.
+    swapped = [name for name in allowed if name.replace("-", "_") == key.replace("-", "_").lower()]
+    near = swapped or difflib.get_close_matches(key, allowed, n=1)
+    return f"unknown key; did you mean {near[0]!r}?" if near else f"unknown key; allowed are {', '.join(allowed)}"
+
+
+def show(value: object) -> str:
+    """Return a value as the user wrote it, about, and not longer than is useful in an error."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 100 else text[:99] + "…"  # noqa: PLR2004
+
+
+def _read_value(value: Any, hint: Any) -> Any:  # noqa: ANN401 - any TOML value to any typed one
+    """Return `value` as the annotation `hint` wants it. Raises ValueError with what is allowed."""
+    alternatives = [part for part in get_args(hint) if part is not type(None)]
+    if type(None) in get_args(hint):
+        # Optional: TOML has no null, so only the other half can be written.
+        hint = alternatives[0]
+    if get_origin(hint) is Annotated:
+        marker = hint.__metadata__[0]
+        if isinstance(marker, str):
+            return _read_marked(value, marker)
+    if get_origin(hint) is Literal:
+        allowed = get_args(hint)
+        if value not in allowed or isinstance(value, bool):
+            raise ValueError(f"allowed are {', '.join(show(one) for one in allowed)}")
+        return value
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list):
+            raise ValueError('must be a list, as in ["…", "…"]')
+        return tuple(_read_value(one, get_args(hint)[0]) for one in value)
+    try:
+        return msgspec.convert(value, hint, strict=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(_in_users_words(str(error))) from None
+
+
+def _in_users_words(message: str) -> str:
+    """Turn msgspec's "Expected `int`, got `str`" into words of TOML."""
+    for ours, theirs in (
+        ("must be", "Expected"),
+        ("a text", "`str`"),
+        ("a whole number", "`int`"),
+        ("true or false", "`bool`"),
+        ("a list", "`array`"),
+        ("a table", "`object`"),
+        ("a fractional number", "`float`"),
+    ):
+        message = message.replace(theirs, ours)
+    return message
+
+
+def _read_marked(value: object, marker: str) -> float | int | str:
+    if not isinstance(value, str):
+        examples = {"duration": '"30s"', "size": '"256M"', "share": '"all" or "20%"', "path": '"/a/path"'}
+        raise ValueError(f"must be a text such as {examples[marker]}")  # noqa: TRY004 - callers collect ValueErrors
+    if marker == "duration":
+        return parse_duration(value)
+    if marker == "size":
+        return parse_size(value)
+    if marker == "share":
+        return _read_share(value)
+    if not value.startswith("/") or "\0" in value:
+        raise ValueError("must be an absolute path")
+    return value
+
+
+def _read_share(value: str) -> float:
+    if value == "all":
+        return 1.0
+    number = value.removesuffix("%")
+    if number != value and number.isascii() and number.replace(".", "", 1).isdigit():
+        share = float(number)
+        if 0 < share <= _PERCENT_MOST:
+            return share / _PERCENT_MOST
+    raise ValueError('allowed are "all" and a percentage such as "20%", more than 0 and at most 100')
