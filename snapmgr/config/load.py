@@ -258,7 +258,7 @@ def _check_limits(values: dict[str, Any], where: str, written: dict[str, Any]) -
     """Return which of a table's typed values are out of bounds; `written` has them as the user wrote them."""
     errors = []
     verify = values.get("verify", {})
-    for path, table, raw in ((where, values, written), (f"{where}.verify", verify, written.get("verify"))):
+    for path, table, raw in ((where, values, written), (f"{where}.verify", verify, written.get("verify", {}))):
         for name, (least_text, least, most_text, most) in _LIMITS.items():
             if name in table and not least <= table[name] <= most:
                 key = name.removesuffix("_s")

@@ -85,10 +85,10 @@ def _read_value(value: Any, hint: Any) -> Any:  # noqa: ANN401 - any TOML value 
     try:
         return msgspec.convert(value, hint, strict=True)
     except msgspec.ValidationError as error:
-        raise ValueError(_in_users_words(str(error))) from None
+        raise ValueError(in_users_words(str(error))) from None
 
 
-def _in_users_words(message: str) -> str:
+def in_users_words(message: str) -> str:
     """Turn msgspec's "Expected `int`, got `str`" into words of TOML."""
     for ours, theirs in (
         ("must be", "Expected"),
