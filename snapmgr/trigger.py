@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _DEADLINE = struct.Struct("d")
 _LENGTH = struct.Struct("I")
+_READY = b"r"
 
 
 class DeadlineError(StorageError):
@@ -69,6 +70,9 @@ class Trigger:
         os.close(outcome_in)
         self.process = this_process(self.pid)
         self._reaped = False
+        # Until it has closed what it must not hold; also, nothing of its set-up is then left to happen under the lock.
+        if os.read(self._outcome, 1) != _READY:
+            raise StorageError("the helper process that takes the snapshot died at its start")
 
     def fire(self, deadline: float) -> tuple[Shot, ...]:
         """Tell the helper to fire and return its shots.
@@ -138,6 +142,7 @@ def _helper(armed: Armed, undo: Callable[[Shot], None], order: int, outcome: int
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         _keep_only({order, outcome, *armed.fds})
+        os.write(outcome, _READY)
         data = os.read(order, _DEADLINE.size)
         if len(data) == _DEADLINE.size:
             _fire(armed, undo, _DEADLINE.unpack(data)[0], outcome)
