@@ -50,7 +50,7 @@ class ServerRecord:
     server_uuid: str | None
     datadir: str
     log_bin: str | None
-    """Base name of the binary logs inside the datadir ("mysql-bin"), or None without binary logs."""
+    """Path and base name of the binary logs, from the datadir ("mysql-bin", "../log/bin"); None without binary logs."""
     settings: dict[str, str] = field(default_factory=dict)
 
 

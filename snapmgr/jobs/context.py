@@ -41,9 +41,8 @@ class Context:
     def backend(self, name: str) -> Backend:
         """Return the backend `name`, configured. Raises LackingError if this machine lacks something for it."""
         if name not in self._backends:
-            self._backends[name] = make_backend(
-                name, self.config.backend.get(name, {}), self.runner, self.mounter
-            )
+            table = self.config.backends.get(name, {})
+            self._backends[name] = make_backend(name, table, self.runner, self.mounter)
         backend = self._backends[name]
         lacking = backend.missing()
         if lacking:

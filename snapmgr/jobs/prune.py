@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from snapmgr.errors import InUseError, SnapmgrError
 from snapmgr.jobs.sweep import delete, sweep
-from snapmgr.retention import Candidate, plan
+from snapmgr.retention import Candidate, Policy, plan
 
 if TYPE_CHECKING:
     from snapmgr.catalog import Entry
@@ -44,7 +46,7 @@ def plan_prune(ctx: Context, job: Job, now: datetime) -> Plan:
         )
         for entry in _ready(ctx, job)
     ]
-    return plan(candidates, job.retention, now)
+    return plan(candidates, Policy(**msgspec.structs.asdict(job.retention)), now)
 
 
 def prune(ctx: Context, job: Job) -> Pruned:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.blockdev import find_target
-from snapmgr.errors import LackingError, NotFoundError, NotQuiescedError, SnapmgrError, StorageError
+from snapmgr.errors import LackingError, NotQuiescedError, SnapmgrError, StorageError
 from snapmgr.manifest import ServerRecord
 from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.identity import identify
@@ -49,6 +49,7 @@ class LiveServer:
             server_id=self.identity.server_id,
             server_uuid=self.identity.server_uuid,
             datadir=self.identity.datadir,
+            log_bin=self.layout.settings.get("log_bin_basename") if self.layout.log_bin_basename else None,
             settings=dict(self.layout.settings),
         )
 
@@ -86,7 +87,7 @@ def locate_source(ctx: Context, job: Job) -> Source:
         found = backend.locate(find_target(path, runner=ctx.runner))
         return found.id if isinstance(found, Volume) else None
 
-    strays = [place for place in outside(live.layout, volume_of) if volume_of(datadir) != volume_of(place.path)]
+    strays = outside(live.layout, volume_of)
     if strays:
         raise NotQuiescedError(
             "a snapshot of the datadir's volume would not hold all that the server writes: "
@@ -98,14 +99,10 @@ def locate_source(ctx: Context, job: Job) -> Source:
 
 def probe_server(job: Job) -> LiveServer:
     """Connect, look, disconnect: return the job's server and the lock it needs. Takes no lock."""
-    credentials = Credentials(
-        socket=str(job.socket) if job.socket else None,
-        defaults_file=str(job.defaults_file) if job.defaults_file else None,
-        user=job.user,
-    )
+    credentials = Credentials(socket=job.socket, defaults_file=job.defaults_file, user=job.user)
     with connect(credentials) as connection:
         identity = identify(connection)
-        if job.datadir is not None and find_target(str(job.datadir)).path != identity.datadir:
+        if job.datadir is not None and find_target(job.datadir).path != identity.datadir:
             raise NotQuiescedError(
                 f"the server at {identity.socket} has its datadir at {identity.datadir}, the job says {job.datadir}",
                 hint="correct the job's socket or datadir",
@@ -134,7 +131,7 @@ def _choose_backend(ctx: Context, job: Job, path: str, *, need_volume: bool) -> 
         try:
             backend = ctx.backend(name)
             found = backend.locate(target)
-        except (SnapmgrError, NotFoundError) as error:
+        except SnapmgrError as error:
             lacking = lacking or isinstance(error, LackingError)
             refusals.append(f"{name}: {error.message}" + (f" ({error.hint})" if error.hint else ""))
             continue

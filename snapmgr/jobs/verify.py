@@ -121,7 +121,7 @@ def _examine(
             report = check_tables(
                 connection,
                 depth=how.check,
-                share=how.tables,
+                share=how.tables_share,
                 seed=manifest.id,
                 deadline=deadline,
                 progress=lambda done, total: ctx.progress("checking tables", done, total),
