@@ -1,21 +1,26 @@
 """Runs external programs: the only user of subprocess.
 
 Argument lists only, stdin closed, a clean environment with a fixed locale, exit codes declared by the caller, bounded
-stderr in errors, secrets redacted, children ended and reaped on any exception.
+stderr in errors, secrets redacted, children ended and reaped on any exception. What a program prints goes into memory
+files and not into pipes: so an abandoned program is not killed by SIGPIPE at its next word, and a daemon that it leaves
+behind with its stdout open does not keep us waiting.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
 import time
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, BinaryIO
 
 from snapmgr.errors import CommandError, LackingError
 from snapmgr.records import Completed
+from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,54 +85,121 @@ class CommandRunner:
         abandon: bool = False,
     ) -> Completed:
         """Run `argv` to its end and return what it printed."""
-        program = find_program(argv[0]) if "/" not in argv[0] else argv[0]
         shown = redact(" ".join(argv), secrets)
-        try:
-            process = subprocess.Popen(
-                [program, *argv[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=clean_environment(env),
-                cwd="/",
-                # Ctrl-C is ours to handle: the program must not get it from the terminal as well.
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise CommandError(f"cannot start {shown}: {error.strerror}") from error
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            if not abandon:
-                end_process(process)
-            raise CommandError(
-                f"{shown} did not finish within {timeout_s:.0f} s" + (" and was left running" if abandon else ""),
-            ) from None
-        except BaseException:
-            end_process(process)
-            raise
-        stdout, stderr = (redact(data.decode("utf-8", "replace"), secrets) for data in (out, err))
+        _reap_abandoned()
+        with _memory_file() as out, _memory_file() as err:
+            process = _start(argv, secrets=secrets, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env)
+            finished = False
+            try:
+                finished = _ended(process, timeout_s)
+            finally:
+                # Also on Ctrl-C: what may be abandoned must not be killed half-way either.
+                if not finished and abandon:
+                    _abandoned.append(process)
+                elif not finished:
+                    end_process(process)
+            if not finished:
+                raise CommandError(
+                    f"{shown} did not finish within {format_duration(timeout_s or 0)}"
+                    + (" and was left running" if abandon else ""),
+                    hint=f"look at process {process.pid}" if abandon else None,
+                )
+            stdout, stderr = _text(out), _text(err)
         if process.returncode not in ok:
-            how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
-            said = _tail(stderr) or _tail(stdout)
-            raise CommandError(f"{shown} failed ({how})" + (f": {said}" if said else ""))
+            raise _failure(shown, process.returncode, redact(stderr, secrets) or redact(stdout, secrets))
         return Completed(argv=tuple(argv), returncode=process.returncode, stdout=stdout, stderr=stderr)
+
+
+def _start(
+    argv: Sequence[str],
+    *,
+    stdin: int | IO[bytes],
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes],
+    secrets: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    program = argv[0] if "/" in argv[0] else find_program(argv[0])
+    try:
+        return subprocess.Popen(
+            [program, *argv[1:]],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=clean_environment(env),
+            cwd="/",
+            # Ctrl-C is ours to handle: the program must not get it from the terminal as well.
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise LackingError(f"the program {program} does not exist") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise CommandError(f"cannot start {redact(' '.join(argv), secrets)}: {why}") from None
+
+
+def _memory_file() -> IO[bytes]:
+    return os.fdopen(os.memfd_create("output"), "w+b")
+
+
+def _content(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()
+
+
+def _text(file: IO[bytes]) -> str:
+    return _content(file).decode("utf-8", "replace")
+
+
+def _failure(shown: str, returncode: int, said: str) -> CommandError:
+    how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+    return CommandError(f"{shown} failed ({how})" + (f": {_tail(said)}" if said.strip() else ""))
+
+
+def _ended(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
+    """Wait for the end of a child and reap it; False when it still runs after `timeout_s`.
+
+    By a pidfd: `Popen.wait` with a limit polls, which would add up to 50 ms.
+    """
+    if process.returncode is None and timeout_s is not None:
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            if not poll.poll(max(timeout_s, 0.0) * 1000):
+                return False
+        finally:
+            os.close(descriptor)
+    process.wait()
+    return True
+
+
+_abandoned: list[subprocess.Popen[bytes]] = []
+
+
+def _reap_abandoned() -> None:
+    _abandoned[:] = [process for process in _abandoned if process.poll() is None]
 
 
 def end_process(process: subprocess.Popen[bytes], *, grace_s: float = _TERM_GRACE_S) -> None:
     """End a child that runs in a session of its own, with its whole process group, and reap it.
 
-    SIGTERM first, SIGKILL after `grace_s`. A process stuck in the kernel (state D) cannot be reaped: it is left after one
-    more grace period rather than waited for forever.
+    SIGTERM first, SIGKILL after `grace_s` to whatever of the group is left. A process stuck in the kernel (state D)
+    cannot be reaped: it is left after one more grace period rather than waited for forever.
     """
-    if process.poll() is None:
-        _signal_group(process, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
-        if process.returncode is None:
+    # A child that was not reaped yet keeps its number, so the group is still ours; a reaped one's may be anybody's.
+    if process.returncode is None:
+        try:
+            _signal_group(process, signal.SIGTERM)
+            # A stopped program acts on SIGTERM only when it goes on.
+            _signal_group(process, signal.SIGCONT)
+            deadline = time.monotonic() + grace_s
+            while _group_lives(process.pid) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        finally:
+            # Also when a second Ctrl-C cuts the waiting short.
             _signal_group(process, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(grace_s)
+            _ended(process, grace_s)
     for stream in (process.stdout, process.stderr, process.stdin):
         if stream is not None:
             stream.close()
@@ -136,6 +208,17 @@ def end_process(process: subprocess.Popen[bytes], *, grace_s: float = _TERM_GRAC
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
+
+
+def _group_lives(group: int) -> bool:
+    """Whether any process of the group still runs, zombies left out (the unreaped leader is one)."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # proc_pid_stat(5): the name in parentheses may hold anything; then state, parent, group.
+            state, _parent, its_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 @contextmanager
@@ -149,17 +232,9 @@ def running(
     """Run a long-living program (a throwaway server) while the context lasts; it is always ended and reaped.
 
     `output` gets its stdout and stderr. The caller prefixes ``setpriv --pdeathsig KILL`` where the program must not
-    outlive even a SIGKILL of ours.
+    outlive even a SIGKILL of ours. Raises as `CommandRunner.run` does if it cannot be started.
     """
-    process = subprocess.Popen(
-        [find_program(argv[0]) if "/" not in argv[0] else argv[0], *argv[1:]],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=clean_environment(env),
-        cwd="/",
-        start_new_session=True,
-    )
+    process = _start(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env)
     try:
         yield process
     finally:
@@ -169,36 +244,41 @@ def running(
 def pipeline(argvs: Sequence[Sequence[str]], *, timeout_s: float, secrets: tuple[str, ...] = ()) -> bytes:
     """Run programs joined by pipes and return the last one's stdout; fails when *any* member fails.
 
-    Raises CommandError that names the first failing member, or after `timeout_s`; all members are ended and reaped.
+    Raises CommandError that names the member which failed, with what it said, or after `timeout_s`; LackingError if a
+    program is missing. All members are ended and reaped.
     """
     deadline = time.monotonic() + timeout_s
     processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for index, argv in enumerate(argvs):
-            upstream = processes[-1].stdout if processes else None
-            processes.append(
-                subprocess.Popen(
-                    [find_program(argv[0]), *argv[1:]],
-                    stdin=upstream if upstream is not None else subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL if index < len(argvs) - 1 else subprocess.PIPE,
-                    env=clean_environment(),
-                    cwd="/",
-                    start_new_session=True,
+    with ExitStack() as files:
+        out = files.enter_context(_memory_file())
+        errors = [files.enter_context(_memory_file()) for _ in argvs]
+        try:
+            for argv, err in zip(argvs, errors, strict=True):
+                upstream = processes[-1].stdout if processes else None
+                last = len(processes) == len(argvs) - 1
+                processes.append(
+                    _start(
+                        argv,
+                        secrets=secrets,
+                        stdin=upstream or subprocess.DEVNULL,
+                        stdout=out if last else subprocess.PIPE,
+                        stderr=err,
+                    )
                 )
-            )
-            # Our copy must be closed, or the upstream never gets SIGPIPE when its reader dies.
-            if upstream is not None:
-                upstream.close()
-        out, err = processes[-1].communicate(timeout=max(deadline - time.monotonic(), 0.001))
-        codes = [process.wait(max(deadline - time.monotonic(), 0.001)) for process in processes]
-    except subprocess.TimeoutExpired:
-        raise CommandError(f"{redact(' | '.join(' '.join(argv) for argv in argvs), secrets)} did not finish within {timeout_s:.0f} s") from None
-    finally:
-        for process in processes:
-            end_process(process)
-    for argv, code in zip(argvs, codes, strict=True):
-        if code != 0:
-            said = _tail(redact(err.decode("utf-8", "replace"), secrets))
-            raise CommandError(f"{redact(' '.join(argv), secrets)} failed (exit code {code})" + (f": {said}" if said else ""))
-    return out
+                # Our copy must be closed, or the upstream never gets SIGPIPE when its reader dies.
+                if upstream is not None:
+                    upstream.close()
+            for process in processes:
+                if not _ended(process, deadline - time.monotonic()):
+                    shown = redact(" | ".join(" ".join(argv) for argv in argvs), secrets)
+                    raise CommandError(f"{shown} did not finish within {format_duration(timeout_s)}")
+        finally:
+            for process in processes:
+                end_process(process)
+        failed = [index for index, process in enumerate(processes) if process.returncode != 0]
+        if failed:
+            # Whoever died of SIGPIPE did so because somebody downstream ended: that one is to blame, if it failed.
+            index = next((index for index in failed if processes[index].returncode != -signal.SIGPIPE), failed[0])
+            shown = redact(" ".join(argvs[index]), secrets)
+            raise _failure(shown, processes[index].returncode, redact(_text(errors[index]), secrets))
+        return _content(out)

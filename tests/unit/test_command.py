@@ -1,0 +1,442 @@
+"""Tries to break the command runner, with real programs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapmgr import command
+from snapmgr.command import CommandRunner, clean_environment, end_process, find_program, pipeline, redact, running
+from snapmgr.errors import CommandError, LackingError
+
+SECRET = "s3cr3t-pässword"
+
+
+@pytest.fixture
+def runner():
+    return CommandRunner()
+
+
+def _children():
+    """Ids of this process's children, zombies included."""
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left(request):
+    before = _children()
+    yield
+    if "leaves_child" not in request.keywords:
+        assert _children() <= before, "a child was neither ended nor reaped"
+
+
+def _wait_until(true, limit_s=5.0):
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def _gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+# ---------------------------------------------------------------------------------------------------------------- run
+
+
+def test_returns_what_was_printed(runner):
+    done = runner.run(["sh", "-c", "echo out; echo err >&2"])
+    assert (done.stdout, done.stderr, done.returncode) == ("out\n", "err\n", 0)
+    assert done.argv == ("sh", "-c", "echo out; echo err >&2")
+
+
+def test_arguments_are_passed_as_they_are(runner):
+    nasty = ["a b", "$(id)", "`id`", "'; rm x", "", "ä\n", "-n"]
+    assert runner.run(["printf", "<%s>", *nasty]).stdout == "".join(f"<{text}>" for text in nasty)
+
+
+def test_stdin_is_closed(runner):
+    assert runner.run(["cat"], timeout_s=5).stdout == ""
+
+
+def test_large_output_on_both_streams_does_not_block(runner):
+    done = runner.run(["sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' e >&2; head -c 3000000 /dev/zero"], timeout_s=20)
+    assert (len(done.stdout), len(done.stderr)) == (3_000_000, 3_000_000)
+
+
+def test_bytes_that_are_no_utf8_are_replaced(runner):
+    assert runner.run(["printf", r"a\377b"]).stdout == "a\N{REPLACEMENT CHARACTER}b"
+
+
+def test_environment_is_clean(runner, monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD_X", "1")
+    monkeypatch.setenv("MYSQL_PWD", SECRET)
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setenv("HOME", "/somewhere")
+    lines = runner.run(["env"], env={"EXTRA": "1"}).stdout.splitlines()
+    assert "LC_ALL=C.UTF-8" in lines
+    assert "HOME=/somewhere" in lines
+    assert "EXTRA=1" in lines
+    names = {line.partition("=")[0] for line in lines}
+    assert names <= {"PATH", "LC_ALL", "HOME", "TMPDIR", "LVM_SYSTEM_DIR", "DM_DISABLE_UDEV", "META_PASSWORD", "EXTRA"}
+    assert SECRET not in str(lines)
+    assert clean_environment()["PATH"].startswith("/usr/")
+
+
+def test_runs_in_the_root_folder_without_our_descriptors(runner, tmp_path):
+    with (tmp_path / "file").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        done = runner.run(["sh", "-c", "pwd; ls -l /proc/self/fd"])
+    assert done.stdout.startswith("/\n")
+    assert str(tmp_path) not in done.stdout
+
+
+def test_program_has_no_controlling_terminal_of_ours(runner):
+    # Own session: Ctrl-C at the terminal goes to the foreground group only.
+    assert int(runner.run(["sh", "-c", "cut -d' ' -f6 /proc/$$/stat"]).stdout) != os.getsid(0)
+
+
+def test_other_exit_code_is_an_error_that_says_what_the_program_said(runner):
+    with pytest.raises(CommandError, match=r"sh -c .* failed \(exit code 3\): no space") as caught:
+        runner.run(["sh", "-c", "echo no space >&2; exit 3"])
+    assert caught.value.exit_code == 1
+
+
+def test_error_falls_back_to_stdout(runner):
+    with pytest.raises(CommandError, match="exit code 1\\): said on stdout"):
+        runner.run(["sh", "-c", "echo said on stdout; exit 1"])
+
+
+def test_declared_exit_code_is_no_error(runner):
+    assert runner.run(["sh", "-c", "exit 5"], ok=(0, 5)).returncode == 5
+
+
+def test_zero_is_an_error_where_only_another_code_is_declared(runner):
+    with pytest.raises(CommandError, match="exit code 0"):
+        runner.run(["true"], ok=(1,))
+
+
+def test_death_by_signal_is_named(runner):
+    with pytest.raises(CommandError, match="signal 9"):
+        runner.run(["sh", "-c", "kill -9 $$"])
+
+
+def test_stderr_in_the_error_is_bounded_and_keeps_the_end(runner):
+    with pytest.raises(CommandError) as caught:
+        runner.run(["sh", "-c", "head -c 100000 /dev/zero | tr '\\0' x >&2; echo THE END >&2; exit 1"])
+    assert len(str(caught.value)) < 2500
+    assert str(caught.value).endswith("THE END")
+
+
+def test_missing_program_names_the_package(runner):
+    with pytest.raises(LackingError) as caught:
+        runner.run(["no-such-program-here"])
+    assert caught.value.exit_code == 7
+    assert "no-such-program-here" in str(caught.value.hint)
+
+
+def test_missing_program_by_path_is_lacking_too(runner):
+    with pytest.raises(LackingError, match="/opt/none/mysqld does not exist"):
+        runner.run(["/opt/none/mysqld"])
+
+
+def test_what_cannot_be_started_is_a_command_error(runner, tmp_path):
+    (tmp_path / "plain").write_text("no program")
+    with pytest.raises(CommandError, match="cannot start .*Permission denied"):
+        runner.run([str(tmp_path / "plain")])
+    with pytest.raises(CommandError, match="cannot start .*too long"):
+        runner.run(["true", "x" * 10_000_000])
+    with pytest.raises(CommandError, match="cannot start .*null byte"):
+        runner.run(["true", "a\0b"])
+
+
+def test_program_comes_from_the_fixed_path_only(tmp_path, monkeypatch):
+    fake = tmp_path / "btrfs-fake"
+    fake.write_text("#!/bin/sh\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LackingError):
+        find_program("btrfs-fake")
+    assert find_program("sh").endswith("/sh")
+
+
+# ------------------------------------------------------------------------------------------------------------ time limit
+
+
+def test_time_limit_ends_the_whole_group(runner, tmp_path):
+    script = f"sleep 60 & echo $! > {tmp_path}/pid; wait"
+    began = time.monotonic()
+    with pytest.raises(CommandError, match="did not finish within 300 ms"):
+        runner.run(["sh", "-c", script], timeout_s=0.3)
+    assert time.monotonic() - began < 4
+    assert _gone(int((tmp_path / "pid").read_text()))
+
+
+def test_time_limit_kills_what_ignores_sigterm(runner, monkeypatch, tmp_path):
+    monkeypatch.setattr(command.end_process, "__kwdefaults__", {"grace_s": 0.3})
+    script = f"trap '' TERM; (trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 0.05; done) & while :; do sleep 0.05; done"
+    with pytest.raises(CommandError, match="did not finish"):
+        runner.run(["sh", "-c", script], timeout_s=0.3)
+    _wait_until(lambda: _gone(int((tmp_path / "pid").read_text())))
+
+
+def test_group_member_that_survives_its_leader_is_killed(runner, monkeypatch, tmp_path):
+    # The leader dies of SIGTERM at once, its child ignores it.
+    monkeypatch.setattr(command.end_process, "__kwdefaults__", {"grace_s": 0.3})
+    script = f"(trap '' TERM; sh -c 'echo $PPID' > {tmp_path}/pid; while :; do sleep 0.05; done) & sleep 60"
+    with pytest.raises(CommandError, match="did not finish"):
+        runner.run(["sh", "-c", script], timeout_s=0.4)
+    _wait_until(lambda: _gone(int((tmp_path / "pid").read_text())))
+
+
+def test_stopped_program_is_ended(runner):
+    began = time.monotonic()
+    with pytest.raises(CommandError, match="did not finish"):
+        runner.run(["sh", "-c", "kill -STOP $$; sleep 60"], timeout_s=0.3)
+    assert time.monotonic() - began < 4
+
+
+def test_daemon_that_keeps_stdout_open_does_not_hold_us_up(runner):
+    began = time.monotonic()
+    done = runner.run(["sh", "-c", "setsid sleep 3 & echo done"], timeout_s=10)
+    assert done.stdout == "done\n"
+    assert time.monotonic() - began < 2
+
+
+def test_end_is_noticed_at_once(runner):
+    runner.run(["true"])
+    best = min(_seconds(lambda: runner.run(["sleep", "0.1"])) for _ in range(3))
+    assert best < 0.14  # Popen.wait with a limit polls with pauses of up to 50 ms
+
+
+def _seconds(action):
+    began = time.monotonic()
+    action()
+    return time.monotonic() - began
+
+
+@pytest.mark.leaves_child
+def test_abandoned_program_runs_on_and_may_go_on_talking(runner, tmp_path):
+    script = f"sleep 0.5; for i in 1 2 3; do echo talk; echo talk >&2; done && echo finished > {tmp_path}/end"
+    with pytest.raises(CommandError, match="was left running") as caught:
+        runner.run(["sh", "-c", script], timeout_s=0.1, abandon=True)
+    assert "process" in str(caught.value.hint)
+    _wait_until(lambda: (tmp_path / "end").exists())
+    # …and the next command reaps it.
+    _wait_until(lambda: runner.run(["true"]) and not command._abandoned)
+    assert not _children()
+
+
+@pytest.mark.leaves_child
+def test_interruption_leaves_an_abandonable_program_alone(runner, tmp_path):
+    threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(["sh", "-c", f"sleep 0.6; echo finished > {tmp_path}/end"], abandon=True)
+    _wait_until(lambda: (tmp_path / "end").exists())
+    _wait_until(lambda: runner.run(["true"]) and not command._abandoned)
+
+
+@pytest.mark.parametrize("limit", [None, 30.0])
+def test_interruption_ends_and_reaps_the_program(runner, limit, tmp_path):
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 60"], timeout_s=limit)
+    assert time.monotonic() - began < 3
+    assert _gone(int((tmp_path / "pid").read_text()))
+
+
+def test_second_interruption_still_kills(runner, tmp_path):
+    script = f"trap '' TERM INT; echo $$ > {tmp_path}/pid; while :; do sleep 0.05; done"
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(["sh", "-c", script])
+    assert _gone(int((tmp_path / "pid").read_text()))
+
+
+def test_no_descriptor_is_left_open(runner):
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    runner.run(["true"])
+    before = descriptors()
+    for _ in range(5):
+        runner.run(["true"])
+        with pytest.raises(CommandError):
+            runner.run(["false"])
+        with pytest.raises(CommandError):
+            runner.run(["sleep", "9"], timeout_s=0.01)
+        with pytest.raises(CommandError):
+            pipeline([["echo"], ["false"], ["cat"]], timeout_s=5)
+        with pytest.raises(LackingError):
+            pipeline([["yes"], ["no-such-program"], ["cat"]], timeout_s=5)
+    assert descriptors() == before
+
+
+# -------------------------------------------------------------------------------------------------------------- secrets
+
+
+@pytest.mark.parametrize(
+    ("argv", "limit"),
+    [
+        (["sh", "-c", f"echo bad {SECRET} >&2; exit 1"], 5.0),
+        (["sh", "-c", f"echo bad {SECRET}; exit 1"], 5.0),
+        (["sh", "-c", f": {SECRET}; sleep 9"], 0.1),
+        (["/dev/null", SECRET], 5.0),
+        # Split at the border of what is shown, half a secret would survive if the text were cut first.
+        (["sh", "-c", f"printf '%s%01990d' {SECRET} 0 >&2; exit 1"], 5.0),
+    ],
+)
+def test_secret_is_in_no_error(runner, argv, limit):
+    with pytest.raises(CommandError) as caught:
+        runner.run(argv, secrets=(SECRET,), timeout_s=limit)
+    error = caught.value
+    said = f"{error!s} {error!r} {error.hint} {error.__cause__!r} {error.__context__!r}"
+    assert "pässword" not in said
+    assert "***" in str(error) or "0000" in str(error)
+
+
+def test_output_that_was_asked_for_is_not_redacted(runner):
+    # A short secret would else damage what a caller parses.
+    assert runner.run(["echo", "1024"], secrets=("1",)).stdout == "1024\n"
+
+
+def test_secret_is_in_no_error_of_a_pipeline():
+    with pytest.raises(CommandError) as caught:
+        pipeline([["echo", SECRET], ["sh", "-c", "cat >&2; exit 1"]], timeout_s=5, secrets=(SECRET,))
+    assert SECRET not in str(caught.value)
+    with pytest.raises(CommandError) as caught:
+        pipeline([["sh", "-c", f": {SECRET}; sleep 9"], ["cat"]], timeout_s=0.1, secrets=(SECRET,))
+    assert SECRET not in str(caught.value)
+
+
+@given(st.text(), st.lists(st.text(alphabet="abc*", max_size=4)))
+def test_redaction_leaves_no_secret(text, secrets):
+    shown = redact(text, tuple(secrets))
+    for secret in secrets:
+        # What is left may only be the mask itself, or have arisen across one.
+        assert not secret or secret not in shown.replace("***", "\0") or "*" in secret
+
+
+def test_longer_secret_is_replaced_first():
+    assert redact("abcdef", ("abc", "abcdef", "")) == "***"
+
+
+# ------------------------------------------------------------------------------------------------------------- pipeline
+
+
+def test_pipeline_returns_the_last_output():
+    assert pipeline([["printf", "b\\na\\n"], ["sort"], ["tr", "a", "x"]], timeout_s=5) == b"x\nb\n"
+
+
+def test_pipeline_of_one():
+    assert pipeline([["echo", "x"]], timeout_s=5) == b"x\n"
+
+
+def test_pipeline_passes_bytes():
+    assert pipeline([["printf", r"\377\000\001"], ["cat"]], timeout_s=5) == b"\xff\x00\x01"
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_pipeline_fails_with_any_member_and_says_what_it_said(position):
+    argvs = [["echo", "x"], ["cat"], ["cat"]]
+    argvs[position] = ["sh", "-c", f"cat >/dev/null; echo trouble at {position} >&2; exit 4"]
+    with pytest.raises(CommandError, match=rf"exit code 4\): trouble at {position}"):
+        pipeline(argvs, timeout_s=5)
+
+
+def test_pipeline_blames_the_member_that_failed_not_the_one_that_it_broke():
+    with pytest.raises(CommandError, match=r"sh -c .* failed \(exit code 9\): disk full"):
+        pipeline([["yes"], ["sh", "-c", "head -c 10 >/dev/null; echo disk full >&2; exit 9"], ["cat"]], timeout_s=10)
+
+
+def test_pipeline_does_not_take_a_broken_pipe_for_success():
+    with pytest.raises(CommandError, match="yes failed \\(signal 13\\)"):
+        pipeline([["yes"], ["head", "-c", "10"]], timeout_s=10)
+
+
+def test_pipeline_time_limit_ends_all(tmp_path):
+    argvs = [["sh", "-c", f"echo $$ > {tmp_path}/{name}; exec sleep 60"] for name in "ab"]
+    with pytest.raises(CommandError, match="did not finish within 300 ms"):
+        pipeline(argvs, timeout_s=0.3)
+    assert all(_gone(int((tmp_path / name).read_text())) for name in "ab")
+
+
+def test_pipeline_ends_the_others_when_a_program_is_missing():
+    began = time.monotonic()
+    with pytest.raises(LackingError):
+        pipeline([["yes"], ["no-such-program"]], timeout_s=60)
+    assert time.monotonic() - began < 3
+
+
+def test_pipeline_interrupted_ends_all(tmp_path):
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        pipeline([["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 60"], ["cat"]], timeout_s=60)
+    assert _gone(int((tmp_path / "pid").read_text()))
+
+
+# -------------------------------------------------------------------------------------------------------------- running
+
+
+def test_running_program_is_ended_when_the_context_ends(tmp_path):
+    with (tmp_path / "log").open("wb") as log, running(["sh", "-c", "echo up; sleep 60"], output=log) as process:
+        _wait_until(lambda: (tmp_path / "log").read_text() == "up\n")
+        assert process.poll() is None
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_running_program_is_ended_on_an_exception(tmp_path):
+    with (tmp_path / "log").open("wb") as log:
+        with pytest.raises(ZeroDivisionError), running(["sleep", "60"], output=log) as process:
+            _ = 1 / 0
+        assert process.returncode is not None
+
+
+def test_running_program_that_ends_by_itself_is_no_error(tmp_path):
+    with (tmp_path / "log").open("wb") as log, running(["false"], output=log) as process:
+        _wait_until(lambda: process.poll() is not None)
+    assert process.returncode == 1
+
+
+def test_running_what_is_missing(tmp_path):
+    with (tmp_path / "log").open("wb") as log, pytest.raises(LackingError), running(["/no/such"], output=log):
+        pass
+
+
+def test_death_with_the_parent(tmp_path):
+    # What `running` documents for callers: the server dies with us even on SIGKILL.
+    log = tmp_path / "log"
+    parent = f"""
+import sys, time
+from snapmgr.command import running
+with open({str(log)!r}, "wb") as out, running(["setpriv", "--pdeathsig", "KILL", "sh", "-c", "echo $$; sleep 60"], output=out):
+    time.sleep(60)
+"""
+    with (tmp_path / "own").open("wb") as own, running([sys.executable, "-c", parent], output=own) as process:
+        _wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
+        process.kill()
+        process.wait()
+    pid = int(log.read_text())
+    _wait_until(lambda: _gone(pid))
+
+
+def test_ending_a_process_that_was_reaped_signals_nobody(tmp_path):
+    with (tmp_path / "log").open("wb") as log, running(["true"], output=log) as process:
+        process.wait()
+        began = time.monotonic()
+        end_process(process)
+    assert time.monotonic() - began < 0.1
