@@ -92,7 +92,7 @@ def format_duration(seconds: float) -> str:
     # Each limit is where rounding reaches the next form: 9.95 ms is "10 ms", 59.95 s is "1 min".
     if round(seconds * 1000, 1) < 10:  # noqa: PLR2004
         return f"{seconds * 1000:.1f} ms"
-    if round(seconds * 1000) < 1000:  # noqa: PLR2004
+    if round(seconds * 1000, 0) < 1000:  # noqa: PLR2004
         return f"{seconds * 1000:.0f} ms"
     if round(seconds, 1) < 60:  # noqa: PLR2004
         return f"{seconds:.1f} s"

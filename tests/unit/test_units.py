@@ -1,0 +1,185 @@
+"""Sizes and durations: exact, unambiguous, and printed so that they can be read back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapmgr.units import format_duration, format_size, parse_duration, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("0", 0),
+        ("512", 512),
+        ("512B", 512),
+        ("64K", 65536),
+        ("64k", 65536),
+        (" 2 GiB ", 2 * 1024**3),
+        ("10MB", 10 * 1024**2),
+        ("1.5G", 3 * 512 * 1024**2),
+        ("16E", 2**64),
+        # A float would make it ...992.
+        ("9007199254740993", 9007199254740993),
+        ("0.1K", 102),
+    ],
+)
+def test_sizes_are_read(text, size_bytes):
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "text",
+    # The Kelvin sign folds to k, "٣" is a digit to Unicode; both once went through the pattern.
+    [
+        "",
+        "K",
+        "-1",
+        "1.5",
+        "1,5G",
+        "1e3",
+        "0x10",
+        "5X",
+        "5 GG",
+        "512i",
+        "1.G",
+        ".5G",
+        "nan",
+        "16.1E",
+        "9" * 400,
+        "5\u212a",
+        "٣",
+    ],
+)
+def test_what_is_no_size_is_refused_with_the_text_itself(text):
+    with pytest.raises(ValueError, match=r"is not a size|is too large") as caught:
+        parse_size(text)
+    assert repr(text) in str(caught.value)
+
+
+@given(st.integers(min_value=0, max_value=2**64))
+def test_a_plain_number_is_read_exactly(size_bytes):
+    assert parse_size(str(size_bytes)) == size_bytes
+
+
+@given(st.integers(min_value=0, max_value=2**63))
+def test_a_printed_size_reads_back_within_its_last_digit(size_bytes):
+    again = parse_size(format_size(size_bytes))
+    assert abs(again - size_bytes) <= max(0.05 * size_bytes, 0)
+    if size_bytes < 1024:
+        assert again == size_bytes
+
+
+@given(st.integers(min_value=1, max_value=2**62))
+def test_a_printed_size_has_at_most_four_digits_before_the_point(size_bytes):
+    number = format_size(size_bytes).split()[0]
+    assert float(number) < 1024
+    assert format_size(-size_bytes) == "-" + format_size(size_bytes)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1048524, "1023.9 KiB"),
+        (1048575, "1.0 MiB"),
+        (2**64, "16.0 EiB"),
+    ],
+)
+def test_sizes_are_printed(size_bytes, text):
+    assert format_size(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0),
+        ("250ms", 0.25),
+        ("30s", 30),
+        ("5m", 300),
+        ("5min", 300),
+        ("1h30m", 5400),
+        ("2 d 3 h", 183600),
+        (" 1w ", 604800),
+        ("1y", 365 * 86400),
+        ("1.5h", 5400),
+        ("1s 500ms", 1.5),
+    ],
+)
+def test_durations_are_read(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "  ",
+        "30",
+        "3 0s",
+        "1m30",
+        "5M",
+        "-1s",
+        "1s1s",
+        "1m1h",
+        "1e3s",
+        "1 month",
+        "5mins",
+        "1h,5m",
+        "nans",
+        "infs",
+        "٣s",
+        "10000y",
+        "9" * 400 + "s",
+    ],
+)
+def test_what_is_no_duration_is_refused_with_the_text_itself(text):
+    with pytest.raises(ValueError, match=r"is not a duration|is too long") as caught:
+        parse_duration(text)
+    assert repr(text) in str(caught.value)
+
+
+@given(st.floats(min_value=0, max_value=1e10))
+def test_a_printed_duration_reads_back_within_its_smaller_unit(seconds):
+    again = parse_duration(format_duration(seconds))
+    # Two units at most: the smaller one is at worst 1/10 of a number below 10, or 1/24 of a day, 1/60 of an hour.
+    assert math.isclose(again, seconds, rel_tol=0.06, abs_tol=0.00005)
+
+
+@given(st.text(alphabet="0123456789. mshdwyin", max_size=12))
+def test_any_text_is_read_or_refused_and_nothing_else(text):
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        return
+    assert 0 <= seconds < math.inf
+    assert parse_duration(format_duration(seconds)) <= seconds * 1.06 + 0.0001
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 ms"),
+        (0.0008, "0.8 ms"),
+        (0.00994, "9.9 ms"),
+        (0.00996, "10 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min"),
+        (200, "3 min 20 s"),
+        (3599.7, "1 h"),
+        (20400, "5 h 40 min"),
+        (183600, "2 d 3 h"),
+        (-2.5, "-2.5 s"),
+        (math.inf, "forever"),
+    ],
+)
+def test_durations_are_printed(seconds, text):
+    assert format_duration(seconds) == text
