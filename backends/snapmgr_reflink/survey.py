@@ -1,0 +1,134 @@
+"""Looks through a directory tree: what is in it, what hinders a copy, what of it is shared."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass, field
+
+from snapmgr_reflink import kernel
+from snapmgr_reflink.tree import FOLDER_FLAGS, folder, shown
+
+_NAMED_AT_MOST = 8
+
+
+@dataclass(kw_only=True)
+class Survey:
+    """What a walk over a tree saw."""
+
+    files: int = 0
+    folders: int = 0
+    extents: int = 0
+    allocated_bytes: int = 0
+    excluded: list[str] = field(default_factory=list)
+    """Nested subvolumes and mounts, relative to the tree."""
+    obstacles: list[str] = field(default_factory=list)
+    """Why this user cannot copy some entries; the first few."""
+
+    def hinder(self, path: str, why: str) -> None:
+        """Note an entry that cannot be copied."""
+        if len(self.obstacles) < _NAMED_AT_MOST:
+            self.obstacles.append(f"{shown(path) or '.'} {why}")
+
+
+def survey(root_fd: int, *, extents: bool) -> Survey:
+    """Walk a tree; count extents (FIEMAP, one call a file) only if asked. What vanishes meanwhile is skipped."""
+    seen = Survey()
+    _Surveyor(seen, root_fd, extents=extents).walk(root_fd, "")
+    return seen
+
+
+class _Surveyor:
+    def __init__(self, seen: Survey, root_fd: int, *, extents: bool) -> None:
+        self._seen = seen
+        self._device = os.fstat(root_fd).st_dev
+        self._extents = extents
+        self._user = os.geteuid()
+        self._groups = {os.getegid(), *os.getgroups()}
+
+    def walk(self, fd: int, path: str) -> None:
+        self._seen.folders += 1
+        self._judge(os.fstat(fd), path.removesuffix("/"))
+        with os.scandir(fd) as entries:
+            listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for name, is_folder in listed:
+            try:
+                if is_folder:
+                    self._folder(fd, name, path)
+                else:
+                    self._other(fd, name, path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except PermissionError:
+                self._seen.hinder(path + name, "cannot be read by this user")
+            except OSError as error:
+                if error.errno == errno.ELOOP:  # a symlink took its place
+                    continue
+                if error.errno != errno.EXDEV:
+                    raise
+                self._seen.excluded.append(path + name)
+
+    def _folder(self, fd: int, name: str, path: str) -> None:
+        with folder(name, fd) as child:
+            # On btrfs a nested subvolume has a device number of its own without being a mount.
+            if os.fstat(child).st_dev != self._device:
+                self._seen.excluded.append(path + name)
+                return
+            self.walk(child, f"{path}{name}/")
+
+    def _other(self, fd: int, name: str, path: str) -> None:
+        self._seen.files += 1
+        if not self._extents:
+            return
+        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        self._judge(info, path + name)
+        if not stat.S_ISREG(info.st_mode):
+            return
+        self._seen.allocated_bytes += info.st_blocks * 512
+        # Opening comes before anything that could be saved by st_blocks: it finds unreadable files and file mounts.
+        file_fd = kernel.open_beneath(name, fd, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            self._seen.extents += kernel.count_extents(file_fd) if info.st_blocks else 0
+        finally:
+            os.close(file_fd)
+
+    def _judge(self, info: os.stat_result, path: str) -> None:
+        if self._user == 0:
+            return
+        if info.st_uid != self._user or info.st_gid not in self._groups:
+            self._seen.hinder(path, f"belongs to user {info.st_uid}, group {info.st_gid}, which a copy could not keep")
+        elif stat.S_ISBLK(info.st_mode) or stat.S_ISCHR(info.st_mode):
+            self._seen.hinder(path, "is a device node, which only root can make")
+
+
+def exclusive_bytes(fd: int) -> int | None:
+    """Return the bytes on disk that only files of this tree hold; None if one of them cannot tell (compressed data)."""
+    total = 0
+    with os.scandir(fd) as entries:
+        listed = [
+            (entry.name, entry.is_dir(follow_symlinks=False))
+            for entry in entries
+            if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
+        ]
+    for name, is_folder in listed:
+        child = kernel.open_beneath(name, fd, FOLDER_FLAGS if is_folder else os.O_RDONLY)
+        try:
+            info = os.fstat(child)
+            part = exclusive_bytes(child) if is_folder else _file_exclusive_bytes(child, info)
+        finally:
+            os.close(child)
+        if part is None:
+            return None
+        # A file with several names counts once in all; a part of it a name comes to the same, but for the rounding.
+        total += part if is_folder else part // info.st_nlink
+    return total
+
+
+def _file_exclusive_bytes(fd: int, info: os.stat_result) -> int | None:
+    if info.st_blocks == 0:
+        return 0
+    extents = kernel.exclusive_extents(fd)
+    if extents is None:
+        return info.st_blocks * 512
+    return None if extents.encoded else extents.exclusive_bytes
