@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from contextlib import ExitStack, contextmanager
@@ -41,7 +42,7 @@ _DEFAULT_OPTIONS = (
 
 
 def server_user() -> pwd.struct_passwd:
-    """Return the unprivileged user that servers run as: "mysql" if there is one, else "nobody"; ourselves if not root."""
+    """Return the user that servers run as: "mysql" if there is one, else "nobody"; ourselves if not root."""
     if os.geteuid() != 0:
         return pwd.getpwuid(os.geteuid())
     try:
@@ -114,8 +115,11 @@ class PrivateServer:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
+                # PyMySQL leaks its socket when it is refused.
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.connect(str(self.socket))
                 self.connect(connect_timeout=5).close()
-            except pymysql.err.OperationalError as error:
+            except (OSError, pymysql.err.OperationalError) as error:
                 code = self._process.poll()
                 if code is not None or time.monotonic() > deadline:
                     how = "did not answer" if code is None else f"ended with {code}"
@@ -128,7 +132,7 @@ class PrivateServer:
         output = (self._folder / "output").read_text(errors="replace")
         return "\n".join((output + self.log_text()).splitlines()[-30:])
 
-    def connect(self, **options: Any) -> pymysql.connections.Connection[Any]:  # noqa: ANN401 - pymysql's own
+    def connect(self, **options: Any) -> pymysql.connections.Connection[Any]:
         """Return a connection as root by the socket, with autocommit; the caller closes it."""
         return pymysql.connect(**({"unix_socket": self.socket, "user": "root", "autocommit": True} | options))
 
