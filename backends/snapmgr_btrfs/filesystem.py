@@ -1,0 +1,213 @@
+"""A btrfs file system as a pool: its devices, its top level mounted privately, our folder, who has it mounted."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapmgr.api import Mount, Mounter, Pool, Runner, StorageError
+from snapmgr_btrfs import kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SYSFS = Path("/sys/fs/btrfs")
+_FOLDER_MODE = 0o700
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopLevel:
+    """The top level of a file system (subvolid=5), mounted privately."""
+
+    fd: int
+    path: str
+    uuid: str
+    """The file system's."""
+    device: str
+    """A device node that mounts it."""
+    folder_name: str
+    mounts: tuple[Mount, ...]
+    """The mounts of this process's namespace, as of opening."""
+
+    def open_folder(self, *, create: bool = False) -> int | None:
+        """Return a descriptor of the folder with our snapshots, None if it is not there.
+
+        Raises StorageError if it is a symlink, or if others than root may look into it (old data, setuid programs) or
+        write there (what lies in it is believed to be ours).
+        """
+        name = self.folder_name
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        if create:
+            with suppress(FileExistsError):
+                os.mkdir(name, _FOLDER_MODE, dir_fd=self.fd)
+        try:
+            fd = os.open(name, flags, dir_fd=self.fd)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(
+                f"{name} at the top of {self.device} is no folder that snapmgr can use: {error.strerror}",
+                hint="remove it, or choose another name: [backend.btrfs] folder",
+            ) from None
+        found = os.fstat(fd)
+        if found.st_uid != 0 or stat.S_IMODE(found.st_mode) & 0o077:
+            os.close(fd)
+            raise StorageError(
+                f"the folder {name} at the top of {self.device} is open to others than root "
+                f"(owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o})",
+                hint="look what is in it, then: chown root and chmod 0700",
+            )
+        return fd
+
+
+@contextmanager
+def opened_folder(top: TopLevel) -> Iterator[int | None]:
+    """Yield a descriptor of our folder, or None if there is none."""
+    fd = top.open_folder()
+    try:
+        yield fd
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+@contextmanager
+def open_top(mounter: Mounter, runner: Runner, pool: Pool, folder_name: str, *, write: bool) -> Iterator[TopLevel]:
+    """Mount the top level of the file system `pool.id` privately, without `write` read-only.
+
+    Raises StorageError if the file system is not there, or is mounted read-only and `write` is asked: mounting it
+    read-write beside that would make all of it writable.
+    """
+    mounts = mounter.mounts()
+    options = ("subvolid=5",) if write else ("subvolid=5", "ro")
+    tried: list[str] = []
+    for device in _candidates(runner, pool):
+        if write:
+            _refuse_read_only(device, mounts_of(mounts, pool.id))
+        with ExitStack() as stack:
+            try:
+                private = stack.enter_context(mounter.private(device, "btrfs", options))
+            except StorageError as error:
+                tried.append(str(error))
+                continue
+            # A copy of the device (an LV's snapshot, dd) bears the same UUID; what counts is what was mounted.
+            if kernel.fs_uuid(private.fd) != pool.id:
+                tried.append(f"{device} holds another file system")
+                continue
+            yield TopLevel(
+                fd=private.fd, path=private.path, uuid=pool.id, device=device, folder_name=folder_name, mounts=mounts
+            )
+            return
+    raise StorageError(
+        f"the btrfs file system {pool.id} (last seen at {pool.hint}) is not there"
+        + (f": {'; '.join(tried)}" if tried else ""),
+        hint="attach its disk; `btrfs filesystem show` lists what there is",
+    )
+
+
+def _candidates(runner: Runner, pool: Pool) -> Iterator[str]:
+    """Yield device nodes to try, each once: the kernel's word if it is mounted anywhere, the hint, then a search."""
+    seen: set[str] = set()
+
+    def fresh(paths: list[str]) -> Iterator[str]:
+        for path in paths:
+            with suppress(OSError):
+                if path not in seen and stat.S_ISBLK(os.stat(path).st_mode):
+                    seen.add(path)
+                    yield path
+
+    yield from fresh([f"/dev/{name.replace('!', '/')}" for name in _sysfs_devices(pool.id)])
+    yield from fresh([pool.hint])
+    # -c /dev/null: probe now instead of believing a cache; exit code 2 is "none".
+    found = runner.run(["blkid", "-c", "/dev/null", "-t", f"UUID={pool.id}", "-o", "device"], ok=(0, 2))
+    yield from fresh(found.stdout.split())
+
+
+def _sysfs_devices(fs_uuid: str) -> list[str]:
+    try:
+        return sorted(os.listdir(SYSFS / fs_uuid / "devices"))
+    except OSError:
+        return []
+
+
+def _refuse_read_only(device: str, ours: tuple[Mount, ...]) -> None:
+    for mount in ours:
+        if "ro" in mount.super_options:
+            raise StorageError(
+                f"the btrfs file system on {device} is mounted read-only, at {mount.point}",
+                hint=f"mount -o remount,rw {mount.point}, unless the kernel made it so: see dmesg",
+            )
+
+
+def device_numbers(fs_uuid: str) -> frozenset[int]:
+    """Return the device numbers (as st_rdev) of a mounted file system's devices; empty if it is not mounted."""
+    numbers = set()
+    for name in _sysfs_devices(fs_uuid):
+        with suppress(OSError, ValueError):
+            major, minor = (SYSFS / fs_uuid / "devices" / name / "dev").read_text().split(":")
+            numbers.add(os.makedev(int(major), int(minor)))
+    return frozenset(numbers)
+
+
+def mounts_of(mounts: tuple[Mount, ...], fs_uuid: str) -> tuple[Mount, ...]:
+    """Return those of `mounts` that show (a part of) the btrfs file system `fs_uuid`."""
+    numbers = device_numbers(fs_uuid)
+    return tuple(mount for mount in mounts if mount.fs_type == "btrfs" and _is_on(mount.source, numbers))
+
+
+def _is_on(source: str, numbers: frozenset[int]) -> bool:
+    try:
+        return os.stat(source).st_rdev in numbers
+    except OSError:
+        return False
+
+
+def users(mounts: tuple[Mount, ...], fs_uuid: str, path: str, subvolume_id: int) -> tuple[str, ...]:
+    """Return mount points that show the subvolume at `path` ("/.snapmgr/x", from the top level) or lie in it.
+
+    A mount namespace of another process (a container, a service with a private /tmp) counts too, as far as it shows the
+    subvolume itself.
+    """
+    found = [place.point for place in mounts_of(mounts, fs_uuid) if _shows(place, path, subvolume_id)]
+    ours = {mount.id: mount for mount in mounts_of(mounts, fs_uuid)}
+    for mount in mounts:
+        parent = ours.get(mount.parent_id)
+        if parent is not None:
+            inside = os.path.relpath(mount.point, parent.point)
+            if _at_or_below(os.path.normpath(os.path.join(parent.root, inside)), path):
+                found.append(mount.point)
+    found += _users_elsewhere(device_numbers(fs_uuid), subvolume_id)
+    return tuple(dict.fromkeys(found))
+
+
+def _shows(mount: Mount, path: str, subvolume_id: int) -> bool:
+    return f"subvolid={subvolume_id}" in mount.super_options or _at_or_below(mount.root, path)
+
+
+def _at_or_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def _users_elsewhere(numbers: frozenset[int], subvolume_id: int) -> Iterator[str]:
+    with suppress(OSError):
+        seen = {os.readlink("/proc/self/ns/mnt")}
+        for pid in (name for name in os.listdir("/proc") if name.isdigit()):
+            with suppress(OSError):
+                space = os.readlink(f"/proc/{pid}/ns/mnt")
+                if space in seen:
+                    continue
+                seen.add(space)
+                for line in Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape").splitlines():
+                    # proc(5): … mount point (field 5) … " - " type source super-options
+                    left, _, right = line.partition(" - ")
+                    fields = right.split(" ")
+                    if (
+                        fields[0] == "btrfs"
+                        and f"subvolid={subvolume_id}" in fields[-1].split(",")
+                        and _is_on(fields[1], numbers)
+                    ):
+                        yield f"{left.split(' ')[4]} (in the mount namespace of process {pid})"

@@ -1,0 +1,98 @@
+"""What the folder holds, as the core wants to know it. `classify` is pure: from names and facts to findings."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from snapmgr.api import Found, SnapshotRef
+from snapmgr_btrfs import folder, library
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from snapmgr.api import Pool
+    from snapmgr_btrfs.filesystem import TopLevel
+    from snapmgr_btrfs.folder import Entry
+    from snapmgr_btrfs.library import Library
+
+
+def read(lib: Library, folder_fd: int, pool: Pool, top: TopLevel) -> tuple[Found, ...]:
+    """Return everything of ours in the folder, with its notes."""
+    # Names first: a snapshot that is made meanwhile is missing together with its note, not without it.
+    names = sorted(os.listdir(folder_fd))
+    entries = tuple(folder.subvolumes(lib, folder_fd))
+    notes = {name: folder.read_note(folder_fd, name) for name in names}
+    top_has_uuid = any(lib.subvolume_info(top.fd).uuid)
+    return tuple(classify(pool, names, entries, notes, top_has_uuid=top_has_uuid))
+
+
+def classify(
+    pool: Pool, names: Sequence[str], entries: Sequence[Entry], notes: dict[str, bytes | None], *, top_has_uuid: bool
+) -> Iterator[Found]:
+    """Given the folder's names, its subvolumes and the notes, yield what is ours.
+
+    Args:
+        pool: the file system.
+        names: all names in the folder.
+        entries: the subvolumes in it.
+        notes: by the snapshot's name; None where there is none.
+        top_has_uuid: False on old file systems: then snapshots of the top level have no parent's UUID.
+    """
+    refs: dict[str, SnapshotRef] = {}
+    for entry in entries:
+        snapshot_id = folder.snapshot_id_of(entry.name)
+        if snapshot_id is None or not _is_snapshot(entry, top_has_uuid=top_has_uuid) or entry.uuid is None:
+            continue
+        ref = SnapshotRef(
+            backend="btrfs",
+            snapshot_id=snapshot_id,
+            pool=pool,
+            volume_id=entry.parent_uuid or f"{pool.id}:{library.TOP_LEVEL_ID}",
+            name=entry.name,
+            native_id=entry.uuid,
+        )
+        refs[entry.uuid] = ref
+        yield Found(
+            kind="snapshot" if entry.read_only else "debris",
+            pool=pool,
+            name=entry.name,
+            snapshot_id=snapshot_id,
+            ref=ref,
+            note=notes.get(entry.name),
+            why=""
+            if entry.read_only
+            else "it was made writable by hand, or is somebody's own: not a snapshot to trust",
+        )
+    for entry in entries:
+        record_id = folder.record_id_of(entry.name)
+        if record_id is None or entry.received or entry.read_only or entry.parent_uuid is None:
+            continue
+        ref_or_none = refs.get(entry.parent_uuid)
+        yield Found(
+            kind="attachment" if ref_or_none is not None else "debris",
+            pool=pool,
+            name=entry.name,
+            snapshot_id=None if ref_or_none is None else ref_or_none.snapshot_id,
+            ref=ref_or_none,
+            record_id=record_id,
+            why="" if ref_or_none is not None else "a writable clone whose snapshot is gone",
+        )
+    subvolume_names = {entry.name for entry in entries}
+    for name in names:
+        noted = folder.noted_name(name)
+        if folder.is_temporary(name):
+            yield Found(kind="debris", pool=pool, name=name, why="a note that was not finished")
+        elif noted is not None and folder.snapshot_id_of(noted) is not None and noted not in subvolume_names:
+            yield Found(
+                kind="debris",
+                pool=pool,
+                name=name,
+                snapshot_id=folder.snapshot_id_of(noted),
+                note=notes.get(noted),
+                why="the note of a snapshot that is gone",
+            )
+
+
+def _is_snapshot(entry: Entry, *, top_has_uuid: bool) -> bool:
+    return not entry.received and (entry.parent_uuid is not None or not top_has_uuid)

@@ -1,0 +1,167 @@
+"""The btrfs system calls that libbtrfsutil's Python binding does not offer; layouts are those of linux/btrfs.h."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+import uuid
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FS_INFO = 0x8400941F
+_DEV_INFO = 0xD000941E
+_INO_LOOKUP = 0xD0009412
+_SNAP_DESTROY_V2 = 0x5000943F
+_TREE_SEARCH_V2 = 0xC0709411
+_LOGICAL_INO_V2 = 0xC038943B
+_WAIT_SYNC = 0x40089416
+_GETFLAGS = 0x80086601
+
+_SUBVOLUME_BY_ID = 1 << 4
+_IGNORE_OFFSET = 1
+_NOCOW_FLAG = 0x00800000
+_EXTENT_DATA = 108
+_INLINE = 0
+_SUBVOLUME_INODE = 256  # BTRFS_FIRST_FREE_OBJECTID: a subvolume's own folder
+_MAX_KIND = 255
+_MAX = 2**64 - 1
+
+_LOOKUP = struct.Struct("=QQ4080s")
+_DESTROY = struct.Struct("=qQQ32sQ4032x")
+_SEARCH = struct.Struct("=7Q4I4QQ")
+_ITEM_HEADER = struct.Struct("=QQQII")
+# generation, ram_bytes, compression, encryption, other encoding, type, disk_bytenr, disk_num_bytes, offset, num_bytes
+_FILE_EXTENT = struct.Struct("=QQBBHBQQQQ")
+_FILE_EXTENT_HEAD = struct.Struct("=QQBBHB")
+_LOGICAL = struct.Struct("=QQ3QQQ")
+_CONTAINER = struct.Struct("=IIII")
+_SEARCH_BUFFER = 1 << 18
+_OWNERS_BUFFER = 1 << 16
+_OWNERS_BUFFER_MAX = 1 << 24
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Device(NamedTuple):
+    """A device of a file system: its node and how much of it btrfs uses."""
+
+    path: str
+    size_bytes: int
+
+
+def fs_uuid(fd: int) -> str:
+    """Return the file system's UUID. Raises OSError (ENOTTY) if it is not btrfs."""
+    return _fs_info(fd)[2]
+
+
+def _fs_info(fd: int) -> tuple[int, int, str]:
+    buffer = bytearray(1024)
+    fcntl.ioctl(fd, _FS_INFO, buffer)
+    max_id, count = struct.unpack_from("=QQ", buffer)
+    return max_id, count, str(uuid.UUID(bytes=bytes(buffer[16:32])))
+
+
+def devices(fd: int) -> tuple[Device, ...]:
+    """Return the file system's devices."""
+    max_id, _, _ = _fs_info(fd)
+    found = []
+    for number in range(1, max_id + 1):
+        buffer = bytearray(4096)
+        struct.pack_into("=Q", buffer, 0, number)
+        try:
+            fcntl.ioctl(fd, _DEV_INFO, buffer)
+        except OSError as error:
+            if error.errno == errno.ENODEV:  # a number that was given up
+                continue
+            raise
+        (size_bytes,) = struct.unpack_from("=Q", buffer, 32)
+        found.append(Device(os.fsdecode(bytes(buffer[3072:]).partition(b"\0")[0]), size_bytes))
+    return tuple(found)
+
+
+def path_in_subvolume(fd: int) -> str:
+    """Return the path of the folder `fd` inside its subvolume; "" for the subvolume itself. Raises OSError (EPERM)."""
+    inode = os.fstat(fd).st_ino
+    if inode == _SUBVOLUME_INODE:  # needs no rights
+        return ""
+    buffer = bytearray(_LOOKUP.pack(0, inode, b""))
+    fcntl.ioctl(fd, _INO_LOOKUP, buffer)
+    return os.fsdecode(bytes(buffer[16:]).partition(b"\0")[0].rstrip(b"/"))
+
+
+def is_nocow(fd: int) -> bool:
+    """Return whether a file or folder has the NOCOW flag (chattr +C)."""
+    buffer = bytearray(8)
+    fcntl.ioctl(fd, _GETFLAGS, buffer)
+    return bool(struct.unpack_from("=I", buffer)[0] & _NOCOW_FLAG)
+
+
+def syncfs(fd: int) -> None:
+    """Write all dirty data of the file system and commit. Raises OSError."""
+    if _libc.syncfs(fd) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def wait_commit(fd: int, transaction: int) -> None:
+    """Return when `transaction` is on disk; at once if it is already. Cannot be interrupted; lets other threads run."""
+    fcntl.ioctl(fd, _WAIT_SYNC, struct.pack("=Q", transaction))
+
+
+def destroy(fd: int, subvolume_id: int) -> None:
+    """Delete the subvolume with this id, wherever it is called what: no swap of names can make it hit another one.
+
+    `fd` is open on a mount of the top level. Raises OSError: ENOTEMPTY with subvolumes in it, EPERM while it is sent.
+    """
+    fcntl.ioctl(fd, _SNAP_DESTROY_V2, _DESTROY.pack(0, 0, _SUBVOLUME_BY_ID, b"", subvolume_id))
+
+
+def data_extents(fd: int, subvolume_id: int) -> Iterator[tuple[int, int]]:
+    """Yield (address, bytes on disk) of every extent reference in a subvolume; an extent may come more than once."""
+    objectid, kind, offset = 0, 0, 0
+    while True:
+        buffer = bytearray(_SEARCH.size + _SEARCH_BUFFER)
+        key = (subvolume_id, objectid, _MAX, offset, _MAX, 0, _MAX, kind, _MAX_KIND, 2**32 - 1, 0, 0, 0, 0, 0)
+        _SEARCH.pack_into(buffer, 0, *key, _SEARCH_BUFFER)
+        fcntl.ioctl(fd, _TREE_SEARCH_V2, buffer)
+        (count,) = struct.unpack_from("=I", buffer, 64)
+        if count == 0:
+            return
+        position = _SEARCH.size
+        for _ in range(count):
+            _, objectid, offset, kind, length = _ITEM_HEADER.unpack_from(buffer, position)
+            position += _ITEM_HEADER.size
+            if kind == _EXTENT_DATA and length >= _FILE_EXTENT.size:
+                fields = _FILE_EXTENT.unpack_from(buffer, position)
+                if fields[5] != _INLINE and fields[6] != 0:  # address 0: a hole
+                    yield fields[6], fields[7]
+            position += length
+        # The next key after the last one: (objectid, kind, offset) counts like one large number.
+        if offset < _MAX:
+            offset += 1
+        elif kind < _MAX_KIND:
+            kind, offset = kind + 1, 0
+        elif objectid < _MAX:
+            objectid, kind, offset = objectid + 1, 0, 0
+        else:
+            return
+
+
+def extent_owners(fd: int, address: int) -> frozenset[int]:
+    """Return the ids of all subvolumes that refer to any part of the extent at `address`."""
+    size = _OWNERS_BUFFER
+    while True:
+        container = ctypes.create_string_buffer(size)
+        arguments = bytearray(_LOGICAL.pack(address, size, 0, 0, 0, _IGNORE_OFFSET, ctypes.addressof(container)))
+        fcntl.ioctl(fd, _LOGICAL_INO_V2, arguments)
+        _, _, count, missed = _CONTAINER.unpack_from(container.raw)
+        # Each element has three values: inode, offset, root.
+        roots = frozenset(struct.unpack_from(f"={count}Q", container.raw, _CONTAINER.size)[2::3])
+        if missed == 0 or len(roots) > 1 or size >= _OWNERS_BUFFER_MAX:
+            return roots
+        size *= 16

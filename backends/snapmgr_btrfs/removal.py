@@ -1,0 +1,173 @@
+"""Deleting: by UUID and subvolume id, never by a name alone, and never what is mounted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from snapmgr.api import InUseError, StorageError, format_duration
+from snapmgr_btrfs import filesystem, folder, kernel, library
+
+if TYPE_CHECKING:
+    from snapmgr.api import Found, SnapshotRef
+    from snapmgr_btrfs.filesystem import TopLevel
+    from snapmgr_btrfs.folder import Entry
+    from snapmgr_btrfs.library import Library
+
+# How often the cleaner is woken: by itself it looks only at every periodic commit (30 s).
+_WAKE_EVERY_S = 2.0
+_POLL_S = 0.1
+
+
+def remove_snapshot(lib: Library, top: TopLevel, folder_fd: int | None, ref: SnapshotRef) -> int | None:
+    """Delete the snapshot `ref` with its note; return its subvolume id, or None if it was gone.
+
+    Raises StorageError if something else has its name or it was moved out of the folder, InUseError if it is mounted or
+    has writable clones.
+    """
+    entry = None if folder_fd is None else _find(lib, folder_fd, ref)
+    if folder_fd is None or entry is None:
+        elsewhere = _path_elsewhere(lib, top, ref.native_id)
+        if elsewhere is not None:
+            raise StorageError(
+                f"the snapshot {ref.name} was moved to /{elsewhere} on {top.device}: it is yours then, not deleted",
+                hint=f"delete it with `btrfs subvolume delete`, or move it back into the folder {top.folder_name}",
+            )
+        if folder_fd is not None:
+            folder.remove_note(folder_fd, ref.name)
+        return None
+    clones = [
+        one.name
+        for one in folder.subvolumes(lib, folder_fd)
+        if folder.record_id_of(one.name) is not None and one.parent_uuid == ref.native_id
+    ]
+    if clones:
+        raise InUseError(
+            f"the snapshot {ref.name} is attached: {', '.join(clones)} on {top.device}",
+            hint="snapmgr umount it first; snapmgr doctor removes what a crash left",
+        )
+    destroy(top, entry)
+    folder.remove_note(folder_fd, entry.name)
+    return entry.info.id
+
+
+def _find(lib: Library, folder_fd: int, ref: SnapshotRef) -> Entry | None:
+    named = folder.look(lib, folder_fd, ref.name)
+    if named is None:
+        return folder.find(lib, folder_fd, ref)
+    if named.uuid != ref.native_id:
+        raise StorageError(
+            f"{ref.name} in snapmgr's folder is not the snapshot {ref.native_id} but {named.uuid}: not deleted",
+            hint="somebody put something else there; move it away and run snapmgr doctor",
+        )
+    return named
+
+
+def _path_elsewhere(lib: Library, top: TopLevel, native_id: str) -> str | None:
+    for path, subvolume_id in lib.SubvolumeIterator(top.fd, top=library.TOP_LEVEL_ID):
+        with suppress(OSError):  # deleted meanwhile
+            if library.uuid_text(lib.subvolume_info(top.fd, subvolume_id).uuid) == native_id:
+                return path
+    return None
+
+
+def remove_clone(lib: Library, top: TopLevel, folder_fd: int, record_id: str, native_id: str) -> None:
+    """Delete the writable clone of `record_id` if it is one of the snapshot `native_id`; nothing there is no error."""
+    clone = folder.look(lib, folder_fd, folder.clone_name(record_id))
+    if clone is not None:
+        if clone.parent_uuid != native_id:
+            raise StorageError(
+                f"{clone.name} in snapmgr's folder is no clone of the snapshot {native_id}: not deleted",
+                hint="somebody put it there; delete or move it by hand",
+            )
+        destroy(top, clone)
+    commit(lib, top)
+
+
+def destroy(top: TopLevel, entry: Entry) -> None:
+    """Delete a subvolume of the folder. InUseError while it is mounted or sent, StorageError if it holds others."""
+    path = f"/{top.folder_name}/{entry.name}"
+    points = filesystem.users(top.mounts, top.uuid, path, entry.info.id)
+    if points:
+        raise InUseError(f"{entry.name} on {top.device} is mounted: {', '.join(points)}", hint="unmount it first")
+    try:
+        kernel.destroy(top.fd, entry.info.id)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return
+        if error.errno == errno.ENOTEMPTY:
+            raise StorageError(
+                f"{entry.name} on {top.device} has subvolumes in it that snapmgr did not make: not deleted",
+                hint=f"`btrfs subvolume list -o` on {path} names them; delete or move them",
+            ) from None
+        if error.errno == errno.EPERM:
+            message = (
+                f"{entry.name} on {top.device} cannot be deleted now: it is being sent, or is the default subvolume"
+            )
+            raise InUseError(message, hint="wait for `btrfs send`; see `btrfs subvolume get-default`") from None
+        raise StorageError(f"cannot delete {entry.name} on {top.device}: {error.strerror}") from None
+
+
+def commit(lib: Library, top: TopLevel) -> None:
+    """Commit the running transaction, so that a deletion survives a power cut; dirty file data is not waited for."""
+    try:
+        kernel.wait_commit(top.fd, lib.start_sync(top.fd))
+    except OSError as error:
+        raise StorageError(f"cannot commit on {top.device}: {os.strerror(error.errno or 0)}") from None
+
+
+def wait_for_space(lib: Library, top: TopLevel, subvolume_id: int | None, timeout_s: float) -> None:
+    """Wait until the cleaner has freed a deleted subvolume (None: all). Raises StorageError after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    wake_at = 0.0
+    while True:
+        waiting = lib.deleted_subvolumes(top.fd)
+        if not waiting or (subvolume_id is not None and subvolume_id not in waiting):
+            # What the cleaner let go is free to use after one more commit.
+            lib.sync(top.fd)
+            return
+        now = time.monotonic()
+        if now >= deadline:
+            message = f"the space of a deleted snapshot on {top.device} was not free after {format_duration(timeout_s)}"
+            raise StorageError(message, hint="btrfs goes on in the background: `btrfs subvolume sync` waits for it")
+        if now >= wake_at:
+            lib.sync(top.fd)
+            wake_at = now + _WAKE_EVERY_S
+        time.sleep(_POLL_S)
+
+
+def clear(lib: Library, top: TopLevel, folder_fd: int, found: Found) -> None:
+    """Remove debris, after looking again whether it still is some: a left-over note, or a clone without its snapshot.
+
+    Raises StorageError for a snapshot that was made writable: it may hold somebody's work; no crash of ours leaves it.
+    """
+    noted = folder.noted_name(found.name)
+    if folder.is_temporary(found.name):
+        with suppress(FileNotFoundError):
+            os.unlink(found.name, dir_fd=folder_fd)
+    elif noted is not None:
+        if folder.look(lib, folder_fd, noted) is None:
+            folder.remove_note(folder_fd, noted)
+    elif folder.record_id_of(found.name) is not None:
+        _clear_clone(lib, top, folder_fd, found.name)
+    else:
+        entry = folder.look(lib, folder_fd, found.name)
+        if entry is not None and not entry.read_only:
+            raise StorageError(
+                f"{found.name} in {top.folder_name} on {top.device} was made writable by hand: not deleted",
+                hint="it may hold somebody's work: move it out of the folder to keep it, or delete it with "
+                "`btrfs subvolume delete`",
+            )
+    commit(lib, top)
+
+
+def _clear_clone(lib: Library, top: TopLevel, folder_fd: int, name: str) -> None:
+    clone = folder.look(lib, folder_fd, name)
+    if clone is None or clone.read_only or clone.received or clone.parent_uuid is None:
+        return
+    if any(one.uuid == clone.parent_uuid for one in folder.subvolumes(lib, folder_fd)):
+        return
+    destroy(top, clone)

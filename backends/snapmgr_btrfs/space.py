@@ -1,0 +1,80 @@
+"""How full a btrfs file system is, from sysfs: btrfs allocates data and metadata apart, and either can run out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from snapmgr.api import Reservoir, StorageError, format_size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# A snapshot needs a few metadata blocks, but every block that the origin overwrites from then on needs a new place:
+# on a fuller file system than this the snapshot would soon make the server fail.
+_MIN_DATA_BYTES = 16 << 20
+_MIN_METADATA_BYTES = 4 << 20
+_NAMES = ("data", "metadata", "mixed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """One kind of block groups; sizes are what fits in, before duplication by the profile."""
+
+    name: str
+    size_bytes: int
+    """Allocated, and what the unallocated space could still add."""
+    used_bytes: int
+    """In use or set aside."""
+
+    @property
+    def free_bytes(self) -> int:
+        """What can still be written."""
+        return max(self.size_bytes - self.used_bytes, 0)
+
+
+def read_spaces(folder: Path, device_bytes: int) -> tuple[Space, ...]:
+    """Given /sys/fs/btrfs/UUID and the sum of the devices' sizes, return data and metadata (or "mixed").
+
+    Raises StorageError if sysfs does not know the file system: it is not mounted.
+    """
+    allocation = folder / "allocation"
+
+    def number(*parts: str) -> int:
+        return int(allocation.joinpath(*parts).read_text())
+
+    try:
+        kinds = [entry.name for entry in allocation.iterdir() if entry.is_dir()]
+        unallocated = max(device_bytes - sum(number(kind, "disk_total") for kind in kinds), 0)
+        reserve = number("global_rsv_size")
+        spaces = []
+        for name in (name for name in _NAMES if name in kinds):
+            total, disk_total = number(name, "total_bytes"), number(name, "disk_total")
+            copies = disk_total / total if total else 1.0
+            aside = sum(number(name, part) for part in ("bytes_pinned", "bytes_reserved", "bytes_readonly"))
+            used = number(name, "bytes_used") + aside + (0 if name == "data" else reserve)
+            spaces.append(Space(name=name, size_bytes=total + int(unallocated / copies), used_bytes=used))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot read how full the file system is, from {allocation}: {error}") from error
+    return tuple(spaces)
+
+
+def reservoirs(spaces: tuple[Space, ...]) -> tuple[Reservoir, ...]:
+    """Return the spaces for `Backend.headroom`: a full btrfs fails the origin's writes, snapshots stay intact."""
+    return tuple(
+        Reservoir(name=space.name, size_bytes=space.size_bytes, used_bytes=space.used_bytes, when_full="origin_errors")
+        for space in spaces
+    )
+
+
+def check_room(spaces: tuple[Space, ...], where: str) -> None:
+    """Raise StorageError if a snapshot, or the origin's first writes after it, would find no room."""
+    for space in spaces:
+        least = _MIN_METADATA_BYTES if space.name == "metadata" else _MIN_DATA_BYTES
+        if space.free_bytes < least:
+            message = (
+                f"only {format_size(space.free_bytes)} of {space.name} space are free on {where}: no snapshot is taken"
+            )
+            raise StorageError(
+                message, hint="prune snapshots, delete files or add a device; `btrfs filesystem usage` shows the rest"
+            )
