@@ -45,6 +45,10 @@ _SETTINGS = (
     "innodb_page_size",
     "innodb_data_file_path",
     "innodb_undo_tablespaces",
+    # Without these the server would begin by making its redo log another size.
+    "innodb_log_file_size",
+    "innodb_log_files_in_group",
+    "innodb_redo_log_capacity",
     "innodb_checksum_algorithm",
     "lower_case_table_names",
     "aria_block_size",
@@ -97,8 +101,8 @@ class Layout:
     settings: dict[str, str]
     """What a throwaway server needs (see `snapmgr.mysql.server`); paths are relative to the datadir."""
     engines: dict[str, int]
-    """Number of tables by engine, outside of the system schemas. Where the account may not see tables, MyISAM, Aria, CSV
-    and ARCHIVE are counted by their files."""
+    """Number of tables by engine, outside of the system schemas. Where the account may not see tables, MyISAM, Aria,
+    CSV and ARCHIVE are counted by their files."""
 
 
 def read_layout(connection: Connection, identity: ServerIdentity) -> Layout:
@@ -264,7 +268,7 @@ def _engines(connection: Connection, files: dict[str, set[str]]) -> dict[str, in
     marks = ", ".join(["%s"] * len(SYSTEM_SCHEMAS))
     rows = connection.rows(
         "SELECT ENGINE AS engine, COUNT(*) AS tables FROM information_schema.TABLES "  # noqa: S608 - only marks are added
-        f"WHERE TABLE_TYPE = 'BASE TABLE' AND TABLE_SCHEMA NOT IN ({marks}) AND ENGINE IS NOT NULL GROUP BY ENGINE",
+        f"WHERE TABLE_TYPE <> 'VIEW' AND TABLE_SCHEMA NOT IN ({marks}) AND ENGINE IS NOT NULL GROUP BY ENGINE",
         SYSTEM_SCHEMAS,
     )
     counts = {str(row["engine"]): int(str(row["tables"])) for row in rows}

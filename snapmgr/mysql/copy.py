@@ -1,0 +1,133 @@
+"""Makes a copied datadir fit for a server of its own: where its parts are now, and nothing leads to the live data.
+
+Absolute paths in a copy are dangerous, not only wrong: a server started on it would open the *live* tablespace or
+binary log that they name. They are in symlinks, in InnoDB's .isl files and redo log (DATA DIRECTORY), in settings, and
+in the binary log's index.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from snapmgr.errors import LackingError
+from snapmgr.mysql.layout import data_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FOLDERS = (
+    "innodb_data_home_dir",
+    "innodb_log_group_home_dir",
+    "innodb_undo_directory",
+    "innodb_doublewrite_dir",
+    "aria_log_dir_path",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A prepared copy, as its server will see it."""
+
+    datadir: str
+    paths: dict[str, str]
+    """Settings that are folders."""
+    log_bin_options: tuple[str, ...]
+    covers: tuple[tuple[str, str], ...]
+    """Folders of the copy, and the original folders that they must be mounted over for this server; usually none."""
+
+
+def prepare_copy(datadir: str, settings: Mapping[str, str], originals: Mapping[str, str]) -> Copy:
+    """Prepare the copy at `datadir` and return how to start a server on it. Changes only the copy.
+
+    Args:
+        datadir: the copy, resolved.
+        settings: `Layout.settings` of the source: paths relative to the datadir.
+        originals: see `snapmgr.mysql.server.throwaway`.
+
+    Raises LackingError for absolute paths in the copy that `originals` does not cover.
+    """
+    with suppress(FileNotFoundError):
+        # MySQL writes a new one: two servers must not have one UUID.
+        os.unlink(os.path.join(datadir, "auto.cnf"))
+    leads = absolute_paths(datadir, settings)
+    homes = {path for path, copy in originals.items() if os.path.realpath(copy) == datadir}
+    covers: tuple[tuple[str, str], ...] = ()
+    if leads or set(originals) - homes:
+        _check_covered(leads, originals)
+        # An outer folder first, or it would hide the inner one.
+        covers = tuple((os.path.realpath(copy), path) for path, copy in sorted(originals.items()))
+    seen_as = min(homes) if covers and homes else datadir
+    paths = {}
+    for name in _FOLDERS:
+        if name in settings:
+            paths[name] = os.path.normpath(os.path.join(seen_as, settings[name]))
+    return Copy(
+        datadir=seen_as, paths=paths, log_bin_options=_log_bin_options(datadir, seen_as, settings), covers=covers
+    )
+
+
+def absolute_paths(datadir: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return every absolute path that a server on `datadir` would follow, and where it stands."""
+    found = {}
+    for name in data_files(settings.get("innodb_data_file_path", "")):
+        if name.startswith("/"):
+            found[name] = "innodb_data_file_path"
+    for name in settings.get("innodb_directories", "").split(";"):
+        if name.strip().startswith("/"):
+            found[name.strip()] = "innodb_directories"
+    for folder in (datadir, *(entry.path for entry in os.scandir(datadir) if entry.is_dir(follow_symlinks=False))):
+        for entry in os.scandir(folder):
+            if entry.is_symlink():
+                target = os.readlink(entry.path)
+            elif entry.name.endswith(".isl"):
+                with open(entry.path, encoding="utf-8", errors="surrogateescape") as file:
+                    target = file.read().strip()
+            else:
+                continue
+            if target.startswith("/"):
+                found[target] = entry.path
+    return found
+
+
+def _check_covered(leads: Mapping[str, str], originals: Mapping[str, str]) -> None:
+    for path, where in sorted(leads.items()):
+        if not any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in originals):
+            raise LackingError(
+                f"{where} names {path}, which lies outside of the copy: a server on it might open the live data",
+                hint="such a snapshot can be mounted and copied, but not verified here",
+            )
+    for folder in originals:
+        if not os.path.isdir(folder):
+            raise LackingError(
+                f"the copy holds absolute paths below {folder}, and there is no such folder here",
+                hint=f"mkdir -p {folder} (it may stay empty)",
+            )
+
+
+def _log_bin_options(datadir: str, seen_as: str, settings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the options for the binary log, with its index rewritten to name the copy's own files.
+
+    An absolute name in it would let the server mark, truncate or purge the live binary log.
+    """
+    base = settings.get("log_bin_basename")
+    if base is None:
+        return ("--skip-log-bin",)
+    folder, name = os.path.split(base)
+    # Binary logs elsewhere that are not in the copy: the server then starts new ones, or says that it needs the old.
+    if not os.path.isdir(os.path.join(datadir, folder)):
+        folder = ""
+    index_folder, index_name = os.path.split(settings.get("log_bin_index", f"{base}.index"))
+    if not os.path.isdir(os.path.join(datadir, index_folder)):
+        index_folder = ""
+    logs = os.path.normpath(os.path.join(seen_as, folder))
+    index = os.path.join(datadir, index_folder, index_name)
+    with suppress(FileNotFoundError), open(index, "r+b") as file:
+        names = [os.path.basename(line) for line in file.read().splitlines() if line]
+        file.seek(0)
+        file.writelines(os.path.join(os.fsencode(logs), line) + b"\n" for line in names)
+        file.truncate()
+    seen_index = os.path.normpath(os.path.join(seen_as, index_folder, index_name))
+    return (f"--log-bin={logs}/{name}", f"--log-bin-index={seen_index}")

@@ -1,0 +1,321 @@
+"""A throwaway server on a copy of a datadir: the proof that a snapshot starts and can be read.
+
+It has a private socket and no network, runs as the datadir's owner, replicates nothing, and dies with us even if we are
+killed. It is shown the copy only: a path that leads out of it, into the live data, is refused or covered by the copy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from snapmgr.command import CommandRunner, find_program, running
+from snapmgr.errors import CommandError, LackingError, VerificationError
+from snapmgr.mysql.client import Connection, Credentials, MysqlError, connect
+from snapmgr.mysql.copy import Copy, prepare_copy
+from snapmgr.mysql.serverlog import describe_end
+from snapmgr.units import format_duration
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator, Mapping, Sequence
+
+_NAMES: dict[str, tuple[str, ...]] = {"mariadb": ("mariadbd", "mysqld"), "mysql": ("mysqld",)}
+_VERSION = re.compile(r"\bVer (?P<version>(?P<major>\d+)\.(?P<minor>\d+)\.(?P<patch>\d+)\S*)")
+# sun_path has 108 bytes; clients cut or refuse at different lengths before that.
+_SOCKET_LIMIT = 100
+_GRACE_S = 10.0
+_MIB = 1024 * 1024
+_FIXED_BUFFERS = 48 * _MIB
+_SMALLEST_POOL = 32 * _MIB
+# Mounts the copy over the paths that the source server knew, in a mount namespace of its own: pairs up to "--".
+_COVER = 'while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 97; shift 2; done; shift; exec "$@"'
+_COVER_FAILED = 97
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerBinary:
+    """A server program."""
+
+    path: str
+    flavor: Literal["mariadb", "mysql"]
+    version: str
+    """As printed: "10.11.6-MariaDB-0+deb12u1", "8.4.3"."""
+
+    @property
+    def number(self) -> tuple[int, ...]:
+        """The version's first three numbers."""
+        return tuple(int(part) for part in re.findall(r"\d+", self.version)[:3])
+
+
+def find_server(flavor: Literal["mariadb", "mysql"], explicit: str | None = None) -> ServerBinary:
+    """Return the server program of `flavor`: the `explicit` path, or the one installed.
+
+    Raises LackingError if there is none, or only one of the other flavor: that says nothing about any snapshot.
+    """
+    package = "mariadb-server-core" if flavor == "mariadb" else "mysql-server-core"
+    seen: list[str] = []
+    for name in (explicit,) if explicit else _NAMES[flavor]:
+        try:
+            path = name if "/" in name else find_program(name)
+            said = CommandRunner().run([path, "--no-defaults", "--version"]).stdout
+        except (LackingError, CommandError) as error:
+            seen.append(error.message)
+            continue
+        match = _VERSION.search(said)
+        actual: Literal["mariadb", "mysql"] = "mariadb" if "mariadb" in said.lower() else "mysql"
+        if match and actual == flavor:
+            return ServerBinary(path=path, flavor=flavor, version=match["version"])
+        seen.append(f"{path} is no {flavor} server: {said.strip()[:200] or 'it prints no version'}")
+    raise LackingError(
+        f"no {flavor} server program to start on a copy ({'; '.join(seen)})",
+        hint=f"apt-get install {package} (it starts no service), or name the program in the configuration",
+    )
+
+
+class ThrowawayServer:
+    """A running throwaway server; made by `throwaway`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], socket: str, log: str) -> None:
+        self._process = process
+        self.socket = socket
+        self.log = log
+        """Path of what it printed."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is still there."""
+        return self._process.poll() is None
+
+    def connect(self, *, timeout_s: float = 5.0) -> Connection:
+        """Return a connection with all rights. Raises MysqlError."""
+        return connect(Credentials(socket=self.socket, user="root"), timeout_s=timeout_s)
+
+    def excerpt(self) -> str:
+        """Return what matters of the log so far, bounded: for a failure's message."""
+        return describe_end(self._read_log(), self._process.poll()).text
+
+    def shutdown(self, *, time_limit_s: float = 60.0) -> bool:
+        """End the server politely; return whether it ended by itself, in time and without an error."""
+        deadline = time.monotonic() + time_limit_s
+        if self.running:
+            self._process.send_signal(signal.SIGTERM)
+        while self.running and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self._process.poll() == 0
+
+    def failure(self, what: str) -> VerificationError | LackingError:
+        """Return the error for a server that ended by itself: LackingError if the machine is why."""
+        end = describe_end(self._read_log(), self._process.poll())
+        kind = LackingError if end.machine else VerificationError
+        return kind(f"{what}: {end.text}", hint=end.hint)
+
+    def _read_log(self) -> str:
+        with open(self.log, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+
+@contextmanager
+def throwaway(
+    binary: ServerBinary,
+    datadir: str,
+    *,
+    settings: Mapping[str, str],
+    memory_bytes: int,
+    run_dir: str,
+    options: Sequence[str] = (),
+    originals: Mapping[str, str] | None = None,
+    time_limit_s: float = 600.0,
+) -> Iterator[ThrowawayServer]:
+    """Run a server on a writable copy of a datadir while the context lasts; it is always ended and reaped.
+
+    Args:
+        binary: from `find_server`.
+        datadir: the copy; it is changed: recovery, a new UUID, the binary log's index.
+        settings: `Layout.settings` of the source.
+        memory_bytes: what its buffers may take together; never less than about 80 MiB is used.
+        run_dir: for socket, log and temporary files; made if missing, given to the datadir's owner, mode 0700.
+        options: further options; the last one given wins.
+        originals: folders as the source server knew them, and the copy of each: the datadir and every place outside.
+            Needed (and used) only where the copy holds absolute paths; it takes root.
+        time_limit_s: from start to the first answer, crash recovery included.
+
+    The server dies with the *thread* that entered the context (prctl(2), PR_SET_PDEATHSIG).
+
+    Raises VerificationError if the copy does not start in time; LackingError if this machine is why (rights, memory,
+    space, an absolute path that is not covered).
+    """
+    datadir = os.path.realpath(datadir)
+    uid, gid = _owner(datadir)
+    copy = prepare_copy(datadir, settings, originals or {})
+    socket = _make_run_dir(run_dir, uid, gid)
+    _check_reachable(datadir, run_dir, uid, gid)
+    argv = [
+        *_prefix(copy, uid, gid),
+        binary.path,
+        *server_options(binary, copy, settings, memory_bytes=memory_bytes, run_dir=run_dir, socket=socket, uid=uid),
+        *options,
+    ]
+    log = os.path.join(run_dir, "server.log")
+    with open(log, "wb") as output, running(argv, output=output, grace_s=_GRACE_S) as process:
+        server = ThrowawayServer(process, socket, log)
+        _wait_until_it_answers(server, time_limit_s)
+        yield server
+
+
+def server_options(
+    binary: ServerBinary,
+    copy: Copy,
+    settings: Mapping[str, str],
+    *,
+    memory_bytes: int,
+    run_dir: str,
+    socket: str,
+    uid: int,
+) -> list[str]:
+    """Return the options of a throwaway server: pure but for the random server id."""
+    mariadb = binary.flavor == "mariadb"
+    replica = "slave" if mariadb or binary.number < (8, 0, 26) else "replica"
+    options = [
+        "--no-defaults",
+        f"--datadir={copy.datadir}",
+        f"--socket={socket}",
+        f"--pid-file={run_dir}/pid",
+        f"--tmpdir={os.path.join(run_dir, 'tmp')}",
+        f"--secure-file-priv={os.path.join(run_dir, 'tmp')}",
+        "--skip-networking",
+        # The socket is private; and whether the accounts are intact is CHECK TABLE's question.
+        "--skip-grant-tables",
+        f"--skip-{replica}-start",
+        f"--relay-log={run_dir}/relay",
+        "--event-scheduler=DISABLED",
+        f"--server-id={2**31 + secrets.randbelow(2**31 - 1)}",
+        "--performance-schema=OFF",
+        "--max-connections=10",
+        "--key-buffer-size=8M",
+        f"--innodb-buffer-pool-size={max(memory_bytes - _FIXED_BUFFERS, _SMALLEST_POOL) // _MIB}M",
+        "--innodb-buffer-pool-load-at-startup=OFF",
+        "--innodb-buffer-pool-dump-at-shutdown=OFF",
+        "--innodb-log-buffer-size=8M",
+        # The copy is thrown away: nothing needs to be durable, everything needs to be found broken rather than mended.
+        "--innodb-flush-log-at-trx-commit=0",
+        "--sync-binlog=0",
+        "--myisam-recover-options=OFF",
+    ]
+    if mariadb:
+        options += [
+            "--aria-recover-options=OFF",
+            "--aria-pagecache-buffer-size=16M",
+            "--expire-logs-days=0",
+            f"--master-info-file={run_dir}/master.info",
+            f"--relay-log-info-file={run_dir}/relay-log.info",
+        ]
+    else:
+        options += [
+            "--loose-mysqlx=OFF",
+            "--loose-persisted-globals-load=OFF",
+            "--loose-binlog-expire-logs-seconds=0",
+            "--loose-expire-logs-days=0",
+        ]
+    if uid == 0:
+        # The source's datadir is root's, so its server ran as root: that takes saying so.
+        options.append("--user=root")
+    # Where the other version does not know a setting any more (loose), it does not need it either.
+    strict = ("innodb_page_size", "innodb_data_file_path", "lower_case_table_names")
+    for name, value in settings.items():
+        if name not in copy.paths and name not in ("log_bin_basename", "log_bin_index"):
+            options.append(f"--{'' if name in strict else 'loose-'}{name.replace('_', '-')}={value}")
+    options += [f"--{name.replace('_', '-')}={path}" for name, path in copy.paths.items()]
+    return [*options, *copy.log_bin_options]
+
+
+def _owner(datadir: str) -> tuple[int, int]:
+    facts = os.stat(datadir)
+    if facts.st_uid == 0:
+        others = {entry.stat(follow_symlinks=False).st_uid for entry in os.scandir(datadir)} - {0}
+        if others:
+            raise VerificationError(
+                f"the datadir {datadir} belongs to root, but files in it to user {min(others)}: no server could use it"
+            )
+    if os.geteuid() not in (0, facts.st_uid):
+        raise LackingError(
+            f"the datadir {datadir} belongs to user {facts.st_uid}, and only root can start a server as that user",
+            hint="run snapmgr as root",
+        )
+    return facts.st_uid, facts.st_gid
+
+
+def _make_run_dir(run_dir: str, uid: int, gid: int) -> str:
+    socket = os.path.join(run_dir, "s")
+    if len(os.fsencode(socket)) >= _SOCKET_LIMIT:
+        raise LackingError(f"{socket} is too long for a socket", hint="choose a shorter runtime folder")
+    for folder in (run_dir, os.path.join(run_dir, "tmp")):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.chmod(folder, 0o700)
+        if os.geteuid() == 0:
+            os.chown(folder, uid, gid)
+    return socket
+
+
+def _as_owner(uid: int, gid: int) -> list[str]:
+    if os.geteuid() != 0:
+        return ["setpriv", "--pdeathsig", "KILL", "--"]
+    # The user changes before the death signal is set: changing it afterwards would clear the signal.
+    return ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--pdeathsig", "KILL", "--"]
+
+
+def _prefix(copy: Copy, uid: int, gid: int) -> list[str]:
+    if not copy.covers:
+        return _as_owner(uid, gid)
+    if os.geteuid() != 0:
+        raise LackingError(
+            "the copy holds absolute paths, and only root can let a server see the copy at them", hint="run as root"
+        )
+    pairs = [path for pair in copy.covers for path in pair]
+    return [
+        *("unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _COVER, "sh"),
+        *(*pairs, "--"),
+        *_as_owner(uid, gid),
+    ]
+
+
+def _check_reachable(datadir: str, run_dir: str, uid: int, gid: int) -> None:
+    """Raise LackingError if a folder above is closed to the owner: the server would call that damage."""
+    for path in (os.path.dirname(datadir), run_dir):
+        if CommandRunner().run([*_as_owner(uid, gid), "test", "-x", path], ok=(0, 1)).returncode != 0:
+            raise LackingError(
+                f"user {uid}, who owns the datadir, cannot reach {path}",
+                hint="the folders above it must be open for passing through (chmod o+x)",
+            )
+
+
+def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None:
+    deadline = time.monotonic() + time_limit_s
+    last = ""
+    while (left := deadline - time.monotonic()) > 0:
+        if not server.running:
+            if server._process.returncode == _COVER_FAILED:  # noqa: SLF001 - one module
+                raise LackingError(f"the copy could not be mounted over the original paths: {server.excerpt()}")
+            raise server.failure("the server ended instead of starting on the copy")
+        try:
+            server.connect(timeout_s=min(left, 2.0)).close()
+        except MysqlError as error:
+            last = error.message
+        else:
+            return
+        time.sleep(0.05)
+    raise VerificationError(
+        f"the server on the copy did not answer within {format_duration(time_limit_s)}: {server.excerpt() or last}",
+        hint="raise the time limit if it was still recovering",
+    )
