@@ -12,7 +12,7 @@ from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.identity import identify
 from snapmgr.mysql.layout import outside, read_layout
 from snapmgr.mysql.quiesce import Choice, choose
-from snapmgr.plugins import load_backends
+from snapmgr.plugins import list_plugins
 from snapmgr.records import NotMine, Volume
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _refuse_excluded(volume: Volume) -> None:
 def _choose_backend(ctx: Context, job: Job, path: str, *, need_volume: bool) -> tuple[Backend, Volume]:
     """Return the job's backend, or with "auto" the best that can: one atomic over the volume before one that is not."""
     target = find_target(path, runner=ctx.runner)
-    names = sorted(load_backends()) if job.backend == "auto" else [job.backend]
+    names = [plugin.name for plugin in list_plugins()] if job.backend == "auto" else [job.backend]
     refusals: list[str] = []
     lacking = False
     fitting: list[tuple[bool, Backend, Volume]] = []
