@@ -31,6 +31,9 @@ _KEPT = ("HOME", "TMPDIR", "LVM_SYSTEM_DIR", "DM_DISABLE_UDEV", "META_PASSWORD")
 _STDERR_SHOWN = 2000
 _TERM_GRACE_S = 5.0
 
+# The type of what `running` yields, for modules that may not import subprocess.
+Process = subprocess.Popen[bytes]
+
 # Debian's names of the packages that bring a program.
 _PACKAGES = {
     "mariadbd": "mariadb-server-core",
@@ -118,7 +121,7 @@ def _start(
     stderr: int | IO[bytes],
     secrets: tuple[str, ...] = (),
     env: dict[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
+) -> Process:
     program = argv[0] if "/" in argv[0] else find_program(argv[0])
     try:
         return subprocess.Popen(
@@ -156,7 +159,7 @@ def _failure(shown: str, returncode: int, said: str) -> CommandError:
     return CommandError(f"{shown} failed ({how})" + (f": {_tail(said)}" if said.strip() else ""))
 
 
-def _ended(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
+def _ended(process: Process, timeout_s: float | None) -> bool:
     """Wait for the end of a child and reap it; False when it still runs after `timeout_s`.
 
     By a pidfd: `Popen.wait` with a limit polls, which would add up to 50 ms.
@@ -174,14 +177,14 @@ def _ended(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
     return True
 
 
-_abandoned: list[subprocess.Popen[bytes]] = []
+_abandoned: list[Process] = []
 
 
 def _reap_abandoned() -> None:
     _abandoned[:] = [process for process in _abandoned if process.poll() is None]
 
 
-def end_process(process: subprocess.Popen[bytes], *, grace_s: float = _TERM_GRACE_S) -> None:
+def end_process(process: Process, *, grace_s: float = _TERM_GRACE_S) -> None:
     """End a child that runs in a session of its own, with its whole process group, and reap it.
 
     SIGTERM first, SIGKILL after `grace_s` to whatever of the group is left. A process stuck in the kernel (state D)
@@ -205,7 +208,7 @@ def end_process(process: subprocess.Popen[bytes], *, grace_s: float = _TERM_GRAC
             stream.close()
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+def _signal_group(process: Process, number: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
@@ -228,7 +231,7 @@ def running(
     output: BinaryIO,
     env: dict[str, str] | None = None,
     grace_s: float = 30.0,
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[Process]:
     """Run a long-living program (a throwaway server) while the context lasts; it is always ended and reaped.
 
     `output` gets its stdout and stderr. The caller prefixes ``setpriv --pdeathsig KILL`` where the program must not
@@ -248,7 +251,7 @@ def pipeline(argvs: Sequence[Sequence[str]], *, timeout_s: float, secrets: tuple
     program is missing. All members are ended and reaped.
     """
     deadline = time.monotonic() + timeout_s
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[Process] = []
     with ExitStack() as files:
         out = files.enter_context(_memory_file())
         errors = [files.enter_context(_memory_file()) for _ in argvs]

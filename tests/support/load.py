@@ -6,9 +6,10 @@ Each writer repeats, each step being one acknowledged write:
 2. Aria: append (writer, n) to its journal and set the writer's counter to n;
 3. MyISAM: the same.
 
-So in a consistent copy: the money's sum is unchanged; every ledger is 1…n without a hole; and, for each writer, Aria is at
-n or n-1 and MyISAM at Aria's or one less, never ahead. A copy without the right lock breaks one of these. What was
-acknowledged, and how long each write took, is kept in files that can be read while the load runs, and after it was killed.
+So in a consistent copy: the money's sum is unchanged; every ledger is 1…n without a hole; and, for each writer, Aria is
+at n or n-1 and MyISAM at Aria's or one less, never ahead. A copy without the right lock breaks one of these. What was
+acknowledged, and how long each write took, is kept in files that can be read while the load runs, and after it was
+killed.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ import pymysql
 from support.storage import shielded, work_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SCHEMA = "load_test"
 ACCOUNTS = 100
 _OPENING_BALANCE = 1000
-# One writer's line in the shared file: last acknowledged number (InnoDB), the same for Aria and MyISAM, and the start of
-# the write in progress (CLOCK_MONOTONIC, ns; 0: none).
+# One writer's line in the shared file: last acknowledged number (InnoDB), the same for Aria and MyISAM, and the start
+# of the write in progress (CLOCK_MONOTONIC, ns; 0: none).
 _SLOT = struct.Struct("=QQQQ")
 _SAMPLE = struct.Struct("=QQ")  # start and duration of one write, ns
 _PR_SET_PDEATHSIG = 1
@@ -143,8 +144,7 @@ def _main() -> None:
     try:
         _write_forever(arguments.socket, arguments.folder, arguments.writer, arguments.pause_s)
     except pymysql.err.MySQLError as error:
-        print(error, file=sys.stderr)
-        sys.exit(1)
+        sys.exit(str(error))
 
 
 # ------------------------------------------------------------------------------------------------------------- the load
@@ -166,12 +166,13 @@ class WriteLoad:
         """Start the writers; they go on where they stopped."""
         (self._folder / "stop").unlink(missing_ok=True)
         self._since_ns = time.monotonic_ns()
+        pause = str(self._pause_s)
         with shielded():
             for writer in range(self.writers):
                 with (self._folder / f"errors-{writer}").open("ab") as errors:
                     self._processes.append(
                         subprocess.Popen(
-                            [sys.executable, "-m", "support.load", self._socket, self._folder, str(writer), str(self._pause_s)],
+                            [sys.executable, "-m", "support.load", self._socket, self._folder, str(writer), pause],
                             stdin=subprocess.DEVNULL,
                             stdout=errors,
                             stderr=errors,
@@ -238,7 +239,8 @@ class WriteLoad:
         for path in self._folder.glob("samples-*"):
             data = path.read_bytes()
             whole = memoryview(data)[: len(data) - len(data) % _SAMPLE.size]
-            durations += [took for started, took in _SAMPLE.iter_unpack(whole) if started + took >= begin and started <= end]
+            samples = _SAMPLE.iter_unpack(whole)
+            durations += [took for started, took in samples if started + took >= begin and started <= end]
         if self._processes:
             waiting = [started for *_, started in _SLOT.iter_unpack((self._folder / "slots").read_bytes())]
             durations += [now - started for started in waiting if 0 < started <= end]
@@ -300,37 +302,13 @@ def check_invariant(
 
     Raises InvariantError that lists everything that is wrong.
     """
-    wrong: list[str] = []
     with connection.cursor() as cursor:
 
         def rows(sql: str) -> list[tuple[Any, ...]]:
             cursor.execute(sql)
             return list(cursor.fetchall())
 
-        for name in _TABLE_NAMES:
-            wrong += [
-                f"CHECK TABLE {name}: {kind} {text}"
-                for _, _, kind, text in rows(f"CHECK TABLE {SCHEMA}.{name} EXTENDED")
-                if kind == "error" or (kind == "status" and text != "OK")
-            ]
-        ((total,),) = rows(f"SELECT SUM(balance) FROM {SCHEMA}.accounts")
-        if total != ACCOUNTS * _OPENING_BALANCE:
-            wrong.append(f"the accounts hold {total}, not {ACCOUNTS * _OPENING_BALANCE}")
-        reached: dict[str, dict[int, int]] = {}
-        for name in ("ledger", "journal_aria", "journal_myisam"):
-            reached[name] = {}
-            for writer, count, top in rows(f"SELECT writer, COUNT(*), MAX(n) FROM {SCHEMA}.{name} GROUP BY writer"):
-                reached[name][writer] = top
-                if count != top:
-                    wrong.append(f"{name}: writer {writer} is at {top} but has {count} rows")
-        for name in ("aria", "myisam"):
-            journal, counter = reached[f"journal_{name}"], dict(rows(f"SELECT writer, n FROM {SCHEMA}.counter_{name}"))
-            # Row first, counter second: the counter may be one behind.
-            wrong += [
-                f"{name}: writer {writer}'s counter is {counter.get(writer, 0)}, its journal at {top}"
-                for writer, top in journal.items()
-                if not top - 1 <= counter.get(writer, 0) <= top
-            ]
+        reached, wrong = _inspect(rows)
     count = len(before or after or ()) or max((1 + max(tops) for tops in reached.values() if tops), default=0)
     found = tuple(
         Acknowledged(
@@ -341,17 +319,53 @@ def check_invariant(
         for writer in range(count)
     )
     for writer, line in enumerate(found):
-        if not (line.innodb - 1 <= line.aria <= line.innodb and line.aria - 1 <= line.myisam <= line.aria):
-            wrong.append(f"writer {writer}'s engines are of different instants: {line}")
-        for engine in ("innodb", "aria", "myisam"):
-            here = getattr(line, engine)
-            if before is not None and here < getattr(before[writer], engine):
-                wrong.append(f"writer {writer}: {engine} {getattr(before[writer], engine)} was acknowledged, {here} is there")
-            if after is not None and here > getattr(after[writer], engine) + 1:
-                wrong.append(f"writer {writer}: {engine} has {here}, written after the copy was made")
+        wrong += _compare(writer, line, before[writer] if before else None, after[writer] if after else None)
     if wrong:
         raise InvariantError("; ".join(wrong))
     return found
+
+
+def _inspect(rows: Callable[[str], list[tuple[Any, ...]]]) -> tuple[dict[str, dict[int, int]], list[str]]:
+    """Return how far each writer came in each journal, and what is wrong inside the copy."""
+    wrong = [
+        f"CHECK TABLE {name}: {kind} {text}"
+        for name in _TABLE_NAMES
+        for _, _, kind, text in rows(f"CHECK TABLE {SCHEMA}.{name} EXTENDED")
+        if kind == "error" or (kind == "status" and text != "OK")
+    ]
+    ((total,),) = rows(f"SELECT SUM(balance) FROM {SCHEMA}.accounts")
+    if total != ACCOUNTS * _OPENING_BALANCE:
+        wrong.append(f"the accounts hold {total}, not {ACCOUNTS * _OPENING_BALANCE}")
+    reached: dict[str, dict[int, int]] = {}
+    for name in ("ledger", "journal_aria", "journal_myisam"):
+        reached[name] = {}
+        for writer, count, top in rows(f"SELECT writer, COUNT(*), MAX(n) FROM {SCHEMA}.{name} GROUP BY writer"):
+            reached[name][writer] = top
+            if count != top:
+                wrong.append(f"{name}: writer {writer} is at {top} but has {count} rows")
+    for name in ("aria", "myisam"):
+        counter = dict(rows(f"SELECT writer, n FROM {SCHEMA}.counter_{name}"))
+        # Row first, counter second: the counter may be one behind.
+        wrong += [
+            f"{name}: writer {writer}'s counter is {counter.get(writer, 0)}, its journal at {top}"
+            for writer, top in reached[f"journal_{name}"].items()
+            if not top - 1 <= counter.get(writer, 0) <= top
+        ]
+    return reached, wrong
+
+
+def _compare(writer: int, line: Acknowledged, before: Acknowledged | None, after: Acknowledged | None) -> list[str]:
+    """Return what is wrong with one writer's journals, against each other and against what was acknowledged."""
+    wrong = []
+    if not (line.innodb - 1 <= line.aria <= line.innodb and line.aria - 1 <= line.myisam <= line.aria):
+        wrong.append(f"writer {writer}'s engines are of different instants: {line}")
+    for engine in ("innodb", "aria", "myisam"):
+        here = getattr(line, engine)
+        if before is not None and here < getattr(before, engine):
+            wrong.append(f"writer {writer}: {engine} {getattr(before, engine)} was acknowledged, {here} is there")
+        if after is not None and here > getattr(after, engine) + 1:
+            wrong.append(f"writer {writer}: {engine} has {here}, written after the copy was made")
+    return wrong
 
 
 if __name__ == "__main__":

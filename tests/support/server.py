@@ -134,13 +134,14 @@ class PrivateServer:
 
     def connect(self, **options: Any) -> pymysql.connections.Connection[Any]:
         """Return a connection as root by the socket, with autocommit; the caller closes it."""
-        return pymysql.connect(**({"unix_socket": self.socket, "user": "root", "autocommit": True} | options))
+        given: dict[str, Any] = {"unix_socket": self.socket, "user": "root", "autocommit": True} | options
+        return pymysql.connections.Connection(**given)
 
     def query(self, sql: str, *arguments: object) -> tuple[tuple[Any, ...], ...]:
         """Run one statement on a connection of its own and return its rows."""
         with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute(sql, arguments or None)
-            return cursor.fetchall()
+            return tuple(cursor.fetchall())
 
     def stop(self) -> None:
         """Shut the server down cleanly; killed after a minute. No error if it does not run."""

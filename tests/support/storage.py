@@ -64,15 +64,15 @@ def shielded() -> Iterator[None]:
         return
     arrived: list[int] = []
     old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in old:
-        signal.signal(number, lambda number, _frame: arrived.append(number))
+    for held in old:
+        signal.signal(held, lambda number, _frame: arrived.append(number))
     try:
         yield
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-        for number in arrived:
-            signal.raise_signal(number)
+        for late in arrived:
+            signal.raise_signal(late)
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def loop_filesystem(
         base: where the image lies; the temporary folder by default. ``/dev/shm`` makes it quick.
 
     At the end everything mounted from the device is unmounted, the device detached and the image deleted. Raises
-    LeftBehindError, naming the processes that hold it, if the file system or the device cannot be released in ten seconds.
+    LeftBehindError, naming the processes that hold it, if it cannot be released within ten seconds.
     """
     with work_folder(base) as folder:
         image, point = folder / "image", folder / "mnt"

@@ -71,7 +71,8 @@ def test_stdin_is_closed(runner):
 
 
 def test_large_output_on_both_streams_does_not_block(runner):
-    done = runner.run(["sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' e >&2; head -c 3000000 /dev/zero"], timeout_s=20)
+    script = "head -c 3000000 /dev/zero | tr '\\0' e >&2; head -c 3000000 /dev/zero"
+    done = runner.run(["sh", "-c", script], timeout_s=20)
     assert (len(done.stdout), len(done.stderr)) == (3_000_000, 3_000_000)
 
 
@@ -186,7 +187,8 @@ def test_time_limit_ends_the_whole_group(runner, tmp_path):
 
 def test_time_limit_kills_what_ignores_sigterm(runner, monkeypatch, tmp_path):
     monkeypatch.setattr(command.end_process, "__kwdefaults__", {"grace_s": 0.3})
-    script = f"trap '' TERM; (trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 0.05; done) & while :; do sleep 0.05; done"
+    loop = "while :; do sleep 0.05; done"
+    script = f"trap '' TERM; (trap '' TERM; sh -c 'echo $PPID' > {tmp_path}/pid; {loop}) & {loop}"
     with pytest.raises(CommandError, match="did not finish"):
         runner.run(["sh", "-c", script], timeout_s=0.3)
     _wait_until(lambda: _gone(int((tmp_path / "pid").read_text())))
@@ -423,7 +425,8 @@ def test_death_with_the_parent(tmp_path):
     parent = f"""
 import sys, time
 from snapmgr.command import running
-with open({str(log)!r}, "wb") as out, running(["setpriv", "--pdeathsig", "KILL", "sh", "-c", "echo $$; sleep 60"], output=out):
+argv = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", "echo $$; sleep 60"]
+with open({str(log)!r}, "wb") as out, running(argv, output=out):
     time.sleep(60)
 """
     with (tmp_path / "own").open("wb") as own, running([sys.executable, "-c", parent], output=own) as process:

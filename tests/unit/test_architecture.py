@@ -1,0 +1,118 @@
+"""The design's rules about imports hold, and the contracts that check them leave no module out."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CONTRACTS = {contract["name"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
+BACKENDS = sorted(path.parent for path in (ROOT / "backends").glob("*/__init__.py"))
+
+
+def _lint(folder):
+    return subprocess.run(
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_contracts_are_kept():
+    done = _lint(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(CONTRACTS)} kept, 0 broken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "contract"),
+    [
+        ("snapmgr/units.py", "import snapmgr.catalog", "Imports go one way"),
+        ("snapmgr/retention.py", "import subprocess", "subprocess only in command"),
+        ("snapmgr/catalog.py", "import rich.table", "click and rich only in the command line"),
+        ("snapmgr/catalog.py", "import pymysql", "PyMySQL only in mysql.client"),
+        ("snapmgr/mount.py", "import pyudev", "pyudev only in blockdev"),
+        ("snapmgr/retention.py", "import msgspec", "retention stands on the standard library alone"),
+        ("snapmgr/plugins.py", "import snapmgr_btrfs", "snapmgr never imports a backend"),
+        ("backends/snapmgr_reflink/__init__.py", "import snapmgr.command", "A backend imports snapmgr.api"),
+        ("backends/snapmgr_reflink/__init__.py", "import snapmgr_btrfs", "Backends do not know each other"),
+    ],
+)
+def test_contract_breaks_when_it_should(module, statement, contract, tmp_path):
+    # A contract that names a wrong module is kept for ever: so break each one in a copy.
+    for name in ("snapmgr", "backends"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / module).open("a") as file:
+        file.write(f"\n{statement}\n")
+    # The installed snapmgr is found by path entries of ROOT: the copy must come first.
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from importlinter.cli import lint_imports_command as c; c()", "--no-cache"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{tmp_path}:{tmp_path / 'backends'}", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    broken = [line for line in done.stdout.splitlines() if line.startswith(contract) and "BROKEN" in line]
+    assert broken, done.stdout + done.stderr
+
+
+def test_backend_contract_names_every_module_but_the_api():
+    modules = {f"snapmgr.{path.stem}" for path in (ROOT / "snapmgr").glob("*.py") if path.stem != "__init__"}
+    modules |= {f"snapmgr.{path.parent.name}" for path in (ROOT / "snapmgr").glob("*/__init__.py")}
+    contract = CONTRACTS["A backend imports snapmgr.api and nothing else of snapmgr"]
+    named = {name for name in contract["forbidden_modules"] if name.startswith("snapmgr.")}
+    assert named == modules - {"snapmgr.api"}
+
+
+def test_every_backend_is_shipped_registered_and_under_contract():
+    names = {path.name for path in BACKENDS}
+    assert names
+    assert set(PYPROJECT["tool"]["importlinter"]["root_packages"]) == names | {"snapmgr"}
+    shipped = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert set(shipped) == {"snapmgr"} | {f"backends/{name}" for name in names}
+    points = PYPROJECT["project"]["entry-points"]["snapmgr.backends"].values()
+    assert {point.partition(":")[0] for point in points} == names
+    for contract in CONTRACTS.values():
+        if "snapmgr" in contract.get("source_modules", ()) and "backend" not in contract["name"]:
+            assert set(contract["source_modules"]) == names | {"snapmgr"}
+
+
+@pytest.mark.parametrize("package", BACKENDS, ids=lambda path: path.name)
+def test_backend_starts_no_program_by_itself(package):
+    banned = {"system", "popen", "fork", "forkpty", "posix_spawn", "posix_spawnp"}
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+                assert node.attr not in banned, f"{path}:{node.lineno}"
+                assert not node.attr.startswith(("exec", "spawn")), f"{path}:{node.lineno}"
+
+
+def test_every_ignored_ruff_rule_has_its_reason():
+    lines = (ROOT / "pyproject.toml").read_text().partition("[tool.ruff.lint]")[2].partition("# ----")[0].splitlines()
+    rules = [line for line in lines if line.startswith('    "')]
+    assert len(rules) > 10
+    assert [line for line in rules if "#" not in line] == []
+
+
+def test_locks_name_no_index_and_hash_everything():
+    for name in ("runtime", "btrfs", "dev"):
+        text = (ROOT / "requirements" / f"{name}.txt").read_text()
+        assert "://" not in text
+        assert "index-url" not in text
+        lines = text.replace("\\\n", "").splitlines()
+        entries = [line for line in lines if line and not line.lstrip().startswith("#")]
+        assert entries
+        assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
