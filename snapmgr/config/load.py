@@ -52,12 +52,14 @@ def _read(path: Path) -> tuple[Config, list[str]]:
     files = _list_files(path, reading.errors)
     for file in files:
         reading.add(file)
+    # Also where no job uses them.
+    reading.inherited()
     jobs = {name: job for name in reading.tables("job") if (job := reading.job(name)) is not None}
     config = Config(
         files=tuple(files),
         state_dir=reading.folder("state_dir") or _default_folder("/var/lib/snapmgr", "XDG_STATE_HOME", _home_state()),
         scratch_dir=reading.folder("scratch_dir")
-        or _default_folder("/run/snapmgr", "XDG_RUNTIME_DIR", f"/tmp/snapmgr-{os.geteuid()}"),  # noqa: S108 - per user; mount.py refuses a stranger's
+        or _default_folder("/run/snapmgr", "XDG_RUNTIME_DIR", f"/tmp/snapmgr-{os.geteuid()}"),
         jobs=jobs,
         backends={name: reading.found[f"backend.{name}"][1] for name in reading.tables("backend")},
     )
@@ -192,7 +194,8 @@ class _Reading:
         self.errors += [f"{file}: {error}" for error in errors]
         return values
 
-    def _inherited(self) -> dict[str, Any]:
+    def inherited(self) -> dict[str, Any]:
+        """Return the typed values of ``[defaults]``."""
         if self._defaults is None:
             self._defaults = self._read_job_table("defaults") if "defaults" in self.found else {}
         return self._defaults
@@ -201,7 +204,7 @@ class _Reading:
         """Return one job with the defaults merged in; None if something is wrong with it."""
         path = f"job.{name}"
         file, table = self.found[path]
-        defaults = self._inherited()
+        defaults = self.inherited()
         known = len(self.errors)
         own = self._read_job_table(path)
         source = own.get("source", None if "source" in table else defaults.get("source"))
@@ -219,7 +222,7 @@ class _Reading:
 
 
 def _attributes(kind: type[Job | Verify], keys: frozenset[str]) -> set[str]:
-    import msgspec  # noqa: PLC0415 - one use
+    import msgspec
 
     return {field.name for field in msgspec.structs.fields(kind) if field.encode_name in keys}
 

@@ -6,7 +6,7 @@ A key's TOML name is its attribute's name without the unit: ``lock_wait = "3s"``
 from __future__ import annotations
 
 import difflib
-from pathlib import Path  # noqa: TC003 - msgspec reads the annotations
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
