@@ -90,11 +90,11 @@ def format_duration(seconds: float) -> str:
     if seconds < 0:
         return "-" + format_duration(-seconds)
     # Each limit is where rounding reaches the next form: 9.95 ms is "10 ms", 59.95 s is "1 min".
-    if round(seconds * 1000, 1) < 10:
+    if round(seconds * 1000, 1) < 10:  # noqa: PLR2004
         return f"{seconds * 1000:.1f} ms"
-    if round(seconds * 1000, 0) < 1000:
+    if round(seconds * 1000, 0) < 1000:  # noqa: PLR2004
         return f"{seconds * 1000:.0f} ms"
-    if round(seconds, 1) < 60:
+    if round(seconds, 1) < 60:  # noqa: PLR2004
         return f"{seconds:.1f} s"
     return _format_long(round(seconds)) if math.isfinite(seconds) else "forever"
 

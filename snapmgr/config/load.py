@@ -59,7 +59,7 @@ def _read(path: Path) -> tuple[Config, list[str]]:
         files=tuple(files),
         state_dir=reading.folder("state_dir") or _default_folder("/var/lib/snapmgr", "XDG_STATE_HOME", _home_state()),
         scratch_dir=reading.folder("scratch_dir")
-        or _default_folder("/run/snapmgr", "XDG_RUNTIME_DIR", f"/tmp/snapmgr-{os.geteuid()}"),
+        or _default_folder("/run/snapmgr", "XDG_RUNTIME_DIR", f"/tmp/snapmgr-{os.geteuid()}"),  # noqa: S108 - per user; mount.py refuses a stranger's
         jobs=jobs,
         backends={name: reading.found[f"backend.{name}"][1] for name in reading.tables("backend")},
     )
@@ -222,7 +222,7 @@ class _Reading:
 
 
 def _attributes(kind: type[Job | Verify], keys: frozenset[str]) -> set[str]:
-    import msgspec
+    import msgspec  # noqa: PLC0415 - one use
 
     return {field.name for field in msgspec.structs.fields(kind) if field.encode_name in keys}
 

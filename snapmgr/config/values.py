@@ -60,10 +60,10 @@ def describe_unknown(key: str, allowed: Iterable[str]) -> str:
 def show(value: object) -> str:
     """Return a value as the user wrote it, about, and not longer than is useful in an error."""
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 100 else text[:99] + "…"
+    return text if len(text) <= 100 else text[:99] + "…"  # noqa: PLR2004
 
 
-def _read_value(value: Any, hint: Any) -> Any:
+def _read_value(value: Any, hint: Any) -> Any:  # noqa: ANN401 - any TOML value to any typed one
     """Return `value` as the annotation `hint` wants it. Raises ValueError with what is allowed."""
     alternatives = [part for part in get_args(hint) if part is not type(None)]
     if type(None) in get_args(hint):
@@ -106,7 +106,7 @@ def in_users_words(message: str) -> str:
 def _read_marked(value: object, marker: str) -> float | int | str:
     if not isinstance(value, str):
         examples = {"duration": '"30s"', "size": '"256M"', "share": '"all" or "20%"', "path": '"/a/path"'}
-        raise ValueError(f"must be a text such as {examples[marker]}")
+        raise ValueError(f"must be a text such as {examples[marker]}")  # noqa: TRY004 - callers collect ValueErrors
     if marker == "duration":
         return parse_duration(value)
     if marker == "size":
