@@ -1,0 +1,74 @@
+"""Runs the real command line with faults injected at the system-call level (see faults.c)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def _library() -> Path:
+    """Compile faults.c once a test run."""
+    folder = Path(tempfile.mkdtemp(prefix="snapmgr-faults-"))
+    library = folder / "faults.so"
+    source = Path(__file__).with_name("faults.c")
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source, "-ldl"],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return library
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """What should go wrong; the default is nothing."""
+
+    kill_at: int | None = None
+    kill_after: bool = False
+    log: Path | None = None
+    delay_s: float | None = None
+    delay_mark: Path | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that make it happen."""
+        variables = {"LD_PRELOAD": str(_library())}
+        if self.kill_at is not None:
+            variables["FAULT_KILL_AT"] = str(self.kill_at)
+            variables["FAULT_KILL_WHEN"] = "after" if self.kill_after else "before"
+        if self.log is not None:
+            variables["FAULT_LOG"] = str(self.log)
+        if self.delay_s is not None:
+            variables["FAULT_DELAY_MS"] = str(round(self.delay_s * 1000))
+        if self.delay_mark is not None:
+            variables["FAULT_DELAY_MARK"] = str(self.delay_mark)
+        return variables
+
+
+def start(config: Path, *arguments: str, faults: Faults | None = None) -> subprocess.Popen[str]:
+    """Start ``snapmgr --config CONFIG ARGUMENTS…``, in a session of its own; stdout and stderr are pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "snapmgr", "--config", str(config), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ) | (faults.environment() if faults else {}),
+        start_new_session=True,
+    )
+
+
+def run(config: Path, *arguments: str, faults: Faults | None = None, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """The same, to its end."""
+    with start(config, *arguments, faults=faults) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
