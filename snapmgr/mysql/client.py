@@ -280,12 +280,15 @@ def _private_text(path: str) -> str:
 def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 - PyMySQL has no types
     """Return an open PyMySQL connection or the error to raise: raised from here it would carry the password's frame."""
     try:
-        import pymysql  # noqa: PLC0415 - slow
+        import pymysql  # noqa: PLC0415 - slow; only those who talk to a server pay for it
         from pymysql.cursors import DictCursor  # noqa: PLC0415
     except ImportError as error:
         raise LackingError(f"the package PyMySQL cannot be loaded: {error}", hint="pip install PyMySQL") from None
+    sock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
     try:
-        raw = pymysql.connect(
+        sock.settimeout(timeout_s)
+        sock.connect(login.socket)
+        raw = pymysql.Connection(
             unix_socket=login.socket,
             user=login.user,
             password=login.password,
@@ -298,11 +301,17 @@ def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 
             program_name="snapmgr",
             # The socket never leaves this machine; and a TLS layer would stand between us and a quick drop().
             ssl_disabled=True,
+            # It would leave its socket to the garbage collector where the connection fails.
+            defer_connect=True,
         )
-    except SnapmgrError:
-        # A signal handler's, raised while we waited.
-        raise
-    except Exception as error:  # noqa: BLE001 - garbage instead of a handshake ends in struct.error, IndexError, …
+        # What it would set itself for a unix socket: caching_sha2 may send the password as it is.
+        raw._secure = True  # type: ignore[attr-defined]  # noqa: SLF001
+        raw.connect(sock)
+    except BaseException as error:
+        sock.close()
+        # Garbage instead of a handshake ends in struct.error, IndexError, …; ours can only be a signal handler's.
+        if isinstance(error, SnapmgrError) or not isinstance(error, Exception):
+            raise
         return _login_failure(login, error)
     # PyMySQL keeps it for reconnecting, which we never do.
     raw.password = b""
@@ -311,7 +320,8 @@ def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 
 
 def _login_failure(login: _Login, error: Exception) -> MysqlError:
     where = f"the database server at {login.socket}"
-    cause = getattr(error, "original_exception", None)
+    # PyMySQL wraps what the socket says during the handshake.
+    cause = getattr(error, "original_exception", error)
     if isinstance(cause, OSError):
         said = cause.strerror or cause
         return MysqlError(f"cannot connect to {where}: {said}", errno=2002, hint=_socket_hint(login, cause))

@@ -129,11 +129,11 @@ class ThrowawayServer:
 @contextmanager
 def throwaway(
     binary: ServerBinary,
-    datadir: str,
+    datadir: str | os.PathLike[str],
     *,
     settings: Mapping[str, str],
     memory_bytes: int,
-    run_dir: str,
+    run_dir: str | os.PathLike[str],
     options: Sequence[str] = (),
     originals: Mapping[str, str] | None = None,
     time_limit_s: float = 600.0,
@@ -156,7 +156,7 @@ def throwaway(
     Raises VerificationError if the copy does not start in time; LackingError if this machine is why (rights, memory,
     space, an absolute path that is not covered).
     """
-    datadir = os.path.realpath(datadir)
+    datadir, run_dir = os.path.realpath(datadir), os.path.abspath(run_dir)
     uid, gid = _owner(datadir)
     copy = prepare_copy(datadir, settings, originals or {})
     socket = _make_run_dir(run_dir, uid, gid)
@@ -315,7 +315,10 @@ def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None
         else:
             return
         time.sleep(0.05)
-    raise VerificationError(
-        f"the server on the copy did not answer within {format_duration(time_limit_s)}: {server.excerpt() or last}",
-        hint="raise the time limit if it was still recovering",
+    end = describe_end(server._read_log(), None)  # noqa: SLF001 - one module
+    # A server on a full file system waits for room instead of ending.
+    kind = LackingError if end.machine else VerificationError
+    raise kind(
+        f"the server on the copy did not answer within {format_duration(time_limit_s)}: {end.text or last}",
+        hint=end.hint or "raise the time limit if it was still recovering",
     )

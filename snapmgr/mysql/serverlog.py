@@ -16,7 +16,10 @@ _STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\s?\d{1,2}:\d\d:\d\d(?:\.\d+)?(?:Z|[+-
 # The machine is why: it says nothing about the data.
 _MACHINE = (
     (
-        re.compile(r"No space left on device|errno: 28\b|Error number 28\b|error: 28\b", re.IGNORECASE),
+        re.compile(
+            r"No space left on device|Disk is full|out of disk space|failed with error 28\b|errno: 28\b|Error number 28\b|error: 28\b",
+            re.IGNORECASE,
+        ),
         "make room for the copy's changes",
     ),
     (
@@ -44,7 +47,7 @@ _DATA = (
         "redo log and data files are not of one instant, or the redo log is incomplete",
     ),
     (
-        re.compile(r"Permission denied|errno: 13\b|Operating system error number 13", re.IGNORECASE),
+        re.compile(r"Permission denied|must be writable|errno: 13\b|Operating system error number 13", re.IGNORECASE),
         "files in the datadir do not belong to the owner of the datadir",
     ),
     (
