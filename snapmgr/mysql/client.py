@@ -228,9 +228,17 @@ def _login(credentials: Credentials) -> _Login:
         )
     if not socket:
         socket = next((path for path in _DEFAULT_SOCKETS if os.path.exists(path)), _DEFAULT_SOCKETS[0])
-    user = credentials.user or options.get("user") or pwd.getpwuid(os.geteuid()).pw_name
+    user = credentials.user or options.get("user") or _own_name()
     password = _Secret(options.get("password", "").encode("utf-8", "surrogateescape"))
     return _Login(socket=socket, user=user, password=password)
+
+
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        # Containers run as users that no file names.
+        return str(os.geteuid())
 
 
 def _read_options(path: str) -> dict[str, str]:
@@ -347,7 +355,7 @@ def _socket_hint(login: _Login, cause: OSError) -> str:
     if isinstance(cause, FileNotFoundError):
         return "is the server running? Its own answer to SELECT @@socket is the path to give"
     if isinstance(cause, PermissionError):
-        return f"user {pwd.getpwuid(os.geteuid()).pw_name} may not use this socket: run as root or as the server's user"
+        return f"user {_own_name()} may not use this socket: run as root or as the server's user"
     if isinstance(cause, ConnectionRefusedError):
         return "the socket file is there but nobody listens: the server is stopped, or crashed"
     return f"is {login.socket} the socket of a running server?"

@@ -17,7 +17,7 @@ _STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\s?\d{1,2}:\d\d:\d\d(?:\.\d+)?(?:Z|[+-
 _MACHINE = (
     (
         re.compile(
-            r"No space left on device|Disk is full|out of disk space|failed with error 28\b|errno: 28\b|Error number 28\b|error: 28\b",
+            r"No space left|Disk is full|out of disk space|(?:errno|errcode|error|number):? 28\b",
             re.IGNORECASE,
         ),
         "make room for the copy's changes",

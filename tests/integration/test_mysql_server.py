@@ -1,4 +1,4 @@
-"""A throwaway server on copies of a real datadir: good ones, damaged ones, and ones that would lead to the live data."""
+"""A throwaway server on copies of a real datadir: good ones, damaged ones, ones that would lead to the live data."""
 
 from __future__ import annotations
 
@@ -178,10 +178,12 @@ def test_a_good_copy_starts_as_its_owner_and_every_table_is_whole(source, copy, 
 def test_a_server_that_is_left_is_ended_also_by_an_exception(source, copy, run_dir, binary):
     _, layout = source
     pid = 0
-    with pytest.raises(ZeroDivisionError):  # noqa: PT012
-        with throwaway(binary, str(copy), settings=layout.settings, memory_bytes=MEMORY, run_dir=run_dir) as server:
-            pid = server.pid
-            raise ZeroDivisionError
+    with (  # noqa: PT012 - the server must run first
+        pytest.raises(ZeroDivisionError),
+        throwaway(binary, str(copy), settings=layout.settings, memory_bytes=MEMORY, run_dir=run_dir) as server,
+    ):
+        pid = server.pid
+        raise ZeroDivisionError
     assert gone(pid, 0.1)
     assert servers_on(copy) == []
 
