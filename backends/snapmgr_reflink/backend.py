@@ -38,6 +38,8 @@ from snapmgr_reflink.place import Place, choose_place, mounted_inside
 _SNAPSHOT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]+")
 _RECORD_ID = re.compile(r"[0-9a-f]{16}")
 _NOTE_BYTES_AT_MOST = 64 << 10
+_SPACE_STEADY_S = 0.05
+_SPACE_AT_MOST_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +237,7 @@ class ReflinkBackend:
         for pool in pools:
             with store.opened(pool.id) as store_fd:
                 boot_id = store.boot_id()
-                for name in sorted(os.listdir(store_fd)):
+                for name in sorted(entry.name for entry in tree.entries(store_fd)):
                     with store.box(store_fd, pool.id, name) as box:
                         if box is not None:
                             found.append(describe(box, pool, boot_id, self.name))
@@ -320,8 +322,7 @@ class ReflinkBackend:
                 if box.name.startswith("deleting@") and box.mark and box.mark.native_id == ref.native_id:
                     self._remove(box)
             if wait == "space":
-                # XFS frees the blocks of removed files later; a sync of the file system waits for it.
-                flush(store_fd, ref.pool.id)
+                _await_space(store_fd, ref.pool.id)
 
     def _refuse_attached(self, store_fd: int, ref: SnapshotRef) -> None:
         for box in boxes(store_fd, ref.pool.id):
@@ -360,6 +361,21 @@ class ReflinkBackend:
                     return Usage(exclusive_bytes=survey.exclusive_bytes(data), valid=box.state != "begun")
             except OSError as error:
                 raise StorageError(f"cannot look through {tree.shown(box.path)}: {error.strerror}") from error
+
+
+def _await_space(store_fd: int, path: str) -> None:
+    """Return when the file system has the blocks of removed files back."""
+    flush(store_fd, path)
+    if kernel.free_removed_files(store_fd):
+        return
+    # Without root, XFS cannot be asked. Each statvfs prods its background work: wait until the figure stands still.
+    deadline = time.monotonic() + _SPACE_AT_MOST_S
+    free, steady_since = os.fstatvfs(store_fd).f_bfree, time.monotonic()
+    while steady_since + _SPACE_STEADY_S > time.monotonic() and time.monotonic() < deadline:
+        time.sleep(_SPACE_STEADY_S / 10)
+        now = os.fstatvfs(store_fd).f_bfree
+        if now != free:
+            free, steady_since = now, time.monotonic()
 
 
 def _volume_id(file_system: kernel.FileSystem, inode: int) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def boxes(store_fd: int, path: str) -> Iterator[store.Box]:
     """Open one after another all boxes that are ours; each is closed when the next one is asked for."""
-    for name in sorted(os.listdir(store_fd)):
+    for name in sorted(entry.name for entry in tree.entries(store_fd)):
         with store.box(store_fd, path, name) as box:
             if box is not None:
                 yield box

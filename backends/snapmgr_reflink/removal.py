@@ -8,7 +8,7 @@ import stat
 
 from snapmgr.api import InUseError, StorageError
 from snapmgr_reflink import kernel
-from snapmgr_reflink.tree import FOLDER_FLAGS, shown
+from snapmgr_reflink.tree import FOLDER_FLAGS, entries, shown
 
 
 def remove_contents(fd: int, path: str, *, keep: frozenset[str] = frozenset()) -> None:
@@ -18,7 +18,7 @@ def remove_contents(fd: int, path: str, *, keep: frozenset[str] = frozenset()) -
     what cannot be removed.
     """
     device = os.fstat(fd).st_dev
-    for name in os.listdir(fd):
+    for name in (entry.name for entry in entries(fd)):
         if name in keep:
             continue
         inside = f"{path}/{name}"

@@ -128,7 +128,7 @@ def create(path: str) -> None:
         with suppress(OSError):
             os.removexattr(fd, "system.posix_acl_default")
         with _locked(fd):
-            present = os.listdir(fd)
+            present = {entry.name for entry in tree.entries(fd)}
             if present and _STORE_MARK not in present:
                 raise StorageError(
                     f"{tree.shown(path)} holds other things", hint="name an empty folder in [backend.reflink] store"
@@ -229,7 +229,7 @@ def _recognise(store_fd: int, fd: int, path: str, name: str) -> Box | None:
         if mark.format != _FORMAT or mark.inode != info.st_ino:
             return None
         return Box(store_fd=store_fd, fd=fd, name=name, path=f"{path}/{name}", mark=mark, state=state)
-    if name.startswith(("begun@", "deleting@")) and not os.listdir(fd):
+    if name.startswith(("begun@", "deleting@")) and not tree.entries(fd):
         return Box(store_fd=store_fd, fd=fd, name=name, path=f"{path}/{name}", mark=None, state=None)
     return None
 
@@ -238,7 +238,7 @@ def _recognise(store_fd: int, fd: int, path: str, name: str) -> Box | None:
 def snapshot(ref: SnapshotRef) -> Iterator[Box]:
     """Open the snapshot's box, wherever it was renamed to in its store. Raises NotFoundError if it is gone."""
     with opened(ref.pool.id) as store_fd:
-        candidates = [ref.name, *(name for name in sorted(os.listdir(store_fd)) if name != ref.name)]
+        candidates = [ref.name, *sorted(entry.name for entry in tree.entries(store_fd) if entry.name != ref.name)]
         for name in candidates:
             if "@" in name or "/" in name:
                 continue

@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass, field
 
 from snapmgr_reflink import kernel
-from snapmgr_reflink.tree import FOLDER_FLAGS, folder, shown
+from snapmgr_reflink.tree import FOLDER_FLAGS, entries, folder, shown
 
 _NAMED_AT_MOST = 8
 
@@ -50,11 +50,10 @@ class _Surveyor:
     def walk(self, fd: int, path: str) -> None:
         self._seen.folders += 1
         self._judge(os.fstat(fd), path.removesuffix("/"))
-        with os.scandir(fd) as entries:
-            listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        for name, is_folder in listed:
+        for entry in entries(fd):
+            name = entry.name
             try:
-                if is_folder:
+                if entry.is_folder:
                     self._folder(fd, name, path)
                 else:
                     self._other(fd, name, path)
@@ -105,23 +104,19 @@ class _Surveyor:
 def exclusive_bytes(fd: int) -> int | None:
     """Return the bytes on disk that only files of this tree hold; None if one of them cannot tell (compressed data)."""
     total = 0
-    with os.scandir(fd) as entries:
-        listed = [
-            (entry.name, entry.is_dir(follow_symlinks=False))
-            for entry in entries
-            if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
-        ]
-    for name, is_folder in listed:
-        child = kernel.open_beneath(name, fd, FOLDER_FLAGS if is_folder else os.O_RDONLY)
+    for entry in entries(fd):
+        if not entry.is_folder and not entry.is_file:
+            continue
+        child = kernel.open_beneath(entry.name, fd, FOLDER_FLAGS if entry.is_folder else os.O_RDONLY)
         try:
             info = os.fstat(child)
-            part = exclusive_bytes(child) if is_folder else _file_exclusive_bytes(child, info)
+            part = exclusive_bytes(child) if entry.is_folder else _file_exclusive_bytes(child, info)
         finally:
             os.close(child)
         if part is None:
             return None
         # A file with several names counts once in all; a part of it a name comes to the same, but for the rounding.
-        total += part if is_folder else part // info.st_nlink
+        total += part if entry.is_folder else part // info.st_nlink
     return total
 
 

@@ -11,6 +11,7 @@ import os
 import stat
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.api import FireError
@@ -39,6 +40,36 @@ def folder(name: str, dir_fd: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A name in a folder and what kind it seemed to have when the folder was read."""
+
+    name: str
+    is_folder: bool
+    is_file: bool
+
+
+def entries(fd: int) -> list[Entry]:
+    """Return what is in the folder `fd` now.
+
+    Read by a descriptor of its own: btrfs shows a descriptor only entries from before it was opened (Linux 6.5), and a
+    forked child would share the position in the list.
+    """
+    own_fd = os.open(".", FOLDER_FLAGS | os.O_CLOEXEC, dir_fd=fd)
+    try:
+        with os.scandir(own_fd) as listed:
+            return [
+                Entry(
+                    name=entry.name,
+                    is_folder=entry.is_dir(follow_symlinks=False),
+                    is_file=entry.is_file(follow_symlinks=False),
+                )
+                for entry in listed
+            ]
+    finally:
+        os.close(own_fd)
 
 
 class TreeCopy:
@@ -76,22 +107,13 @@ class TreeCopy:
     def _fill(self, source_fd: int, copy_fd: int, path: str) -> None:
         if self._nocow:
             kernel.set_nocow(copy_fd, nocow=kernel.is_nocow(source_fd))
-        with os.scandir(source_fd) as entries:
-            listed = [
-                (entry.name, entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False))
-                for entry in entries
-            ]
-        for name, is_folder, is_file in listed:
-            self._check_time(path + name)
+        for entry in entries(source_fd):
+            self._check_time(path + entry.name)
+            copy = self._folder if entry.is_folder else self._file if entry.is_file else self._special
             try:
-                if is_folder:
-                    self._folder(source_fd, copy_fd, name, path)
-                elif is_file:
-                    self._file(source_fd, copy_fd, name, path)
-                else:
-                    self._special(source_fd, copy_fd, name, path)
+                copy(source_fd, copy_fd, entry.name, path)
             except OSError as error:
-                raise self._failure(error, path + name) from error
+                raise self._failure(error, path + entry.name) from error
         # Last: adding entries would change the times, and a mode without "w" would forbid adding them.
         _keep_attributes(source_fd, copy_fd, os.fstat(source_fd))
 

@@ -1,0 +1,29 @@
+"""The contract suite for storage backends: what `snapmgr.api` promises, as tests for anybody's backend.
+
+Needs pytest beside snapmgr. Write a `Lab` that makes directories on your storage, and a test class::
+
+    from snapmgr.testing import BackendContract, Lab
+
+    class TestMyBackend(BackendContract):
+        @pytest.fixture
+        def lab(self, tmp_path):
+            return MyLab(tmp_path)
+
+``docs/backend-guide.md`` explains both, with a complete backend.
+"""
+
+from __future__ import annotations
+
+from snapmgr.testing.attaching import AttachingContract
+from snapmgr.testing.crashing import CrashingContract
+from snapmgr.testing.lab import FolderLab, Lab
+from snapmgr.testing.locating import LocatingContract
+from snapmgr.testing.removing import RemovingContract
+from snapmgr.testing.taking import TakingContract
+from snapmgr.testing.trees import fingerprint, plant
+
+__all__ = ["BackendContract", "FolderLab", "Lab", "fingerprint", "plant"]
+
+
+class BackendContract(LocatingContract, TakingContract, AttachingContract, RemovingContract, CrashingContract):
+    """Every test of the contract; subclass it as ``TestSomething`` and override the fixture `lab`."""

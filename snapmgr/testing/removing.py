@@ -1,0 +1,155 @@
+"""The contract of `delete` and `usage`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from snapmgr.api import InUseError, NotFoundError, SnapmgrError, StorageError
+from snapmgr.testing.lab import Contract, Lab, new_record
+from snapmgr.testing.trees import differences, fingerprint, plant
+
+_REWRITTEN_BYTES = 4 << 20
+
+
+class RemovingContract(Contract):
+    """What holds when snapshots go."""
+
+    def test_delete_takes_this_one(self, lab: Lab) -> None:
+        """A deleted snapshot is gone from the inventory; the others and the origin stay."""
+        origin = lab.make_origin()
+        plant(origin)
+        first, second, before = lab.take_one(origin), lab.take_one(origin), fingerprint(origin)
+        lab.backend().annotate(first, b"a note")
+        lab.backend().delete(first)
+        assert [found for found in lab.found(first.pool) if found.snapshot_id == first.snapshot_id] == []
+        assert not differences(before, fingerprint(origin))
+        with lab.attached(second, writable=False) as reached:
+            assert not differences(before, fingerprint(lab.inside(reached, origin)))
+
+    def test_delete_again(self, lab: Lab) -> None:
+        """What is gone already is no error, waiting or not."""
+        ref = lab.take_one(lab.make_origin())
+        lab.backend().delete(ref, wait="space")
+        lab.backend().delete(ref, wait="space")
+        lab.backend().delete(ref, wait="name")
+
+    def test_delete_gives_the_space_back(self, lab: Lab) -> None:
+        """``wait="space"`` returns when the reservoirs have the snapshot's own blocks again."""
+        origin = lab.make_origin()
+        volume = lab.volume(origin)
+        (origin / "big").write_bytes(os.urandom(_REWRITTEN_BYTES * 8))
+        ref = lab.take_one(origin)
+        (origin / "big").unlink()
+        lab.backend().settle((lab.take_one(lab.make_origin()),), 60)
+        reservoirs = lab.backend().headroom(volume)
+        if not reservoirs:
+            pytest.skip("this backend knows no reservoir")
+        lab.backend().delete(ref, wait="space")
+        freed = max(
+            before.used_bytes - after.used_bytes
+            for before, after in zip(reservoirs, lab.backend().headroom(volume), strict=True)
+        )
+        assert freed >= _REWRITTEN_BYTES * 7
+
+    def test_delete_what_is_attached(self, lab: Lab) -> None:
+        """An attached snapshot is not deleted, writable or not; afterwards it is."""
+        origin = lab.make_origin()
+        plant(origin)
+        ref, before = lab.take_one(origin), fingerprint(origin)
+        kinds = [False]
+        if lab.backend().capabilities((lab.volume(origin),)).clone != "none":
+            kinds.append(True)
+        for writable in kinds:
+            with lab.attached(ref, writable=writable) as reached:
+                with pytest.raises(InUseError):
+                    lab.backend().delete(ref)
+                assert not differences(before, fingerprint(lab.inside(reached, origin)))
+        lab.backend().delete(ref)
+        assert [found for found in lab.found(ref.pool) if found.snapshot_id == ref.snapshot_id] == []
+
+    def test_delete_with_another_native_id(self, lab: Lab) -> None:
+        """The native id must match: else nothing is deleted, of neither."""
+        origin = lab.make_origin()
+        ref, other = lab.take_one(origin), lab.take_one(origin)
+        lab.backend().delete(other)
+        for foreign in (other.native_id, "no-such-id"):
+            with pytest.raises(StorageError):
+                lab.backend().delete(replace(ref, native_id=foreign))
+        assert [found.ref for found in lab.found(ref.pool) if found.snapshot_id == ref.snapshot_id] == [ref]
+
+    def test_impostor_survives(self, lab: Lab) -> None:
+        """What somebody put under the snapshot's name is not ours: it is left alone by everything."""
+        origin = lab.make_origin()
+        plant(origin)
+        ref = lab.take_one(origin)
+        untouched = lab.impostor(ref)
+        assert untouched(), "the lab's impostor is not there"
+        assert [found for found in lab.found(ref.pool) if found.ref == ref or found.name == ref.name] == []
+        with pytest.raises(StorageError):
+            lab.backend().delete(ref)
+        with pytest.raises(SnapmgrError):
+            lab.backend().annotate(ref, b"not for this one")
+        with pytest.raises(NotFoundError):
+            lab.backend().settle((ref,), 60)
+        with pytest.raises(NotFoundError):
+            lab.backend().usage(ref)
+        lab.repair_all(ref.pool)
+        assert untouched()
+
+    def test_survives_origin_if_promised(self, lab: Lab) -> None:
+        """A snapshot whose origin is gone is listed, complete if that was promised, and can be deleted."""
+        origin = lab.make_origin()
+        plant(origin)
+        volume, before = lab.volume(origin), fingerprint(origin)
+        survives = lab.backend().capabilities((volume,)).survives_origin
+        ref = lab.take_one(origin)
+        lab.remove_origin(origin)
+        found = [thing for thing in lab.found(ref.pool) if thing.snapshot_id == ref.snapshot_id]
+        if survives:
+            assert [(thing.kind, thing.ref) for thing in found] == [("snapshot", ref)]
+            record = new_record(ref, writable=False)
+            with lab.reached(lab.backend().attach(record)) as reached:
+                assert not differences(before, fingerprint(reached / volume.subpath))
+            lab.backend().detach(record)
+        lab.backend().delete(ref)
+        assert [thing for thing in lab.found(ref.pool) if thing.snapshot_id == ref.snapshot_id] == []
+
+    def test_usage(self, lab: Lab) -> None:
+        """What a snapshot costs is a number or unknown, and if exact it grows as the origin moves away from it."""
+        origin = lab.make_origin()
+        (origin / "big").write_bytes(os.urandom(_REWRITTEN_BYTES))
+        ref = lab.take_one(origin)
+        for exact in (False, True):
+            usage = lab.backend().usage(ref, exact=exact)
+            assert usage.valid
+            assert usage.exclusive_bytes is None or usage.exclusive_bytes >= 0
+        before = lab.backend().usage(ref, exact=True).exclusive_bytes
+        if before is None:
+            pytest.skip("this backend never knows")
+        with open(origin / "big", "r+b") as file:
+            file.write(os.urandom(_REWRITTEN_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        os.sync()
+        after = lab.backend().usage(ref, exact=True).exclusive_bytes
+        assert after is not None
+        assert after >= _REWRITTEN_BYTES * 9 // 10
+        assert after >= before
+
+    def test_usage_of_what_is_gone(self, lab: Lab) -> None:
+        """There is no usage of a deleted snapshot."""
+        ref = lab.take_one(lab.make_origin())
+        lab.backend().delete(ref)
+        for exact in (False, True):
+            with pytest.raises(NotFoundError):
+                lab.backend().usage(ref, exact=exact)
+
+    def test_settle_of_what_is_gone(self, lab: Lab) -> None:
+        """Nor can it be settled."""
+        ref = lab.take_one(lab.make_origin())
+        lab.backend().delete(ref)
+        with pytest.raises(NotFoundError):
+            lab.backend().settle((ref,), 60)
