@@ -61,6 +61,7 @@ class PrivateServer:
         self._folder = folder
         self._options = (*_DEFAULT_OPTIONS, *options)
         self._process: subprocess.Popen[bytes] | None = None
+        self._answered = False
         if len(self.socket) >= _SOCKET_LIMIT:
             raise ValueError(f"the socket's path is too long for clients: {self.socket}")
 
@@ -112,6 +113,7 @@ class PrivateServer:
                 # Ctrl-C must reach us, not the server.
                 start_new_session=True,
             )
+        self._answered = False
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -126,6 +128,7 @@ class PrivateServer:
                     raise RuntimeError(f"mariadbd {how} ({error}); log:\n{self._tail()}") from None
                 time.sleep(0.05)
             else:
+                self._answered = True
                 return
 
     def _tail(self) -> str:
@@ -144,8 +147,11 @@ class PrivateServer:
             return tuple(cursor.fetchall())
 
     def stop(self) -> None:
-        """Shut the server down cleanly; killed after a minute. No error if it does not run."""
-        self._end(signal.SIGTERM)
+        """Shut the server down cleanly; killed after a minute. No error if it does not run.
+
+        One that has not answered yet (an interrupted `start`) is killed at once: a SIGTERM while it starts may get lost.
+        """
+        self._end(signal.SIGTERM if self._answered else signal.SIGKILL)
 
     def kill(self) -> None:
         """End the server with SIGKILL, as a crash would."""
