@@ -1,0 +1,187 @@
+"""``snapmgr backup``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from snapmgr.cli.failures import foreseen
+from snapmgr.cli.output import error_document, print_lines
+from snapmgr.cli.params import JobName, dry_run_option, json_option
+from snapmgr.cli.signals import Interrupted
+from snapmgr.errors import EXIT_OK, ConfigError, InterruptedRunError, SnapmgrError, gravest
+from snapmgr.units import format_duration
+
+if TYPE_CHECKING:
+    from snapmgr.cli.session import Session
+    from snapmgr.config import Job
+    from snapmgr.jobs.backup import Plan
+    from snapmgr.jobs.context import Context
+    from snapmgr.jobs.run import Outcome
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  snapmgr backup nightly
+  snapmgr backup --all --verify --prune
+  snapmgr backup nightly --dry-run
+  snapmgr --quiet backup --all        # in cron: speaks only if something is wrong
+
+\b
+With several jobs the others go on when one fails. The exit code is the gravest,
+in the order 1, 4, 6, 5, 7, 3; each job's own is in --json.
+"""
+)
+@click.argument("jobs", metavar="JOB...", nargs=-1, type=JobName())
+@click.option("-a", "--all", "all_jobs", is_flag=True, help="Every configured job.")
+@click.option("--verify", "with_verify", is_flag=True, help="Verify each snapshot, also where the job does not say so.")
+@click.option("--prune", "with_prune", is_flag=True, help="Prune afterwards, also where the job does not say so.")
+@dry_run_option
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    jobs: tuple[str, ...],
+    *,
+    all_jobs: bool,
+    with_verify: bool,
+    with_prune: bool,
+    dry_run: bool,
+) -> int:
+    """Take a snapshot of each JOB, then do what its after_backup says.
+
+    The database is held still only while the storage takes the snapshot. Without proof that it held, nothing is kept
+    and the exit code is 4.
+    """
+    if all_jobs == bool(jobs):
+        raise click.UsageError("Name jobs, or give --all." if not jobs else "Name jobs or give --all, not both.")
+    chosen = session.jobs(session.config().jobs if all_jobs else jobs)
+    if not chosen:
+        raise ConfigError(f"no job is configured in {session.config().files[0]}", hint="see: snapmgr config init")
+    ctx = session.context()
+    if dry_run:
+        return _plan(session, ctx, chosen)
+    return _run(session, ctx, chosen, with_verify=with_verify, with_prune=with_prune)
+
+
+def _plan(session: Session, ctx: Context, jobs: list[Job]) -> int:
+    from snapmgr.jobs.backup import plan_backup
+
+    documents: list[dict[str, Any]] = []
+    for job in jobs:
+        plan, error = None, None
+        try:
+            plan = plan_backup(ctx, job)
+        except Exception as raised:  # noqa: BLE001 - one job's bug must not hide the others
+            error = foreseen(session, raised)
+            _fail(session, job.name, error, several=len(jobs) > 1)
+        code = error.exit_code if error else EXIT_OK
+        documents.append(_job_document(job.name, code, error) | {"plan": _plan_document(plan)})
+        if plan is not None:
+            if not session.json:
+                print_lines(_plan_lines(plan))
+            for warning in plan.warnings:
+                session.voice.warn(f"job {job.name}: {warning}")
+    return _finish(session, documents, dry_run=True)
+
+
+def _run(session: Session, ctx: Context, jobs: list[Job], *, with_verify: bool, with_prune: bool) -> int:
+    from snapmgr.jobs.run import Outcome, run_job
+
+    documents: list[dict[str, Any]] = []
+    interruption: InterruptedRunError | None = None
+    for job in jobs:
+        if interruption is not None:
+            documents.append(_run_document(session, Outcome(job=job.name)) | {"exit_code": None})
+            continue
+        try:
+            outcome = run_job(
+                ctx,
+                job,
+                with_verify=with_verify or "verify" in job.after_backup,
+                with_prune=with_prune or "prune" in job.after_backup,
+            )
+        except Interrupted as raised:
+            interruption = InterruptedRunError(
+                str(raised), hint="what was begun is undone, or completed by the next run of the job"
+            )
+            outcome = Outcome(job=job.name, error=interruption)
+        except Exception as raised:  # noqa: BLE001 - one job's bug must not keep the others from being backed up
+            outcome = Outcome(job=job.name, error=foreseen(session, raised))
+        if outcome.error is not None:
+            _fail(session, job.name, outcome.error, several=len(jobs) > 1)
+        if outcome.manifest is not None and not session.json:
+            print_lines([_summary(outcome)])
+        documents.append(_run_document(session, outcome))
+    return _finish(session, documents, dry_run=False)
+
+
+def _finish(session: Session, documents: list[dict[str, Any]], *, dry_run: bool) -> int:
+    code = gravest([document["exit_code"] for document in documents if document["exit_code"] is not None])
+    if session.json:
+        session.document(code, dry_run=dry_run, jobs=documents)
+    return code
+
+
+def _fail(session: Session, job: str, error: SnapmgrError, *, several: bool) -> None:
+    session.voice.fail(SnapmgrError(f"job {job}: {error.message}", hint=error.hint) if several else error)
+
+
+def _summary(outcome: Outcome) -> str:
+    from snapmgr.cli.documents import show_held
+
+    manifest = outcome.manifest
+    if manifest is None:
+        raise AssertionError("a summary is of a snapshot")
+    quiesce = manifest.quiesce
+    parts = [f"{outcome.job}: {manifest.id} {manifest.state}"]
+    if quiesce is not None and quiesce.level != "none":
+        parts.append(f"{quiesce.level}: waited {format_duration(quiesce.waited_s)}, held {show_held(manifest)}")
+    if outcome.verification is not None:
+        parts.append(f"verified in {format_duration(outcome.verification.duration_s)}")
+    if outcome.pruned is not None:
+        parts.append(f"{len(outcome.pruned.deleted)} pruned")
+    return "; ".join(parts)
+
+
+def _job_document(job: str, exit_code: int, error: SnapmgrError | None) -> dict[str, Any]:
+    return {"job": job, "exit_code": exit_code, "error": error_document(error)}
+
+
+def _run_document(session: Session, outcome: Outcome) -> dict[str, Any]:
+    if not session.json:
+        return _job_document(outcome.job, outcome.exit_code, outcome.error)
+    from snapmgr.catalog import Entry
+    from snapmgr.cli.documents import pruned, snapshot
+
+    taken = None
+    if outcome.manifest is not None:
+        taken = snapshot(Entry(manifest=outcome.manifest, verification=outcome.verification), ())
+    return _job_document(outcome.job, outcome.exit_code, outcome.error) | {
+        "snapshot": taken,
+        "pruned": pruned(outcome.pruned),
+    }
+
+
+def _plan_document(plan: Plan | None) -> dict[str, Any] | None:
+    if plan is None:
+        return None
+    return {
+        "path": plan.path,
+        "backend": plan.backend,
+        "volume_id": plan.volume,
+        "level": plan.level,
+        "why": plan.why,
+        "excluded": list(plan.excluded),
+        "warnings": list(plan.warnings),
+    }
+
+
+def _plan_lines(plan: Plan) -> list[str]:
+    lines = [
+        f"{plan.job}: would snapshot {plan.path} by {plan.backend} (volume {plan.volume})",
+        f"  level {plan.level}: {plan.why}",
+    ]
+    return lines + [f"  not in it: {path}" for path in plan.excluded]

@@ -1,0 +1,127 @@
+"""``snapmgr config``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from snapmgr.cli.output import print_lines, write_result
+from snapmgr.cli.params import json_option
+from snapmgr.errors import EXIT_OK, ConfigError, LackingError, SnapmgrError
+
+if TYPE_CHECKING:
+    from snapmgr.cli.session import Session
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  snapmgr config init -o /etc/snapmgr/snapmgr.toml
+  snapmgr config validate
+"""
+)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Write or check the configuration."""
+    session: Session = ctx.obj
+    session.command = f"config {ctx.invoked_subcommand}"
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  snapmgr config init
+  snapmgr config init --socket /run/mysqld/mysqld.sock -o /etc/snapmgr/snapmgr.toml
+"""
+)
+@click.option("--socket", metavar="PATH", help="The server's socket, instead of the one that is found.")
+@click.option("--defaults-file", metavar="PATH", help="An option file with user and password for the job.")
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write to a new file instead of stdout."
+)
+@click.pass_obj
+def init(session: Session, *, socket: str | None, defaults_file: str | None, output: Path | None) -> int:
+    """Write a commented configuration for the server that runs here.
+
+    It is valid as it stands. A file that exists is never overwritten.
+    """
+    from snapmgr.config import example_config
+    from snapmgr.jobs.doctor import running_servers
+
+    servers = running_servers()
+    found = next((server for server in servers if socket in (None, server.socket)), None)
+    others = [server.socket for server in servers if server is not found]
+    if others and socket is None:
+        session.voice.warn(f"other servers run here, too: --socket {' or '.join(others)}")
+    text = example_config(
+        socket=os.path.abspath(socket) if socket else (found.socket if found else None),
+        datadir=found.datadir if found else None,
+        defaults_file=os.path.abspath(defaults_file) if defaults_file else None,
+    )
+    if output is None:
+        write_result(text)
+        return EXIT_OK
+    _write_new(output, text)
+    session.voice.tell(f"wrote {output}; next: snapmgr --config {output} doctor")
+    return EXIT_OK
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already: it is not overwritten", hint="write to another file") from None
+    except PermissionError:
+        raise LackingError(f"no right to write {path}", hint="run as root, or name another file") from None
+    except OSError as error:
+        raise SnapmgrError(f"cannot write {path}: {error.strerror}") from None
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        # Half a configuration would stand in the way of the next try.
+        path.unlink(missing_ok=True)
+        raise SnapmgrError(f"cannot write {path}: {error.strerror}") from None
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  snapmgr config validate
+  snapmgr config validate ./snapmgr.toml --json
+"""
+)
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@json_option
+@click.pass_obj
+def validate(session: Session, file: Path | None) -> int:
+    """Check a configuration, together with conf.d beside it.
+
+    Everything that is wrong is named at once, with the key's path; the exit code is 2 then.
+    """
+    from snapmgr.config import load_config
+    from snapmgr.config import validate as find_problems
+
+    path = file or session.config_path
+    problems = find_problems(path)
+    if problems:
+        error = ConfigError("\n".join(problems))
+        if session.json:
+            session.document(error.exit_code, error, valid=False, problems=problems, files=[], jobs=[])
+        raise error
+    config = load_config(path)
+    if session.json:
+        files = [str(one) for one in config.files]
+        session.document(EXIT_OK, valid=True, problems=[], files=files, jobs=list(config.jobs))
+    else:
+        print_lines(
+            [
+                *(f"{one}: valid" for one in config.files),
+                f"jobs: {', '.join(config.jobs) or 'none'}",
+            ]
+        )
+    return EXIT_OK

@@ -1,0 +1,172 @@
+"""Records as JSON documents: the one place that decides how they look to other programs (docs/json.md)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from snapmgr.catalog import Entry
+    from snapmgr.jobs.prune import Pruned
+    from snapmgr.manifest import Lease, Manifest, Verification
+    from snapmgr.retention import Decision
+
+
+def iso(at: datetime | None) -> str | None:
+    """Return a time as UTC ISO 8601 with milliseconds: "2026-01-31T02:30:00.123Z"."""
+    return None if at is None else at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def show_time(at: datetime | None) -> str:
+    """Return a time for people: UTC ISO 8601, whole seconds."""
+    return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def show_held(manifest: Manifest) -> str:
+    """Return how long the source was held still, for people."""
+    return format_duration(manifest.quiesce.held_s) if manifest.quiesce else "-"
+
+
+def show_verified(verification: Verification | None) -> str:
+    """Return when it was verified, for people."""
+    if verification is None:
+        return "-"
+    return ("FAILED " if verification.result == "failed" else "") + show_time(verification.at)
+
+
+def snapshot(entry: Entry, leases: Iterable[Lease]) -> dict[str, Any]:
+    """Return what a list says of a snapshot; `leases` are those of any snapshot."""
+    manifest = entry.manifest
+    quiesce = manifest.quiesce
+    return {
+        "id": manifest.id,
+        "short_id": manifest.short_id,
+        "job": manifest.job,
+        "source": manifest.source,
+        "path": manifest.path,
+        "state": manifest.state,
+        "reason": manifest.reason,
+        "created_at": iso(manifest.created_at),
+        "taken_at": iso(manifest.taken_at),
+        "backend": manifest.backend,
+        "level": quiesce.level if quiesce else None,
+        "lock_waited_s": quiesce.waited_s if quiesce else None,
+        "lock_held_s": quiesce.held_s if quiesce else None,
+        "pinned": manifest.pinned,
+        "verification": verification(entry.verification),
+        "mounts": [mount(lease) for lease in leases if lease.record.ref.snapshot_id == manifest.id],
+    }
+
+
+def details(entry: Entry, leases: Iterable[Lease], usage: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return all that is known of a snapshot; `usage` has one document for each member."""
+    manifest = entry.manifest
+    return snapshot(entry, leases) | {
+        "proved_at": iso(manifest.proved_at),
+        "machine_id": manifest.machine_id,
+        "excluded": list(manifest.excluded),
+        "quiesce": _quiesce(manifest),
+        "position": _position(manifest),
+        "server": _server(manifest),
+        "members": [
+            {
+                "backend": member.ref.backend,
+                "pool_id": member.ref.pool.id,
+                "pool_hint": member.ref.pool.hint,
+                "volume_id": member.ref.volume_id,
+                "name": member.ref.name,
+                "native_id": member.ref.native_id,
+                "subpath": member.subpath,
+                "call_s": member.call_s,
+                "usage": one,
+            }
+            for member, one in zip(manifest.members, usage, strict=True)
+        ],
+    }
+
+
+def _quiesce(manifest: Manifest) -> dict[str, Any] | None:
+    quiesce = manifest.quiesce
+    if quiesce is None:
+        return None
+    return {
+        "level": quiesce.level,
+        "why": quiesce.why,
+        "proof": quiesce.proof,
+        "attempts": quiesce.attempts,
+        "waited_s": quiesce.waited_s,
+        "held_s": quiesce.held_s,
+    }
+
+
+def _position(manifest: Manifest) -> dict[str, Any] | None:
+    position = manifest.position
+    return None if position is None else {"file": position.file, "offset": position.offset, "gtid": position.gtid}
+
+
+def _server(manifest: Manifest) -> dict[str, Any] | None:
+    server = manifest.server
+    if server is None:
+        return None
+    return {
+        "flavor": server.flavor,
+        "version": server.version,
+        "server_id": server.server_id,
+        "server_uuid": server.server_uuid,
+        "datadir": server.datadir,
+        "log_bin": server.log_bin,
+        "settings": dict(server.settings),
+    }
+
+
+def verification(one: Verification | None) -> dict[str, Any] | None:
+    """Return a verification's document."""
+    if one is None:
+        return None
+    return {
+        "at": iso(one.at),
+        "result": one.result,
+        "duration_s": one.duration_s,
+        "checks": list(one.checks),
+        "failures": list(one.failures),
+    }
+
+
+def mount(lease: Lease) -> dict[str, Any]:
+    """Return a lease's document."""
+    from snapmgr.jobs.attach import data_path
+
+    return {
+        "lease_id": lease.record.id,
+        "snapshot_id": lease.record.ref.snapshot_id,
+        "point": lease.point,
+        "data_path": str(data_path(lease)),
+        "writable": lease.record.writable,
+        "why": lease.why,
+        "user": lease.user,
+        "pid": lease.holder.pid,
+        "created_at": iso(lease.created_at),
+        "until": iso(lease.until),
+    }
+
+
+def decisions(decided: Iterable[Decision]) -> list[dict[str, Any]]:
+    """Return what retention decided."""
+    return [{"id": one.id, "reasons": list(one.reasons)} for one in decided]
+
+
+def pruned(done: Pruned | None) -> dict[str, Any] | None:
+    """Return what a prune did."""
+    if done is None:
+        return None
+    return {
+        "keep": decisions(done.plan.keep),
+        "delete": decisions(done.plan.delete),
+        "deleted": list(done.deleted),
+        "kept_in_use": list(done.kept_in_use),
+        "failures": [failure.message for failure in done.failures],
+    }

@@ -1,0 +1,92 @@
+"""``snapmgr list``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from snapmgr.cli.output import clean, format_table, is_terminal, print_lines
+from snapmgr.cli.params import JobName, json_option
+from snapmgr.errors import EXIT_OK, ConfigError
+
+if TYPE_CHECKING:
+    from snapmgr.catalog import Entry
+    from snapmgr.cli.session import Session
+    from snapmgr.manifest import Lease
+
+_HEADS = ("ID", "JOB", "TAKEN", "STATE", "LEVEL", "HELD", "VERIFIED", "NOTES")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  snapmgr list
+  snapmgr list nightly
+  snapmgr list --json | jq -r '.snapshots[] | select(.state == "ready").id'
+"""
+)
+@click.argument("job", required=False, type=JobName())
+@json_option
+@click.pass_obj
+def command(session: Session, job: str | None) -> int:
+    """List the snapshots, oldest first.
+
+    HELD is how long the database was held still. VERIFIED is when a server last started on a clone, or FAILED to. What
+    cannot be read is named on stderr, and the exit code is 1.
+    """
+    catalog = session.catalog()
+    entries, damaged = catalog.entries(job)
+    leases, damaged_leases = catalog.leases()
+    if job is not None and job not in session.config().jobs and not entries and not damaged:
+        raise ConfigError(f"there is no job {job!r}, and no snapshot of one", hint="see: snapmgr list")
+    problems = session.damaged([*damaged, *damaged_leases])
+    code = 1 if problems else EXIT_OK
+    if session.json:
+        from snapmgr.cli.documents import snapshot
+
+        session.document(code, snapshots=[snapshot(entry, leases) for entry in entries], damaged=problems)
+    else:
+        _print(entries, leases)
+        if not entries:
+            session.voice.tell("no snapshots" + (f" of job {job}" if job else ""))
+    return code
+
+
+def _print(entries: list[Entry], leases: list[Lease]) -> None:
+    from snapmgr.cli.documents import show_held, show_time, show_verified
+
+    mounted: dict[str, int] = {}
+    for lease in leases:
+        mounted[lease.record.ref.snapshot_id] = mounted.get(lease.record.ref.snapshot_id, 0) + 1
+    rows = [
+        (
+            entry.manifest.short_id,
+            entry.manifest.job,
+            show_time(entry.manifest.taken_at or entry.manifest.created_at),
+            entry.manifest.state,
+            entry.manifest.quiesce.level if entry.manifest.quiesce else "-",
+            show_held(entry.manifest),
+            show_verified(entry.verification),
+            _notes(entry, mounted.get(entry.manifest.id, 0)),
+        )
+        for entry in entries
+    ]
+    if not rows:
+        return
+    if is_terminal(sys.stdout):
+        from snapmgr.cli.render import print_table
+
+        print_table(_HEADS, [[clean(cell) for cell in row] for row in rows])
+    else:
+        print_lines(format_table(_HEADS, rows))
+
+
+def _notes(entry: Entry, mounts: int) -> str:
+    notes = ["pinned"] if entry.manifest.pinned else []
+    if mounts:
+        notes.append("mounted" if mounts == 1 else f"mounted {mounts} times")
+    if entry.manifest.reason:
+        notes.append(entry.manifest.reason)
+    return ", ".join(notes)

@@ -1,0 +1,105 @@
+"""``snapmgr mount``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from snapmgr.cli.output import format_table, print_lines
+from snapmgr.cli.params import DurationText, SnapshotName, dry_run_option, json_option
+from snapmgr.errors import EXIT_OK, StorageError
+
+if TYPE_CHECKING:
+    from snapmgr.cli.session import Session
+    from snapmgr.manifest import Lease
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  snapmgr mount latest                          # a writable clone, in the scratch directory
+  snapmgr mount nightly@latest /mnt/look --read-only
+  cd "$(snapmgr --quiet mount 3f9a2c1b --for 2h)"
+  snapmgr mount --list
+"""
+)
+@click.argument("snapshot", metavar="ID", required=False, type=SnapshotName())
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.option("--read-only", is_flag=True, help="The snapshot itself, read-only, instead of a writable clone.")
+@click.option(
+    "--for",
+    "for_s",
+    metavar="TIME",
+    type=DurationText(),
+    help='How long it is needed ("2h"); later doctor names it.',
+)
+@click.option("--list", "list_mounts", is_flag=True, help="List what is mounted.")
+@dry_run_option
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    snapshot: str | None,
+    folder: Path | None,
+    *,
+    read_only: bool,
+    for_s: float | None,
+    list_mounts: bool,
+    dry_run: bool,
+) -> int:
+    """Mount a snapshot, or a writable clone of it, and print the data's path.
+
+    The original never changes. What is mounted is not pruned. "snapmgr umount" ends it and removes the clone.
+    """
+    if list_mounts:
+        if snapshot is not None:
+            raise click.UsageError("--list goes without ID.")
+        return _list(session)
+    if snapshot is None:
+        raise click.UsageError("Missing argument 'ID'.")
+    from snapmgr.cli.documents import mount
+    from snapmgr.jobs.attach import attach, data_path
+
+    ctx = session.context()
+    entry = ctx.catalog.resolve(snapshot)
+    point = Path(os.path.abspath(folder)) if folder is not None else None
+    if dry_run:
+        manifest = entry.manifest
+        if manifest.state != "ready":
+            raise StorageError(f"snapshot {manifest.id} is {manifest.state.upper()}: it cannot be mounted")
+        if session.json:
+            session.document(EXIT_OK, dry_run=True, mount=None, snapshot_id=manifest.id)
+        else:
+            what = "the snapshot itself, read-only" if read_only else "a writable clone"
+            print_lines([f"would mount {what} of {manifest.id} at {point or ctx.config.scratch_dir}"])
+        return EXIT_OK
+    lease = attach(ctx, entry, writable=not read_only, why="mount", point=point, for_s=for_s)
+    if session.json:
+        session.document(EXIT_OK, dry_run=False, mount=mount(lease), snapshot_id=entry.manifest.id)
+    else:
+        session.voice.tell(f"{entry.manifest.id}: to end it: snapmgr umount {lease.point}")
+        print_lines([str(data_path(lease))])
+    return EXIT_OK
+
+
+def _list(session: Session) -> int:
+    from snapmgr.cli.documents import mount, show_time
+
+    leases, damaged = session.catalog().leases()
+    problems = session.damaged(damaged)
+    code = 1 if problems else EXIT_OK
+    if session.json:
+        session.document(code, mounts=[mount(lease) for lease in leases], damaged=problems)
+    elif leases:
+        heads = ("POINT", "SNAPSHOT", "ACCESS", "WHY", "USER", "SINCE", "UNTIL")
+        rows = [_row(lease, show_time(lease.created_at), show_time(lease.until)) for lease in leases]
+        print_lines(format_table(heads, rows))
+    return code
+
+
+def _row(lease: Lease, since: str, until: str) -> tuple[str, ...]:
+    access = "writable" if lease.record.writable else "read-only"
+    return (lease.point, lease.record.ref.snapshot_id, access, lease.why, lease.user, since, until)

@@ -1,0 +1,187 @@
+"""What goes to stdout and stderr, and in which form: results to stdout, everything else to stderr.
+
+Writing never ends a run: with the reader of a pipe gone the work goes on and keeps its own exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO
+
+from snapmgr.errors import SnapmgrError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from snapmgr.cli.render import Bar
+
+SCHEMA_VERSION = 1
+# C0 and C1 controls, the line and paragraph separators, what turns the writing direction, lone surrogates: a file's
+# name must not move the cursor, colour the terminal or look like another name.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_PLAIN_EVERY_S = 10.0
+
+
+def clean(text: str) -> str:
+    r"""Return `text` for people's eyes: what would control a terminal becomes visible, as in "\x1b"."""
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def prepare_streams() -> None:
+    """Give closed standard descriptors a place (else the next opened file becomes "stdout"), and bear any encoding."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # The lowest free number is this one.
+            os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def write_result(text: str) -> None:
+    """Write to stdout at once. A reader that is gone is no error; a full disk raises SnapmgrError."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence(sys.stdout)
+    except OSError as error:
+        _silence(sys.stdout)
+        raise SnapmgrError(f"cannot write the result to stdout: {error.strerror}") from None
+
+
+def flush_results() -> None:
+    """Flush stdout, so that Python has nothing to flush at exit, where it would complain of a reader that is gone."""
+    if sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _silence(sys.stdout)
+
+
+def _silence(stream: TextIO) -> None:
+    """Send what is still buffered nowhere: Python flushes once more at exit and would complain then."""
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Write lines to stdout, made safe."""
+    write_result("".join(f"{clean(line)}\n" for line in lines))
+
+
+def print_document(command: str, exit_code: int, error: SnapmgrError | None, fields: dict[str, Any]) -> None:
+    """Write the one JSON document of a run to stdout (docs/json.md)."""
+    import json
+
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "command": command,
+        "exit_code": exit_code,
+        "error": error_document(error),
+        **fields,
+    }
+    # ASCII only: so no name can hold a control character for the terminal.
+    write_result(json.dumps(document, indent=2, ensure_ascii=True, allow_nan=False) + "\n")
+
+
+def error_document(error: SnapmgrError | None) -> dict[str, Any] | None:
+    """Return an error as a part of a document."""
+    if error is None:
+        return None
+    return {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+
+
+def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return aligned lines, the heads first; cells are made safe before they are measured."""
+    table = [list(heads), *([clean(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person looks at `stream`, on a terminal that can do more than print lines."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+class Voice:
+    """Speaks to people on stderr while the work goes on: lines, and how far a long step is.
+
+    Args:
+        quiet: only warnings and errors.
+        verbose: the time of day before each line.
+    """
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        self._quiet = quiet
+        self._verbose = verbose
+        self._bar: Bar | None = None
+        self._step = ""
+        self._next_plain_s = 0.0
+
+    def tell(self, line: str) -> None:
+        """Say one line."""
+        if not self._quiet or line.startswith("warning"):
+            self._write(line)
+
+    def detail(self, line: str) -> None:
+        """Say one line to those who asked for all of them."""
+        if self._verbose and not self._quiet:
+            self._write(line)
+
+    def warn(self, line: str) -> None:
+        """Say something that needs attention."""
+        self._write(f"snapmgr: warning: {line}")
+
+    def fail(self, error: SnapmgrError) -> None:
+        """Say what failed, and what to do."""
+        self._write(f"snapmgr: error: {error.message}")
+        if error.hint:
+            self._write(f"hint: {error.hint}")
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Show that `done` of `total` are done: a bar on a terminal, else a line at times."""
+        if self._quiet:
+            return
+        if is_terminal(sys.stderr):
+            self._show_bar(what, done, total)
+        elif what != self._step or done >= total or time.monotonic() >= self._next_plain_s:
+            self._next_plain_s = time.monotonic() + _PLAIN_EVERY_S
+            self._write(f"{what}: {done} of {total}")
+        self._step = what if done < total else ""
+
+    def _show_bar(self, what: str, done: int, total: int) -> None:
+        if self._bar is None:
+            from snapmgr.cli.render import Bar
+
+            self._bar = Bar()
+        self._bar.show(clean(what), done, total)
+        if done >= total:
+            self.close()
+
+    def close(self) -> None:
+        """Take the bar away, if there is one."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.close()
+
+    def _write(self, text: str) -> None:
+        self.close()
+        stamp = time.strftime("%H:%M:%S ") if self._verbose else ""
+        first, *more = (clean(line) for line in text.split("\n"))
+        lines = [f"{stamp}{first}", *(f"  {line}" for line in more)]
+        # Nobody there to hear it is no reason to stop half-way.
+        with suppress(OSError, ValueError):
+            if sys.stderr is not None:
+                sys.stderr.write("\n".join(lines) + "\n")
+                sys.stderr.flush()

@@ -1,0 +1,176 @@
+"""Options and arguments that several commands share, with their shell completion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from snapmgr.cli.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from snapmgr.config import Config
+
+    # Generic only in click's newest versions.
+    _NameType = click.ParamType[str]
+    _NumberType = click.ParamType[float]
+else:
+    _NameType = _NumberType = click.ParamType
+
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
+
+
+def _completion_config(ctx: click.Context) -> Config | None:
+    """Return the configuration while a shell completes a word; what is wrong with it is not the moment to say."""
+    from snapmgr.config import load_config
+    from snapmgr.errors import SnapmgrError
+
+    path: Path | None = ctx.find_root().params.get("config_path")
+    try:
+        return load_config(path)
+    except SnapmgrError:
+        return None
+
+
+class JobName(_NameType):
+    """The name of a configured job."""
+
+    name = "job"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """Return the jobs that begin with `incomplete`."""
+        config = _completion_config(ctx)
+        given = ctx.params.get(param.name or "") or ()
+        names = [name for name in config.jobs if name not in given] if config else []
+        return [click.shell_completion.CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+class SnapshotName(_NameType):
+    """A snapshot: an id, the start of one or of its random part, "latest" or "JOB@latest"."""
+
+    name = "id"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,
+        incomplete: str,
+    ) -> list[click.shell_completion.CompletionItem]:
+        """Return the ids, and the names of the newest ones, that begin with `incomplete`."""
+        from snapmgr.catalog import Catalog
+        from snapmgr.errors import SnapmgrError
+
+        config = _completion_config(ctx)
+        if config is None:
+            return []
+        try:
+            manifests = [entry.manifest for entry in Catalog(config.state_dir).entries()[0]]
+        except SnapmgrError:
+            return []
+        jobs = dict.fromkeys(manifest.job for manifest in manifests if manifest.state == "ready")
+        words = [("latest", "the newest one")] if jobs else []
+        words += [(f"{job}@latest", f"the newest one of {job}") for job in jobs]
+        # The random part alone is quicker to type: offered once somebody begins with it.
+        for manifest in reversed(manifests):
+            words.append((manifest.id, manifest.state))
+            if incomplete:
+                words.append((manifest.short_id, manifest.id))
+        return [
+            click.shell_completion.CompletionItem(word, help=about)
+            for word, about in words
+            if word.startswith(incomplete)
+        ]
+
+
+class MountName(SnapshotName):
+    """A mount: its point, or the snapshot's name."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """Return the mount points, and the names of snapshots, that begin with `incomplete`."""
+        from snapmgr.catalog import Catalog
+        from snapmgr.errors import SnapmgrError
+
+        config = _completion_config(ctx)
+        if config is None:
+            return []
+        try:
+            leases = Catalog(config.state_dir).leases()[0]
+        except SnapmgrError:
+            return []
+        points = {lease.point: lease.record.ref.snapshot_id for lease in leases}
+        return [
+            click.shell_completion.CompletionItem(point, help=snapshot_id)
+            for point, snapshot_id in points.items()
+            if point.startswith(incomplete)
+        ] + super().shell_complete(ctx, param, incomplete)
+
+
+class DurationText(_NumberType):
+    """A duration such as "2h" or "1h30m"; its value is seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
+        """Return seconds."""
+        from snapmgr.units import parse_duration
+
+        if isinstance(value, float):
+            return value
+        try:
+            seconds = parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if seconds <= 0:
+            self.fail("it must be more than 0", param, ctx)
+        return seconds
+
+
+class ShareText(_NumberType):
+    """A share of all: "all" or a percentage; its value is more than 0 and at most 1."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's signature
+        """Return the share."""
+        if isinstance(value, float):
+            return value
+        from snapmgr.config import Verify
+        from snapmgr.config.values import read_table
+
+        errors: list[str] = []
+        # As in the configuration: one grammar, one message.
+        values = read_table({"tables": value}, Verify, "", errors, skip=frozenset())
+        if errors:
+            self.fail(errors[0].partition(": ")[2], param, ctx)
+        return float(values["tables_share"])
+
+
+def _want_json(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.ensure_object(Session).json = True
+
+
+def json_option(command: _Command) -> _Command:
+    """Add ``--json``: one document on stdout, see docs/json.md."""
+    return click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_want_json,
+        help="One JSON document on stdout (docs/json.md).",
+    )(command)
+
+
+def dry_run_option(command: _Command) -> _Command:
+    """Add ``-n`` and ``--dry-run``."""
+    return click.option(
+        "-n", "--dry-run", is_flag=True, help="Only say what would be done: touches and locks nothing."
+    )(command)

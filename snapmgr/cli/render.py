@@ -1,0 +1,69 @@
+"""Tables and bars for terminals: the only user of rich, imported only when a person is looking."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_STYLES = {
+    "ready": "green",
+    "pending": "yellow",
+    "deleting": "yellow",
+    "broken": "red",
+    "ok": "green",
+    "note": "blue",
+    "problem": "red",
+    "lacking": "yellow",
+    "keep": "green",
+    "delete": "red",
+}
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of safe texts to stdout; words such as "ready" and cells that begin with "FAILED" get their colour."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for number, head in enumerate(heads):
+        # The first column names the row: it is never cut.
+        table.add_column(head, no_wrap=number == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+    Console(highlight=False, emoji=False, markup=False).print(table)
+
+
+def _style(cell: str) -> str:
+    return "bold red" if cell.startswith("FAILED") else _STYLES.get(cell, "")
+
+
+class Bar:
+    """One progress bar on stderr."""
+
+    def __init__(self) -> None:
+        # No refreshing thread: this process forks helpers, and a fork beside a thread may deadlock.
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            auto_refresh=False,
+        )
+        self._task = self._progress.add_task("", total=None)
+        self._progress.start()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Draw `done` of `total`."""
+        self._progress.update(self._task, description=what, completed=done, total=total)
+        self._progress.refresh()
+
+    def close(self) -> None:
+        """Take it off the screen."""
+        self._progress.stop()

@@ -1,0 +1,83 @@
+"""One call of the program: what the global options say, and what commands are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.cli.output import Voice, print_document
+from snapmgr.errors import ConfigError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from snapmgr.catalog import Catalog, Damaged
+    from snapmgr.config import Config, Job
+    from snapmgr.errors import SnapmgrError
+    from snapmgr.jobs.context import Context
+
+
+@dataclass(kw_only=True)
+class Session:
+    """What one call of the program shares among its parts. Commands get it by ``click.pass_obj``."""
+
+    config_path: Path | None = None
+    quiet: bool = False
+    verbose: bool = False
+    debug: bool = False
+    json: bool = False
+    command: str = ""
+    voice: Voice = field(default_factory=Voice)
+    documented: bool = False
+    """Whether the one JSON document is printed."""
+    _config: Config | None = None
+
+    def config(self) -> Config:
+        """Return the configuration, read once. Raises ConfigError."""
+        if self._config is None:
+            from snapmgr.config import load_config
+
+            self._config = load_config(self.config_path)
+            self.voice.detail(f"configuration: {', '.join(map(str, self._config.files))}")
+        return self._config
+
+    def catalog(self) -> Catalog:
+        """Return the state directory, which is not made by this. Raises ConfigError, CatalogError, LackingError."""
+        from snapmgr.catalog import Catalog
+
+        return Catalog(self.config().state_dir)
+
+    def context(self) -> Context:
+        """Return what jobs are handed, with our voice. Raises as `catalog`."""
+        from snapmgr.cli.running import VerboseRunner
+        from snapmgr.jobs.context import Context
+
+        return Context(
+            config=self.config(),
+            catalog=self.catalog(),
+            runner=VerboseRunner(self.voice.detail),
+            tell=self.voice.tell,
+            progress=self.voice.progress,
+        )
+
+    def jobs(self, names: Iterable[str]) -> list[Job]:
+        """Return the configured jobs of these names, each once. Raises ConfigError for one that is not there."""
+        try:
+            return [self.config().job(name) for name in dict.fromkeys(names)]
+        except NotFoundError as error:
+            # A mistyped name is the command line's fault: nothing was done.
+            raise ConfigError(error.message, hint=error.hint) from None
+
+    def damaged(self, damaged: Iterable[Damaged]) -> list[dict[str, Any]]:
+        """Name on stderr what cannot be read, and return it as documents."""
+        documents = []
+        for one in damaged:
+            self.voice.warn(f"{one.path}: {one.problem}")
+            documents.append({"path": str(one.path), "problem": one.problem})
+        return documents
+
+    def document(self, exit_code: int, error: SnapmgrError | None = None, **fields: Any) -> None:  # noqa: ANN401
+        """Print the one JSON document."""
+        self.documented = True
+        print_document(self.command, exit_code, error, fields)

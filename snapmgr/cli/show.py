@@ -1,0 +1,118 @@
+"""``snapmgr show``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from snapmgr.cli.output import print_lines
+from snapmgr.cli.params import SnapshotName, json_option
+from snapmgr.errors import EXIT_OK, SnapmgrError
+from snapmgr.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.catalog import Entry
+    from snapmgr.cli.session import Session
+    from snapmgr.manifest import Lease, Manifest
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  snapmgr show latest
+  snapmgr show nightly@latest
+  snapmgr show 3f9a2c1b --json | jq .snapshot.position
+"""
+)
+@click.argument("snapshot", metavar="ID", type=SnapshotName())
+@json_option
+@click.pass_obj
+def command(session: Session, snapshot: str) -> int:
+    """Show all that is known of one snapshot.
+
+    ID is an id, the start of one or of its random part, "latest" or "JOB@latest".
+    """
+    from snapmgr.cli.documents import details
+
+    ctx = session.context()
+    entry = ctx.catalog.resolve(snapshot)
+    all_leases, damaged = ctx.catalog.leases()
+    session.damaged(damaged)
+    leases = [lease for lease in all_leases if lease.record.ref.snapshot_id == entry.manifest.id]
+    usage = [_usage(session, entry, number) for number in range(len(entry.manifest.members))]
+    if session.json:
+        session.document(EXIT_OK, snapshot=details(entry, leases, usage))
+    else:
+        print_lines(list(_lines(entry, leases, usage)))
+    return EXIT_OK
+
+
+def _usage(session: Session, entry: Entry, number: int) -> dict[str, Any]:
+    """Return what one member costs; that it cannot be found out is said, and ends nothing."""
+    ref = entry.manifest.members[number].ref
+    try:
+        usage = session.context().backend(ref.backend).usage(ref)
+    except SnapmgrError as error:
+        return {"exclusive_bytes": None, "valid": None, "problem": error.message}
+    return {"exclusive_bytes": usage.exclusive_bytes, "valid": usage.valid, "problem": None}
+
+
+def _lines(entry: Entry, leases: list[Lease], usage: list[dict[str, Any]]) -> Iterator[str]:
+    from snapmgr.cli.documents import show_time, show_verified
+
+    manifest = entry.manifest
+    yield f"snapshot    {manifest.id}"
+    yield f"state       {manifest.state}" + (f": {manifest.reason}" if manifest.reason else "")
+    yield f"source      {manifest.path} ({manifest.source})"
+    yield f"taken       {show_time(manifest.taken_at)}" + (
+        f", proved {show_time(manifest.proved_at)}" if manifest.proved_at else ", not proved"
+    )
+    if manifest.pinned:
+        yield "pinned      yes"
+    yield from _consistency(manifest)
+    yield f"verified    {show_verified(entry.verification)}"
+    if entry.verification is not None:
+        yield f"            in {format_duration(entry.verification.duration_s)}"
+        yield from (f"            ok: {check}" for check in entry.verification.checks)
+        yield from (f"            FAILED: {failure}" for failure in entry.verification.failures)
+    for path in manifest.excluded:
+        yield f"not in it   {path}"
+    for member, one in zip(manifest.members, usage, strict=True):
+        ref = member.ref
+        yield f"stored      {ref.backend}: {ref.name} in {ref.pool.hint} (id {ref.native_id})"
+        yield f"            of volume {ref.volume_id}" + (f", source in {member.subpath}" if member.subpath else "")
+        yield f"            {_size(one)}; storage call {format_duration(member.call_s)}"
+    for lease in leases:
+        until = f" until {show_time(lease.until)}" if lease.until else ""
+        how = "writable" if lease.record.writable else "read-only"
+        since = show_time(lease.created_at)
+        yield f"mounted     {lease.point} ({how}, {lease.why} by {lease.user} since {since}{until})"
+
+
+def _consistency(manifest: Manifest) -> Iterator[str]:
+    if manifest.server is not None:
+        yield f"server      {manifest.server.flavor} {manifest.server.version}, server_id {manifest.server.server_id}"
+    quiesce = manifest.quiesce
+    if quiesce is not None:
+        yield f"level       {quiesce.level}: {quiesce.why}"
+        yield (
+            f"lock        waited {format_duration(quiesce.waited_s)}, held {format_duration(quiesce.held_s)}"
+            f" ({quiesce.attempts} {'try' if quiesce.attempts == 1 else 'tries'})"
+        )
+        yield f"proof       {quiesce.proof}"
+    position = manifest.position
+    if position is not None:
+        yield f"position    {position.file}:{position.offset}, GTID {position.gtid or 'none'}"
+
+
+def _size(usage: dict[str, Any]) -> str:
+    if usage["problem"] is not None:
+        return f"its size is not known: {usage['problem']}"
+    if usage["exclusive_bytes"] is None:
+        size = "its size is not known cheaply"
+    else:
+        size = f"{format_size(usage['exclusive_bytes'])} of its own"
+    return size if usage["valid"] else f"LOST by the storage; {size}"

@@ -1,0 +1,53 @@
+"""SIGINT, SIGTERM and SIGHUP end a run by an exception, so that every context manager undoes what it did."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STDERR = 2
+
+
+class Interrupted(BaseException):
+    """A signal asked us to end. Like KeyboardInterrupt no Exception: code that handles failures must not swallow it."""
+
+    def __init__(self, number: int) -> None:
+        self.signal_name = signal.Signals(number).name
+        super().__init__(f"interrupted by {self.signal_name}")
+
+
+@contextmanager
+def ending_by_signal() -> Iterator[None]:
+    """Raise `Interrupted` at the first of these signals while the context lasts.
+
+    Only at the first: a second one during the clean-up would cut that short, and leave what the first was to undo. What
+    the caller has us ignore (nohup, a background job of a script) stays ignored.
+    """
+    came: list[int] = []
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) == 1:
+            raise Interrupted(number)
+        # os.write: a print here could meet the interrupted print.
+        with suppress(OSError):
+            os.write(
+                _STDERR, b"snapmgr: clearing up; if that hangs: kill -9, and the next run (or doctor) finishes it\n"
+            )
+
+    old = {number: signal.getsignal(number) for number in _ENDING}
+    for number, handler in old.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,97 @@
+"""``snapmgr umount``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from snapmgr.cli.output import error_document, print_lines
+from snapmgr.cli.params import MountName, dry_run_option, json_option
+from snapmgr.errors import EXIT_OK, InUseError, NotFoundError, SnapmgrError, gravest
+
+if TYPE_CHECKING:
+    from snapmgr.cli.session import Session
+    from snapmgr.jobs.context import Context
+    from snapmgr.manifest import Lease
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  snapmgr umount /mnt/look
+  snapmgr umount nightly@latest
+  snapmgr umount --all
+"""
+)
+@click.argument("what", metavar="WHAT...", nargs=-1, type=MountName())
+@click.option("-a", "--all", "everything", is_flag=True, help="All that `snapmgr mount` mounted.")
+@dry_run_option
+@json_option
+@click.pass_obj
+def command(session: Session, what: tuple[str, ...], *, everything: bool, dry_run: bool) -> int:
+    """Undo mounts, and remove the clones that they were of.
+
+    WHAT is a mount point or a snapshot. What was written to a clone is gone then. A mount that is in use stays, and the
+    error names who uses it.
+    """
+    if everything == bool(what):
+        raise click.UsageError("Name mounts, or give --all." if not what else "Name mounts or give --all, not both.")
+    ctx = session.context()
+    leases, damaged = ctx.catalog.leases()
+    problems = session.damaged(damaged)
+    documents = (
+        [_release(session, ctx, lease.point, lease, dry_run=dry_run) for lease in leases if lease.why == "mount"]
+        if everything
+        else [_release(session, ctx, one, None, dry_run=dry_run) for one in dict.fromkeys(what)]
+    )
+    code = gravest([document["exit_code"] for document in documents] + ([1] if everything and problems else []))
+    if session.json:
+        session.document(code, dry_run=dry_run, released=documents, damaged=problems)
+    return code
+
+
+def _release(session: Session, ctx: Context, what: str, lease: Lease | None, *, dry_run: bool) -> dict[str, Any]:
+    from snapmgr.cli.documents import mount
+    from snapmgr.jobs.attach import release
+
+    failure: SnapmgrError | None = None
+    try:
+        lease = lease or _find(ctx, what)
+        _refuse_busy_verification(lease)
+        if not dry_run:
+            release(ctx, lease)
+        if not session.json:
+            print_lines([f"{'would unmount' if dry_run else 'unmounted'} {lease.point}"])
+    except SnapmgrError as error:
+        failure = error
+        session.voice.fail(error)
+    return {
+        "what": what,
+        "exit_code": failure.exit_code if failure else EXIT_OK,
+        "error": error_document(failure),
+        "mount": mount(lease) if lease is not None else None,
+    }
+
+
+def _find(ctx: Context, what: str) -> Lease:
+    """Return the lease that `what` names: by itself, or by the snapshot that it names ("latest")."""
+    from snapmgr.jobs.attach import find_lease
+
+    try:
+        return find_lease(ctx, what)
+    except NotFoundError as not_mounted:
+        try:
+            snapshot_id = ctx.catalog.resolve(what).manifest.id
+        except SnapmgrError:
+            raise not_mounted from None
+        return find_lease(ctx, snapshot_id)
+
+
+def _refuse_busy_verification(lease: Lease) -> None:
+    from snapmgr.host import is_alive
+
+    if lease.why == "verify" and is_alive(lease.holder):
+        raise InUseError(
+            f"{lease.point} is being verified (pid {lease.holder.pid})", hint="it ends by itself; or end that process"
+        )

@@ -1,0 +1,239 @@
+"""Looking for what is lacking, wrong or left over. Changes and locks nothing."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from snapmgr.command import CommandRunner
+from snapmgr.errors import EXIT_OK, LackingError, SnapmgrError
+from snapmgr.jobs.account import grant_statement, missing_privileges, read_grants
+from snapmgr.jobs.servers import running_servers
+from snapmgr.jobs.source import locate_source
+from snapmgr.mount import KernelMounter
+from snapmgr.mysql.client import Credentials, connect
+from snapmgr.mysql.identity import identify
+from snapmgr.mysql.quiesce import choose
+from snapmgr.mysql.server import find_server
+from snapmgr.mysql.stopped import server_process
+from snapmgr.plugins import list_plugins, make_backend
+from snapmgr.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.config import Config, Job
+    from snapmgr.jobs.context import Context
+    from snapmgr.records import Pool, Volume
+
+__all__ = ["Finding", "examine", "examine_backends", "exit_code", "running_servers"]
+
+Area = Literal["config", "backend", "job", "state", "storage"]
+Level = Literal["ok", "note", "problem", "lacking"]
+# Snapshots grow behind one's back: beyond this somebody should look.
+_FULL_SHARE = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    "problem": something is wrong. "lacking": this machine lacks something that is needed. "note": worth knowing.
+    """
+
+    area: Area
+    subject: str
+    """Which backend, job or file."""
+    level: Level
+    what: str
+    hint: str | None = None
+
+
+def exit_code(findings: list[Finding]) -> int:
+    """Return 1 if there is a problem, else 7 if something is lacking, else 0."""
+    levels = {finding.level for finding in findings}
+    if "problem" in levels:
+        return SnapmgrError.exit_code
+    return LackingError.exit_code if "lacking" in levels else EXIT_OK
+
+
+def examine(ctx: Context, jobs: list[Job], *, everything: bool) -> list[Finding]:
+    """Look at the backends, at `jobs`, and, if `everything`, at the state directory and the storage.
+
+    Raises what is wrong with the state directory as a whole (CatalogError, LackingError).
+    """
+    from snapmgr.jobs.leftovers import examine_state, examine_storage  # noqa: PLC0415 - a circle otherwise
+
+    findings = examine_backends(ctx.config)
+    pools: list[Pool] = []
+    for job in jobs:
+        findings += _examine_job(ctx, job, pools)
+    if everything:
+        if not jobs:
+            findings.append(Finding(area="config", subject="", level="note", what="no job is configured"))
+        findings += examine_state(ctx)
+        findings += examine_storage(ctx, pools)
+    return findings
+
+
+def of_error(area: Area, subject: str, error: SnapmgrError) -> Finding:
+    """Return an error as a finding."""
+    level: Level = "lacking" if isinstance(error, LackingError) else "problem"
+    return Finding(area=area, subject=subject, level=level, what=error.message, hint=error.hint)
+
+
+def examine_backends(config: Config | None) -> list[Finding]:
+    """Say of each installed backend whether it can work here.
+
+    What is missing is "lacking" only where a job names the backend, or where none works at all: nobody needs them all.
+    """
+    named = {job.backend for job in config.jobs.values()} if config is not None else set()
+    runner, mounter = CommandRunner(), KernelMounter()
+    findings: list[Finding] = []
+    works = False
+    for plugin in list_plugins():
+        try:
+            if plugin.error is not None:
+                raise plugin.error
+            table = config.backends.get(plugin.name, {}) if config is not None else {}
+            reasons = make_backend(plugin.name, table, runner, mounter).missing()
+        except SnapmgrError as error:
+            findings.append(of_error("backend", plugin.name, error))
+            continue
+        works = works or not reasons
+        if not reasons:
+            what = f"can work here (of {plugin.distribution})"
+            findings.append(Finding(area="backend", subject=plugin.name, level="ok", what=what))
+        findings += [
+            Finding(
+                area="backend",
+                subject=plugin.name,
+                level="lacking" if plugin.name in named else "note",
+                what=reason.what,
+                hint=reason.hint,
+            )
+            for reason in reasons
+        ]
+    if not works:
+        hint = "install what one of them lacks" if findings else "install snapmgr again: its own are missing"
+        what = "no backend can work here"
+        findings.append(Finding(area="backend", subject="", level="lacking", what=what, hint=hint))
+    return findings
+
+
+def _examine_job(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[Finding]:
+    """Say all about one job; the pool of its storage goes to `pools`."""
+    healthy = True
+    if job.source == "mysql" and job.quiesce != "stopped":
+        for finding in _examine_server(job):
+            healthy = healthy and finding.level in ("ok", "note")
+            yield finding
+    elif job.source == "mysql":
+        yield from _examine_stopped(job)
+    if healthy:
+        # Otherwise this would only find the same again.
+        yield from _examine_storage_of(ctx, job, pools)
+    yield from _examine_plans(job)
+
+
+def _finding(job: Job, level: Level, what: str, hint: str | None = None) -> Finding:
+    return Finding(area="job", subject=job.name, level=level, what=what, hint=hint)
+
+
+def _examine_server(job: Job) -> Iterator[Finding]:
+    credentials = Credentials(socket=job.socket, defaults_file=job.defaults_file, user=job.user)
+    try:
+        with connect(credentials) as connection:
+            account = str(connection.value("SELECT CURRENT_USER()"))
+            yield _finding(job, "ok", f"logged in as {account} at {connection.socket}")
+            if job.defaults_file is not None:
+                yield _finding(job, "ok", f"nobody else may read {job.defaults_file}")
+            identity = identify(connection)
+            server = f"{identity.flavor} {identity.version} (pid {identity.pid})"
+            yield _finding(job, "ok", f"{server} has the datadir {identity.datadir} open")
+            choice = choose(job.quiesce, identity.flavor)
+            yield _finding(job, "ok", f"level {choice.level}: {choice.why}")
+            missing = missing_privileges(read_grants(connection))
+    except SnapmgrError as error:
+        yield of_error("job", job.name, error)
+        return
+    if missing:
+        yield _finding(
+            job, "lacking", f"{account} lacks {', '.join(missing)}", f"as root: {grant_statement(account, missing)}"
+        )
+    else:
+        yield _finding(job, "ok", f"{account} has all privileges that a backup needs")
+    yield from _examine_program(job, identity.flavor)
+
+
+def _examine_stopped(job: Job) -> Iterator[Finding]:
+    datadir = str(job.datadir)
+    try:
+        pid = server_process(datadir)
+    except SnapmgrError as error:
+        yield of_error("job", job.name, error)
+        return
+    if pid is None:
+        yield _finding(job, "ok", f"level stopped: no server runs on {datadir}")
+    else:
+        yield _finding(job, "note", f"a server (pid {pid}) runs on {datadir} now", "stop it for the backup")
+    yield from _examine_program(job, "mariadb" if Path(datadir, "aria_log_control").exists() else "mysql")
+
+
+def _examine_program(job: Job, flavor: Literal["mariadb", "mysql"]) -> Iterator[Finding]:
+    """Say whether there is a server program to verify with."""
+    try:
+        binary = find_server(flavor, job.verify.server)
+    except SnapmgrError as error:
+        finding = of_error("job", job.name, error)
+        needed = "verify" in job.after_backup
+        what = f"cannot be verified here: {finding.what}"
+        yield _finding(job, finding.level if needed else "note", what, finding.hint)
+    else:
+        yield _finding(job, "ok", f"verified by {binary.flavor} {binary.version}")
+
+
+def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[Finding]:
+    try:
+        source = locate_source(ctx, job)
+        volume = source.volume
+        atomicity = source.backend.capabilities((volume,)).atomicity
+    except SnapmgrError as error:
+        yield of_error("job", job.name, error)
+        return
+    pools.append(volume.pool)
+    why = "in one instant" if atomicity == "volume" else "file by file"
+    chosen = "the best that can" if job.backend == "auto" else "asked for by the job"
+    yield _finding(job, "ok", f"{source.path}: {source.backend.name} ({chosen}) takes volume {volume.id} {why}")
+    for path in volume.excluded:
+        yield _finding(job, "note", f"not in a snapshot: {path} (a nested subvolume or mount)")
+    for warning in volume.warnings:
+        yield _finding(job, "note", warning)
+    try:
+        yield from _examine_headroom(ctx, job, volume)
+    except SnapmgrError as error:
+        yield of_error("job", job.name, error)
+
+
+def _examine_headroom(ctx: Context, job: Job, volume: Volume) -> Iterator[Finding]:
+    then = {"snapshot_lost": "the snapshots are lost", "origin_errors": "the database itself cannot write"}
+    for reservoir in ctx.backend(volume.backend).headroom(volume):
+        share = reservoir.used_bytes / reservoir.size_bytes if reservoir.size_bytes else 0.0
+        full = share >= _FULL_SHARE
+        what = f"{reservoir.name}: {format_size(reservoir.used_bytes)} of {format_size(reservoir.size_bytes)} used"
+        if full:
+            what += f"; once it is full {then[reservoir.when_full]}"
+        yield _finding(job, "problem" if full else "ok", what, "make room, or prune" if full else None)
+
+
+def _examine_plans(job: Job) -> Iterator[Finding]:
+    if not any((getattr(job.retention, name) or 0) > 0 for name in job.retention.__struct_fields__):
+        yield _finding(job, "note", "no retention rule: every snapshot is kept for ever", "set keep-… in its retention")
+    if job.source == "directory" and job.verify.command:
+        program = job.verify.command[0]
+        if shutil.which(program) is None:
+            level: Level = "lacking" if "verify" in job.after_backup else "note"
+            what = f"its check command {program} is not there"
+            yield _finding(job, level, what, "install it, or correct verify.command")
