@@ -37,7 +37,7 @@ class DetachedMount:
 
     @property
     def path(self) -> str:
-        """Valid here and in forked children that keep `fd` (``/proc/self/fd/N``); programs that we start do not get it."""
+        """Valid here and in forked children that keep `fd`; programs that we start do not get it."""
         return f"/proc/self/fd/{self.fd}"
 
 
@@ -247,6 +247,6 @@ def _uses(process: Path, point: str) -> Iterator[str]:
     with suppress(OSError):
         for line in (process / "maps").read_text(errors="replace").splitlines():
             # proc(5): range, rights, offset, device, inode, path.
-            path = line.split(maxsplit=5)[5:]
-            if path and _below(path[0], point):
-                yield f"mapped file {os.path.basename(path[0])}"
+            for path in line.split(maxsplit=5)[5:]:
+                if _below(path, point):
+                    yield f"mapped file {os.path.basename(path)}"

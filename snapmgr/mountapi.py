@@ -78,7 +78,7 @@ def refused(error: OSError, what: str, *, log: str = "") -> SnapmgrError:
 
     LackingError without CAP_SYS_ADMIN or where the kernel lacks the call, else StorageError with the kernel's words.
     """
-    said = log or error.strerror or str(error)
+    said = f"{error.strerror or error}" + (f" ({log})" if log else "")
     if isinstance(error, PermissionError) and not may_mount():
         return LackingError(
             f"cannot {what}: this needs root (CAP_SYS_ADMIN)",

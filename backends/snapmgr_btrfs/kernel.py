@@ -118,7 +118,7 @@ def destroy(fd: int, subvolume_id: int) -> None:
 
     `fd` is open on a mount of the top level. Raises OSError: ENOTEMPTY with subvolumes in it, EPERM while it is sent.
     """
-    fcntl.ioctl(fd, _SNAP_DESTROY_V2, _DESTROY.pack(0, 0, _SUBVOLUME_BY_ID, b"", subvolume_id))
+    fcntl.ioctl(fd, _SNAP_DESTROY_V2, bytearray(_DESTROY.pack(0, 0, _SUBVOLUME_BY_ID, b"", subvolume_id)))
 
 
 def data_extents(fd: int, subvolume_id: int) -> Iterator[tuple[int, int]]:

@@ -34,8 +34,11 @@ class Library(Protocol):
     def create_snapshot(self, source: int, path: str, *, read_only: bool = False) -> None:
         """Snapshot the subvolume that descriptor `source` is open on, to `path`."""
 
+    def subvolume_id(self, path: int | str) -> int:
+        """Return the id of the subvolume that holds `path`."""
+
     def subvolume_info(self, path: int | str, id: int = 0) -> SubvolumeInfo:  # noqa: A002 - the library's own name
-        """Return what is known of the subvolume that holds `path`, or of the one with `id`."""
+        """Return what is known of the subvolume whose own folder `path` is, or of the one with `id`."""
 
     def subvolume_path(self, path: int, id: int = 0) -> str:  # noqa: A002 - the library's own name
         """Return the path of subvolume `id` from the top of the file system."""

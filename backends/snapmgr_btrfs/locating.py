@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # How many files are looked at for the NOCOW flag: a server's own are the first few levels.
 _FILES_LOOKED_AT = 500
+# Not even the access times change.
+_LOOKING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOATIME
 _PLACEHOLDER_INODE = 2  # BTRFS_EMPTY_SUBVOL_DIR_OBJECTID
 
 
@@ -42,7 +44,7 @@ def _locate(lib: Library, target: Target, folder_name: str, fd: int) -> Volume |
             hint="name the folder on the live file system",
         )
     fs_uuid = kernel.fs_uuid(fd)
-    info = lib.subvolume_info(fd)
+    info = lib.subvolume_info(fd, lib.subvolume_id(fd))
     volume_id = library.volume_id(info, fs_uuid)
     subpath = kernel.path_in_subvolume(fd)
     if volume_id is None:
@@ -111,7 +113,7 @@ def _count_nocow(fd: int) -> int:
         below: list[str] = []
         for folder in level:
             with suppress(OSError):
-                inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                inner = os.open(folder, _LOOKING | os.O_DIRECTORY, dir_fd=fd)
                 try:
                     names = sorted(os.listdir(inner))
                     for name in names[: max(_FILES_LOOKED_AT - looked_at, 0)]:
@@ -129,7 +131,7 @@ def _count_nocow(fd: int) -> int:
 
 def _nocow_at(folder: int, name: str) -> bool:
     with suppress(OSError):
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        fd = os.open(name, _LOOKING, dir_fd=folder)
         try:
             return kernel.is_nocow(fd)
         finally:

@@ -52,7 +52,10 @@ def read_spaces(folder: Path, device_bytes: int) -> tuple[Space, ...]:
             total, disk_total = number(name, "total_bytes"), number(name, "disk_total")
             copies = disk_total / total if total else 1.0
             aside = sum(number(name, part) for part in ("bytes_pinned", "bytes_reserved", "bytes_readonly"))
-            used = number(name, "bytes_used") + aside + (0 if name == "data" else reserve)
+            # Data that waits to be written has its space reserved; metadata's reservations are mostly never used, only
+            # the global reserve is really out of reach.
+            aside += number(name, "bytes_may_use") if name == "data" else reserve
+            used = number(name, "bytes_used") + aside
             spaces.append(Space(name=name, size_bytes=total + int(unallocated / copies), used_bytes=used))
     except (OSError, ValueError) as error:
         raise StorageError(f"cannot read how full the file system is, from {allocation}: {error}") from error

@@ -1,0 +1,230 @@
+"""btrfs: only what is ours is deleted, only while nobody uses it, and what is said to be free is free."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import time
+
+import pytest
+
+from snapmgr.api import InUseError, StorageError
+from snapmgr.mount import bind, unmount
+from support.btrfs import attached, btrfs_disk, locate, make_backend, make_subvolume, new_record, run, take
+
+pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
+BACKEND = make_backend()
+
+
+@pytest.fixture(name="disk")
+def _disk():
+    with btrfs_disk() as disk:
+        make_subvolume(disk.point / "db", file="data")
+        yield disk
+
+
+@pytest.fixture(name="ref")
+def _ref(disk):
+    return take(BACKEND, disk.point / "db", "s1")
+
+
+def _names(disk):
+    return {path.name for path in (disk.point / ".snapmgr").iterdir()}
+
+
+def test_deleting_is_idempotent_and_takes_the_note_along(disk, ref):
+    BACKEND.annotate(ref, b"note")
+    other = take(BACKEND, disk.point / "db", "s2")
+    BACKEND.delete(ref)
+    BACKEND.delete(ref)
+    BACKEND.delete(ref, wait="space")
+    assert _names(disk) == {"s2"}
+    BACKEND.delete(other)
+
+
+def test_a_note_that_a_killed_deletion_left_goes_with_the_next_one(disk, ref):
+    BACKEND.annotate(ref, b"note")
+    run("btrfs", "subvolume", "delete", disk.point / ".snapmgr" / "s1")
+    assert _names(disk) == {"s1.json"}
+    BACKEND.delete(ref)
+    assert _names(disk) == set()
+
+
+def test_something_else_under_the_name_survives(disk, ref):
+    place = disk.point / ".snapmgr" / "s1"
+    for make in (
+        lambda: run("btrfs", "subvolume", "snapshot", "-r", disk.point / "db", place),
+        lambda: run("btrfs", "subvolume", "create", place),
+        place.mkdir,
+        lambda: place.write_text("a file"),
+        lambda: place.symlink_to(disk.point / "db"),
+    ):
+        if place.is_dir() and not place.is_symlink():
+            run("btrfs", "subvolume", "delete", place) if place.stat().st_ino == 256 else place.rmdir()
+        else:
+            place.unlink()
+        make()
+        before = place.lstat()
+        with pytest.raises(StorageError, match="s1"):
+            BACKEND.delete(ref)
+        assert place.lstat().st_ino == before.st_ino
+    assert (disk.point / "db" / "file").read_text() == "data"
+
+
+def test_another_native_id_deletes_nothing(disk, ref):
+    wrong = dataclasses.replace(ref, native_id="01234567-89ab-cdef-0123-456789abcdef")
+    with pytest.raises(StorageError, match="is not the snapshot"):
+        BACKEND.delete(wrong)
+    BACKEND.delete(dataclasses.replace(wrong, name="no-such-name"))
+    assert _names(disk) == {"s1"}
+
+
+def test_a_snapshot_that_was_moved_out_of_the_folder_is_its_movers(disk, ref):
+    place = disk.point / ".snapmgr" / "s1"
+    run("btrfs", "property", "set", place, "ro", "false")
+    place.rename(disk.point / "kept")
+    run("btrfs", "property", "set", disk.point / "kept", "ro", "true")
+    with pytest.raises(StorageError, match="moved to /kept") as caught:
+        BACKEND.delete(ref)
+    assert caught.value.hint
+    assert (disk.point / "kept" / "file").read_text() == "data"
+
+
+def test_what_is_mounted_is_not_deleted(disk, ref):
+    place, point = disk.point / ".snapmgr" / "s1", disk.image.parent / "elsewhere"
+    point.mkdir()
+    run("mount", "-o", "ro,subvol=.snapmgr/s1", disk.device, point)
+    with pytest.raises(InUseError, match=str(point)):
+        BACKEND.delete(ref)
+    run("umount", point)
+    # A part of it, bound somewhere; the kernel would delete it all the same.
+    make_subvolume(disk.point / "db2")
+    (disk.point / "db2" / "part").mkdir()
+    second = take(BACKEND, disk.point / "db2", "s2")
+    bind(str(disk.point / ".snapmgr" / "s2" / "part"), str(point), read_only=True)
+    with pytest.raises(InUseError, match=str(point)):
+        BACKEND.delete(second)
+    unmount(str(point))
+    # Something mounted in it.
+    run("mount", "-t", "tmpfs", "tmpfs", disk.point / ".snapmgr" / "s2" / "part")
+    with pytest.raises(InUseError, match="s2/part"):
+        BACKEND.delete(second)
+    run("umount", disk.point / ".snapmgr" / "s2" / "part")
+    assert (place / "file").exists()
+    for one in (ref, second):
+        BACKEND.delete(one)
+    assert _names(disk) == set()
+
+
+def test_a_mount_in_another_namespace_counts(disk, ref):
+    point = disk.image.parent / "elsewhere"
+    point.mkdir()
+    script = f"mount -o ro,subvol=.snapmgr/s1 {disk.device} {point} && echo mounted && exec sleep 60"
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "mounted\n"
+            assert not os.path.ismount(point)
+            with pytest.raises(InUseError, match=f"mount namespace of process {other.pid}"):
+                BACKEND.delete(ref)
+        finally:
+            other.kill()
+    assert _names(disk) == {"s1"}
+    _eventually_deleted(ref)
+
+
+def _eventually_deleted(ref):
+    # The namespace of an ended process is taken down a moment later.
+    for _ in range(50):
+        try:
+            return BACKEND.delete(ref)
+        except InUseError:
+            time.sleep(0.05)
+    return pytest.fail("it is still mounted")
+
+
+def test_what_is_attached_is_not_deleted_mounted_or_not(disk, ref):
+    record = new_record(ref)
+    with attached(BACKEND, record), pytest.raises(InUseError, match=record.id):
+        BACKEND.delete(ref)
+    BACKEND.attach(record)
+    with pytest.raises(InUseError, match="is attached"):
+        BACKEND.delete(ref)
+    other = take(BACKEND, disk.point / "db", "s2")
+    BACKEND.delete(other)
+    BACKEND.detach(record)
+    BACKEND.delete(ref)
+
+
+def test_a_mounted_clone_is_not_detached(disk, ref):
+    record = new_record(ref)
+    with attached(BACKEND, record) as clone:
+        with pytest.raises(InUseError, match=str(clone)):
+            BACKEND.detach(record)
+        assert (clone / "file").read_text() == "data"
+    assert _names(disk) == {"s1"}
+
+
+def test_a_snapshot_being_sent_is_in_use(disk, ref):
+    # A pipe that nobody reads keeps the send going.
+    big = make_subvolume(disk.point / "big")
+    (big / "file").write_bytes(os.urandom(8 << 20))
+    sent = take(BACKEND, big, "sent")
+    out, into = os.pipe()
+    command = ["btrfs", "send", "--quiet", str(disk.point / ".snapmgr" / "sent")]
+    with subprocess.Popen(command, stdout=into, stderr=subprocess.DEVNULL) as sender:
+        os.close(into)
+        try:
+            assert os.read(out, 1)
+            with pytest.raises(InUseError, match="being sent"):
+                BACKEND.delete(sent)
+        finally:
+            sender.kill()
+            os.close(out)
+    BACKEND.delete(sent)
+    BACKEND.delete(ref)
+
+
+def test_waiting_for_space_returns_when_it_is_free(disk):
+    big = make_subvolume(disk.point / "big")
+    (big / "file").write_bytes(os.urandom(60 << 20))
+    ref = take(BACKEND, big, "big")
+    (big / "file").unlink()
+    run("sync")
+    volume = locate(BACKEND, big)
+
+    def used():
+        return next(one.used_bytes for one in BACKEND.headroom(volume) if one.name == "data")
+
+    before = used()
+    assert before >= 60 << 20
+    started = time.monotonic()
+    BACKEND.delete(ref, wait="space")
+    assert before - used() >= 59 << 20
+    # btrfs' cleaner is woken; left alone it looks only at the next periodic commit, 30 s later.
+    assert time.monotonic() - started < 15
+
+
+def test_waiting_for_space_has_an_end(disk):
+    backend = make_backend(space_wait_s=0.3)
+    volume = locate(backend, disk.point / "db")
+    ref = take(backend, disk.point / "db", "held")
+    # An open file keeps the subvolume from being cleaned.
+    with (disk.point / ".snapmgr" / "held" / "file").open() as held:
+        with pytest.raises(StorageError, match="not free after 300 ms") as caught:
+            backend.delete(ref, wait="space")
+        assert held.read() == "data"
+        assert caught.value.hint
+    assert backend.inventory((volume.pool,)) == ()
+    BACKEND.delete(ref, wait="space")
+
+
+def test_quotas_do_not_get_in_the_way(disk):
+    run("btrfs", "quota", "enable", disk.point)
+    ref = take(BACKEND, disk.point / "db", "with-quota")
+    with attached(BACKEND, new_record(ref)) as clone:
+        (clone / "file").write_text("x" * 100_000)
+    BACKEND.delete(ref, wait="space")
+    assert _names(disk) == set()
