@@ -55,7 +55,7 @@ def by_socket(server: PrivateServer) -> Credentials:
 
 
 def everything_of(error: BaseException) -> str:
-    """All that a report could print: text, hint, frames with local variables, chained exceptions (also suppressed ones)."""
+    """All that a report could print: text, hint, frames with their variables, chained exceptions, also suppressed."""
     texts, seen = [], set()
     queue: list[BaseException | None] = [error]
     while queue:

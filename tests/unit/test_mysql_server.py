@@ -1,0 +1,184 @@
+"""The pure parts of throwaway servers: options, logs, and paths that must not lead out of the copy."""
+
+from __future__ import annotations
+
+
+import pytest
+
+from snapmgr.errors import LackingError
+from snapmgr.mysql.copy import Copy, absolute_paths, prepare_copy
+from snapmgr.mysql.server import ServerBinary, find_server, server_options
+from snapmgr.mysql.serverlog import describe_end, excerpt
+
+MARIADB = ServerBinary(path="/usr/sbin/mariadbd", flavor="mariadb", version="10.11.6-MariaDB-0+deb12u1")
+MYSQL = ServerBinary(path="/usr/sbin/mysqld", flavor="mysql", version="8.4.3")
+
+
+def options(
+    binary: ServerBinary, settings: dict[str, str], *, memory_bytes: int = 256 * 1024**2, uid: int = 100
+) -> str:
+    copy = Copy(
+        datadir="/c/d", paths={"innodb_undo_directory": "/c/undo"}, log_bin_options=("--log-bin=/c/d/b",), covers=()
+    )
+    found = server_options(binary, copy, settings, memory_bytes=memory_bytes, run_dir="/r", socket="/r/s", uid=uid)
+    # It must come first, or it has no effect.
+    assert found[0] == "--no-defaults"
+    return " ".join(found)
+
+
+def test_a_mariadb_server_is_alone_and_leaves_no_trace():
+    text = options(MARIADB, {"innodb_page_size": "4096", "gtid_mode": "ON", "innodb_undo_directory": "../undo"})
+    for option in (
+        "--skip-networking",
+        "--skip-slave-start",
+        "--event-scheduler=DISABLED",
+        "--innodb-page-size=4096",
+        "--loose-gtid-mode=ON",
+        "--innodb-undo-directory=/c/undo",
+        "--log-bin=/c/d/b",
+        "--expire-logs-days=0",
+        "--aria-recover-options=OFF",
+        "--myisam-recover-options=OFF",
+    ):
+        assert f" {option} " in f"{text} "
+    assert "../undo" not in text
+    assert "--user=root" not in text
+    assert "--user=root" in options(MARIADB, {}, uid=0)
+
+
+def test_a_mysql_server_purges_and_replicates_nothing_by_its_versions_words():
+    text = options(MYSQL, {})
+    assert "--skip-replica-start" in text
+    assert "--loose-binlog-expire-logs-seconds=0" in text
+    assert "aria" not in text
+    old = ServerBinary(path="x", flavor="mysql", version="8.0.25")
+    assert "--skip-slave-start" in options(old, {})
+
+
+@pytest.mark.parametrize(("memory_bytes", "pool"), [(0, "32M"), (80 * 1024**2, "32M"), (1024**3, "976M")])
+def test_memory_is_bounded_from_both_sides(memory_bytes, pool):
+    assert f"--innodb-buffer-pool-size={pool} " in options(MARIADB, {}, memory_bytes=memory_bytes)
+
+
+def test_each_server_gets_another_id():
+    assert options(MARIADB, {}) != options(MARIADB, {})
+
+
+CRASH = """2026-01-02 03:04:05 0 [Note] InnoDB: Starting
+2026-01-02 03:04:05 0 [Warning] InnoDB: retry because of error 28, No space left? unknown variable 'loose-x'
+2026-01-02 03:04:06 0 [ERROR] InnoDB: Page [page id: space=5, page number=3] log sequence number 99 is in the future!
+2026-01-02 03:04:06 0 [ERROR] InnoDB: Page [page id: space=5, page number=3] log sequence number 99 is in the future!
+260102  3:04:06 [ERROR] mariadbd got signal 6 ;
+stack line
+"""
+
+
+def test_a_crash_is_told_by_the_lines_that_matter():
+    end = describe_end(CRASH, -6)
+    assert end.text.count("in the future") == 1
+    assert "got signal 6" in end.text
+    assert "stack line" not in end.text
+    assert "(signal 6)" in end.text
+    assert not end.machine
+    assert "not of one instant" in (end.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "machine"),
+    [
+        ("[ERROR] InnoDB: preallocating 12582912 bytes for file ./ibtmp1 failed with error 28", 1, True),
+        ("[ERROR] mariadbd: Disk is full writing './b.1' (Errcode: 28 \"No space left on device\")", None, True),
+        ("[ERROR] InnoDB: Cannot allocate memory for the buffer pool", 1, True),
+        ("[ERROR] mariadbd: unknown variable 'nonsense=1'", 7, True),
+        ("[ERROR] InnoDB: Upgrade after a crash is not supported.", 1, True),
+        ("[Note] all is well", -9, True),
+        ("[ERROR] Found 1 prepared transactions! It means that …", 1, False),
+        ("[ERROR] InnoDB: The data file './ibdata1' must be writable", 1, False),
+        ("[ERROR] InnoDB: Database page corruption on disk or a failed read", -6, False),
+        ("[ERROR] InnoDB: error 281 of page number: 280", 1, False),
+        ("", 1, False),
+    ],
+)
+def test_the_machine_is_told_from_the_data(line, code, machine):
+    assert describe_end(f"2026-01-02  3:04:06 0 {line}\n" if line else "", code).machine is machine
+
+
+def test_an_excerpt_is_bounded_and_without_time_stamps():
+    log = "".join(f"2026-01-02  3:04:06 {number} [ERROR] {'x' * 500} {number}\n" for number in range(1000))
+    text = excerpt(log)
+    assert len(text) < 2000
+    assert text.endswith("x 999")
+    assert "2026" not in text
+    assert excerpt("2026-01-02T03:04:06.123456Z 0 [Note] only this\n") == "[Note] only this"
+    assert excerpt("") == ""
+
+
+def test_a_copy_within_itself_needs_no_cover(tmp_path):
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "auto.cnf").write_text("[auto]\nserver-uuid=1\n")
+    (tmp_path / "binlog.index").write_text("/live/d/binlog.000001\n./binlog.000002\n")
+    settings = {"log_bin_basename": "binlog", "log_bin_index": "binlog.index", "innodb_log_group_home_dir": "."}
+    copy = prepare_copy(str(tmp_path), settings, {"/live/d": str(tmp_path)})
+    assert copy.covers == ()
+    assert copy.datadir == str(tmp_path)
+    assert copy.paths == {"innodb_log_group_home_dir": str(tmp_path)}
+    assert copy.log_bin_options == (f"--log-bin={tmp_path}/binlog", f"--log-bin-index={tmp_path}/binlog.index")
+    assert (tmp_path / "binlog.index").read_text() == f"{tmp_path}/binlog.000001\n{tmp_path}/binlog.000002\n"
+    assert not (tmp_path / "auto.cnf").exists()
+
+
+def test_binary_logs_that_are_not_in_the_copy_are_begun_anew_in_it(tmp_path):
+    datadir = tmp_path / "d"
+    datadir.mkdir()
+    settings = {"log_bin_basename": "../logs/bin", "log_bin_index": "../logs/bin.index"}
+    assert prepare_copy(str(datadir), settings, {}).log_bin_options == (
+        f"--log-bin={datadir}/bin",
+        f"--log-bin-index={datadir}/bin.index",
+    )
+    assert prepare_copy(str(datadir), {}, {}).log_bin_options == ("--skip-log-bin",)
+
+
+def test_every_absolute_path_is_seen_and_must_be_covered(tmp_path):
+    datadir, original = tmp_path / "copy", tmp_path / "live"
+    (datadir / "shop").mkdir(parents=True)
+    original.mkdir()
+    (datadir / "shop" / "m.MYD").symlink_to("/far/m.MYD")
+    (datadir / "shop" / "near.MYD").symlink_to("m.MYD")
+    (datadir / "shop" / "i.isl").write_text("/far/shop/i.ibd")
+    settings = {"innodb_data_file_path": "ibdata1:12M;/far/ibdata2:1M", "innodb_directories": "/far/x;rel"}
+    found = absolute_paths(str(datadir), settings)
+    assert set(found) == {"/far/m.MYD", "/far/shop/i.ibd", "/far/ibdata2", "/far/x"}
+    with pytest.raises(LackingError, match="outside of the copy"):
+        prepare_copy(str(datadir), settings, {str(original): str(datadir)})
+    with pytest.raises(LackingError, match="no such folder here"):
+        prepare_copy(str(datadir), settings, {str(original): str(datadir), "/far": str(tmp_path)})
+
+
+def test_covers_are_in_an_order_that_hides_nothing_and_the_server_sees_the_original_path(tmp_path):
+    datadir, live = tmp_path / "copy", tmp_path / "live"
+    for folder in (datadir, live / "d" / "in"):
+        folder.mkdir(parents=True)
+    (tmp_path / "copy-in").mkdir()
+    originals = {str(live / "d" / "in"): str(tmp_path / "copy-in"), str(live / "d"): str(datadir)}
+    copy = prepare_copy(str(datadir), {"innodb_undo_directory": "in"}, originals)
+    assert [path for _, path in copy.covers] == [str(live / "d"), str(live / "d" / "in")]
+    assert copy.datadir == str(live / "d")
+    assert copy.paths == {"innodb_undo_directory": str(live / "d" / "in")}
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\necho '{text}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_program_is_known_by_what_it_prints(tmp_path):
+    path = script(tmp_path / "a", "mysqld  Ver 8.4.3 for Linux on x86_64 (MySQL Community Server - GPL)")
+    found = find_server("mysql", path)
+    assert (found.version, found.number, found.flavor) == ("8.4.3", (8, 4, 3), "mysql")
+    with pytest.raises(LackingError, match="is no mariadb server"):
+        find_server("mariadb", path)
+    with pytest.raises(LackingError, match="prints no version|is no mysql server"):
+        find_server("mysql", script(tmp_path / "b", ""))
+    path = script(tmp_path / "c", "mariadbd  Ver 11.8.1-MariaDB-deb13 for debian-linux-gnu on x86_64")
+    assert find_server("mariadb", path).number == (11, 8, 1)
