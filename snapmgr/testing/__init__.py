@@ -14,6 +14,13 @@ Needs pytest beside snapmgr. Write a `Lab` that makes directories on your storag
 
 from __future__ import annotations
 
+import pytest
+
+# Before they are imported, or their asserts would say nothing but that they failed.
+_PARTS = ("attaching", "crashing", "locating", "removing", "taking")
+pytest.register_assert_rewrite(*(f"snapmgr.testing.{part}" for part in _PARTS))
+
+# ruff: noqa: E402
 from snapmgr.testing.attaching import AttachingContract
 from snapmgr.testing.crashing import CrashingContract
 from snapmgr.testing.lab import FolderLab, Lab

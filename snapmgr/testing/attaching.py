@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.api import InUseError, NotFoundError
+from snapmgr.api import NotFoundError
 from snapmgr.testing import processes, trees
 from snapmgr.testing.lab import Contract, Lab, new_record
-from snapmgr.testing.trees import differences, fingerprint, plant
+from snapmgr.testing.trees import fingerprint, plant, same
 
 if TYPE_CHECKING:
     from snapmgr.api import Pool
@@ -65,12 +65,12 @@ class AttachingContract(Contract):
         ref, before = lab.take_one(origin), fingerprint(origin)
         with lab.attached(ref, writable=True) as reached:
             inside = lab.inside(reached, origin)
-            assert not differences(before, fingerprint(inside))
+            same(before, fingerprint(inside))
             trees.overwrite(inside)
-            assert differences(before, fingerprint(inside))
-            assert not differences(before, fingerprint(origin))
+            assert fingerprint(inside) != before
+            same(before, fingerprint(origin))
         with lab.attached(ref, writable=False) as reached:
-            assert not differences(before, fingerprint(lab.inside(reached, origin)))
+            same(before, fingerprint(lab.inside(reached, origin)))
 
     def test_two_clones_at_once(self, lab: Lab) -> None:
         """Clones of one snapshot do not see each other; a reader beside them sees the snapshot."""
@@ -112,8 +112,6 @@ class AttachingContract(Contract):
             lab.backend().detach(earlier_boot)
             lab.backend().detach(earlier_boot)
             lab.backend().detach(record)
-            with pytest.raises(InUseError):
-                lab.backend().delete(ref)
         finally:
             lab.backend().detach(other)
         with lab.attached(ref, writable=False) as reached:
@@ -140,6 +138,7 @@ class AttachingContract(Contract):
         """The native id alone is believed: a snapshot of the right name and another id is not attached."""
         origin = lab.make_origin()
         ref, other = lab.take_one(origin), lab.take_one(origin)
+        lab.backend().delete(other)
         before = lab.found(ref.pool)
         mixed = replace(ref, native_id=other.native_id)
         for writable in (False, True):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.testing import processes
 from snapmgr.testing.lab import Contract, Lab, new_id, new_record
-from snapmgr.testing.trees import differences, fingerprint, plant
+from snapmgr.testing.trees import fingerprint, plant, same
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,12 +77,12 @@ class CrashingContract(Contract):
             for half in made:
                 lab.backend().settle((half,), 60)
                 with lab.attached(half, writable=False) as reached:
-                    assert not differences(wanted, fingerprint(lab.inside(reached, origin)))
+                    same(wanted, fingerprint(lab.inside(reached, origin)))
             _expect_only(lab, ref, *made)
             for half in made:
                 lab.backend().delete(half)
         with lab.attached(ref, writable=False) as reached:
-            assert not differences(wanted, fingerprint(lab.inside(reached, origin)))
+            same(wanted, fingerprint(lab.inside(reached, origin)))
 
     def test_killed_while_attaching(self, lab: Lab) -> None:
         """However far `attach` came, `detach` with its record, and a repair, remove it; the snapshot stays."""
@@ -100,7 +100,7 @@ class CrashingContract(Contract):
             assert [found for found in lab.found(ref.pool) if found.record_id == record.id] == []
             _expect_only(lab, ref)
         with lab.attached(ref, writable=False) as reached:
-            assert not differences(wanted, fingerprint(lab.inside(reached, origin)))
+            same(wanted, fingerprint(lab.inside(reached, origin)))
 
     def test_killed_while_detaching(self, lab: Lab) -> None:
         """A detaching that was interrupted is finished by the next one."""
@@ -129,13 +129,13 @@ class CrashingContract(Contract):
             if whole:
                 assert whole == [ref]
                 with lab.attached(ref, writable=False) as reached:
-                    assert not differences(wanted, fingerprint(lab.inside(reached, origin)))
+                    same(wanted, fingerprint(lab.inside(reached, origin)))
             if index % 2 or whole:
                 lab.backend().delete(ref, wait="space")
             _expect_only(lab, kept)
             assert [found for found in lab.found(ref.pool) if found.snapshot_id == ref.snapshot_id] == []
         with lab.attached(kept, writable=False) as reached:
-            assert not differences(wanted, fingerprint(lab.inside(reached, origin)))
+            same(wanted, fingerprint(lab.inside(reached, origin)))
 
     def test_several_processes_at_once(self, lab: Lab) -> None:
         """Runs on different origins of one pool do not disturb each other, nor does somebody who looks on."""
@@ -147,7 +147,7 @@ class CrashingContract(Contract):
                 ref = lab.take_one(origin)
                 lab.backend().annotate(ref, b"mine")
                 with lab.attached(ref, writable=False) as reached:
-                    assert not differences(fingerprint(origin), fingerprint(lab.inside(reached, origin)))
+                    same(fingerprint(origin), fingerprint(lab.inside(reached, origin)))
                 lab.backend().delete(ref, wait="space")
 
         pids = [processes.spawn(lambda origin=origin: work(origin)) for origin in origins]  # type: ignore[misc]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from snapmgr.api import AttachRecord, NotMine
 from snapmgr.blockdev import find_target
 from snapmgr.command import CommandRunner
 from snapmgr.host import boot_id
-from snapmgr.mount import KernelMounter
+from snapmgr.mount import KernelMounter, bind, mount_device, remove_point, unmount
 from snapmgr.trigger import Trigger
 
 if TYPE_CHECKING:
@@ -85,17 +86,29 @@ class Lab(ABC):
             self.runner.run(["umount", str(folder)])
 
     @contextmanager
-    def reached(self, attachment: Attachment) -> Iterator[Path]:
-        """Yield the folder where an attachment's volume can be read (and written), mounted if it is a device."""
-        if attachment.directory is not None:
+    def reached(self, attachment: Attachment, *, writable: bool) -> Iterator[Path]:
+        """Yield the folder where an attachment's volume can be read (and written).
+
+        As in the core: a device is mounted, a directory is bound to another place if this user may.
+        """
+        if attachment.directory is not None and os.geteuid() != 0:
             yield Path(attachment.directory)
             return
-        if attachment.device is None:
-            raise AssertionError("an attachment is a directory or a device")
-        if attachment.fs_type is None:
-            raise AssertionError("an attachment that is a device names its file system")
-        with self.mounter.private(attachment.device, attachment.fs_type, attachment.options) as mount:
-            yield Path(mount.path)
+        point = tempfile.mkdtemp(prefix="snapmgr-test-mount-")
+        try:
+            if attachment.directory is not None:
+                bind(attachment.directory, point, read_only=not writable)
+            elif attachment.device is not None:
+                options = attachment.options if writable else (*attachment.options, "ro")
+                mount_device(attachment.device, point, fs_type=attachment.fs_type or "auto", options=options)
+            else:
+                raise AssertionError("an attachment is a directory or a device")
+            try:
+                yield Path(point)
+            finally:
+                unmount(point)
+        finally:
+            remove_point(point)
 
     # What the tests do all the time. Nothing below needs to be overridden.
 
@@ -146,7 +159,7 @@ class Lab(ABC):
         """Attach a snapshot and yield where its volume is; detached at the end."""
         record = new_record(ref, writable=writable)
         try:
-            with self.reached(self.backend().attach(record)) as folder:
+            with self.reached(self.backend().attach(record), writable=writable) as folder:
                 yield folder
         finally:
             self.backend().detach(record)

@@ -12,7 +12,7 @@ import pytest
 
 from snapmgr.api import API_VERSION, Capabilities, NotMine, Pool, Reservoir, StorageError
 from snapmgr.testing.lab import Contract, Lab
-from snapmgr.testing.trees import differences, fingerprint, plant
+from snapmgr.testing.trees import fingerprint, plant, same
 
 
 class _Forbidden:
@@ -76,7 +76,7 @@ class LocatingContract(Contract):
         pool = lab.volume(origin).pool
         files, things = fingerprint(origin), lab.found(pool)
         lab.volume(origin)
-        assert not differences(files, fingerprint(origin))
+        same(files, fingerprint(origin))
         assert lab.found(pool) == things
 
     def test_locate_makes_no_pool(self, lab: Lab) -> None:

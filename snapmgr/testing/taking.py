@@ -12,7 +12,7 @@ import pytest
 from snapmgr.api import FireError, StorageError
 from snapmgr.testing import processes, trees
 from snapmgr.testing.lab import Contract, Lab, new_id
-from snapmgr.testing.trees import differences, fingerprint, plant
+from snapmgr.testing.trees import fingerprint, plant, same
 from snapmgr.trigger import Trigger
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class TakingContract(Contract):
         with pytest.raises(ZeroDivisionError), backend.arm((volume,), new_id()):
             _ = 1 // 0
         assert lab.found(volume.pool) == before
-        assert not differences(files, fingerprint(origin))
+        same(files, fingerprint(origin))
         assert _open_fds() == open_fds, "descriptors leaked"
 
     def test_armed_says_what_will_be(self, lab: Lab) -> None:
@@ -131,7 +131,7 @@ class TakingContract(Contract):
         (found,) = _of(lab.found(volume.pool), snapshot_id)
         assert (found.kind, found.ref) == ("snapshot", shots[0].ref)
         with lab.attached(shots[0].ref, writable=False) as reached:
-            assert not differences(fingerprint(origin), fingerprint(lab.inside(reached, origin)))
+            same(fingerprint(origin), fingerprint(lab.inside(reached, origin)))
 
     def test_settle_again(self, lab: Lab) -> None:
         """Settling is idempotent, also in another instance, and changes nothing that can be seen."""
@@ -153,7 +153,7 @@ class TakingContract(Contract):
         with pytest.raises(StorageError):
             lab.take(origin, snapshot_id=ref.snapshot_id)
         with lab.attached(ref, writable=False) as reached:
-            assert not differences(before, fingerprint(lab.inside(reached, origin)))
+            same(before, fingerprint(lab.inside(reached, origin)))
         assert [found.ref for found in _of(lab.found(ref.pool), ref.snapshot_id)] == [ref]
 
     def test_origin_gone_before_arm(self, lab: Lab) -> None:
@@ -172,9 +172,9 @@ class TakingContract(Contract):
         plant(origin)
         before = fingerprint(origin)
         ref = lab.take_one(origin)
-        assert not differences(before, fingerprint(origin)), "taking a snapshot changed the origin"
+        same(before, fingerprint(origin))
         with lab.attached(ref, writable=False) as reached:
-            assert not differences(before, fingerprint(lab.inside(reached, origin)))
+            same(before, fingerprint(lab.inside(reached, origin)))
 
     def test_holes_stay_holes(self, lab: Lab) -> None:
         """A sparse file takes no more room in the snapshot than in the origin, but for one block's rounding."""
@@ -195,7 +195,7 @@ class TakingContract(Contract):
         assert before != after
         for ref, wanted in ((first, before), (second, after), (first, before)):
             with lab.attached(ref, writable=False) as reached:
-                assert not differences(wanted, fingerprint(lab.inside(reached, origin)))
+                same(wanted, fingerprint(lab.inside(reached, origin)))
 
     def test_unflushed_writes_are_in_it(self, lab: Lab) -> None:
         """What a program has written before `fire` is in the snapshot, even if nothing was ever flushed."""
@@ -247,7 +247,7 @@ class TakingContract(Contract):
             assert [found.note for found in _of(lab.found(ref.pool), ref.snapshot_id)] == [note]
         assert [found.note for found in _of(lab.found(ref.pool), other.snapshot_id)] == [None]
         with lab.attached(ref, writable=False) as reached:
-            assert not differences(before, fingerprint(lab.inside(reached, origin)))
+            same(before, fingerprint(lab.inside(reached, origin)))
         lab.backend().settle((ref,), 60)
         assert [found.note for found in _of(lab.found(ref.pool), ref.snapshot_id)] == [b'{"state": "ready"}\n']
 

@@ -18,6 +18,8 @@ _OLD_NS = 981_173_106_123_456_789
 _ACL_HEADER = struct.pack("<I", 2)
 _ACL_ENTRY = struct.Struct("<HHI")
 _NOBODY_ID = 0xFFFFFFFF
+_PARTS = ("mode", "owner", "mtime_ns", "device", "first name", "content", "extended attributes")
+_SHOWN = 20
 HOLE_BYTES = 8 << 20
 """Size of the sparse file ``sparse``; nearly all of it is a hole."""
 _CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")
@@ -144,16 +146,18 @@ def _xattrs(path: bytes) -> tuple[tuple[str, bytes], ...]:
     return tuple((name, os.getxattr(path, name, follow_symlinks=False)) for name in names)
 
 
-def differences(left: dict[bytes, tuple[object, ...]], right: dict[bytes, tuple[object, ...]]) -> str:
-    """Given two fingerprints, return what differs, for people; "" if nothing does."""
-    lines = [f"only before: {name!r}" for name in sorted(left.keys() - right.keys())]
-    lines += [f"only after: {name!r}" for name in sorted(right.keys() - left.keys())]
-    lines += [
-        f"{name!r}: {left[name]} became {right[name]}"
-        for name in sorted(left.keys() & right.keys())
-        if left[name] != right[name]
-    ]
-    return "\n".join(lines)
+def same(left: dict[bytes, tuple[object, ...]], right: dict[bytes, tuple[object, ...]]) -> None:
+    """Given two fingerprints, raise AssertionError that says what differs, if anything does."""
+    lines = [f"missing: {name!r}" for name in sorted(left.keys() - right.keys())]
+    lines += [f"not expected: {name!r}" for name in sorted(right.keys() - left.keys())]
+    for name in sorted(left.keys() & right.keys()):
+        lines += [
+            f"{name!r}: {what} was {before!r} and is {after!r}"
+            for what, before, after in zip(_PARTS, left[name], right[name], strict=True)
+            if before != after
+        ]
+    if lines:
+        raise AssertionError("the trees differ:\n" + "\n".join(lines[:_SHOWN]))
 
 
 def overwrite(folder: Path) -> None:
