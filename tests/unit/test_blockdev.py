@@ -140,6 +140,11 @@ def test_what_was_mounted_over_the_root_later_is_not_entered():
     assert find_mount("/srv", [mount(1, 1, "/"), mount(2, 1, "/srv")]).id == 2
 
 
+def test_of_two_at_one_place_the_later_lies_on_top():
+    # Old kernels made such "side mounts" by propagation.
+    assert find_mount("/a/b", [mount(1, 0, "/"), mount(2, 1, "/a"), mount(3, 1, "/a")]).id == 3
+
+
 def test_a_chroot_without_a_mount_of_its_own_is_an_error():
     table = [mount(5, 1, "/proc"), mount(6, 5, "/proc/sys")]
     assert find_mount("/proc/sys/kernel", table).id == 6

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from snapmgr.config import DEFAULT_PATH, Job, Retention, Verify, example_config, load_config, validate
 from snapmgr.config import load as load_module
+from snapmgr.config.model import Check, Quiesce, Source, Step
 from snapmgr.errors import ConfigError, NotFoundError
 from snapmgr.retention import Policy
 
@@ -452,3 +455,24 @@ def test_any_toml_gives_a_job_or_errors_and_never_a_crash(defaults, table):
         # A job without an error of its own is whole, whatever is wrong with the defaults.
         assert all("defaults" in error for error in reading.errors)
         assert job.source in {"mysql", "directory"}
+
+
+DOCUMENTATION = Path(__file__).parents[2] / "docs/configuration.md"
+
+
+def test_the_documentation_names_every_key_and_every_allowed_word():
+    text = DOCUMENTATION.read_text()
+    words = {"state_dir", "scratch_dir"}
+    for kind in (Job, Verify):
+        words |= set(kind.__struct_encode_fields__) - {"name"}
+    words |= {word for part in (Quiesce, Source, Check, Step) for word in part.__args__}
+    assert {word for word in words if f"`{word}`" not in text and f'`"{word}"`' not in text} == set()
+    retention = (DOCUMENTATION.parent / "retention.md").read_text()
+    assert {key for key in Retention.__struct_encode_fields__ if key not in retention} == set()
+
+
+def test_the_documentations_example_is_valid(write):
+    (example,) = re.findall(r"```toml\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    config = load_config(write(example))
+    assert config.job("uploads").retention == Retention(keep_hourly=48, keep_daily=7)
+    assert config.job("shop").after_backup == ("verify", "prune")
