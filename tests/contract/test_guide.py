@@ -1,0 +1,23 @@
+"""The contract suite over the backend of docs/backend-guide.md: its text, as it stands there, run as it says there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+_GUIDE = Path(__file__).parents[2] / "docs" / "backend-guide.md"
+_BLOCKS = re.findall(r"^```python\n(.*?)^```$", _GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+_BACKEND, _TESTS = _BLOCKS
+my_backend = ModuleType("my_backend")
+# Where dataclass, and the guide's own import, look for it.
+sys.modules["my_backend"] = my_backend
+exec(compile(_BACKEND, str(_GUIDE), "exec"), vars(my_backend))  # noqa: S102 - it is our own text
+exec(compile(_TESTS, str(_GUIDE), "exec"), globals())  # noqa: S102
+
+
+def test_the_guide_defines_what_it_says() -> None:
+    assert my_backend.CopyBackend.name == "copy"
+    assert issubclass(globals()["TestCopyBackend"], globals()["BackendContract"])
