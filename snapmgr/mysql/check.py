@@ -7,7 +7,7 @@ import random
 import time
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from snapmgr.mysql.client import ConnectionLostError, MysqlError, quote
 
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
     from snapmgr.mysql.client import Connection
 
+_T = TypeVar("_T")
+
 Depth = Literal["none", "quick", "extended"]
 
+_LOGGED_SHOWN = 3
 # Views of memory, not tables on disk.
 _NOT_ON_DISK = ("information_schema", "performance_schema", "sys")
 # CHECK TABLE's last line for a table that is whole (reference manual, "CHECK TABLE output").
@@ -57,16 +60,20 @@ def check_tables(
     seed: str,
     deadline: float,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
+    complaints: Callable[[], tuple[str, ...]] = lambda: (),
 ) -> CheckReport:
     """Run CHECK TABLE on base tables of all schemas, the system's own included.
 
     Args:
         connection: to the throwaway server; its read timeout is changed.
-        depth: "none" only counts the tables; "quick" and "extended" are CHECK TABLE's words.
+        depth: "none" only counts the tables; "quick" and "extended" are CHECK TABLE's words. "extended" also reads
+            every InnoDB row by CHECKSUM TABLE: CHECK TABLE never looks at BLOBs outside of their row.
         share: of the tables, above 0 to 1; at least one is checked.
         seed: the snapshot's id: the same snapshot gives the same sample, another one another.
         deadline: time.monotonic() after which no further table is begun and a check under way is given up.
         progress: called with (tables done, tables to do).
+        complaints: `ThrowawayServer.complaints`; what it returns after a table's check is a failure of that table, for
+            a server answers with an empty value where a BLOB cannot be read, and only logs why.
 
     Damage, a server that dies over it and a passed deadline are failures in the report; nothing is raised for them.
     """
@@ -80,7 +87,9 @@ def check_tables(
     failures: list[str] = []
     notes: list[str] = []
     checked = 0
-    for done, (schema, table) in enumerate(chosen):
+    # What was logged before, while it recovered, was mended or will be met again.
+    complaints()
+    for done, (schema, table, engine) in enumerate(chosen):
         name = f"{quote(schema)}.{quote(table)}"
         progress(done, len(chosen))
         left = deadline - time.monotonic()
@@ -90,16 +99,20 @@ def check_tables(
         try:
             connection.set_read_timeout(left)
             lines = connection.rows(f"CHECK TABLE {name} {depth.upper()}")
+            verdict = judge([(str(line["Msg_type"]), str(line["Msg_text"])) for line in lines])
+            if depth == "extended" and engine == "InnoDB" and verdict.failure is None and verdict.checked:
+                connection.set_read_timeout(max(deadline - time.monotonic(), 0.001))
+                connection.execute(f"CHECKSUM TABLE {name} EXTENDED")
         except ConnectionLostError as error:
             late = time.monotonic() >= deadline
             why = "the time limit was reached" if late else f"the server ended or hung ({error.message})"
             failures.append(f"{name}: {why} while checking it, after {done} of {len(chosen)} tables")
             break
         except MysqlError as error:
-            failures.append(f"{name}: {error.message}")
-            checked += 1
-            continue
-        verdict = judge([(str(line["Msg_type"]), str(line["Msg_text"])) for line in lines])
+            verdict = Verdict(failure=error.message)
+        logged = complaints()
+        if logged and verdict.failure is None:
+            verdict = Verdict(failure="the server's log says: " + "; ".join(logged[:_LOGGED_SHOWN]))
         checked += verdict.checked
         if verdict.failure:
             failures.append(f"{name}: {verdict.failure}")
@@ -110,7 +123,7 @@ def check_tables(
     return CheckReport(tables_checked=checked, tables_total=len(tables), failures=tuple(failures), notes=tuple(notes))
 
 
-def sample(tables: Sequence[tuple[str, str]], share: float, seed: str) -> list[tuple[str, str]]:
+def sample(tables: Sequence[_T], share: float, seed: str) -> list[_T]:
     """Return `share` of the tables (rounded up, at least one if there are any), chosen by `seed`, in their order."""
     if not 0 < share <= 1:
         raise ValueError(f"a share of tables is above 0 and at most 1, not {share}")
@@ -176,12 +189,13 @@ def is_true(value: object) -> bool:
         return False
 
 
-def _tables(connection: Connection) -> list[tuple[str, str]]:
+def _tables(connection: Connection) -> list[tuple[str, str, str]]:
+    """Return every table as (schema, name, engine)."""
     marks = ", ".join(["%s"] * len(_NOT_ON_DISK))
     rows = connection.rows(
-        "SELECT TABLE_SCHEMA AS s, TABLE_NAME AS t FROM information_schema.TABLES "  # noqa: S608 - only marks are added
+        "SELECT TABLE_SCHEMA AS s, TABLE_NAME AS t, ENGINE AS e FROM information_schema.TABLES "  # noqa: S608 - only marks are added
         f"WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE') AND TABLE_SCHEMA NOT IN ({marks}) "
         "ORDER BY TABLE_SCHEMA, TABLE_NAME",
         _NOT_ON_DISK,
     )
-    return [(str(row["s"]), str(row["t"])) for row in rows]
+    return [(str(row["s"]), str(row["t"]), str(row["e"])) for row in rows]

@@ -32,6 +32,8 @@ class Copy:
     """A prepared copy, as its server will see it."""
 
     datadir: str
+    settings: dict[str, str]
+    """The source's, completed by what the files tell."""
     paths: dict[str, str]
     """Settings that are folders."""
     log_bin_options: tuple[str, ...]
@@ -52,6 +54,9 @@ def prepare_copy(datadir: str, settings: Mapping[str, str], originals: Mapping[s
     with suppress(FileNotFoundError):
         # MySQL writes a new one: two servers must not have one UUID.
         os.unlink(os.path.join(datadir, "auto.cnf"))
+    if "innodb_page_size" not in settings and (size := page_size(os.path.join(datadir, "ibdata1"))):
+        # Taken from a stopped server, which could not be asked.
+        settings = {**settings, "innodb_page_size": str(size)}
     leads = absolute_paths(datadir, settings)
     homes = {path for path, copy in originals.items() if os.path.realpath(copy) == datadir}
     covers: tuple[tuple[str, str], ...] = ()
@@ -65,8 +70,28 @@ def prepare_copy(datadir: str, settings: Mapping[str, str], originals: Mapping[s
         if name in settings:
             paths[name] = os.path.normpath(os.path.join(seen_as, settings[name]))
     return Copy(
-        datadir=seen_as, paths=paths, log_bin_options=_log_bin_options(datadir, seen_as, settings), covers=covers
+        datadir=seen_as,
+        settings=dict(settings),
+        paths=paths,
+        log_bin_options=_log_bin_options(datadir, seen_as, settings),
+        covers=covers,
     )
+
+
+def page_size(path: str) -> int | None:
+    """Return the page size of a system tablespace by its own header; None if there is none or it makes no sense.
+
+    Source: MySQL's and MariaDB's fsp0types.h: FSP_SPACE_FLAGS is at byte 54; bits 6 to 9 hold the size, or bits 0 to 3
+    where bit 4 marks MariaDB's full_crc32 format; 0 means 16 KiB.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(54)
+            flags = int.from_bytes(file.read(4), "big")
+    except FileNotFoundError:
+        return None
+    power = flags & 15 if flags & 16 else flags >> 6 & 15
+    return 512 << power if 3 <= power <= 7 else 16384 if power == 0 else None  # noqa: PLR2004 - 4 KiB to 64 KiB
 
 
 def absolute_paths(datadir: str, settings: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from snapmgr.command import CommandRunner, find_program, running
 from snapmgr.errors import CommandError, LackingError, VerificationError
 from snapmgr.mysql.client import Connection, Credentials, MysqlError, connect
 from snapmgr.mysql.copy import Copy, prepare_copy
-from snapmgr.mysql.serverlog import describe_end
+from snapmgr.mysql.serverlog import damage, describe_end
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class ThrowawayServer:
         self.socket = socket
         self.log = log
         """Path of what it printed."""
+        self._complaints_read = 0
 
     @property
     def pid(self) -> int:
@@ -105,6 +106,15 @@ class ThrowawayServer:
     def excerpt(self) -> str:
         """Return what matters of the log so far, bounded: for a failure's message."""
         return describe_end(self._read_log(), self._process.poll()).text
+
+    def complaints(self) -> tuple[str, ...]:
+        """Return what the log says of damaged data since the last call: a server may log it and answer all the same."""
+        with open(self.log, "rb") as file:
+            file.seek(self._complaints_read)
+            # Up to the last whole line: the server may be writing the next one.
+            new = file.read().rpartition(b"\n")[0]
+        self._complaints_read += len(new)
+        return damage(new.decode("utf-8", "replace"))
 
     def shutdown(self, *, time_limit_s: float = 60.0) -> bool:
         """End the server politely; return whether it ended by itself, in time and without an error."""
@@ -164,7 +174,7 @@ def throwaway(
     argv = [
         *_prefix(copy, uid, gid),
         binary.path,
-        *server_options(binary, copy, settings, memory_bytes=memory_bytes, run_dir=run_dir, socket=socket, uid=uid),
+        *server_options(binary, copy, memory_bytes=memory_bytes, run_dir=run_dir, socket=socket, uid=uid),
         *options,
     ]
     log = os.path.join(run_dir, "server.log")
@@ -177,7 +187,6 @@ def throwaway(
 def server_options(
     binary: ServerBinary,
     copy: Copy,
-    settings: Mapping[str, str],
     *,
     memory_bytes: int,
     run_dir: str,
@@ -233,7 +242,7 @@ def server_options(
         options.append("--user=root")
     # Where the other version does not know a setting any more (loose), it does not need it either.
     strict = ("innodb_page_size", "innodb_data_file_path", "lower_case_table_names")
-    for name, value in settings.items():
+    for name, value in copy.settings.items():
         if name not in copy.paths and name not in ("log_bin_basename", "log_bin_index"):
             options.append(f"--{'' if name in strict else 'loose-'}{name.replace('_', '-')}={value}")
     options += [f"--{name.replace('_', '-')}={path}" for name, path in copy.paths.items()]

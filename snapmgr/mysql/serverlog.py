@@ -12,6 +12,8 @@ _MATTERS = re.compile(
     r"|^/?\S*mysqld: |^/?\S*mariadbd: ",
     re.IGNORECASE,
 )
+# A damaged page that a statement met: the server may answer all the same (an unreadable BLOB comes back empty).
+_DAMAGE = re.compile(r"\[ERROR\].*(?:corrupt|checksum mismatch|Failed to read page|read in from)", re.IGNORECASE)
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\s?\d{1,2}:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?\s+(?:0x[0-9a-f]+|\d+)\s+")
 # The machine is why: it says nothing about the data.
 _MACHINE = (
@@ -85,6 +87,12 @@ def describe_end(log: str, returncode: int | None) -> End:
     if returncode == _KILLED:
         return End(text=text, hint="was it the kernel, for lack of memory? See dmesg", machine=True)
     return End(text=text, hint=None, machine=False)
+
+
+def damage(log: str) -> tuple[str, ...]:
+    """Return the errors about damaged data, each once, without time stamps. Pure."""
+    found = (_STAMP.sub("", line).strip() for line in log.splitlines() if _DAMAGE.search(line))
+    return tuple(dict.fromkeys(found))
 
 
 def excerpt(log: str) -> str:

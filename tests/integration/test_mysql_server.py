@@ -54,6 +54,8 @@ def source(base: Path) -> Iterator[tuple[PrivateServer, Layout]]:
                 f"INSERT INTO shop.{engine} SELECT seq, REPEAT(CHAR(65 + seq % 26), 150) FROM shop.seq_1_to_{ROWS}"
             )
         server.query("CREATE VIEW shop.v AS SELECT * FROM shop.InnoDB")
+        server.query("CREATE TABLE shop.blobs (id INT PRIMARY KEY, b LONGBLOB) ENGINE=InnoDB")
+        server.query("INSERT INTO shop.blobs SELECT seq, REPEAT(CHAR(65 + seq % 26), 50000) FROM shop.seq_1_to_50")
         # Else crash recovery writes every page anew, and no damage to a page outlives it.
         server.restart()
         with connect(Credentials(socket=server.socket)) as connection:
@@ -130,7 +132,8 @@ def servers_on(folder: Path) -> list[int]:
 
 def check(server, depth="extended", **options):
     with server.connect() as connection:
-        arguments = {"share": 1.0, "seed": "x", "deadline": time.monotonic() + 60} | options
+        arguments = {"share": 1.0, "seed": "x", "deadline": time.monotonic() + 60, "complaints": server.complaints}
+        arguments |= options
         return check_tables(connection, depth=depth, **arguments)
 
 
@@ -218,6 +221,40 @@ def test_overwritten_pages_are_found(source, copy, run_dir, binary, engine, exte
         return
     assert failures
     assert any(engine in text for text in failures), failures
+
+
+def test_a_damaged_blob_that_the_server_gives_back_as_empty_is_found(source, copy, run_dir, binary):
+    """CHECK TABLE does not look at BLOB pages, and a SELECT gets an empty value without an error."""
+    _, layout = source
+    path = copy / "shop" / "blobs.ibd"
+    data, page = path.read_bytes(), 16384
+    # Page type 10: a BLOB's.
+    blobs = [n for n in range(len(data) // page) if int.from_bytes(data[n * page + 24 : n * page + 26], "big") == 10]
+    assert len(blobs) > 100
+    with open(path, "r+b") as file:
+        file.seek(blobs[len(blobs) // 2] * page + 2000)
+        file.write(os.urandom(64))
+    with throwaway(binary, str(copy), settings=layout.settings, memory_bytes=MEMORY, run_dir=run_dir) as server:
+        report = check(server, "extended")
+        assert len(report.failures) == 1
+        assert report.failures[0].startswith("`shop`.`blobs`: the server's log says: ")
+        assert "blobs.ibd" in report.failures[0]
+
+
+@pytest.mark.parametrize("size", ["4096", "65536"])
+def test_a_copy_of_a_stopped_server_is_started_with_its_own_page_size(base, run_dir, binary, size):
+    datadir = base / "pages"
+    options = [f"--innodb-page-size={size}"]
+    try:
+        with private_server(datadir, options, install_options=options) as server:
+            server.query("CREATE DATABASE shop")
+            server.query("CREATE TABLE shop.t (a INT) ENGINE=InnoDB")
+        with throwaway(binary, datadir, settings={}, memory_bytes=MEMORY, run_dir=run_dir) as started:
+            assert check(started).failures == ()
+            with started.connect() as connection:
+                assert connection.variables("innodb_page_size") == {"innodb_page_size": size}
+    finally:
+        shutil.rmtree(datadir)
 
 
 def test_a_missing_system_tablespace_is_damage_and_the_message_says_so(source, copy, run_dir, binary):

@@ -120,11 +120,14 @@ class Told:
     def set_read_timeout(self, seconds):
         self.timeouts.append(seconds)
 
+    def execute(self, sql):
+        self.rows(sql)
+
     def rows(self, sql, _args=()):
         if "information_schema" in sql:
             if isinstance(self.tables, Exception):
                 raise self.tables
-            return [{"s": schema, "t": table} for schema, table in self.tables]
+            return [{"s": schema, "t": table, "e": "InnoDB"} for schema, table in self.tables]
         self.asked.append(sql)
         answer = self.answers.get(sql, [("status", "OK")])
         if isinstance(answer, Exception):
@@ -152,10 +155,21 @@ def test_names_are_quoted_and_errors_of_one_table_do_not_stop_the_others():
 def test_a_server_that_dies_ends_the_check_with_a_failure():
     told = Told([("s", "a"), ("s", "b"), ("s", "c")], {"CHECK TABLE `s`.`b` EXTENDED": ConnectionLostError("gone")})
     report = check(told, depth="extended")
-    assert len(told.asked) == 2
+    assert told.asked == [
+        "CHECK TABLE `s`.`a` EXTENDED",
+        "CHECKSUM TABLE `s`.`a` EXTENDED",
+        "CHECK TABLE `s`.`b` EXTENDED",
+    ]
     assert report.tables_checked == 1
     assert len(report.failures) == 1
     assert "`s`.`b`: the server ended or hung" in report.failures[0]
+
+
+def test_what_the_server_only_logs_is_a_failure_of_the_table_that_it_was_about():
+    logged = iter([("[ERROR] InnoDB: old, from the recovery",), (), ("[ERROR] InnoDB: page 3 is corrupted",), ()])
+    report = check(Told([("s", "a"), ("s", "b"), ("s", "c")], {}), complaints=lambda: next(logged))
+    assert report.failures == ("`s`.`b`: the server's log says: [ERROR] InnoDB: page 3 is corrupted",)
+    assert report.tables_checked == 3
 
 
 def test_a_passed_deadline_is_a_failure_and_begins_nothing():

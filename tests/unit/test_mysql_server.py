@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from snapmgr.errors import LackingError
-from snapmgr.mysql.copy import Copy, absolute_paths, prepare_copy
+from snapmgr.mysql.copy import Copy, absolute_paths, page_size, prepare_copy
 from snapmgr.mysql.server import ServerBinary, find_server, server_options
-from snapmgr.mysql.serverlog import describe_end, excerpt
+from snapmgr.mysql.serverlog import damage, describe_end, excerpt
 
 MARIADB = ServerBinary(path="/usr/sbin/mariadbd", flavor="mariadb", version="10.11.6-MariaDB-0+deb12u1")
 MYSQL = ServerBinary(path="/usr/sbin/mysqld", flavor="mysql", version="8.4.3")
@@ -18,9 +17,13 @@ def options(
     binary: ServerBinary, settings: dict[str, str], *, memory_bytes: int = 256 * 1024**2, uid: int = 100
 ) -> str:
     copy = Copy(
-        datadir="/c/d", paths={"innodb_undo_directory": "/c/undo"}, log_bin_options=("--log-bin=/c/d/b",), covers=()
+        datadir="/c/d",
+        settings=settings,
+        paths={"innodb_undo_directory": "/c/undo"},
+        log_bin_options=("--log-bin=/c/d/b",),
+        covers=(),
     )
-    found = server_options(binary, copy, settings, memory_bytes=memory_bytes, run_dir="/r", socket="/r/s", uid=uid)
+    found = server_options(binary, copy, memory_bytes=memory_bytes, run_dir="/r", socket="/r/s", uid=uid)
     # It must come first, or it has no effect.
     assert found[0] == "--no-defaults"
     return " ".join(found)
@@ -145,7 +148,11 @@ def test_every_absolute_path_is_seen_and_must_be_covered(tmp_path):
     (datadir / "shop" / "m.MYD").symlink_to("/far/m.MYD")
     (datadir / "shop" / "near.MYD").symlink_to("m.MYD")
     (datadir / "shop" / "i.isl").write_text("/far/shop/i.ibd")
-    settings = {"innodb_data_file_path": "ibdata1:12M;/far/ibdata2:1M", "innodb_directories": "/far/x;rel"}
+    settings = {
+        "innodb_page_size": "16384",
+        "innodb_data_file_path": "ibdata1:12M;/far/ibdata2:1M",
+        "innodb_directories": "/far/x;rel",
+    }
     found = absolute_paths(str(datadir), settings)
     assert set(found) == {"/far/m.MYD", "/far/shop/i.ibd", "/far/ibdata2", "/far/x"}
     with pytest.raises(LackingError, match="outside of the copy"):
@@ -182,3 +189,34 @@ def test_a_program_is_known_by_what_it_prints(tmp_path):
         find_server("mysql", script(tmp_path / "b", ""))
     path = script(tmp_path / "c", "mariadbd  Ver 11.8.1-MariaDB-deb13 for debian-linux-gnu on x86_64")
     assert find_server("mariadb", path).number == (11, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        (0, 16384),
+        (0x15, 16384),
+        (0x13, 4096),
+        (0x17, 65536),
+        (3 << 6, 4096),
+        (5 << 6, 16384),
+        (2 << 6, None),
+        (15, 16384),
+    ],
+)
+def test_the_page_size_is_read_from_the_header(tmp_path, flags, size):
+    path = tmp_path / "ibdata1"
+    path.write_bytes(bytes(54) + flags.to_bytes(4, "big") + bytes(100))
+    assert page_size(str(path)) == size
+    assert page_size(str(tmp_path / "missing")) is None
+
+
+def test_damage_is_told_from_other_errors_and_notes():
+    log = (
+        "2026-01-02  3:04:06 5 [ERROR] InnoDB: File './shop/t.ibd' is corrupted\n"
+        "2026-01-02  3:04:07 5 [ERROR] InnoDB: File './shop/t.ibd' is corrupted\n"
+        "2026-01-02  3:04:07 5 [Note] InnoDB: corrupted page dump 4141\n"
+        "2026-01-02  3:04:07 5 [Warning] InnoDB: Trying to recover corrupted page from the doublewrite buffer\n"
+        "2026-01-02  3:04:07 5 [ERROR] Could not open mysql.plugin table\n"
+    )
+    assert damage(log) == ("[ERROR] InnoDB: File './shop/t.ibd' is corrupted",)
