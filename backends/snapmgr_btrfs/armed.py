@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from snapmgr.api import FireError, Intent, Shot, SnapshotRef, StorageError
-from snapmgr_btrfs import folder, kernel, library
+from snapmgr_btrfs import folder, kernel
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -28,7 +27,6 @@ class Member:
 
     intent: Intent
     origin_fd: int
-    origin_id: str
     folder_fd: int
 
 
@@ -105,25 +103,6 @@ class ArmedSnapshot:
             native_id=entry.uuid,
         )
 
-    def settle(self, shots: tuple[Shot, ...], timeout_s: float) -> None:
-        """Check that the shots are what they should be, and wait until the transactions that made them are on disk."""
-        deadline = time.monotonic() + timeout_s
-        for shot in shots:
-            member = next((one for one in self._members if one.intent.volume_id == shot.ref.volume_id), None)
-            if member is None:
-                raise StorageError(f"{shot.ref.name} is no snapshot of what was armed")
-            try:
-                entry = folder.look(self._lib, member.folder_fd, shot.ref.name)
-                if entry is None or entry.uuid != shot.ref.native_id:
-                    raise StorageError(f"the snapshot {shot.ref.name} is gone, or something else has its name")
-                origin = library.uuid_text(self._lib.subvolume_info(member.origin_fd).uuid)
-                if entry.parent_uuid != origin or not entry.read_only:
-                    what = "is not read-only" if not entry.read_only else "is a snapshot of something else"
-                    raise StorageError(f"the snapshot {shot.ref.name} {what}")
-                _wait_commit(member.folder_fd, entry.info.otransid, deadline - time.monotonic(), shot.ref.name)
-            except OSError as error:
-                raise StorageError(f"cannot check the snapshot {shot.ref.name}: {error.strerror}") from None
-
 
 def _fire_error(member: Member, error: OSError) -> FireError:
     hint = None
@@ -135,24 +114,3 @@ def _fire_error(member: Member, error: OSError) -> FireError:
         hint = "the file system became read-only: see dmesg"
     said = os.strerror(error.errno) if error.errno else str(error)
     return FireError(f"btrfs did not make the snapshot {member.intent.name}: {said}", hint=hint)
-
-
-def _wait_commit(fd: int, transaction: int, timeout_s: float, name: str) -> None:
-    """Wait for a transaction; normally it is on disk already, because the snapshot call commits it itself."""
-    failures: list[OSError] = []
-
-    def wait() -> None:
-        try:
-            kernel.wait_commit(fd, transaction)
-        except OSError as error:
-            failures.append(error)
-
-    # The wait cannot be interrupted: a thread of its own lets us give up.
-    waiter = threading.Thread(target=wait, daemon=True)
-    waiter.start()
-    waiter.join(max(timeout_s, 0.0))
-    if waiter.is_alive():
-        message = f"the snapshot {name} was not on disk after the time limit"
-        raise StorageError(message, hint="the storage hangs or is very slow; see dmesg")
-    if failures:
-        raise StorageError(f"cannot make the snapshot {name} durable: {failures[0].strerror}") from failures[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from snapmgr.api import (
     StorageError,
     Usage,
 )
-from snapmgr_btrfs import cost, filesystem, folder, inventory, kernel, library, locating, removal, space
+from snapmgr_btrfs import cost, filesystem, folder, inventory, kernel, library, locating, removal, settling, space
 from snapmgr_btrfs.armed import ArmedSnapshot, Member
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class BtrfsBackend:
                 _require_free(folder_fd, intent.name)
                 origin_fd = _open_origin(lib, top, volume)
                 stack.callback(os.close, origin_fd)
-                members.append(Member(intent=intent, origin_fd=origin_fd, origin_id=volume.id, folder_fd=folder_fd))
+                members.append(Member(intent=intent, origin_fd=origin_fd, folder_fd=folder_fd))
             armed = ArmedSnapshot(lib, snapshot_id, tuple(members), stack.pop_all())
         try:
             armed.sync()
@@ -142,6 +143,13 @@ class BtrfsBackend:
             raise StorageError(f"the folder {top.folder_name} on {top.device} vanished")
         stack.callback(os.close, folder_fd)
         return top, folder_fd
+
+    def settle(self, refs: tuple[SnapshotRef, ...], timeout_s: float) -> None:
+        """Check that the snapshots are read-only and of what they should be, and wait until they are on disk."""
+        deadline = time.monotonic() + timeout_s
+        for ref in refs:
+            with self._snapshot(ref, write=False) as (top, _, entry):
+                settling.settle(top, entry, ref, deadline)
 
     def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
         """Return all that is ours in `pools`; see `snapmgr_btrfs.folder` for what that means."""
@@ -207,7 +215,7 @@ class BtrfsBackend:
         lib = library.load()
         with self._top(ref.pool, write=True) as top, filesystem.opened_folder(top) as folder_fd:
             deleted = removal.remove_snapshot(lib, top, folder_fd, ref)
-            removal.commit(lib, top)
+            removal.commit(top)
             if wait == "space":
                 removal.wait_for_space(lib, top, deleted, self._config.space_wait_s)
 

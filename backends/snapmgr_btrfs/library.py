@@ -49,12 +49,6 @@ class Library(Protocol):
     def deleted_subvolumes(self, path: int) -> list[int]:
         """Return the ids of subvolumes that were deleted and whose space is not yet free."""
 
-    def start_sync(self, path: int) -> int:
-        """Begin to commit the running transaction and return its number."""
-
-    def sync(self, path: int) -> None:
-        """Write all dirty data, commit, and wake the cleaner."""
-
 
 def problem() -> Reason | None:
     """Return why the library cannot be used, or None."""

@@ -87,7 +87,8 @@ def _visible_root(target: Target, subpath: str) -> str:
     """Return where the subvolume's own folder is seen; the target's path where only a part of it is mounted."""
     root = target.path.removesuffix("/" + subpath) if subpath else target.path
     point = target.mount.point.rstrip("/")
-    return root if root == point or root.startswith(point + "/") else target.path
+    seen = root == point or root.startswith(point + "/")
+    return (root or "/") if seen else target.path
 
 
 def _warnings(target: Target, fd: int) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def remove_clone(lib: Library, top: TopLevel, folder_fd: int, record_id: str, na
                 hint="somebody put it there; delete or move it by hand",
             )
         destroy(top, clone)
-    commit(lib, top)
+    commit(top)
 
 
 def destroy(top: TopLevel, entry: Entry) -> None:
@@ -111,12 +111,12 @@ def destroy(top: TopLevel, entry: Entry) -> None:
         raise StorageError(f"cannot delete {entry.name} on {top.device}: {error.strerror}") from None
 
 
-def commit(lib: Library, top: TopLevel) -> None:
-    """Commit the running transaction, so that a deletion survives a power cut; dirty file data is not waited for."""
+def commit(top: TopLevel) -> None:
+    """Commit, so that a deletion survives a power cut."""
     try:
-        kernel.wait_commit(top.fd, lib.start_sync(top.fd))
+        kernel.commit(top.fd)
     except OSError as error:
-        raise StorageError(f"cannot commit on {top.device}: {os.strerror(error.errno or 0)}") from None
+        raise StorageError(f"cannot commit on {top.device}: {error.strerror}") from None
 
 
 def wait_for_space(lib: Library, top: TopLevel, subvolume_id: int | None, timeout_s: float) -> None:
@@ -127,14 +127,14 @@ def wait_for_space(lib: Library, top: TopLevel, subvolume_id: int | None, timeou
         waiting = lib.deleted_subvolumes(top.fd)
         if not waiting or (subvolume_id is not None and subvolume_id not in waiting):
             # What the cleaner let go is free to use after one more commit.
-            lib.sync(top.fd)
+            commit(top)
             return
         now = time.monotonic()
         if now >= deadline:
             message = f"the space of a deleted snapshot on {top.device} was not free after {format_duration(timeout_s)}"
             raise StorageError(message, hint="btrfs goes on in the background: `btrfs subvolume sync` waits for it")
         if now >= wake_at:
-            lib.sync(top.fd)
+            commit(top)
             wake_at = now + _WAKE_EVERY_S
         time.sleep(_POLL_S)
 
@@ -161,7 +161,7 @@ def clear(lib: Library, top: TopLevel, folder_fd: int, found: Found) -> None:
                 hint="it may hold somebody's work: move it out of the folder to keep it, or delete it with "
                 "`btrfs subvolume delete`",
             )
-    commit(lib, top)
+    commit(top)
 
 
 def _clear_clone(lib: Library, top: TopLevel, folder_fd: int, name: str) -> None:

@@ -305,7 +305,7 @@ def test_the_folder_may_be_a_subvolume_and_have_another_name(disk, origin):
     assert not (disk.point / ".snapmgr").exists()
 
 
-def test_many_at_once_do_not_disturb_each_other(disk, origin, folder):
+def test_many_at_once_do_not_disturb_each_other(origin, folder):
     errors = []
 
     def work(number):
@@ -343,10 +343,7 @@ def test_many_at_once_on_an_unmounted_file_system(disk, folder):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((root, f"{root}/backends", f"{root}/tests"))}
     command = [sys.executable, "-c", script, pickle.dumps(ref).hex()]
     with _unmounted(disk):
-        workers = [
-            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)  # noqa: S603
-            for _ in range(4)
-        ]
+        workers = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(4)]
         said = [worker.communicate()[1] for worker in workers]
     assert said == [""] * 4
     assert {path.name for path in folder.iterdir()} == {"first"}

@@ -72,7 +72,9 @@ def test_nested_subvolumes_and_mounts_below_the_target_are_excluded_and_no_other
     expected = ("deep/two", "mounted", "one", "one/inner")
     assert volume.excluded == tuple(str(origin / "data" / name) for name in expected)
     whole = locate(BACKEND, origin)
-    assert set(whole.excluded) == {str(origin / name) for name in ("data/deep/two", "data/one", "data/one/inner", "data2/beside")}
+    assert set(whole.excluded) == {
+        str(origin / name) for name in ("data/deep/two", "data/one", "data/one/inner", "data2/beside")
+    }
 
 
 @pytest.mark.needs("ext4")
@@ -172,7 +174,12 @@ def test_a_read_only_file_system_is_located_and_left_read_only():
             with pytest.raises(StorageError, match="mounted read-only") as caught:
                 act()
             assert "remount,rw" in caught.value.hint
-        assert " ro," in next(line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {disk.point} " in line).partition(" - ")[2]
+        assert (
+            " ro,"
+            in next(
+                line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {disk.point} " in line
+            ).partition(" - ")[2]
+        )
 
 
 def test_the_place_of_a_left_out_subvolume_is_refused(disk):

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from snapmgr.api import FireError, LackingError, StorageError
+from snapmgr.api import FireError, LackingError, NotFoundError, StorageError
 from snapmgr.blockdev import read_mounts
 from snapmgr.trigger import Trigger
 from support.btrfs import btrfs_disk, locate, make_backend, make_subvolume, run, take
@@ -44,8 +45,8 @@ def test_a_snapshot_holds_what_was_written_even_if_not_synced_and_never_changes(
         armed.launched = True
         (shot,) = armed.fire(_in(5))
         after_ns = time.monotonic_ns()
-        armed.settle((shot,), 5)
-        armed.settle((shot,), 5)
+    BACKEND.settle((shot.ref,), 5)
+    BACKEND.settle((shot.ref,), 5)
     assert before_ns <= shot.start_ns < shot.finish_ns <= after_ns
     assert (shot.ref.snapshot_id, shot.ref.name, shot.ref.volume_id) == ("whole-1", "whole-1", volume.id)
     assert (shot.ref.pool.id, shot.ref.backend) == (volume.pool.id, "btrfs")
@@ -72,7 +73,7 @@ def test_a_helper_that_keeps_only_the_named_descriptors_fires(disk):
         assert armed.fds
         with Trigger(armed, lambda shot: BACKEND.delete(shot.ref)) as trigger:
             (shot,) = trigger.fire(_in(10))
-        armed.settle((shot,), 10)
+    BACKEND.settle((shot.ref,), 10)
     assert (_folder(disk) / "helped-1" / "file").read_text() == "data"
     assert [found.ref for found in BACKEND.inventory((shot.ref.pool,)) if found.name == "helped-1"] == [shot.ref]
 
@@ -87,10 +88,8 @@ def test_the_helper_fires_after_the_armed_process_has_gone(disk):
         try:
             for fd in map(int, os.listdir("/proc/self/fd")):
                 if fd > 2 and fd not in {go_out, *armed.fds}:
-                    try:
+                    with suppress(OSError):  # the listing's own
                         os.close(fd)
-                    except OSError:
-                        pass
             os.read(go_out, 1)
             armed.fire(_in(5))
             code = 0
@@ -107,6 +106,7 @@ def test_the_helper_fires_after_the_armed_process_has_gone(disk):
 
 def test_firing_starts_no_program_and_mounts_nothing(disk, monkeypatch):
     with BACKEND.arm((locate(BACKEND, make_subvolume(disk.point / "quick")),), "quick-1") as armed:
+
         def forbidden(*_args, **_kwargs):
             pytest.fail("something slow was called under the lock")
 
@@ -126,7 +126,7 @@ def test_several_volumes_of_one_file_system_and_of_two(disk):
             assert [intent.name for intent in armed.intents] == ["many@1", "many", "many@2"]
             armed.launched = True
             shots = armed.fire(_in(5))
-            armed.settle(shots, 5)
+        BACKEND.settle(tuple(shot.ref for shot in shots), 5)
         assert [shot.ref.volume_id for shot in shots] == [volume.id for volume in volumes]
         assert {shot.ref.snapshot_id for shot in shots} == {"many"}
         assert (_folder(disk) / "many@2" / "file").read_text() == "redo"
@@ -209,7 +209,9 @@ def test_a_killed_process_that_was_armed_holds_nothing():
         )
         path = os.pathsep.join(str(folder) for folder in (Path.cwd(), Path.cwd() / "backends", Path.cwd() / "tests"))
         command = [sys.executable, "-c", script, str(origin)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}) as child:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+        ) as child:
             assert child.stdout is not None
             assert child.stdout.readline() == "armed\n"
             child.send_signal(signal.SIGKILL)
@@ -227,26 +229,37 @@ def test_the_origin_is_found_by_its_id_wherever_it_is_moved_to(disk):
     with BACKEND.arm((volume,), "moved-1") as armed:
         armed.launched = True
         (shot,) = armed.fire(_in(5))
-        armed.settle((shot,), 5)
+    BACKEND.settle((shot.ref,), 5)
     assert (_folder(disk) / "moved-1" / "file").read_text() == "data"
 
 
 def test_settling_finds_out_what_was_done_to_the_snapshot(disk):
-    volume = locate(BACKEND, make_subvolume(disk.point / "meddled"))
-    with BACKEND.arm((volume,), "meddled-1") as armed:
-        armed.launched = True
-        shots = armed.fire(_in(5))
-        copy = _folder(disk) / "meddled-1"
-        run("btrfs", "property", "set", copy, "ro", "false")
-        with pytest.raises(StorageError, match="not read-only"):
-            armed.settle(shots, 5)
-        run("btrfs", "subvolume", "delete", copy)
-        with pytest.raises(StorageError, match="gone"):
-            armed.settle(shots, 5)
-        run("btrfs", "subvolume", "snapshot", "-r", disk.point / "meddled", copy)
-        with pytest.raises(StorageError, match="something else has its name"):
-            armed.settle(shots, 5)
+    origin = make_subvolume(disk.point / "meddled")
+    ref = take(BACKEND, origin, "meddled-1")
+    BACKEND.settle((ref, ref), 5)
+    copy = _folder(disk) / "meddled-1"
+    with pytest.raises(StorageError, match="not of"):
+        BACKEND.settle((dataclasses.replace(ref, volume_id="00000000-1111-2222-3333-444444444444"),), 5)
+    run("btrfs", "property", "set", copy, "ro", "false")
+    with pytest.raises(StorageError, match="not read-only"):
+        BACKEND.settle((ref,), 5)
     run("btrfs", "subvolume", "delete", copy)
+    with pytest.raises(NotFoundError, match="meddled-1"):
+        BACKEND.settle((ref,), 5)
+    run("btrfs", "subvolume", "snapshot", "-r", origin, copy)
+    with pytest.raises(NotFoundError, match="meddled-1"):
+        BACKEND.settle((ref,), 5)
+    run("btrfs", "subvolume", "delete", copy)
+
+
+def test_settling_gives_up_when_the_storage_hangs(disk, monkeypatch):
+    ref = take(BACKEND, make_subvolume(disk.point / "hung"), "hung-1")
+    monkeypatch.setattr("snapmgr_btrfs.kernel.wait_commit", lambda *_: time.sleep(1))
+    started = time.monotonic()
+    with pytest.raises(StorageError, match="not on disk within the time limit") as caught:
+        BACKEND.settle((ref,), 0.2)
+    assert time.monotonic() - started < 0.9
+    assert caught.value.hint
 
 
 def test_a_settled_snapshot_and_a_finished_deletion_would_survive_a_power_cut():
@@ -266,14 +279,18 @@ def _names_on(image):
     return [line.split(" name ", 1)[1].strip() for line in dump.splitlines() if "root ref key dirid" in line]
 
 
+def _fill(path):
+    with path.open("wb") as file:
+        while True:
+            file.write(os.urandom(1 << 20))
+
+
 def test_a_full_file_system_refuses_to_arm_but_lets_snapshots_go():
     with btrfs_disk(150) as disk:
         origin = make_subvolume(disk.point / "db", file="data")
         ref = take(BACKEND, origin, "roomy")
-        fill = (origin / "fill").open("wb")
-        with pytest.raises(OSError, match="No space"), fill:
-            while True:
-                fill.write(os.urandom(1 << 20))
+        with pytest.raises(OSError, match="No space"):
+            _fill(origin / "fill")
         run("sync")
         volume = locate(BACKEND, origin)
         data = next(one for one in BACKEND.headroom(volume) if one.name in {"data", "mixed"})

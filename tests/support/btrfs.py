@@ -65,8 +65,9 @@ def take(backend: BtrfsBackend, path: Path, snapshot_id: str) -> SnapshotRef:
     with backend.arm((locate(backend, path),), snapshot_id) as armed:
         armed.launched = True
         shots = armed.fire(time.monotonic() + 10)
-        armed.settle(shots, 10)
-    return shots[0].ref
+    refs = tuple(shot.ref for shot in shots)
+    backend.settle(refs, 10)
+    return refs[0]
 
 
 def new_record(ref: SnapshotRef, *, writable: bool = True) -> AttachRecord:
