@@ -141,8 +141,9 @@ def _prepare(stack: ExitStack) -> tuple[CommandLine, WriteLoad]:
     _say(f"  MariaDB {server.query('SELECT VERSION()')[0][0]}, process {server.pid}, socket {server.socket}")
     load = stack.enter_context(write_load(server.socket))
     load.warm_up()
-    for name in ("state", "scratch"):
-        (folder / name).mkdir(mode=0o700)
+    (folder / "state").mkdir(mode=0o700)
+    # The throwaway server of a verify runs as the datadir's owner, and must get to its clone.
+    (folder / "scratch").mkdir(mode=0o711)
     config = folder / "snapmgr.toml"
     config.write_text(
         _CONFIG.format(
@@ -243,23 +244,39 @@ def _main() -> int:
     except KeyboardInterrupt:
         _say("\ninterrupted: everything has been removed")
         code = 130
-    with shielded():
-        close_template()
-        left = leftovers()
-        if left:
-            _say("\nLEFT BEHIND (removed now): " + "; ".join(left))
-            sweep(os.getpid())
-            return code or 1
+    _deafen()
+    close_template()
+    left = leftovers()
+    if left:
+        _say("\nLEFT BEHIND (removed now): " + "; ".join(left))
+        sweep(os.getpid())
+        return code or 1
     _say(f"\nNothing is left behind: no mount, no loop device, no process, no folder. {time.monotonic() - began:.0f} s")
     return code
 
 
-def _interrupt(_number: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
+def _listen() -> None:
+    def interrupt(_number: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    # Also where we were started with SIGINT ignored (in the background of a script).
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+
+
+def _deafen() -> None:
+    """From here on only cleaning up is left, and that is not to be interrupted."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":
-    # Also where we were started with SIGINT ignored (in the background of a script).
-    signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, _interrupt)
-    sys.exit(_main())
+    _listen()
+    try:
+        ended_with = _main()
+    except KeyboardInterrupt:
+        # A second Ctrl-C, while the first was being dealt with.
+        _deafen()
+        sweep(os.getpid())
+        ended_with = 130
+    sys.exit(ended_with)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.command import CommandRunner, find_program, running
+from snapmgr.command import CommandRunner, Process, find_program, running
 from snapmgr.errors import CommandError, LackingError, VerificationError
 from snapmgr.mysql.client import Connection, Credentials, MysqlError, connect
 from snapmgr.mysql.copy import Copy, prepare_copy
@@ -23,7 +23,6 @@ from snapmgr.mysql.serverlog import damage, describe_end
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator, Mapping, Sequence
 
 _NAMES: dict[str, tuple[str, ...]] = {"mariadb": ("mariadbd", "mysqld"), "mysql": ("mysqld",)}
@@ -82,7 +81,7 @@ def find_server(flavor: Literal["mariadb", "mysql"], explicit: str | None = None
 class ThrowawayServer:
     """A running throwaway server; made by `throwaway`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], socket: str, log: str) -> None:
+    def __init__(self, process: Process, socket: str, log: str) -> None:
         self._process = process
         self.socket = socket
         self.log = log
