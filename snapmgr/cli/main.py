@@ -134,10 +134,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(session: Session, arguments: list[str]) -> int:
     try:
-        with ending_by_signal():
-            # No standalone mode: exit codes and messages are ours. Commands return their exit code.
-            result = cli.main(args=arguments, prog_name=PROGRAM, standalone_mode=False, obj=session)
-        return result if isinstance(result, int) else EXIT_OK
+        # Not cli.main(): even without its standalone mode it would turn any EPIPE into a silent exit code 1.
+        with ending_by_signal(), cli.make_context(PROGRAM, arguments, obj=session) as ctx:
+            return int(cli.invoke(ctx))
+    except click.exceptions.Exit as error:
+        # --help and --version.
+        return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         # Its message is the help.
         sys.stderr.write(error.format_message() + "\n")

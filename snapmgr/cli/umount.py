@@ -37,6 +37,9 @@ def command(session: Session, what: tuple[str, ...], *, everything: bool, dry_ru
     """
     if everything == bool(what):
         raise click.UsageError("Name mounts, or give --all." if not what else "Name mounts or give --all, not both.")
+    if "" in what:
+        # As the start of an id it would fit whatever is mounted.
+        raise click.UsageError("A mount's name cannot be empty.")
     ctx = session.context()
     leases, damaged = ctx.catalog.leases()
     problems = session.damaged(damaged)

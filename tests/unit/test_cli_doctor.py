@@ -1,0 +1,186 @@
+"""What doctor reads out of grants, /proc and the state directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from snapmgr.catalog import Catalog
+from snapmgr.config import load_config
+from snapmgr.errors import StorageError
+from snapmgr.host import this_process
+from snapmgr.jobs.account import grant_statement, missing_privileges
+from snapmgr.jobs.context import Context
+from snapmgr.jobs.doctor import Finding, exit_code
+from snapmgr.jobs.leftovers import active_run, examine_state, examine_storage
+from snapmgr.jobs.servers import running_servers
+from snapmgr.records import Found
+from support.sample import lease, manifest
+
+
+@pytest.fixture
+def ctx(config, catalog):
+    return Context(config=load_config(config), catalog=catalog)
+
+
+class _Storage:
+    """A backend that only knows what is in its pool."""
+
+    def __init__(self, *found):
+        self.found = found
+
+    def missing(self):
+        return ()
+
+    def inventory(self, _pools):
+        if not self.found:
+            raise StorageError("the pool is not there")
+        return self.found
+
+
+def _found(of, **fields):
+    ref = of.members[0].ref
+    values = {"kind": "snapshot", "pool": ref.pool, "name": ref.name, "snapshot_id": of.id, "ref": ref}
+    return Found(**(values | fields))
+
+
+def _problems(findings):
+    return [(one.subject, one.what) for one in findings if one.level == "problem"]
+
+
+@pytest.mark.parametrize(
+    ("grants", "missing"),
+    [
+        (["GRANT ALL PRIVILEGES ON *.* TO `root`@`localhost` IDENTIFIED VIA unix_socket WITH GRANT OPTION"], ()),
+        (["GRANT USAGE ON *.* TO `a`@`localhost`"], ("RELOAD", "BINLOG MONITOR", "PROCESS")),
+        (["GRANT RELOAD, PROCESS, BINLOG MONITOR ON *.* TO `a`@`localhost` IDENTIFIED BY PASSWORD '*1'"], ()),
+        # A role's, as SHOW GRANTS lists it while the role is active.
+        (
+            [
+                "GRANT `r` TO `a`@`localhost`",
+                "GRANT RELOAD ON *.* TO `a`@`localhost`",
+                "GRANT PROCESS, SUPER ON *.* TO `r`",
+            ],
+            (),
+        ),
+        # On one schema only: not enough.
+        (["GRANT ALL PRIVILEGES ON `shop`.* TO `a`@`localhost`"], ("RELOAD", "BINLOG MONITOR", "PROCESS")),
+        (["GRANT RELOAD, REPLICATION CLIENT ON *.* TO `a`@`%`"], ("PROCESS",)),
+    ],
+)
+def test_privileges_that_are_missing(grants, missing):
+    assert missing_privileges(grants) == missing
+
+
+def test_the_statement_names_any_account():
+    assert grant_statement("a`b@c@localhost", ("RELOAD",)) == "GRANT RELOAD ON *.* TO `a``b@c`@`localhost`;"
+
+
+@pytest.mark.parametrize(
+    ("levels", "code"),
+    [(["ok", "note"], 0), (["ok", "lacking"], 7), (["lacking", "problem"], 1), ([], 0)],
+)
+def test_a_problem_outranks_what_is_lacking(levels, code):
+    assert exit_code([Finding(area="job", subject="x", level=level, what="x") for level in levels]) == code
+
+
+def test_servers_are_found_by_the_sockets_that_they_listen_on(tmp_path):
+    line = "0000: 00000002 00000000 {flags} 0001 01 {inode} {path}\n"
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "unix").write_text(
+        "Num       RefCount Protocol Flags    Type St Inode Path\n"
+        + line.format(flags="00010000", inode=11, path="/srv/a b/my.sock")
+        + line.format(flags="00010000", inode=12, path="/run/mysqld/mysqlx.sock")
+        + line.format(flags="00010000", inode=13, path="/run/other.sock")
+        + line.format(flags="00000000", inode=14, path="/srv/connected")
+        + line.format(flags="00010000", inode=15, path="/run/mysqld/mysqld.sock")
+    )
+    datadir = tmp_path / "data"
+    (datadir / "mysql").mkdir(parents=True)
+    for pid, comm, inodes in (("7", "mariadbd", (11, 12, 14)), ("8", "nginx", (13,))):
+        (tmp_path / pid / "fd").mkdir(parents=True)
+        (tmp_path / pid / "comm").write_text(comm + "\n")
+        os.symlink(datadir, tmp_path / pid / "cwd")
+        for number, inode in enumerate(inodes):
+            os.symlink(f"socket:[{inode}]", tmp_path / pid / "fd" / str(number))
+    found = [(server.socket, server.datadir) for server in running_servers(tmp_path)]
+    # The usual place first, though its process could not be looked into.
+    assert found == [("/run/mysqld/mysqld.sock", None), ("/srv/a b/my.sock", str(datadir))]
+
+
+def test_an_active_run_is_seen_without_touching_its_lock(catalog):
+    code = (
+        "import sys; from pathlib import Path; from snapmgr.catalog import Catalog\n"
+        f"with Catalog(Path({str(catalog.path)!r})).job_lock('nightly'): print('held', flush=True); sys.stdin.read()"
+    )
+    assert active_run(catalog, "nightly") is None
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        assert active_run(catalog, "nightly") == process.pid
+        assert active_run(catalog, "other") is None
+        process.stdin.close()
+    assert active_run(catalog, "nightly") is None
+
+
+def test_leftovers_of_dead_runs_are_named(ctx):
+    ctx.catalog.write(manifest(4, state="pending", proved_at=None))
+    ctx.catalog.write(manifest(5, state="pending"))
+    ctx.catalog.write(manifest(6, state="deleting"))
+    ctx.catalog.write(manifest(7, state="pending", helper=this_process()))
+    (ctx.catalog.path / "leases" / "x.json").write_text("{")
+    findings = {subject: finding for finding in examine_state(ctx) if (subject := finding.subject)}
+    assert "removes it" in findings[manifest(4).id].hint
+    assert "completes it" in findings[manifest(5).id].hint
+    assert "DELETING" in findings[manifest(6).id].what
+    assert "still hangs" in findings[manifest(7).id].what
+    assert "before the last boot" in findings["/mnt/look"].what
+    assert len(_problems(findings.values())) == 6
+
+
+def test_unfinished_is_no_problem_while_its_run_is_active(ctx):
+    ctx.catalog.write(manifest(4, state="pending", proved_at=None))
+    ctx.catalog.drop_lease(lease(manifest(0)))
+    with ctx.catalog.job_lock("nightly"):
+        assert _problems(examine_state(ctx)) == []
+    assert len(_problems(examine_state(ctx))) == 1
+
+
+def test_the_storage_is_compared_with_the_catalog(ctx):
+    stray = manifest(8)
+    broken = manifest(9, state="broken")
+    ctx.catalog.write(broken)
+    moved = manifest(1).members[0].ref
+    # The pool is mounted elsewhere now: the same snapshot all the same.
+    moved = type(moved)(**{**vars(moved), "pool": type(moved.pool)(**{**vars(moved.pool), "hint": "/elsewhere"})})
+    ctx._backends["reflink"] = _Storage(
+        _found(manifest(0)),
+        _found(manifest(1), ref=moved),
+        _found(stray),
+        _found(broken),
+        _found(manifest(2), kind="debris", ref=None, name="half", why="no end mark"),
+        _found(manifest(0), kind="attachment", name="known", record_id="0123456789abcdef"),
+        _found(manifest(0), kind="attachment", name="clone", record_id="f" * 16),
+    )
+    said = "\n".join(what for _, what in _problems(examine_storage(ctx, ())))
+    assert said.splitlines() == [
+        f"the storage of {manifest(2).id} is gone",
+        f"{stray.id} is not in this state directory",
+        f"{broken.id} is there, though its manifest says BROKEN",
+        "half is unfinished: no end mark",
+        "clone is a clone that no lease knows",
+    ]
+
+
+def test_a_storage_that_is_not_there_is_no_empty_one(ctx):
+    ctx._backends["reflink"] = _Storage()
+    assert _problems(examine_storage(ctx, ())) == [("reflink /nowhere/snapshots", "the pool is not there")]
+
+
+def test_nothing_is_made_by_looking(config, tmp_path):
+    ctx = Context(config=load_config(config), catalog=Catalog(tmp_path / "state"))
+    assert [finding.level for finding in examine_state(ctx)] == ["note"]
+    assert list(examine_storage(ctx, ())) == []
+    assert not (tmp_path / "state").exists()

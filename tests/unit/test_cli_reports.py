@@ -1,0 +1,283 @@
+"""What the commands report: for people, as JSON, while shells complete words, and while the work goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from snapmgr.cli.main import COMPLETE_VARIABLE, main
+from snapmgr.cli.output import Voice
+from snapmgr.errors import NotQuiescedError
+from snapmgr.jobs import run as run_module
+from support.sample import manifest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.usefixtures("catalog")
+def test_list_shows_each_snapshot_on_a_line(run):
+    code, out, err = run("list")
+    assert (code, err) == (0, "")
+    head, first, second, third = out.splitlines()
+    assert head.split() == ["ID", "JOB", "TAKEN", "STATE", "LEVEL", "HELD", "VERIFIED", "NOTES"]
+    shown = ["00000000", "nightly", "2026-01-31T02:30:00Z", "ready", "backup-lock", "4.2", "ms"]
+    assert first.split() == [*shown, "2026-01-31T02:30:00Z", "mounted"]
+    assert "FAILED 2026-01-31T02:30:00Z" in second
+    assert third.split()[-1] == "-"
+    assert {line.index("backup-lock") for line in (first, second, third)} == {head.index("LEVEL")}
+
+
+def test_list_names_what_is_damaged_and_shows_the_rest(run, catalog):
+    (catalog.path / "snapshots" / manifest(1).id / "manifest.json").write_text("{ not json")
+    code, out, err = run("list")
+    assert code == 1
+    assert len(out.splitlines()) == 3
+    assert manifest(1).id in err
+    code, out, _ = run("list", "--json")
+    assert code == json.loads(out)["exit_code"] == 1
+    assert [Path(one["path"]).name for one in json.loads(out)["damaged"]] == [manifest(1).id]
+
+
+def test_list_before_the_first_backup_makes_nothing(run, tmp_path):
+    code, out, err = run("list")
+    assert (code, out) == (0, "")
+    assert "no snapshots" in err
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.usefixtures("catalog")
+def test_show_says_everything_and_survives_a_storage_that_does_not(run):
+    code, out, _ = run("show", manifest(0).short_id)
+    assert code == 0
+    for part in (
+        "binlog.000001:325, GTID 0-1-7",
+        "waited 3.1 ms, held 4.2 ms",
+        "it answered",
+        "/mnt/look",
+        "not known",
+    ):
+        assert part in out
+    document = json.loads(run("show", "nightly.20260131T0230", "--json")[1])["snapshot"]
+    assert document["position"] == {"file": "binlog.000001", "offset": 325, "gtid": "0-1-7"}
+    assert document["members"][0]["usage"]["problem"]
+
+
+@pytest.mark.usefixtures("catalog")
+def test_prune_says_why_and_a_dry_run_changes_nothing(run, tmp_path):
+    def state():
+        return {str(path): path.stat().st_mtime_ns for path in sorted((tmp_path / "state").rglob("*"))}
+
+    before = state()
+    code, out, _ = run("prune", "--dry-run")
+    assert code == 0
+    rows = {line.split("nightly.")[1].split()[0]: line for line in out.splitlines()[1:]}
+    newest, middle, oldest = (rows[manifest(number).id.removeprefix("nightly.")] for number in (2, 1, 0))
+    assert newest.startswith("keep ")
+    assert "newest READY" in newest
+    assert middle.startswith("would delete ")
+    assert "newest VERIFIED, in use" in oldest
+    assert state() == before
+    document = json.loads(run("prune", "-n", "--json")[1])
+    assert [one["id"] for one in document["jobs"][0]["delete"]] == [manifest(1).id]
+    assert document["jobs"][0]["deleted"] == []
+
+
+def test_prune_leaves_and_names_jobs_that_are_not_configured(run, catalog):
+    catalog.write(manifest(5, job="old"))
+    _, out, err = run("prune", "-n")
+    assert "old" not in out
+    assert "job old is not configured any more" in err
+
+
+def test_config_validate_names_everything_that_is_wrong(run, config):
+    assert run("config", "validate")[0] == 0
+    config.write_text('[job.a]\nsource = "mysql"\n[job.b]\nsource = "oracle"\n')
+    code, out, err = run("config", "validate", "--json")
+    document = json.loads(out)
+    assert code == document["exit_code"] == 2
+    assert document["valid"] is False
+    assert len(document["problems"]) == 2
+    assert "job.a" in err
+    assert "job.b.source" in err
+
+
+def test_config_init_writes_a_valid_file_once(run, tmp_path):
+    path = tmp_path / "new" / "snapmgr.toml"
+    assert run("config", "init", "--socket", "/run/x.sock", "-o", str(path))[0] == 0
+    assert run("config", "validate", str(path))[0] == 0
+    before = path.read_bytes()
+    assert b"/run/x.sock" in before
+    code, _, err = run("config", "init", "-o", str(path))
+    assert code == 2
+    assert "not overwritten" in err
+    assert path.read_bytes() == before
+
+
+def test_doctor_speaks_without_a_configuration_too(tmp_path, capsys):
+    code = main(["--config", str(tmp_path / "none.toml"), "doctor", "--json"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert code == 1
+    assert {one["area"] for one in findings} == {"config", "backend"}
+
+
+# ------------------------------------------------------------------------------------------------------ json and docs
+
+
+def _keys(value, path=()):
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            # A server's variables: their names are data.
+            if path[-1:] != ("settings",):
+                yield key
+            yield from _keys(inner, (*path, key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _keys(inner, path)
+
+
+@pytest.mark.usefixtures("catalog")
+def test_every_key_is_documented(run):
+    documented = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", (DOCS / "json.md").read_text()))))
+    commands = [
+        ["list"],
+        ["show", "latest"],
+        ["show", "nothing"],
+        ["prune", "-n"],
+        ["mount", "--list"],
+        ["mount", "latest", "-n"],
+        ["verify", "latest", "-n"],
+        ["umount", "--all", "-n"],
+        ["backup", "--all", "-n"],
+        ["config", "validate"],
+        ["doctor"],
+    ]
+    seen = set()
+    for command in commands:
+        code, out, _ = run(*command, "--json")
+        document = json.loads(out)
+        assert (document["schema_version"], document["exit_code"]) == (1, code), command
+        assert document["command"] == ("config validate" if command[0] == "config" else command[0])
+        seen |= set(_keys(document))
+    assert seen <= documented, seen - documented
+    # The comparison sees something.
+    assert {"lock_held_s", "native_id", "exclusive_bytes", "lease_id", "reasons", "subject"} <= seen
+
+
+@pytest.mark.usefixtures("catalog")
+def test_times_are_utc_and_sizes_whole(run):
+    document = json.loads(run("show", "latest", "--json")[1])["snapshot"]
+    for key in ("created_at", "taken_at", "proved_at"):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", document[key])
+
+
+# ------------------------------------------------------------------------------------------------------- several jobs
+
+
+def _three_jobs(config):
+    body = f'source = "directory"\npath = "{config.parent}/source"\n'
+    jobs = "".join(f"[job.{name}]\n{body}" for name in ("one", "two", "three"))
+    config.write_text(f'state_dir = "{config.parent}/state"\n{jobs}')
+
+
+def test_the_others_go_on_after_a_failure_a_bug_included(run, config, monkeypatch):
+    def backup(_ctx, job):
+        if job.name == "one":
+            raise NotQuiescedError("it would not hold still")
+        if job.name == "two":
+            raise ZeroDivisionError
+        return manifest(1, job=job.name)
+
+    _three_jobs(config)
+    monkeypatch.setattr(run_module, "backup", backup)
+    code, out, err = run("backup", "--all", "--json")
+    document = json.loads(out)
+    assert [(job["job"], job["exit_code"]) for job in document["jobs"]] == [("one", 4), ("two", 1), ("three", 0)]
+    assert code == document["exit_code"] == 1
+    assert "job one: it would not hold still" in err
+    assert "ZeroDivisionError" in err
+    assert run("backup", "one", "three")[0] == 4
+
+
+def test_after_an_interruption_no_job_is_begun(run, config, monkeypatch):
+    begun = []
+
+    def backup(_ctx, job):
+        begun.append(job.name)
+        if job.name == "two":
+            os.kill(os.getpid(), signal.SIGINT)
+        return manifest(1, job=job.name)
+
+    _three_jobs(config)
+    monkeypatch.setattr(run_module, "backup", backup)
+    code, out, _ = run("backup", "--all", "--json")
+    assert code == 130
+    assert begun == ["one", "two"]
+    assert [job["exit_code"] for job in json.loads(out)["jobs"]] == [0, 130, None]
+
+
+# --------------------------------------------------------------------------------------------------------- completion
+
+
+def _complete(config, *words):
+    asked = {
+        COMPLETE_VARIABLE: "bash_complete",
+        "COMP_WORDS": " ".join(["snapmgr", "--config", str(config), *words]),
+        "COMP_CWORD": str(len(words) + 2),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "snapmgr"], env=os.environ | asked, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+@pytest.mark.usefixtures("catalog")
+def test_completion_knows_commands_jobs_and_snapshots(config):
+    assert _complete(config, "ver") == ["verify"]
+    assert _complete(config, "backup", "ni") == ["nightly"]
+    assert _complete(config, "show", "nightly@") == ["nightly@latest"]
+    assert _complete(config, "show", "00000001") == ["00000001"]
+    assert manifest(2).id in _complete(config, "show", "nightly.")
+    assert _complete(config, "umount", "/mnt/l") == ["/mnt/look"]
+
+
+def test_completion_is_silent_about_a_broken_configuration(config):
+    config.write_text("nonsense = ")
+    assert _complete(config, "backup", "n") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell, capsys):
+    assert main(["completion", shell]) == 0
+    assert COMPLETE_VARIABLE in capsys.readouterr().out
+
+
+# -------------------------------------------------------------------------------------------------------------- voice
+
+
+def test_progress_off_a_terminal_is_a_few_plain_lines(capsys):
+    voice = Voice()
+    for done in range(1001):
+        voice.progress("checking tables", done, 1000)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["checking tables: 0 of 1000", "checking tables: 1000 of 1000"]
+
+
+def test_quiet_says_only_what_needs_attention(capsys):
+    voice = Voice(quiet=True)
+    voice.tell("arming")
+    voice.progress("checking", 1, 2)
+    voice.tell("warning: the pool is nearly full")
+    voice.fail(NotQuiescedError("no", hint="try"))
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: the pool is nearly full",
+        "snapmgr: error: no",
+        "hint: try",
+    ]
