@@ -181,7 +181,7 @@ class FolderLab(Lab):
 
     def remove_origin(self, origin: Path) -> None:
         """Remove the folder."""
-        shutil.rmtree(origin)
+        self._remove(origin)
 
     def impostor(self, ref: SnapshotRef) -> Callable[[], bool]:
         """Put a copy of the snapshot in its place: the same names and content, but not what snapmgr made."""
@@ -189,10 +189,15 @@ class FolderLab(Lab):
         aside = self.folder / f"aside-{secrets.token_hex(4)}"
         place.rename(aside)
         self.runner.run(["cp", "-a", str(aside), str(place)])
-        shutil.rmtree(aside)
+        self._remove(aside)
         (place / "somebody's").write_bytes(b"precious")
         before = sorted(path.relative_to(place) for path in place.rglob("*"))
         return lambda: place.is_dir() and sorted(path.relative_to(place) for path in place.rglob("*")) == before
+
+    def _remove(self, folder: Path) -> None:
+        # A user who is not root can empty only folders that he may write to.
+        self.runner.run(["chmod", "-R", "u+rwX", str(folder)])
+        shutil.rmtree(folder)
 
     @contextmanager
     def unreachable(self, pool: Pool) -> Iterator[None]:
