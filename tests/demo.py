@@ -14,7 +14,7 @@ import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -84,49 +84,49 @@ class CommandLine:
         command = " ".join(("snapmgr", *arguments))
         _say(f"$ {command}")
         began = time.monotonic()
-        code, stdout = self._run(arguments, both=True)
+        code, stdout = self._run(arguments)
         _say(f"  [{time.monotonic() - began:.2f} s]")
         if code != 0:
             raise StepFailedError(command, code)
         return stdout
 
-    def ask(self, *arguments: str) -> Any:
-        """Run a command with ``--json``, silently, and return what it answered."""
-        code, stdout = self._run((*arguments, "--json"), both=False)
-        if code != 0:
-            raise StepFailedError(" ".join(("snapmgr", *arguments, "--json")), code)
-        return json.loads(stdout)
-
-    def _run(self, arguments: tuple[str, ...], *, both: bool) -> tuple[int, str]:
-        with shielded():
-            process = subprocess.Popen(
-                [_SNAPMGR, "--config", self._config, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT if both else None,
-                text=True,
-                # Ctrl-C comes to us, and we hand it on: the same whether it is typed or sent.
-                start_new_session=True,
-            )
+    def _run(self, arguments: tuple[str, ...]) -> tuple[int, str]:
         lines = []
+        process = None
         try:
-            assert process.stdout is not None
-            with process.stdout:
-                for line in process.stdout:
-                    lines.append(line)
-                    if both:
-                        _say("  " + line.rstrip("\n"))
-            process.wait()
-        except BaseException:
-            process.send_signal(signal.SIGINT)
             with shielded():
-                try:
-                    process.wait(_END_GRACE_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-            raise
+                process = subprocess.Popen(
+                    [_SNAPMGR, "--config", self._config, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    # Ctrl-C comes to us, and we hand it on: the same whether it is typed or sent.
+                    start_new_session=True,
+                )
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                _say("  " + line.rstrip("\n"))
+            process.wait()
+        finally:
+            with shielded():
+                if process is not None:
+                    _end(process)
         return process.returncode, "".join(lines)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Interrupt a command if it still runs, and let it clear up."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(_END_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _prepare(stack: ExitStack) -> tuple[CommandLine, WriteLoad]:

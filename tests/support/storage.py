@@ -78,17 +78,20 @@ def shielded() -> Iterator[None]:
 @contextmanager
 def work_folder(base: Path | None = None) -> Iterator[Path]:
     """Make a folder that any user may enter (servers run as another one) and remove it with all that is in it."""
-    with shielded():
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
-        folder.chmod(0o711)
+    folder: Path | None = None
     try:
+        # Inside the `try`: a signal that waited is raised when the shield ends, and the folder is there then.
+        with shielded():
+            folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
+            folder.chmod(0o711)
         yield folder
     finally:
         with shielded():
-            # Emptying a folder that still has a mount in it would empty somebody's file system.
-            if held := _mounts_below(folder):
-                raise LeftBehindError(f"still mounted in {folder}: {', '.join(held)}")
-            shutil.rmtree(folder)
+            if folder is not None:
+                # Emptying a folder that still has a mount in it would empty somebody's file system.
+                if held := _mounts_below(folder):
+                    raise LeftBehindError(f"still mounted in {folder}: {', '.join(held)}")
+                shutil.rmtree(folder)
 
 
 @contextmanager
