@@ -157,7 +157,9 @@ def _examine_found(ctx: Context, where: str, one: Found, leases: set[str]) -> It
     if one.kind == "attachment" and one.record_id not in leases:
         yield _problem(where, f"{one.name} is a clone that no lease knows", "delete it by hand once nobody uses it")
     elif one.kind == "debris" and not _is_running(ctx, one):
-        yield _problem(where, f"{one.name} is unfinished: {one.why}", "the next run of its job removes it")
+        known = one.snapshot_id is not None and _state_now(ctx, one.snapshot_id) in ("pending", "deleting")
+        hint = "the next run of its job removes it" if known else "no run of ours knows it: delete it by hand"
+        yield _problem(where, f"{one.name} is unfinished: {one.why}", hint)
     elif one.kind == "snapshot" and one.snapshot_id is not None:
         state = _state_now(ctx, one.snapshot_id)
         if state is None:

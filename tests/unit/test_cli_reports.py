@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -281,3 +286,57 @@ def test_quiet_says_only_what_needs_attention(capsys):
         "snapmgr: error: no",
         "hint: try",
     ]
+
+
+# ----------------------------------------------------------------------------------------------------------- terminals
+
+
+def _on_a_terminal(*command, **variables):
+    """Run a command whose stdout and stderr are a terminal of 200 columns, and return what it wrote there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=environment | variables
+    ) as process:
+        os.close(theirs)
+        written = b""
+        # At its end reading fails with EIO.
+        with suppress(OSError):
+            while piece := os.read(ours, 1 << 16):
+                written += piece
+    os.close(ours)
+    assert process.returncode == 0, written.decode()
+    return written.decode()
+
+
+def test_a_terminal_gets_colours_and_names_still_cannot_control_it(config, catalog):
+    catalog.write(manifest(9, state="broken", reason="gone \x1b[2J[bold]x"))
+    command = (sys.executable, "-m", "snapmgr", "--config", str(config), "list")
+    written = _on_a_terminal(*command, TERM="xterm-256color")
+    assert "\x1b[32mready" in written
+    assert "\\x1b[2J[bold]x" in written
+    assert "\x1b[2J" not in written
+    for plain in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
+        assert "\x1b[3" not in _on_a_terminal(*command, **plain)
+
+
+def test_a_bar_has_no_thread_and_lines_do_not_disturb_it():
+    code = """
+import threading
+from snapmgr.cli.output import Voice
+voice = Voice()
+for done in range(4):
+    voice.progress("checking", done, 4)
+    # A fork beside a thread may deadlock, and we fork.
+    assert threading.active_count() == 1
+    if done == 2:
+        voice.tell("a line")
+voice.progress("checking", 4, 4)
+voice.close()
+"""
+    written = _on_a_terminal(sys.executable, "-c", code, TERM="xterm-256color")
+    assert "2/4" in written
+    assert "a line\r\n" in written
+    # The cursor is shown again, after the last thing that was drawn.
+    assert written.rindex("\x1b[?25h") > written.rindex("checking")
