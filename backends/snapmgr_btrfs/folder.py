@@ -137,7 +137,17 @@ def look(lib: Library, folder: int, name: str) -> Entry | None:
 
 def subvolumes(lib: Library, folder: int) -> Iterator[Entry]:
     """Yield every subvolume in the folder, sorted by name; what vanishes meanwhile is left out."""
-    for name in sorted(os.listdir(folder)):
+    yield from _among(lib, folder, sorted(os.listdir(folder)))
+
+
+def clones_of(lib: Library, folder: int, native_id: str) -> list[str]:
+    """Return the names of the writable clones of a snapshot; only what is named like one is looked at."""
+    names = [name for name in sorted(os.listdir(folder)) if record_id_of(name) is not None]
+    return [entry.name for entry in _among(lib, folder, names) if entry.parent_uuid == native_id]
+
+
+def _among(lib: Library, folder: int, names: list[str]) -> Iterator[Entry]:
+    for name in names:
         with suppress(FileNotFoundError):
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if stat.S_ISDIR(found.st_mode) and found.st_ino == _SUBVOLUME_INODE:

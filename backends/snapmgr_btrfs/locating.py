@@ -24,7 +24,10 @@ _PLACEHOLDER_INODE = 2  # BTRFS_EMPTY_SUBVOL_DIR_OBJECTID
 
 def locate(lib: Library, target: Target, folder_name: str) -> Volume | NotMine:
     """Given a target on btrfs, return its subvolume or why it cannot be snapshotted; LackingError without root."""
-    fd = os.open(target.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = os.open(target.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError(f"cannot open {target.path}: {error.strerror}") from None
     try:
         return _locate(lib, target, folder_name, fd)
     except OSError as error:

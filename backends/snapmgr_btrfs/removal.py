@@ -39,11 +39,7 @@ def remove_snapshot(lib: Library, top: TopLevel, folder_fd: int | None, ref: Sna
         if folder_fd is not None:
             folder.remove_note(folder_fd, ref.name)
         return None
-    clones = [
-        one.name
-        for one in folder.subvolumes(lib, folder_fd)
-        if folder.record_id_of(one.name) is not None and one.parent_uuid == ref.native_id
-    ]
+    clones = folder.clones_of(lib, folder_fd, ref.native_id)
     if clones:
         raise InUseError(
             f"the snapshot {ref.name} is attached: {', '.join(clones)} on {top.device}",
