@@ -39,6 +39,9 @@ def prepare_streams() -> None:
         except OSError:
             # The lowest free number is this one.
             os.open(os.devnull, os.O_RDWR)
+    # Python leaves None there, which nobody expects.
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for as long as we live
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -46,8 +49,6 @@ def prepare_streams() -> None:
 
 def write_result(text: str) -> None:
     """Write to stdout at once. A reader that is gone is no error; a full disk raises SnapmgrError."""
-    if sys.stdout is None:
-        return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -60,11 +61,10 @@ def write_result(text: str) -> None:
 
 def flush_results() -> None:
     """Flush stdout, so that Python has nothing to flush at exit, where it would complain of a reader that is gone."""
-    if sys.stdout is not None:
-        try:
-            sys.stdout.flush()
-        except OSError:
-            _silence(sys.stdout)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _silence(sys.stdout)
 
 
 def _silence(stream: TextIO) -> None:
@@ -109,9 +109,9 @@ def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
-def is_terminal(stream: TextIO | None) -> bool:
+def is_terminal(stream: TextIO) -> bool:
     """Whether a person looks at `stream`, on a terminal that can do more than print lines."""
-    return stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Voice:
@@ -182,6 +182,5 @@ class Voice:
         lines = [f"{stamp}{first}", *(f"  {line}" for line in more)]
         # Nobody there to hear it is no reason to stop half-way.
         with suppress(OSError, ValueError):
-            if sys.stderr is not None:
-                sys.stderr.write("\n".join(lines) + "\n")
-                sys.stderr.flush()
+            sys.stderr.write("\n".join(lines) + "\n")
+            sys.stderr.flush()

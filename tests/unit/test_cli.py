@@ -276,6 +276,11 @@ def test_closed_descriptors_are_not_taken_by_our_files(config):
     script = f'exec <&-; "{sys.executable}" -c "$0"'
     done = subprocess.run(["bash", "-c", script, code], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 2
+    # What flushes or writes there must not stumble, either.
+    script = f'exec >&- 2>&-; "{sys.executable}" -c "$0"'
+    prepared = "import sys; from snapmgr.cli.output import prepare_streams; prepare_streams(); "
+    code = prepared + "sys.stdout.flush(); sys.stderr.write('x')"
+    assert subprocess.run(["bash", "-c", script, code], check=False).returncode == 0
     closed = f'exec <&- >&- 2>&-; "{sys.executable}" -m snapmgr --config "{config}" list'
     assert subprocess.run(["bash", "-c", closed], check=False).returncode == 0
 
