@@ -149,7 +149,8 @@ class PrivateServer:
     def stop(self) -> None:
         """Shut the server down cleanly; killed after a minute. No error if it does not run.
 
-        One that has not answered yet (an interrupted `start`) is killed at once: a SIGTERM while it starts may get lost.
+        One that has not answered yet (an interrupted `start`) is killed at once: MariaDB may lose a SIGTERM
+        while it starts.
         """
         self._end(signal.SIGTERM if self._answered else signal.SIGKILL)
 

@@ -173,7 +173,7 @@ def test_program_comes_from_the_fixed_path_only(tmp_path, monkeypatch):
     assert find_program("sh").endswith("/sh")
 
 
-# ------------------------------------------------------------------------------------------------------------ time limit
+# ----------------------------------------------------------------------------------------------------------- time limit
 
 
 def test_time_limit_ends_the_whole_group(runner, tmp_path):
