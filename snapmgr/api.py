@@ -129,9 +129,7 @@ class PrivateMount(Protocol):
 class Mounter(Protocol):
     """Mounts file systems for a backend."""
 
-    def private(
-        self, source: str, fs_type: str, options: tuple[str, ...] = ()
-    ) -> AbstractContextManager[PrivateMount]:
+    def private(self, source: str, fs_type: str, options: tuple[str, ...] = ()) -> AbstractContextManager[PrivateMount]:
         """Mount `source` detached from the mount tree until the context ends; nothing is left even after SIGKILL.
 
         Raises LackingError without the right (CAP_SYS_ADMIN), StorageError if the mount fails.

@@ -73,7 +73,9 @@ class Catalog:
         except OSError as error:
             raise LackingError(f"cannot look at the state directory {self.path}: {error.strerror}") from None
         if not stat.S_ISDIR(status.st_mode):
-            raise CatalogError(f"the state directory {self.path} is not a directory", hint="see state_dir in the configuration")
+            raise CatalogError(
+                f"the state directory {self.path} is not a directory", hint="see state_dir in the configuration"
+            )
         if status.st_mode & stat.S_IWOTH or status.st_uid not in (0, os.geteuid()):
             raise CatalogError(
                 f"the state directory {self.path} belongs to uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}: "
@@ -93,6 +95,10 @@ class Catalog:
             except OSError as error:
                 raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=_space_hint(error)) from None
         self._check()
+        for path in self._leases.glob(".*.json.*"):
+            # Begun by a process that was killed before its rename: nobody knows of it.
+            if not Path("/proc", path.suffix[1:]).exists():
+                path.unlink(missing_ok=True)
 
     # ---- snapshots
 
@@ -135,7 +141,9 @@ class Catalog:
             ready = [entry for entry in self.entries(job or None)[0] if entry.manifest.state == "ready"]
             ready = [entry for entry in ready if not job or entry.manifest.job == job]
             if not ready:
-                raise NotFoundError(f"there is no READY snapshot{f' of job {job}' if job else ''}", hint="see: snapmgr list")
+                raise NotFoundError(
+                    f"there is no READY snapshot{f' of job {job}' if job else ''}", hint="see: snapmgr list"
+                )
             return ready[-1]
         names = list(_names(self._snapshots))
         fitting = [name for name in names if name == text] or [
@@ -144,7 +152,10 @@ class Catalog:
         if not fitting:
             raise NotFoundError(f"there is no snapshot {text!r}", hint="see: snapmgr list")
         if len(fitting) > 1:
-            raise ConfigError(f"{text!r} fits {len(fitting)} snapshots: {', '.join(sorted(fitting)[:4])}…", hint="write more of the id")
+            raise ConfigError(
+                f"{text!r} fits {len(fitting)} snapshots: {', '.join(sorted(fitting)[:4])}…",
+                hint="write more of the id",
+            )
         return self.load(fitting[0])
 
     def write(self, manifest: Manifest) -> None:
@@ -165,9 +176,9 @@ class Catalog:
         """Remove a manifest, after its storage is gone; idempotent."""
         folder = self._snapshots / snapshot_id
         # The manifest goes last: until then the snapshot is known.
-        for name in sorted(_names(folder), key=lambda name: name == "manifest.json"):
-            (folder / name).unlink(missing_ok=True)
         with suppress(FileNotFoundError):
+            for name in sorted(os.listdir(folder), key=lambda name: name == "manifest.json"):
+                (folder / name).unlink(missing_ok=True)
             folder.rmdir()
         _sync_folder(self._snapshots)
 
@@ -183,7 +194,9 @@ class Catalog:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "?"
-                raise BusyError(f"another run of job {job} is active (pid {holder})", hint="wait for it to end") from None
+                raise BusyError(
+                    f"another run of job {job} is active (pid {holder})", hint="wait for it to end"
+                ) from None
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
             yield
@@ -256,7 +269,9 @@ def _names(folder: Path) -> Iterator[str]:
     except FileNotFoundError:
         return
     except PermissionError:
-        raise LackingError(f"no right to read {folder}", hint="run as root, or set state_dir to a folder of yours") from None
+        raise LackingError(
+            f"no right to read {folder}", hint="run as root, or set state_dir to a folder of yours"
+        ) from None
 
 
 def _read(path: Path) -> bytes:

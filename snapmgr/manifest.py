@@ -52,6 +52,8 @@ class ServerRecord:
     log_bin: str | None
     """Path and base name of the binary logs, from the datadir ("mysql-bin", "../log/bin"); None without binary logs."""
     settings: dict[str, str] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    """Every folder that the server wrote to, the datadir among them, and its path inside the volume."""
 
 
 @dataclass(frozen=True, kw_only=True)

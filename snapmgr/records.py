@@ -11,6 +11,7 @@ from typing import Literal
 
 from snapmgr.errors import StorageError
 
+
 @dataclass(frozen=True, kw_only=True)
 class Reason:
     """One thing that is lacking on this machine, and what to do about it."""

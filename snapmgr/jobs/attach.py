@@ -40,9 +40,13 @@ def attach(
     """
     manifest = entry.manifest
     if manifest.state != "ready":
-        raise StorageError(f"snapshot {manifest.id} is {manifest.state.upper()}" + (f": {manifest.reason}" if manifest.reason else ""))
+        raise StorageError(
+            f"snapshot {manifest.id} is {manifest.state.upper()}" + (f": {manifest.reason}" if manifest.reason else "")
+        )
     if len(manifest.members) != 1:
-        raise StorageError(f"snapshot {manifest.id} has {len(manifest.members)} members: attaching sets is not supported yet")
+        raise StorageError(
+            f"snapshot {manifest.id} has {len(manifest.members)} members: attaching sets is not supported yet"
+        )
     member = manifest.members[0]
     can_mount = os.geteuid() == 0
     if point is not None and not can_mount:
@@ -132,10 +136,10 @@ def find_lease(ctx: Context, what: str) -> Lease:
 
 
 @contextmanager
-def attached(ctx: Context, entry: Entry) -> Iterator[Path]:
-    """A writable clone of a snapshot for as long as the context lasts; yields the source's own folder in it."""
+def attached(ctx: Context, entry: Entry) -> Iterator[Lease]:
+    """A writable clone of a snapshot for as long as the context lasts."""
     lease = attach(ctx, entry, writable=True, why="verify")
     try:
-        yield data_path(lease)
+        yield lease
     finally:
         release(ctx, lease)

@@ -103,7 +103,7 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
         created_at=now,
         machine_id=machine_id(),
         excluded=source.volume.excluded,
-        server=source.live.record() if source.live else None,
+        server=source.server,
     )
     backend = source.backend
     ctx.tell(f"{manifest.id}: arming ({backend.name}, volume {source.volume.id})")
@@ -140,9 +140,7 @@ def _fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger
         _sync_until_short(armed, job.sync_target_s)
 
     if source.live is not None:
-        bounds = Bounds(
-            lock_wait_s=job.lock_wait_s, lock_attempts=job.lock_attempts, lock_hold_s=job.lock_hold_s
-        )
+        bounds = Bounds(lock_wait_s=job.lock_wait_s, lock_attempts=job.lock_attempts, lock_hold_s=job.lock_hold_s)
         _refuse_long_stall(armed, bounds.lock_hold_s)
         live = source.live
         with locked(live.credentials, live.choice, bounds, check=live.check, sync=sync) as lock:
@@ -168,9 +166,7 @@ def _fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger
     proof = "the storage takes the volume in one instant" if atomic else "no file had changed after the copy"
     return _Evidence(
         shots=shots,
-        quiesce=QuiesceRecord(
-            level="none", why="a plain directory", proof=proof, attempts=1, waited_s=0.0, held_s=0.0
-        ),
+        quiesce=QuiesceRecord(level="none", why="a plain directory", proof=proof, attempts=1, waited_s=0.0, held_s=0.0),
         position=None,
     )
 

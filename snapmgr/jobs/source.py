@@ -13,7 +13,7 @@ from snapmgr.mysql.identity import identify
 from snapmgr.mysql.layout import outside, read_layout
 from snapmgr.mysql.quiesce import Choice, choose
 from snapmgr.plugins import list_plugins
-from snapmgr.records import NotMine, Volume
+from snapmgr.records import NotMine
 
 if TYPE_CHECKING:
     from snapmgr.api import Backend
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from snapmgr.mysql.client import Connection
     from snapmgr.mysql.identity import ServerIdentity
     from snapmgr.mysql.layout import Layout
+    from snapmgr.records import Volume
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,8 @@ class LiveServer:
         if read_layout(connection, now).places != self.layout.places:
             raise NotQuiescedError("the server's files moved since they were looked at", hint="try again")
 
-    def record(self) -> ServerRecord:
-        """Return what a later restore has to know of the server."""
+    def record(self, places: dict[str, str]) -> ServerRecord:
+        """Return what a later restore has to know of the server; `places` as in `ServerRecord`."""
         return ServerRecord(
             flavor=self.identity.flavor,
             version=self.identity.version,
@@ -51,6 +52,7 @@ class LiveServer:
             datadir=self.identity.datadir,
             log_bin=self.layout.settings.get("log_bin_basename") if self.layout.log_bin_basename else None,
             settings=dict(self.layout.settings),
+            places=places,
         )
 
 
@@ -63,6 +65,8 @@ class Source:
     volume: Volume
     live: LiveServer | None
     """None for directories and stopped servers."""
+    server: ServerRecord | None
+    """What the manifest says of the live server."""
 
 
 def locate_source(ctx: Context, job: Job) -> Source:
@@ -73,19 +77,24 @@ def locate_source(ctx: Context, job: Job) -> Source:
     """
     if job.source == "directory":
         backend, volume = _choose_backend(ctx, job, str(job.path), need_volume=False)
-        return Source(path=str(job.path), backend=backend, volume=volume, live=None)
+        return Source(path=str(job.path), backend=backend, volume=volume, live=None, server=None)
     if job.quiesce == "stopped":
         backend, volume = _choose_backend(ctx, job, str(job.datadir), need_volume=False)
         _refuse_excluded(volume)
-        return Source(path=str(job.datadir), backend=backend, volume=volume, live=None)
+        return Source(path=str(job.datadir), backend=backend, volume=volume, live=None, server=None)
     live = probe_server(job)
     datadir = live.identity.datadir
     backend, volume = _choose_backend(ctx, job, datadir, need_volume=True)
     _refuse_excluded(volume)
 
+    subpaths: dict[str, str] = {}
+
     def volume_of(path: str) -> str | None:
         found = backend.locate(find_target(path, runner=ctx.runner))
-        return found.id if isinstance(found, Volume) else None
+        if isinstance(found, NotMine):
+            return None
+        subpaths[path] = found.subpath
+        return found.id
 
     strays = outside(live.layout, volume_of)
     if strays:
@@ -94,7 +103,7 @@ def locate_source(ctx: Context, job: Job) -> Source:
             + "; ".join(f"{place.what} at {place.path}" for place in strays),
             hint=f"move it into {volume.path} (volume {volume.id}), or stop the server for the backup",
         )
-    return Source(path=datadir, backend=backend, volume=volume, live=live)
+    return Source(path=datadir, backend=backend, volume=volume, live=live, server=live.record(subpaths))
 
 
 def probe_server(job: Job) -> LiveServer:

@@ -77,15 +77,19 @@ def complete(ctx: Context, manifest: Manifest, *, settle_timeout_s: float) -> Ma
     backend = ctx.backend(manifest.backend)
     backend.settle(tuple(member.ref for member in manifest.members), settle_timeout_s)
     manifest = manifest.with_state("ready")
-    ctx.catalog.write(manifest)
+    failure: SnapmgrError | None = None
+    # The copy first: a crash in between leaves it PENDING with its proof, and all of this is done again.
     for member in manifest.members:
         try:
             backend.annotate(member.ref, encode(manifest))
         except SnapmgrError as error:
-            raise LaterStepError(
-                f"snapshot {manifest.id} is READY, but its manifest could not be stored beside it: {error.message}",
-                hint=error.hint,
-            ) from None
+            failure = error
+    ctx.catalog.write(manifest)
+    if failure is not None:
+        raise LaterStepError(
+            f"snapshot {manifest.id} is READY, but its manifest could not be stored beside it: {failure.message}",
+            hint=failure.hint,
+        )
     return manifest
 
 

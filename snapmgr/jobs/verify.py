@@ -7,11 +7,11 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from snapmgr.config import Verify
 from snapmgr.errors import CommandError, ConfigError, NotFoundError, VerificationError
-from snapmgr.jobs.attach import attached
+from snapmgr.jobs.attach import attached, data_path
 from snapmgr.manifest import Verification
 from snapmgr.mysql.check import check_tables, run_assertions
 from snapmgr.mysql.server import find_server, throwaway
@@ -19,7 +19,7 @@ from snapmgr.mysql.server import find_server, throwaway
 if TYPE_CHECKING:
     from snapmgr.catalog import Entry
     from snapmgr.jobs.context import Context
-    from snapmgr.manifest import Manifest, Position
+    from snapmgr.manifest import Lease, Manifest, Position
     from snapmgr.mysql.server import ThrowawayServer
 
 
@@ -40,13 +40,14 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
     checks: list[str] = []
     failures: list[str] = []
     try:
-        with attached(ctx, entry) as data:
+        with attached(ctx, entry) as lease:
+            data = data_path(lease)
             if not data.is_dir():
                 failures.append(f"the clone has no folder {manifest.members[0].subpath!r}")
             elif manifest.source == "directory":
                 _run_command(ctx, how, data, checks, failures)
             else:
-                _run_server(ctx, manifest, how, data, checks, failures)
+                _run_server(ctx, manifest, how, lease, checks, failures)
     except NotFoundError as error:
         failures.append(f"its storage is gone: {error.message}")
     except VerificationError as error:
@@ -80,8 +81,9 @@ def _run_command(ctx: Context, how: Verify, data: Path, checks: list[str], failu
 
 
 def _run_server(
-    ctx: Context, manifest: Manifest, how: Verify, data: Path, checks: list[str], failures: list[str]
+    ctx: Context, manifest: Manifest, how: Verify, lease: Lease, checks: list[str], failures: list[str]
 ) -> None:
+    data = data_path(lease)
     deadline = time.monotonic() + how.time_limit_s
     if manifest.position is not None:
         _check_binlog(manifest, data, checks, failures)
@@ -95,6 +97,7 @@ def _run_server(
             memory_bytes=how.memory_bytes,
             run_dir=Path(run_dir),
             options=how.options,
+            originals=_originals(manifest, lease),
             time_limit_s=deadline - time.monotonic(),
         ) as server:
             checks.append(f"{binary.flavor} {binary.version} started and recovered")
@@ -124,6 +127,7 @@ def _examine(
                 share=how.tables_share,
                 seed=manifest.id,
                 deadline=deadline,
+                complaints=server.complaints,
                 progress=lambda done, total: ctx.progress("checking tables", done, total),
             )
             checks.append(f"CHECK TABLE {how.check.upper()} of {report.tables_checked} of {report.tables_total} tables")
@@ -153,7 +157,13 @@ def _check_binlog(manifest: Manifest, data: Path, checks: list[str], failures: l
         failures.append(f"its binlog {position.file} has {size} bytes, the recorded position is {position.offset}")
 
 
-def _flavor(manifest: Manifest, data: Path) -> str:
+def _originals(manifest: Manifest, lease: Lease) -> dict[str, str]:
+    """Return the folders that the source server knew, each with its place in the clone."""
+    places = manifest.server.places if manifest.server else {}
+    return {original: str(Path(lease.point, subpath)) for original, subpath in places.items()}
+
+
+def _flavor(manifest: Manifest, data: Path) -> Literal["mariadb", "mysql"]:
     if manifest.server is not None:
         return manifest.server.flavor
     # Taken from a stopped server: Aria's control file is MariaDB's alone.

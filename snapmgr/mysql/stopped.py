@@ -51,7 +51,7 @@ def stopped(datadir: str) -> Iterator[StoppedServer]:
     user = server_process(datadir)
     if user is not None:
         raise NotQuiescedError(
-            f"a server (pid {user}) runs on {datadir}, and the job says quiesce = \"stopped\"",
+            f'a server (pid {user}) runs on {datadir}, and the job says quiesce = "stopped"',
             hint='stop it, or give the job its socket and quiesce = "auto"',
         )
     with ExitStack() as stack:

@@ -35,7 +35,13 @@ FULL = Manifest(
     helper=Process(pid=1, start_ticks=2, boot_id="b"),
     quiesce=QuiesceRecord(level="backup-lock", why="w", proof="p", attempts=2, waited_s=0.1, held_s=0.004),
     server=ServerRecord(
-        flavor="mariadb", version="10.11", server_id=1, server_uuid=None, datadir="/srv", log_bin="b", settings={"a": "1"}
+        flavor="mariadb",
+        version="10.11",
+        server_id=1,
+        server_uuid=None,
+        datadir="/srv",
+        log_bin="b",
+        settings={"a": "1"},
     ),
     position=Position(file="b.000001", offset=4, gtid="0-1-2"),
 )

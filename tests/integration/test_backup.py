@@ -1,0 +1,482 @@
+"""The main job on real input: a loaded MariaDB on btrfs, snapshots that restore exactly, and everything that goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.faults import Faults
+from support.load import check_invariant, write_load
+from support.scene import SERVER_OPTIONS, Scene, btrfs_scene
+from support.server import private_server
+from support.storage import loop_filesystem, work_folder
+
+from snapmgr.errors import BusyError, NotQuiescedError, StorageError, VerificationError
+from snapmgr.jobs.attach import attached, data_path
+from snapmgr.jobs.backup import backup, plan_backup
+from snapmgr.jobs.prune import prune
+from snapmgr.jobs.sweep import sweep
+from snapmgr.jobs.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "mariadbd")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Scene]:
+    """One scene for the tests that leave no server option or file behind."""
+    with btrfs_scene("--general-log=0") as scene:
+        yield scene
+
+
+@pytest.fixture
+def scene(shared: Scene) -> Iterator[Scene]:
+    """The shared scene with a fresh state directory and no snapshots."""
+    shared.state = shared.folder / f"state-{time.monotonic_ns()}"
+    shared.configure()
+    shared.server.query("DROP DATABASE IF EXISTS load_test")
+    shared.lines.clear()
+    yield shared
+    subprocess.run(["btrfs", "-q", "subvolume", "delete", *_snapshots(shared)], check=False)
+
+
+def _snapshots(scene: Scene) -> list[Path]:
+    return [Path(scene.file_system.point, ".snapmgr", name) for name in scene.stored()]
+
+
+def test_twenty_snapshots_under_load_restore_exactly(scene: Scene) -> None:
+    """Each copy's server agrees with the recorded GTID and binlog end, and no engine is of another instant."""
+    ctx = scene.context()
+    job = ctx.config.job("demo")
+    with write_load(str(scene.server.socket), writers=4) as load:
+        load.warm_up()
+        taken = []
+        for _ in range(20):
+            before = load.acknowledged()
+            manifest = backup(ctx, job)
+            taken.append((manifest, before, load.acknowledged()))
+        load.check_alive()
+    for manifest, before, after in taken:
+        assert manifest.position is not None
+        with attached(ctx, ctx.catalog.load(manifest.id)) as lease:
+            datadir = data_path(lease)
+            assert (datadir / manifest.position.file).stat().st_size == manifest.position.offset
+            with private_server(datadir, SERVER_OPTIONS, install_options=None) as copy:
+                assert copy.query("SELECT @@gtid_binlog_pos") == ((manifest.position.gtid,),)
+                with copy.connect() as connection:
+                    check_invariant(connection, before=before, after=after)
+    assert scene.states() == ["ready"] * 20
+    assert len({manifest.position for manifest, _, _ in taken}) == 20
+
+
+def test_verify_proves_it_and_leaves_no_clone(scene: Scene) -> None:
+    ctx = scene.context()
+    manifest = backup(ctx, ctx.config.job("demo"))
+    verification = verify(ctx, ctx.catalog.load(manifest.id))
+    assert verification.result == "passed"
+    said = " ".join(verification.checks)
+    for expected in ("GTID", "CHECK TABLE", "recovered", "recorded position"):
+        assert expected in said
+    assert ctx.catalog.load(manifest.id).verified
+    assert scene.stored() == [manifest.id]
+    assert ctx.catalog.leases() == ([], [])
+    assert os.listdir(scene.scratch) == []
+
+
+def test_assertions_are_sql_that_must_be_true(scene: Scene) -> None:
+    scene.configure('[job.demo.verify]\ncheck = "none"\nassertions = ["SELECT 1 = 1", "SELECT COUNT(*) > 9e9 FROM mysql.db"]')
+    ctx = scene.context()
+    job = ctx.config.job("demo")
+    manifest = backup(ctx, job)
+    with pytest.raises(VerificationError, match="assertion"):
+        verify(ctx, ctx.catalog.load(manifest.id), job.verify)
+    assert not ctx.catalog.load(manifest.id).verified
+
+
+def test_a_damaged_tablespace_fails_its_verification(scene: Scene) -> None:
+    """Damaged under the running server: the snapshot is a true picture of it, and verify must say what it is worth."""
+    scene.server.query("CREATE DATABASE hurt")
+    scene.server.query("CREATE TABLE hurt.t (id INT PRIMARY KEY, v VARCHAR(500)) ENGINE=InnoDB")
+    scene.server.query("INSERT INTO hurt.t SELECT seq, REPEAT('x', 400) FROM hurt.seq_1_to_3000")
+    # A clean restart: pages that the redo log made anew would be healed by recovery.
+    scene.server.restart()
+    path = scene.server.datadir / "hurt" / "t.ibd"
+    with path.open("r+b") as file:
+        file.seek(16384 * 5)
+        file.write(b"\xa5" * 16384 * 3)
+        os.fsync(file.fileno())
+    try:
+        done = scene.run("backup", "demo", "--verify")
+        assert done.returncode == 6, done.stderr
+        assert scene.states() == ["ready"]
+        assert scene.entries()[0].verification is not None
+        assert scene.entries()[0].verification.result == "failed"
+        assert scene.run("list").stdout.count("FAILED") == 1
+    finally:
+        scene.server.query("DROP DATABASE hurt")
+
+
+def test_retention_prunes_storage_and_catalog(scene: Scene) -> None:
+    scene.configure("[job.demo.retention]\nkeep-last = 2")
+    ctx = scene.context()
+    job = ctx.config.job("demo")
+    manifests = [backup(ctx, job) for _ in range(4)]
+    assert sorted(prune(ctx, job).deleted) == sorted(manifest.id for manifest in manifests[:2])
+    assert scene.stored() == sorted(manifest.id for manifest in manifests[2:])
+    assert prune(ctx, job).deleted == ()
+
+
+def test_what_is_mounted_is_not_pruned(scene: Scene) -> None:
+    scene.configure("[job.demo.retention]\nkeep-last = 1")
+    ctx = scene.context()
+    job = ctx.config.job("demo")
+    first = backup(ctx, job)
+    with attached(ctx, ctx.catalog.load(first.id)):
+        backup(ctx, job)
+        assert prune(ctx, job).deleted == ()
+    assert prune(ctx, job).deleted == (first.id,)
+
+
+def test_the_clone_is_writable_and_the_original_never_changes(scene: Scene) -> None:
+    ctx = scene.context()
+    manifest = backup(ctx, ctx.config.job("demo"))
+    original = _snapshots(scene)[0] / "data" / "ibdata1"
+    before = original.read_bytes()
+    with attached(ctx, ctx.catalog.load(manifest.id)) as lease:
+        (data_path(lease) / "ibdata1").write_bytes(b"spoilt")
+    assert original.read_bytes() == before
+
+
+def test_dry_run_touches_and_locks_nothing(scene: Scene) -> None:
+    log = scene.folder / "general.log"
+    log.touch()
+    os.chown(log, (scene.server.datadir / "ibdata1").stat().st_uid, -1)
+    scene.folder.chmod(0o711)
+    scene.server.query("SET GLOBAL general_log_file = %s", str(log))
+    scene.server.query("SET GLOBAL general_log = 1")
+    before = _tree(scene.folder)
+    assert scene.run("backup", "demo", "--dry-run").returncode == 0
+    assert scene.run("prune", "demo", "--dry-run").returncode == 0
+    scene.server.query("SET GLOBAL general_log = 0")
+    assert _tree(scene.folder) == before
+    assert scene.stored() == []
+    said = log.read_text(errors="replace").upper()
+    assert "SHOW" in said
+    for word in ("BACKUP STAGE", "READ LOCK", "LOCK TABLES"):
+        assert word not in said
+
+
+def _tree(folder: Path) -> list[tuple[str, int]]:
+    return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.suffix != ".log")
+
+
+def test_the_socket_of_another_server_is_refused(scene: Scene) -> None:
+    with work_folder() as folder, private_server(folder / "other", ("--general-log",)) as other:
+        log = Path(str(other.query("SELECT CONCAT(@@datadir, @@general_log_file)")[0][0]))
+        scene.configure(
+            text=f'[job.demo]\nsource = "mysql"\nsocket = "{other.socket}"\nuser = "root"\ndatadir = "{scene.server.datadir}"\n'
+        )
+        done = scene.run("backup", "demo")
+        assert done.returncode == 4
+        assert str(scene.server.datadir) in done.stderr
+        assert "BACKUP STAGE" not in log.read_text(errors="replace")
+    assert scene.stored() == []
+
+
+def test_files_outside_of_the_volume_are_refused_with_their_list() -> None:
+    with (
+        loop_filesystem("ext4", 200 << 20) as elsewhere,
+        btrfs_scene(f"--log-bin={elsewhere.point}/logs", server=False) as scene,
+    ):
+        os.chmod(elsewhere.point, 0o777)
+        options = (f"--log-bin={elsewhere.point}/logs",)
+        with private_server(Path(scene.file_system.point) / "mysql" / "data", options) as server:
+            scene._server = server
+            scene.configure()
+            ctx = scene.context()
+            with pytest.raises(NotQuiescedError, match=f"binary log at {elsewhere.point}"):
+                backup(ctx, ctx.config.job("demo"))
+        assert scene.stored() == []
+
+
+def test_a_subvolume_mounted_alone_on_an_ext4_parent() -> None:
+    with (
+        loop_filesystem("ext4", 200 << 20) as parent,
+        btrfs_scene(server=False) as scene,
+    ):
+        top = Path(scene.file_system.point)
+        subprocess.run(["btrfs", "-q", "subvolume", "create", top / "@mysql"], check=True)
+        point = Path(parent.point) / "var-lib"
+        point.mkdir()
+        subprocess.run(["mount", "-o", "subvol=@mysql", scene.file_system.device, point], check=True)
+        try:
+            with private_server(point / "mysql", SERVER_OPTIONS) as server:
+                scene._server = server
+                scene.configure()
+                ctx = scene.context()
+                manifest = backup(ctx, ctx.config.job("demo"))
+                assert manifest.members[0].subpath == "mysql"
+                assert verify(ctx, ctx.catalog.load(manifest.id)).result == "passed"
+        finally:
+            subprocess.run(["umount", point], check=True)
+
+
+def test_tables_with_a_data_directory_inside_the_volume(scene: Scene) -> None:
+    """Their absolute paths lead a server on a clone to the live files: it must see the clone's instead."""
+    extra = Path(scene.file_system.point) / "mysql" / "extra"
+    extra.mkdir()
+    os.chown(extra, (scene.server.datadir / "ibdata1").stat().st_uid, -1)
+    scene.server.query("CREATE DATABASE wide")
+    scene.server.query(f"CREATE TABLE wide.t (id INT PRIMARY KEY) ENGINE=InnoDB DATA DIRECTORY '{extra}'")
+    scene.server.query("INSERT INTO wide.t SELECT seq FROM wide.seq_1_to_1000")
+    try:
+        scene.configure('[job.demo.verify]\nassertions = ["SELECT COUNT(*) = 1000 FROM wide.t"]')
+        ctx = scene.context()
+        job = ctx.config.job("demo")
+        manifest = backup(ctx, job)
+        scene.server.query("DELETE FROM wide.t WHERE id > 10")
+        assert verify(ctx, ctx.catalog.load(manifest.id), job.verify).result == "passed"
+        assert scene.server.query("SELECT COUNT(*) FROM wide.t") == ((10,),)
+    finally:
+        scene.server.query("DROP DATABASE wide")
+
+
+def test_a_stopped_server(scene: Scene) -> None:
+    scene.server.stop()
+    text = f'[job.demo]\nsource = "mysql"\nquiesce = "stopped"\ndatadir = "{scene.server.datadir}"\n'
+    try:
+        scene.configure(text=text)
+        ctx = scene.context()
+        manifest = backup(ctx, ctx.config.job("demo"))
+        assert manifest.quiesce is not None
+        assert manifest.quiesce.level == "stopped"
+        assert manifest.position is None
+        assert verify(ctx, ctx.catalog.load(manifest.id)).result == "passed"
+    finally:
+        scene.server.start()
+    with pytest.raises(NotQuiescedError, match="runs on"):
+        backup(ctx, ctx.config.job("demo"))
+
+
+def test_two_runs_at_once(scene: Scene) -> None:
+    ctx = scene.context()
+    ctx.catalog.make()
+    with ctx.catalog.job_lock("demo"):
+        assert scene.run("backup", "demo").returncode == 3
+        with pytest.raises(BusyError):
+            prune(ctx, ctx.config.job("demo"))
+    assert scene.run("backup", "demo").returncode == 0
+
+
+def test_a_full_state_directory_takes_nothing(scene: Scene) -> None:
+    scene.state.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", scene.state], check=True)
+    try:
+        assert scene.run("backup", "demo").returncode == 0
+        for number in range(100):
+            try:
+                (scene.state / f"filler{number}").write_bytes(b"x" * 4096)
+            except OSError:
+                break
+        done = scene.run("backup", "demo")
+        assert done.returncode == 1
+        assert "make room" in done.stderr
+        assert len(scene.stored()) == 1
+        for path in scene.state.glob("filler*"):
+            path.unlink()
+        assert scene.run("backup", "demo").returncode == 0
+        assert scene.states().count("ready") == 2
+    finally:
+        subprocess.run(["umount", scene.state], check=True)
+
+
+def test_the_password_appears_nowhere(scene: Scene) -> None:
+    secret = "Tr0ub4dor-and-3"
+    scene.server.query("CREATE USER backup@localhost IDENTIFIED BY %s", secret)
+    scene.server.query("GRANT ALL ON *.* TO backup@localhost")
+    options = scene.folder / "client.cnf"
+    options.write_text(f"[client]\nuser=backup\npassword={secret}\nsocket={scene.server.socket}\n")
+    options.chmod(0o600)
+    scene.configure(text=f'[job.demo]\nsource = "mysql"\ndefaults_file = "{options}"\n')
+    good = scene.run("--debug", "backup", "demo", "--verify")
+    assert good.returncode == 0, good.stderr
+    scene.server.query("REVOKE ALL PRIVILEGES, GRANT OPTION FROM backup@localhost")
+    denied = scene.run("--debug", "backup", "demo")
+    scene.server.query("DROP USER backup@localhost")
+    refused = scene.run("--debug", "backup", "demo")
+    assert (denied.returncode, refused.returncode) == (4, 4)
+    for done in (good, denied, refused):
+        assert secret not in done.stdout + done.stderr
+    written = [path for folder in (scene.state, scene.scratch) for path in folder.rglob("*") if path.is_file()]
+    written += Path(scene.file_system.point, ".snapmgr").glob("*.json")
+    assert len(written) >= 3
+    assert not [path for path in written if secret.encode() in path.read_bytes()]
+    options.chmod(0o644)
+    open_ = scene.run("backup", "demo")
+    assert open_.returncode == 2
+    assert "chmod" in open_.stderr
+
+
+# ---- the lock, under fault
+
+
+def _mark(scene: Scene) -> Path:
+    return scene.folder / f"mark-{time.monotonic_ns()}"
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def _lock_connection(scene: Scene) -> int:
+    ((number,),) = scene.server.query(
+        "SELECT ID FROM information_schema.PROCESSLIST WHERE COMMAND = 'Sleep' AND USER = 'root' AND DB IS NULL"
+    )
+    return int(number)
+
+
+def _commit_s(scene: Scene) -> float:
+    """Return how long a commit takes now."""
+    scene.server.query("CREATE DATABASE IF NOT EXISTS probe")
+    scene.server.query("CREATE TABLE IF NOT EXISTS probe.t (v INT) ENGINE=InnoDB")
+    start = time.monotonic()
+    scene.server.query("INSERT INTO probe.t VALUES (1)")
+    return time.monotonic() - start
+
+
+def test_a_lock_connection_killed_in_the_middle(scene: Scene) -> None:
+    mark = _mark(scene)
+    with scene.start("backup", "demo", faults_=Faults(delay_s=1.0, delay_mark=mark)) as process:
+        _wait_for(mark)
+        scene.server.query(f"KILL {_lock_connection(scene)}")
+        scene.server.query("CREATE DATABASE IF NOT EXISTS probe")
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 4, err
+    assert "lost" in err
+    assert scene.states() == ["broken"]
+    assert scene.stored() == []
+
+
+def test_a_storage_call_beyond_the_bound_does_not_keep_the_lock(scene: Scene) -> None:
+    """The call is delayed in C, with Python's global lock held; the latecomer is removed."""
+    scene.configure('lock_hold = "500ms"')
+    _commit_s(scene)
+    mark = _mark(scene)
+    with scene.start("backup", "demo", faults_=Faults(delay_s=3.0, delay_mark=mark)) as process:
+        _wait_for(mark)
+        assert _commit_s(scene) < 0.5 + 0.5
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert "deadline" in err
+    assert "ready" not in scene.states()
+    assert scene.stored() == []
+    assert scene.run("backup", "demo").returncode == 0
+    assert scene.states().count("ready") == 1
+
+
+def test_the_parent_alone_killed_in_the_middle(scene: Scene) -> None:
+    _commit_s(scene)
+    mark = _mark(scene)
+    with scene.start("backup", "demo", faults_=Faults(delay_s=1.5, delay_mark=mark)) as process:
+        _wait_for(mark)
+        process.kill()
+        assert _commit_s(scene) < 0.5
+    # The helper still sits in its storage call: another run must neither join it nor take what it makes for good.
+    again = scene.run("backup", "demo")
+    assert again.returncode == 1
+    assert "still hangs" in again.stderr
+    time.sleep(2)
+    assert scene.stored() == []
+    assert scene.run("backup", "demo").returncode == 0
+    assert scene.states() == ["broken", "ready"]
+    assert len(scene.stored()) == 1
+
+
+def test_all_our_processes_stopped_during_the_hold(scene: Scene) -> None:
+    """Nothing of ours can act: the server itself ends the lock, a little above the bound."""
+    scene.configure('lock_hold = "1s"')
+    _commit_s(scene)
+    mark = _mark(scene)
+    with scene.start("backup", "demo", faults_=Faults(delay_s=0.5, delay_mark=mark)) as process:
+        _wait_for(mark)
+        pids = [process.pid, *_children(process.pid)]
+        assert len(pids) == 2
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        assert _commit_s(scene) < 3.5
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode in (1, 4), err
+    assert "ready" not in scene.states()
+    assert scene.stored() == []
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_server_killed_during_the_hold(scene: Scene) -> None:
+    mark = _mark(scene)
+    with scene.start("backup", "demo", faults_=Faults(delay_s=1.0, delay_mark=mark)) as process:
+        _wait_for(mark)
+        scene.server.kill()
+        _, err = process.communicate(timeout=60)
+    scene.server.start()
+    assert process.returncode == 4, err
+    assert scene.states() == ["broken"]
+    assert scene.stored() == []
+
+
+def test_ctrl_c_during_the_hold(scene: Scene) -> None:
+    _commit_s(scene)
+    mark = _mark(scene)
+    with scene.start("backup", "demo", faults_=Faults(delay_s=1.0, delay_mark=mark)) as process:
+        _wait_for(mark)
+        process.send_signal(signal.SIGINT)
+        assert _commit_s(scene) < 0.5
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert scene.states() == ["broken"]
+    assert scene.stored() == []
+
+
+def test_a_proven_snapshot_is_completed_after_a_crash(scene: Scene) -> None:
+    """PENDING with proof resumes; without, it goes."""
+    ctx = scene.context()
+    manifest = backup(ctx, ctx.config.job("demo"))
+    ctx.catalog.write(manifest.with_state("pending"))
+    sweep(ctx, "demo")
+    assert scene.states() == ["ready"]
+    unproven = manifest.with_state("pending")
+    object.__setattr__(unproven, "proved_at", None)
+    ctx.catalog.write(unproven)
+    sweep(ctx, "demo")
+    assert scene.states() == ["broken"]
+    assert scene.stored() == []
+
+
+def test_a_broken_snapshot_is_never_attached(scene: Scene) -> None:
+    ctx = scene.context()
+    manifest = backup(ctx, ctx.config.job("demo"))
+    ctx.catalog.write(manifest.with_state("broken", reason="for the test"))
+    with pytest.raises(StorageError, match="for the test"), attached(ctx, ctx.catalog.load(manifest.id)):
+        pass
+    sweep(ctx, "demo")
+
+
+def test_a_plan_says_what_it_would_do(scene: Scene) -> None:
+    ctx = scene.context()
+    plan = plan_backup(ctx, ctx.config.job("demo"))
+    assert (plan.backend, plan.level) == ("btrfs", "backup-lock")
+    assert plan.path == str(scene.server.datadir)
