@@ -45,9 +45,11 @@ def scene(shared: Scene) -> Iterator[Scene]:
     assert shared.stored() == []
 
 
-def _wait_for(condition, timeout_s: float = 20.0) -> None:
+def _wait_for(process: subprocess.Popen[str], condition, timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
+        # Whatever it died of stands in its stderr.
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -133,7 +135,7 @@ def test_a_wrong_configuration_is_2(scene: Scene) -> None:
 def test_two_runs_at_once_are_3(scene: Scene) -> None:
     mark = scene.folder / "mark-two"
     with scene.start("backup", "demo", faults_=Faults(delay_s=1.0, delay_mark=mark)) as process:
-        _wait_for(mark.exists)
+        _wait_for(process, mark.exists)
         second = scene.run("backup", "demo")
         # A dry run neither waits nor fails.
         assert scene.run("backup", "demo", "-n").returncode == 0
@@ -198,7 +200,7 @@ def test_umount_names_who_holds_it(scene: Scene) -> None:
 def test_a_signal_during_the_hold_leaves_nothing(scene: Scene, number: int) -> None:
     mark = scene.folder / f"mark-{number}"
     with scene.start("backup", "demo", "--json", faults_=Faults(delay_s=1.0, delay_mark=mark)) as process:
-        _wait_for(mark.exists)
+        _wait_for(process, mark.exists)
         process.send_signal(number)
         # Impatience must not do any harm.
         time.sleep(0.2)
@@ -217,7 +219,7 @@ def test_a_signal_during_verification_leaves_no_clone_no_server_and_no_result(sc
     assert scene.run("backup", "demo").returncode == 0
     for delay_s in (0.1, 0.25, 0.4):
         with scene.start("verify", "latest") as process:
-            _wait_for(lambda: Catalog(scene.state).leases()[0])
+            _wait_for(process, lambda: Catalog(scene.state).leases()[0])
             time.sleep(delay_s)
             process.send_signal(signal.SIGTERM)
             _, err = process.communicate(timeout=60)
@@ -273,13 +275,13 @@ def test_doctor_finds_what_dead_runs_and_strangers_left(scene: Scene) -> None:
     mark = scene.folder / "mark-dead"
     assert scene.run("backup", "demo").returncode == 0
     with scene.start("verify", "latest") as process:
-        _wait_for(lambda: Catalog(scene.state).leases()[0])
+        _wait_for(process, lambda: Catalog(scene.state).leases()[0])
         process.kill()
     killed = scene.run("doctor")
     assert killed.returncode == 1
     assert "is the clone of a verification that was killed" in killed.stdout
     with scene.start("backup", "demo", faults_=Faults(delay_s=0.3, delay_mark=mark)) as process:
-        _wait_for(mark.exists)
+        _wait_for(process, mark.exists)
         process.kill()
     time.sleep(0.6)
     done = scene.run("doctor")
