@@ -2,7 +2,7 @@
 
 A backend is a class registered in the entry-point group ``snapmgr.backends``. snapmgr constructs it with its parsed
 ``Config``, a `Runner` for external programs and a `Mounter` for private mounts, and calls nothing outside this file's
-protocols. The docstrings here *are* the contract; `snapmgr.testing` checks it. ``docs/backend-guide.md`` has an example.
+protocols. The docstrings here *are* the contract; `snapmgr.testing` checks it. ``docs/backend-guide.md`` has one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from snapmgr.errors import (
     StorageError,
 )
 from snapmgr.records import (
-    AttachRecord,
     Attachment,
+    AttachRecord,
     BlockDevice,
     Capabilities,
     Completed,
@@ -224,12 +224,12 @@ class Backend(Protocol):
         """
 
     def annotate(self, ref: SnapshotRef, note: bytes) -> None:
-        """Store `note` (the manifest, at most 64 KiB) beside the snapshot, durably; the snapshot's data do not change."""
+        """Store `note` (the manifest, at most 64 KiB) beside the snapshot, durably; its data do not change."""
 
     def attach(self, record: AttachRecord) -> Attachment:
         """Make the snapshot reachable. With `record.writable` on a clone, and the original never changes.
 
-        Everything that is made bears `record.id`. Raises NotFoundError if the snapshot is gone or has another native id.
+        Everything that is made bears `record.id`. Raises NotFoundError if the snapshot is gone or has another id.
         """
 
     def detach(self, record: AttachRecord) -> None:

@@ -78,8 +78,8 @@ class Catalog:
             )
         if status.st_mode & stat.S_IWOTH or status.st_uid not in (0, os.geteuid()):
             raise CatalogError(
-                f"the state directory {self.path} belongs to uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}: "
-                "others could change what is to be deleted",
+                f"the state directory {self.path} belongs to uid {status.st_uid} "
+                f"with mode {stat.S_IMODE(status.st_mode):o}: others could change what is to be deleted",
                 hint=f"chown {os.geteuid()} {self.path} && chmod 700 {self.path}",
             )
 
@@ -188,7 +188,10 @@ class Catalog:
     def job_lock(self, job: str) -> Iterator[None]:
         """Hold a job's lock. Raises BusyError if another run has it."""
         path = self._locks / f"{job}.lock"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise CatalogError(f"cannot open {path}: {error.strerror}", hint=_space_hint(error)) from None
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,8 +200,10 @@ class Catalog:
                 raise BusyError(
                     f"another run of job {job} is active (pid {holder})", hint="wait for it to end"
                 ) from None
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            # Only for people: on a full disk the lock is as good without it.
+            with suppress(OSError):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
             yield
         finally:
             os.close(fd)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What programs may need from our caller; everything else (LD_PRELOAD, TERM, LANG, passwords, …) stays out.
-_KEPT = ("HOME", "TMPDIR", "LVM_SYSTEM_DIR", "DM_DISABLE_UDEV", "META_PASSWORD")
+_KEPT = ("HOME", "TMPDIR", "LVM_SYSTEM_DIR", "DM_DISABLE_UDEV")
 _STDERR_SHOWN = 2000
 _TERM_GRACE_S = 5.0
 

@@ -65,9 +65,13 @@ class NotQuiescedError(SnapmgrError):
 
 
 class LaterStepError(SnapmgrError):
-    """The snapshot is taken and kept, but a step after it failed."""
+    """The snapshot `snapshot_id` is taken and kept, but a step after it failed."""
 
     exit_code = 5
+
+    def __init__(self, message: str, *, hint: str | None = None, snapshot_id: str) -> None:
+        super().__init__(message, hint=hint)
+        self.snapshot_id = snapshot_id
 
 
 class VerificationError(SnapmgrError):

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from snapmgr.manifest import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def boot_id() -> str:
@@ -48,3 +56,13 @@ def this_process(pid: int | None = None) -> Process:
 def is_alive(process: Process) -> bool:
     """Whether that very process still runs."""
     return process.boot_id == boot_id() and start_ticks(process.pid) == process.start_ticks
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold back the signals that end a run while the context lasts; they arrive at its end. For short, whole steps."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)

@@ -154,6 +154,8 @@ class Lease:
     point: str
     """Where it is (to be) mounted."""
     subpath: str
+    mounted: str | None = None
+    """Device number and root folder of the mount, once it is made: what else is mounted there later is not ours."""
     schema: int = SCHEMA
 
 

@@ -73,7 +73,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """What holds snapshots: a btrfs file system, a volume group, a folder of copies. `inventory` reads one as a whole."""
+    """What holds snapshots: a btrfs file system, a volume group, a folder of copies. `inventory` reads it whole."""
 
     backend: str
     id: str
@@ -142,6 +142,11 @@ class SnapshotRef:
     """Its name in the pool: where to look first."""
     native_id: str
     """The storage's own id of the snapshot (subvolume UUID, LV UUID, …). What has another id is never touched."""
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What does not change when the pool is seen elsewhere or the snapshot is renamed."""
+        return (self.backend, self.pool.id, self.native_id)
 
 
 @dataclass(frozen=True, kw_only=True)

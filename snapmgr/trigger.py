@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from snapmgr.errors import StorageError
-from snapmgr.host import this_process
+from snapmgr.host import signals_held, this_process
 from snapmgr.records import FireError, Shot
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class _Outcome(msgspec.Struct):
 class Trigger:
     """A forked helper that waits to fire `armed`.
 
-    A context manager: leaving it lets a helper that was not told to fire exit, and closes our ends of its pipes. A helper
-    that hangs in its storage call is left to itself, never killed.
+    A context manager: leaving it lets a helper that was not told to fire exit, and closes our ends of its pipes. A
+    helper that hangs in its storage call is left to itself, never killed.
 
     Args:
         armed: what to fire; only its `fds` stay open in the helper.
@@ -63,9 +63,11 @@ class Trigger:
         self._outcome, outcome_in = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _helper(armed, undo, order_out, outcome_in)
+        # A signal between the fork and the helper's own handlers would run the parent's clean-up in the helper.
+        with signals_held():
+            self.pid = os.fork()
+            if self.pid == 0:
+                _helper(armed, undo, order_out, outcome_in)
         os.close(order_out)
         os.close(outcome_in)
         self.process = this_process(self.pid)
@@ -140,6 +142,7 @@ def _helper(armed: Armed, undo: Callable[[Shot], None], order: int, outcome: int
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         _keep_only({order, outcome, *armed.fds})
         os.write(outcome, _READY)

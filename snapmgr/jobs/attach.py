@@ -1,4 +1,4 @@
-"""Making snapshots reachable: the lease on disk first, then the backend's attachment, then the mount; undone in reverse."""
+"""Making snapshots reachable: the lease on disk first, then the backend's attachment, then the mount."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.errors import ConfigError, NotFoundError, SnapmgrError, StorageError
-from snapmgr.host import boot_id, this_process
+from snapmgr.host import boot_id, signals_held, this_process
 from snapmgr.manifest import Lease
 from snapmgr.mount import bind, mount_device, remove_point, unmount
 from snapmgr.records import AttachRecord
@@ -83,12 +83,22 @@ def _attach(ctx: Context, lease: Lease, *, mount: bool) -> Lease:
     if not mount:
         lease = replace(lease, point=str(attachment.directory))
         ctx.catalog.write_lease(lease)
-    elif attachment.device is not None:
+        return lease
+    if attachment.device is not None:
         options = (*attachment.options, "ro") if read_only else attachment.options
         mount_device(attachment.device, lease.point, fs_type=attachment.fs_type or "auto", options=options)
     else:
         bind(str(attachment.directory), lease.point, read_only=read_only)
+    lease = replace(lease, mounted=_what_is_mounted(ctx, lease.point))
+    ctx.catalog.write_lease(lease)
     return lease
+
+
+def _what_is_mounted(ctx: Context, point: str) -> str | None:
+    """Return device number and root of what is mounted at `point`, or None."""
+    path = os.path.realpath(point)
+    found = [mount for mount in ctx.mounter.mounts() if mount.point == path]
+    return f"{found[-1].device} {found[-1].root}" if found else None
 
 
 def data_path(lease: Lease) -> Path:
@@ -101,12 +111,16 @@ def release(ctx: Context, lease: Lease) -> None:
 
     Raises InUseError while a process uses the mount.
     """
-    if os.geteuid() == 0 and lease.record.boot_id == boot_id():
-        with suppress(NotFoundError):
-            unmount(lease.point)
-    ctx.backend(lease.record.ref.backend).detach(lease.record)
-    remove_point(lease.point)
-    ctx.catalog.drop_lease(lease)
+    # Half of it undone would be left to the next run.
+    with signals_held():
+        if os.geteuid() == 0 and lease.record.boot_id == boot_id():
+            there = _what_is_mounted(ctx, lease.point)
+            # Without a record of it we were killed right after mounting it.
+            if there is not None and lease.mounted in (None, there):
+                unmount(lease.point)
+        ctx.backend(lease.record.ref.backend).detach(lease.record)
+        remove_point(lease.point)
+        ctx.catalog.drop_lease(lease)
 
 
 def find_lease(ctx: Context, what: str) -> Lease:
@@ -116,17 +130,17 @@ def find_lease(ctx: Context, what: str) -> Lease:
     """
     leases = ctx.catalog.leases()[0]
     path = os.path.realpath(what)
-    by_point = [lease for lease in leases if path == lease.point or path == str(data_path(lease))]
+    by_point = [lease for lease in leases if path == lease.point or path.startswith(lease.point + "/")]
     if by_point:
         return by_point[-1]
     by_id = [
         lease
         for lease in leases
         if what in (lease.record.id, lease.record.ref.snapshot_id)
-        or lease.record.ref.snapshot_id.rsplit(".", 1)[-1].startswith(what)
+        or (what and lease.record.ref.snapshot_id.rsplit(".", 1)[-1].startswith(what))
     ]
     if not by_id:
-        raise NotFoundError(f"nothing of ours is mounted at {what}", hint="see: snapmgr mount --list")
+        raise NotFoundError(f"nothing of ours is mounted at {what}", hint="see: snapmgr list")
     if len(by_id) > 1:
         raise ConfigError(
             f"{what} is mounted {len(by_id)} times: {', '.join(lease.point for lease in by_id)}",

@@ -205,8 +205,8 @@ def _wall_clock(monotonic_ns: int) -> datetime:
 
 
 def _give_up(ctx: Context, manifest: Manifest, armed: Armed, trigger: Trigger, error: BaseException) -> None:
-    """After a failure remove what was made and write down why; what cannot be done now is left PENDING for the sweep."""
-    reason = error.message if isinstance(error, SnapmgrError) else type(error).__name__
+    """After a failure remove what was made and write down why; what cannot be done now is left to the sweep."""
+    reason = error.message if isinstance(error, SnapmgrError) else str(error) or type(error).__name__
     if not armed.launched:
         ctx.catalog.forget(manifest.id)
         return

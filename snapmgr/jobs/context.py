@@ -28,7 +28,7 @@ def _no_bar(_what: str, _done: int, _total: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """One process's surroundings. `tell` takes a line for people, `progress` a step, how much is done, and of how much."""
+    """One process's surroundings. `tell` takes a line for people, `progress` a step, how much is done, of how much."""
 
     config: Config
     catalog: Catalog

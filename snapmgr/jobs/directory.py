@@ -11,8 +11,8 @@ from snapmgr.errors import NotQuiescedError
 def fingerprint(path: str) -> str:
     """Return a digest over all names, types, sizes, inodes, owners, modes and times (ns) below `path`.
 
-    Cheap enough to be taken right before and right after a copy. It does not see a write through an mmap that the kernel
-    has not noticed yet, hence a `syncfs` belongs before the first.
+    Cheap enough to be taken right before and right after a copy. It does not see a write through an mmap that the
+    kernel has not noticed yet, hence a `syncfs` belongs before the first.
     """
     digest = hashlib.blake2b(digest_size=16)
     pending = [os.fsencode(path)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from snapmgr.jobs.context import Context
     from snapmgr.jobs.doctor import Level
     from snapmgr.manifest import Lease, Manifest
-    from snapmgr.records import Found, Pool, SnapshotRef
+    from snapmgr.records import Found, Pool
 
 
 def examine_state(ctx: Context) -> Iterator[Finding]:
@@ -125,17 +125,12 @@ def examine_storage(ctx: Context, pools: Iterable[Pool]) -> Iterator[Finding]:
         yield from _compare(ctx, pool, where, entries, found)
 
 
-def _identity(ref: SnapshotRef) -> tuple[str, str, str]:
-    """What names a snapshot wherever its pool is mounted now."""
-    return (ref.backend, ref.pool.id, ref.native_id)
-
-
 def _compare(ctx: Context, pool: Pool, where: str, entries: list[Entry], found: tuple[Found, ...]) -> Iterator[Finding]:
-    there = {_identity(one.ref) for one in found if one.ref is not None and one.kind == "snapshot"}
+    there = {one.ref.identity for one in found if one.ref is not None and one.kind == "snapshot"}
     missing = False
     for entry in entries:
         refs = [member.ref for member in entry.manifest.members if _key(member.ref.pool) == _key(pool)]
-        gone = any(_identity(ref) not in there for ref in refs)
+        gone = any(ref.identity not in there for ref in refs)
         if entry.manifest.state == "ready" and gone and _state_now(ctx, entry.manifest.id) == "ready":
             missing = True
             hint = "somebody deleted it: restore from another one"

@@ -47,10 +47,13 @@ def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> O
         if with_prune:
             pruned = prune(ctx, job)
             if pruned.failures:
-                raise pruned.failures[0]  # noqa: TRY301 - one way for all later steps
+                raise pruned.failures[0]
     except SnapmgrError as error:
         failure = error
+        if manifest is None and isinstance(error, LaterStepError):
+            manifest = ctx.catalog.load(error.snapshot_id).manifest
         if manifest is not None and not isinstance(error, VerificationError | LaterStepError):
-            failure = LaterStepError(f"snapshot {manifest.id} is kept, but: {error.message}", hint=error.hint)
+            message = f"snapshot {manifest.id} is kept, but: {error.message}"
+            failure = LaterStepError(message, hint=error.hint, snapshot_id=manifest.id)
         return Outcome(job=job.name, manifest=manifest, verification=verification, pruned=pruned, error=failure)
     return Outcome(job=job.name, manifest=manifest, verification=verification, pruned=pruned)

@@ -43,8 +43,9 @@ def _finish_pending(ctx: Context, manifest: Manifest) -> None:
     if manifest.proved_at is not None:
         ctx.tell(f"{manifest.id}: completing what was proven before the crash")
         backend = ctx.backend(manifest.backend)
-        there = {found.ref for found in backend.inventory(_pools(manifest)) if found.kind == "snapshot"}
-        if all(member.ref in there for member in manifest.members):
+        found = backend.inventory(_pools(manifest))
+        there = {one.ref.identity for one in found if one.kind == "snapshot" and one.ref is not None}
+        if all(member.ref.identity in there for member in manifest.members):
             complete(ctx, manifest, settle_timeout_s=_SETTLE_S)
             return
         ctx.catalog.write(manifest.with_state("broken", reason="its storage is gone after a crash"))
@@ -89,6 +90,7 @@ def complete(ctx: Context, manifest: Manifest, *, settle_timeout_s: float) -> Ma
         raise LaterStepError(
             f"snapshot {manifest.id} is READY, but its manifest could not be stored beside it: {failure.message}",
             hint=failure.hint,
+            snapshot_id=manifest.id,
         )
     return manifest
 

@@ -14,20 +14,25 @@ from snapmgr.errors import CommandError, ConfigError, NotFoundError, Verificatio
 from snapmgr.jobs.attach import attached, data_path
 from snapmgr.manifest import Verification
 from snapmgr.mysql.check import check_tables, run_assertions
+from snapmgr.mysql.client import MysqlError
 from snapmgr.mysql.server import find_server, throwaway
 
 if TYPE_CHECKING:
     from snapmgr.catalog import Entry
     from snapmgr.jobs.context import Context
-    from snapmgr.manifest import Lease, Manifest, Position
+    from snapmgr.manifest import Lease, Manifest
+    from snapmgr.mysql.client import Connection
     from snapmgr.mysql.server import ThrowawayServer
+
+
+_FAILURES_SHOWN = 5
 
 
 def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verification:
     """Try a READY snapshot on a clone and record the result; `how` is the job's verify table, by default the defaults.
 
-    Raises VerificationError when it does not restore to what it should (recorded as failed), LackingError if this machine
-    lacks the server (nothing is recorded: that says nothing about the snapshot). The clone is gone afterwards.
+    Raises VerificationError when it does not restore to what it should (recorded as failed), LackingError if this
+    machine lacks the server (nothing is recorded: that says nothing about the snapshot). The clone is gone afterwards.
     """
     how = how or Verify()
     manifest = entry.manifest
@@ -37,134 +42,141 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
             hint=f'set [job.{manifest.job}.verify] command = ["/path/of/check", "{{}}"]',
         )
     start = time.monotonic()
-    checks: list[str] = []
-    failures: list[str] = []
+    trial = _Trial(ctx, manifest, how)
     try:
         with attached(ctx, entry) as lease:
-            data = data_path(lease)
-            if not data.is_dir():
-                failures.append(f"the clone has no folder {manifest.members[0].subpath!r}")
-            elif manifest.source == "directory":
-                _run_command(ctx, how, data, checks, failures)
-            else:
-                _run_server(ctx, manifest, how, lease, checks, failures)
+            trial.run(lease)
     except NotFoundError as error:
-        failures.append(f"its storage is gone: {error.message}")
-    except VerificationError as error:
-        failures.append(error.message)
+        trial.failures.append(f"its storage is gone: {error.message}")
+    except (VerificationError, MysqlError) as error:
+        trial.failures.append(error.message)
     verification = Verification(
         at=datetime.now(UTC),
-        result="failed" if failures else "passed",
+        result="failed" if trial.failures else "passed",
         duration_s=time.monotonic() - start,
-        checks=tuple(checks),
-        failures=tuple(failures),
+        checks=tuple(trial.checks),
+        failures=tuple(trial.failures),
     )
     ctx.catalog.write_verification(manifest.id, verification)
-    if failures:
+    if trial.failures:
+        more = len(trial.failures) - _FAILURES_SHOWN
         raise VerificationError(
-            f"snapshot {manifest.id} failed its verification: {'; '.join(failures[:5])}"
-            + (f" and {len(failures) - 5} more" if len(failures) > 5 else ""),
-            hint=f"look at it with: snapmgr mount {manifest.short_id}; restore from another one until this is understood",
+            f"snapshot {manifest.id} failed its verification: {'; '.join(trial.failures[:_FAILURES_SHOWN])}"
+            + (f"; and {more} more (snapmgr show {manifest.short_id})" if more > 0 else ""),
+            hint=f"look at it with: snapmgr mount {manifest.short_id}; rely on another until this is understood",
         )
     return verification
 
 
-def _run_command(ctx: Context, how: Verify, data: Path, checks: list[str], failures: list[str]) -> None:
-    argv = [word.replace("{}", str(data)) for word in how.command]
-    ctx.tell(f"running {shlex.join(argv)}")
-    try:
-        ctx.runner.run(argv, timeout_s=how.time_limit_s)
-    except CommandError as error:
-        failures.append(error.message)
-    else:
-        checks.append(f"{shlex.join(how.command)} ended with 0")
+class _Trial:
+    """One try of one snapshot, and what it found so far."""
 
+    def __init__(self, ctx: Context, manifest: Manifest, how: Verify) -> None:
+        self.checks: list[str] = []
+        self.failures: list[str] = []
+        self._ctx = ctx
+        self._manifest = manifest
+        self._how = how
+        self._deadline = time.monotonic() + how.time_limit_s
 
-def _run_server(
-    ctx: Context, manifest: Manifest, how: Verify, lease: Lease, checks: list[str], failures: list[str]
-) -> None:
-    data = data_path(lease)
-    deadline = time.monotonic() + how.time_limit_s
-    if manifest.position is not None:
-        _check_binlog(manifest, data, checks, failures)
-    binary = find_server(_flavor(manifest, data), how.server)
-    with TemporaryDirectory(prefix="v", dir=ctx.config.scratch_dir) as run_dir:
-        ctx.tell(f"starting {binary.flavor} {binary.version} on a clone")
-        with throwaway(
-            binary,
-            data,
-            settings=manifest.server.settings if manifest.server else {},
-            memory_bytes=how.memory_bytes,
-            run_dir=Path(run_dir),
-            options=how.options,
-            originals=_originals(manifest, lease),
-            time_limit_s=deadline - time.monotonic(),
-        ) as server:
-            checks.append(f"{binary.flavor} {binary.version} started and recovered")
-            _examine(ctx, manifest, how, server, deadline, checks, failures)
+    def run(self, lease: Lease) -> None:
+        """Try what is attached by `lease`."""
+        data = data_path(lease)
+        if not data.is_dir():
+            self.failures.append(f"the clone has no folder {lease.subpath!r}")
+        elif self._manifest.source == "directory":
+            self._run_command(data)
+        else:
+            self._check_binlog(data)
+            self._run_server(lease, data)
 
+    def _run_command(self, data: Path) -> None:
+        argv = [word.replace("{}", str(data)) for word in self._how.command]
+        self._ctx.tell(f"running {shlex.join(argv)}")
+        try:
+            self._ctx.runner.run(argv, timeout_s=self._how.time_limit_s)
+        except CommandError as error:
+            self.failures.append(error.message)
+        else:
+            self.checks.append(f"{shlex.join(self._how.command)} ended with 0")
 
-def _examine(
-    ctx: Context,
-    manifest: Manifest,
-    how: Verify,
-    server: ThrowawayServer,
-    deadline: float,
-    checks: list[str],
-    failures: list[str],
-) -> None:
-    with server.connect() as connection:
-        if manifest.position is not None and manifest.position.gtid:
-            gtid = str(connection.value("SELECT @@GLOBAL.gtid_binlog_pos") or "")
-            if gtid == manifest.position.gtid:
-                checks.append(f"its GTID is the recorded one ({gtid})")
-            else:
-                failures.append(f"its GTID is {gtid or 'empty'}, the recorded one is {manifest.position.gtid}")
+    def _check_binlog(self, data: Path) -> None:
+        """Under the lock nothing was written, so the snapshot's last binlog ends exactly at the recorded offset."""
+        position, server = self._manifest.position, self._manifest.server
+        if position is None or server is None or not server.log_bin:
+            return
+        path = data / Path(server.log_bin).parent / position.file
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            self.failures.append(f"the recorded binlog {position.file} is not in it")
+            return
+        if size == position.offset:
+            self.checks.append(f"its binlog ends at the recorded position ({position.file}:{position.offset})")
+        else:
+            self.failures.append(
+                f"its binlog {position.file} has {size} bytes, the recorded position is {position.offset}"
+            )
+
+    def _run_server(self, lease: Lease, data: Path) -> None:
+        recorded = self._manifest.server
+        binary = find_server(recorded.flavor if recorded else _flavor(data), self._how.server)
+        with TemporaryDirectory(prefix="v", dir=self._ctx.config.scratch_dir) as run_dir:
+            self._ctx.tell(f"starting {binary.flavor} {binary.version} on a clone")
+            with throwaway(
+                binary,
+                data,
+                settings=recorded.settings if recorded else {},
+                memory_bytes=self._how.memory_bytes,
+                run_dir=run_dir,
+                options=self._how.options,
+                # Absolute paths in the data lead to the live files, unless the clone's are put in their place.
+                originals={
+                    original: str(Path(lease.point, subpath))
+                    for original, subpath in (recorded.places if recorded else {}).items()
+                },
+                time_limit_s=self._deadline - time.monotonic(),
+            ) as server:
+                self.checks.append(f"{binary.flavor} {binary.version} started and recovered")
+                with server.connect() as connection:
+                    self._compare_gtid(connection)
+                    self._check_tables(server, connection)
+                if not server.shutdown():
+                    self.failures.append("the server on the clone did not shut down cleanly")
+
+    def _compare_gtid(self, connection: Connection) -> None:
+        position = self._manifest.position
+        if position is None or not position.gtid:
+            return
+        gtid = str(connection.value("SELECT @@GLOBAL.gtid_binlog_pos") or "")
+        if gtid == position.gtid:
+            self.checks.append(f"its GTID is the recorded one ({gtid})")
+        else:
+            self.failures.append(f"its GTID is {gtid or 'empty'}, the recorded one is {position.gtid}")
+
+    def _check_tables(self, server: ThrowawayServer, connection: Connection) -> None:
+        how = self._how
         if how.check != "none":
             report = check_tables(
                 connection,
                 depth=how.check,
                 share=how.tables_share,
-                seed=manifest.id,
-                deadline=deadline,
+                seed=self._manifest.id,
+                deadline=self._deadline,
                 complaints=server.complaints,
-                progress=lambda done, total: ctx.progress("checking tables", done, total),
+                progress=lambda done, total: self._ctx.progress("checking tables", done, total),
             )
-            checks.append(f"CHECK TABLE {how.check.upper()} of {report.tables_checked} of {report.tables_total} tables")
-            failures.extend(report.failures)
-        if how.assertions:
+            self.checks.append(
+                f"CHECK TABLE {how.check.upper()} of {report.tables_checked} of {report.tables_total} tables"
+            )
+            self.checks.extend(report.notes)
+            self.failures.extend(report.failures)
+        if how.assertions and server.running:
             wrong = run_assertions(connection, how.assertions)
-            checks.append(f"{len(how.assertions) - len(wrong)} of {len(how.assertions)} assertions hold")
-            failures.extend(wrong)
-    if not server.shutdown():
-        failures.append("the server on the clone did not shut down cleanly")
+            self.checks.append(f"{len(how.assertions) - len(wrong)} of {len(how.assertions)} assertions hold")
+            self.failures.extend(wrong)
 
 
-def _check_binlog(manifest: Manifest, data: Path, checks: list[str], failures: list[str]) -> None:
-    """Under the lock nothing was written, so the snapshot's last binlog ends exactly at the recorded offset."""
-    position: Position | None = manifest.position
-    if position is None or manifest.server is None or not manifest.server.log_bin:
-        return
-    path = data / Path(manifest.server.log_bin).parent / position.file
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        failures.append(f"the recorded binlog {position.file} is not in it")
-        return
-    if size == position.offset:
-        checks.append(f"its binlog ends at the recorded position ({position.file}:{position.offset})")
-    else:
-        failures.append(f"its binlog {position.file} has {size} bytes, the recorded position is {position.offset}")
-
-
-def _originals(manifest: Manifest, lease: Lease) -> dict[str, str]:
-    """Return the folders that the source server knew, each with its place in the clone."""
-    places = manifest.server.places if manifest.server else {}
-    return {original: str(Path(lease.point, subpath)) for original, subpath in places.items()}
-
-
-def _flavor(manifest: Manifest, data: Path) -> Literal["mariadb", "mysql"]:
-    if manifest.server is not None:
-        return manifest.server.flavor
-    # Taken from a stopped server: Aria's control file is MariaDB's alone.
+def _flavor(data: Path) -> Literal["mariadb", "mysql"]:
+    """Taken from a stopped server: Aria's control file is MariaDB's alone."""
     return "mariadb" if (data / "aria_log_control").exists() else "mysql"

@@ -1,7 +1,7 @@
 """Holding a server still: which lock, for how long at most, and the proof that it held.
 
-Sources: MariaDB's documentation of BACKUP STAGE and FLUSH TABLES WITH READ LOCK. Measured, not documented: a failed FTWRL
-may still hold part of its locks until the connection ends; a lock dies silently with its connection (KILL,
+Sources: MariaDB's documentation of BACKUP STAGE and FLUSH TABLES WITH READ LOCK. Measured, not documented: a failed
+FTWRL may still hold part of its locks until the connection ends; a lock dies silently with its connection (KILL,
 wait_timeout) and writers go on at once. Hence: after any failure the connection is dropped, and a snapshot counts only
 if the same connection still answers afterwards and the position has not moved.
 """

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import btrfsutil
-from support.load import WriteLoad, write_load
-from support.scene import Scene, btrfs_scene
 
 from snapmgr.jobs.backup import backup
 from snapmgr.jobs.sweep import delete
 from snapmgr.mysql import client
+from support.load import WriteLoad, write_load
+from support.scene import Scene, btrfs_scene
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -168,8 +168,10 @@ def main() -> None:
         load.warm_up()
         samples = measure(scene, load, arguments.snapshots, int(arguments.dirty_gib * (1 << 30)))
         whole = load.statistics()
-    print(f"{arguments.snapshots} snapshots, {arguments.writers} writers ({whole.writes / whole.elapsed_s:.0f} writes/s)"
-          f", {arguments.dirty_gib:g} GiB dirtied before each")
+    print(
+        f"{arguments.snapshots} snapshots, {arguments.writers} writers ({whole.writes / whole.elapsed_s:.0f} writes/s)"
+        f", {arguments.dirty_gib:g} GiB dirtied before each"
+    )
     print(f"{'milliseconds':38}{'p50':>9}{'p95':>9}{'max':>9}")
     labels = {
         "bare": "bare snapshot call",

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from snapmgr.catalog import Catalog
 from support.faults import Faults
 from support.scene import Scene, btrfs_scene
 from support.storage import processes_of
 
-from snapmgr.catalog import Catalog
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = [
     pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "mariadbd"),
@@ -91,7 +91,7 @@ def _check_clean(scene: Scene) -> None:
     assert notes == set(ready)
 
 
-def test_backup_of_a_server(server_scene: Scene) -> None:
+def test_backup_of_a_server(server_scene: Scene, record_property: Callable[[str, object], None]) -> None:
     scene = server_scene
     points = _points(scene, "backup", "demo")
     for point in points:
@@ -110,11 +110,13 @@ def test_backup_of_a_server(server_scene: Scene) -> None:
             path = Path(scene.file_system.point, ".snapmgr", name)
             subprocess.run(["btrfs", "-q", "subvolume", "delete", path], check=True)
             path.with_name(f"{name}.json").unlink()
-    print(f"{len(points)} points")
+    record_property("points", len(points))
 
 
 @pytest.mark.parametrize("command", ["backup", "verify", "mount", "umount", "prune"])
-def test_each_command_on_a_directory(directory_scene: Scene, command: str) -> None:
+def test_each_command_on_a_directory(
+    directory_scene: Scene, command: str, record_property: Callable[[str, object], None]
+) -> None:
     scene = directory_scene
     arguments = {
         "backup": ("backup", "demo"),
@@ -145,4 +147,4 @@ def test_each_command_on_a_directory(directory_scene: Scene, command: str) -> No
         _check_clean(scene)
         # The newest, and the newest VERIFIED one.
         assert scene.states().count("ready") <= 2
-    print(f"{len(points)} points")
+    record_property("points", len(points))

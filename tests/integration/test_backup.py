@@ -1,4 +1,4 @@
-"""The main job on real input: a loaded MariaDB on btrfs, snapshots that restore exactly, and everything that goes wrong."""
+"""The main job on real input: a loaded MariaDB on btrfs, snapshots that restore exactly, and all that goes wrong."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.faults import Faults
-from support.load import check_invariant, write_load
-from support.scene import SERVER_OPTIONS, Scene, btrfs_scene
-from support.server import private_server
-from support.storage import loop_filesystem, work_folder
 
 from snapmgr.errors import BusyError, NotQuiescedError, StorageError, VerificationError
 from snapmgr.jobs.attach import attached, data_path
@@ -22,6 +17,11 @@ from snapmgr.jobs.backup import backup, plan_backup
 from snapmgr.jobs.prune import prune
 from snapmgr.jobs.sweep import sweep
 from snapmgr.jobs.verify import verify
+from support.faults import Faults
+from support.load import check_invariant, write_load
+from support.scene import SERVER_OPTIONS, Scene, btrfs_scene
+from support.server import private_server, server_user
+from support.storage import loop_filesystem, work_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,9 @@ def test_verify_proves_it_and_leaves_no_clone(scene: Scene) -> None:
 
 
 def test_assertions_are_sql_that_must_be_true(scene: Scene) -> None:
-    scene.configure('[job.demo.verify]\ncheck = "none"\nassertions = ["SELECT 1 = 1", "SELECT COUNT(*) > 9e9 FROM mysql.db"]')
+    scene.configure(
+        '[job.demo.verify]\ncheck = "none"\nassertions = ["SELECT 1 = 1", "SELECT COUNT(*) > 9e9 FROM mysql.db"]'
+    )
     ctx = scene.context()
     job = ctx.config.job("demo")
     manifest = backup(ctx, job)
@@ -181,7 +183,8 @@ def test_the_socket_of_another_server_is_refused(scene: Scene) -> None:
     with work_folder() as folder, private_server(folder / "other", ("--general-log",)) as other:
         log = Path(str(other.query("SELECT CONCAT(@@datadir, @@general_log_file)")[0][0]))
         scene.configure(
-            text=f'[job.demo]\nsource = "mysql"\nsocket = "{other.socket}"\nuser = "root"\ndatadir = "{scene.server.datadir}"\n'
+            text=f'[job.demo]\nsource = "mysql"\nsocket = "{other.socket}"\nuser = "root"\n'
+            f'datadir = "{scene.server.datadir}"\n'
         )
         done = scene.run("backup", "demo")
         assert done.returncode == 4
@@ -195,7 +198,7 @@ def test_files_outside_of_the_volume_are_refused_with_their_list() -> None:
         loop_filesystem("ext4", 200 << 20) as elsewhere,
         btrfs_scene(f"--log-bin={elsewhere.point}/logs", server=False) as scene,
     ):
-        os.chmod(elsewhere.point, 0o777)
+        os.chown(elsewhere.point, server_user().pw_uid, -1)
         options = (f"--log-bin={elsewhere.point}/logs",)
         with private_server(Path(scene.file_system.point) / "mysql" / "data", options) as server:
             scene._server = server

@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING
 
 import pymysql
 import pytest
-from support.load import write_load
-from support.server import private_server
-from support.storage import work_folder
 
 from snapmgr.errors import NotQuiescedError
 from snapmgr.mysql.client import Credentials
 from snapmgr.mysql.quiesce import Bounds, Choice, LockLostError, choose, locked
 from snapmgr.mysql.stopped import server_process, stopped
+from support.load import write_load
+from support.server import private_server
+from support.storage import work_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from support.server import PrivateServer
-
     from snapmgr.mysql.client import Connection
     from snapmgr.mysql.quiesce import HeldLock
+    from support.server import PrivateServer
 
 pytestmark = pytest.mark.needs("mariadbd")
 BOUNDS = Bounds(lock_wait_s=1, lock_attempts=2, lock_hold_s=3)

@@ -63,7 +63,9 @@ def start(config: Path, *arguments: str, faults: Faults | None = None) -> subpro
     )
 
 
-def run(config: Path, *arguments: str, faults: Faults | None = None, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+def run(
+    config: Path, *arguments: str, faults: Faults | None = None, timeout_s: float = 120.0
+) -> subprocess.CompletedProcess[str]:
     """The same, to its end."""
     with start(config, *arguments, faults=faults) as process:
         try:

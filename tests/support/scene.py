@@ -54,7 +54,9 @@ class Scene:
         config = load_config(self.config_file)
         return Context(config=config, catalog=Catalog(config.state_dir), tell=self.lines.append)
 
-    def run(self, *arguments: str, faults_: Faults | None = None, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, faults_: Faults | None = None, timeout_s: float = 120.0
+    ) -> subprocess.CompletedProcess[str]:
         """Run the command line to its end."""
         return faults.run(self.config_file, *arguments, faults=faults_, timeout_s=timeout_s)
 
@@ -62,7 +64,7 @@ class Scene:
         """Start the command line."""
         return faults.start(self.config_file, *arguments, faults=faults_)
 
-    def json(self, *arguments: str) -> Any:  # noqa: ANN401 - a document
+    def json(self, *arguments: str) -> Any:
         """Run a command that must succeed and return its --json."""
         done = self.run(*arguments, "--json")
         assert done.returncode == 0, done.stderr

@@ -128,9 +128,8 @@ def test_only_one_run_of_a_job(catalog: Catalog) -> None:
 def test_readers_and_leases_keep_deleters_away(catalog: Catalog) -> None:
     one = manifest()
     catalog.write(one)
-    with catalog.reading(one.id), catalog.reading(one.id):
-        with pytest.raises(InUseError), catalog.deleting(one.id):
-            pass
+    with catalog.reading(one.id), catalog.reading(one.id), pytest.raises(InUseError), catalog.deleting(one.id):
+        pass
     with catalog.deleting(one.id), pytest.raises(InUseError), catalog.reading(one.id):
         pass
     held = lease(one.id)

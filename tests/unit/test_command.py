@@ -91,7 +91,7 @@ def test_environment_is_clean(runner, monkeypatch):
     assert "HOME=/somewhere" in lines
     assert "EXTRA=1" in lines
     names = {line.partition("=")[0] for line in lines}
-    assert names <= {"PATH", "LC_ALL", "HOME", "TMPDIR", "LVM_SYSTEM_DIR", "DM_DISABLE_UDEV", "META_PASSWORD", "EXTRA"}
+    assert names <= {"PATH", "LC_ALL", "HOME", "TMPDIR", "LVM_SYSTEM_DIR", "DM_DISABLE_UDEV", "EXTRA"}
     assert SECRET not in str(lines)
     assert clean_environment()["PATH"].startswith("/usr/")
 
