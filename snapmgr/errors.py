@@ -69,7 +69,7 @@ class LaterStepError(SnapmgrError):
 
     exit_code = 5
 
-    def __init__(self, message: str, *, hint: str | None = None, snapshot_id: str) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, snapshot_id: str = "") -> None:
         super().__init__(message, hint=hint)
         self.snapshot_id = snapshot_id
 

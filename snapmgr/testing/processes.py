@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from snapmgr.host import is_alive, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from snapmgr.manifest import Process
+
+_ORPHANS_S = 2.0
 _FRACTIONS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)
 
 
@@ -34,11 +40,26 @@ def succeeds(pid: int) -> bool:
 
 
 def kill_after(action: Callable[[], object], delay_s: float) -> None:
-    """Run `action` in a child, with everything that it starts, and kill the child after `delay_s`, if it still runs."""
+    """Run `action` in a child, with everything that it starts, and kill the child after `delay_s`, if it still runs.
+
+    Programs that it had started are given a moment to notice: one that is to die with us dies a little later.
+    """
     pid = spawn(action)
     time.sleep(delay_s)
+    started = _descendants(pid)
     os.kill(pid, signal.SIGKILL)  # a zombie at worst: nobody else has its pid
     os.waitpid(pid, 0)
+    deadline = time.monotonic() + _ORPHANS_S
+    while any(is_alive(process) for process in started) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _descendants(pid: int) -> list[Process]:
+    try:
+        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+    except OSError:
+        return []
+    return [found for child in children for found in (this_process(child), *_descendants(child))]
 
 
 def moments(duration_s: float) -> tuple[float, ...]:

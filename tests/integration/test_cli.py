@@ -223,8 +223,9 @@ def test_a_signal_during_verification_leaves_no_clone_no_server_and_no_result(sc
             time.sleep(delay_s)
             process.send_signal(signal.SIGTERM)
             _, err = process.communicate(timeout=60)
-        # It may have been quicker than the signal.
-        assert process.returncode in (130, 0), err
+        # It may have been quicker than the signal, which then meets it at its exit.
+        assert process.returncode in (130, 0, -signal.SIGTERM), err
+        assert process.returncode == 130 or "30 of 30" in err
         assert "Traceback" not in err
         assert Catalog(scene.state).leases() == ([], [])
         assert len(scene.stored()) == 1
