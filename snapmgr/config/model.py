@@ -74,7 +74,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     # directory
     path: AbsolutePath | None = None
     # both
-    sync_target_s: Duration = msgspec.field(default=0.2, name="sync_target")
+    sync_target_s: Duration = msgspec.field(default=0.05, name="sync_target")
     """Flushing is repeated before the lock until it takes no longer than this."""
     settle_timeout_s: Duration = msgspec.field(default=300.0, name="settle_timeout")
     retention: Retention = Retention()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from snapmgr.errors import NotQuiescedError, SnapmgrError
 from snapmgr.host import machine_id
 from snapmgr.jobs.directory import fingerprint
-from snapmgr.jobs.source import locate_source
+from snapmgr.jobs.source import locate_source, name_excluded
 from snapmgr.jobs.sweep import complete, remove_traces, sweep
 from snapmgr.manifest import Manifest, Member, Position, QuiesceRecord, new_id
 from snapmgr.mysql.quiesce import Bounds, locked
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from snapmgr.jobs.source import Source
     from snapmgr.records import Shot
 
-_SYNC_TRIES = 5
+_SYNC_TRIES = 8
 # A directory has no lock whose time could run out; this bounds a storage call that hangs.
 _DIRECTORY_FIRE_S = 3600.0
 # How long a helper may take to come back after a failure, when no lock is held any more.
@@ -62,7 +62,7 @@ def plan_backup(ctx: Context, job: Job) -> Plan:
         volume=source.volume.id,
         level=level,
         why=why,
-        excluded=source.volume.excluded,
+        excluded=name_excluded(source.volume),
         warnings=source.volume.warnings,
     )
 
@@ -102,7 +102,7 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
         state="pending",
         created_at=now,
         machine_id=machine_id(),
-        excluded=source.volume.excluded,
+        excluded=name_excluded(source.volume),
         server=source.server,
     )
     backend = source.backend

@@ -11,7 +11,7 @@ from snapmgr.command import CommandRunner
 from snapmgr.errors import EXIT_OK, LackingError, SnapmgrError
 from snapmgr.jobs.account import grant_statement, missing_privileges, read_grants
 from snapmgr.jobs.servers import running_servers
-from snapmgr.jobs.source import locate_source
+from snapmgr.jobs.source import locate_source, name_excluded
 from snapmgr.mount import KernelMounter
 from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.identity import identify
@@ -207,7 +207,7 @@ def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[F
     why = "in one instant" if atomicity == "volume" else "file by file"
     chosen = "the best that can" if job.backend == "auto" else "asked for by the job"
     yield _finding(job, "ok", f"{source.path}: {source.backend.name} ({chosen}) takes volume {volume.id} {why}")
-    for path in volume.excluded:
+    for path in name_excluded(volume):
         yield _finding(job, "note", f"not in a snapshot: {path} (a nested subvolume or mount)")
     for warning in volume.warnings:
         yield _finding(job, "note", warning)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from snapmgr.records import Volume
 
 
+_EXCLUDED_SHOWN = 20
+
+
 @dataclass(frozen=True, kw_only=True)
 class LiveServer:
     """A running server that has to be locked: who it is, what it writes where, and the lock to take."""
@@ -121,10 +124,16 @@ def probe_server(job: Job) -> LiveServer:
     return LiveServer(credentials=credentials, identity=identity, layout=layout, choice=choice)
 
 
+def name_excluded(volume: Volume) -> tuple[str, ...]:
+    """Return what a snapshot of `volume` does not hold: the first paths, then how many more (snapper makes thousands)."""
+    more = len(volume.excluded) - _EXCLUDED_SHOWN
+    return (*volume.excluded[:_EXCLUDED_SHOWN], *([f"… and {more} more"] if more > 0 else []))
+
+
 def _refuse_excluded(volume: Volume) -> None:
     if volume.excluded:
         raise NotQuiescedError(
-            f"inside the datadir a snapshot would leave out: {', '.join(volume.excluded)}",
+            f"inside the datadir a snapshot would leave out: {', '.join(name_excluded(volume))}",
             hint="a nested subvolume or mount is an empty folder in the snapshot: make it a plain folder",
         )
 

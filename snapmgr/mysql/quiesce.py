@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 LockLevel = Literal["backup-lock", "global-read-lock"]
 
 _LOCK_WAIT_TIMEOUT = 1205
+# What comes before the last flush of dirty data: START keeps other backups off, and blocks nobody else.
+_BEFORE = {"backup-lock": ("BACKUP STAGE START",), "global-read-lock": ()}
 _LOCK = {
     # Each stage is quick by itself; only BLOCK_COMMIT stops writers. An error in between ends with the connection.
     "backup-lock": (
-        "BACKUP STAGE START",
         "BACKUP STAGE FLUSH",
         "BACKUP STAGE BLOCK_DDL",
         "BACKUP STAGE BLOCK_COMMIT",
@@ -172,7 +173,7 @@ def locked(
         choice: which lock.
         bounds: tries, wait and hold.
         check: looks at each new connection before its lock (identity, layout) and raises if it is the wrong server.
-        sync: flushes dirty data, last thing before the lock.
+        sync: flushes dirty data; called until right before anybody is blocked.
 
     Raises NotQuiescedError when no try got the lock: nothing is locked then.
     """
@@ -202,10 +203,19 @@ def _acquire(
         connection = connect(credentials)
         try:
             check(connection)
-            _prepare(connection, bounds)
+            connection.set_read_timeout(bounds.lock_wait_s + 5)
+            connection.execute(f"SET SESSION lock_wait_timeout = {math.ceil(bounds.lock_wait_s)}")
+            # Twice: the first may take long, the second is what leaves little dirty for the storage call.
             sync()
             asked = time.monotonic()
             try:
+                for statement in _BEFORE[choice.level]:
+                    connection.execute(statement)
+                waited_s += time.monotonic() - asked
+                sync()
+                # From here on the server itself frees the lock, even while all our processes are stopped.
+                connection.execute(f"SET SESSION wait_timeout = {math.ceil(bounds.lock_hold_s) + 1}")
+                asked = time.monotonic()
                 for statement in _LOCK[choice.level]:
                     connection.execute(statement)
             except MysqlError as error:
@@ -229,11 +239,3 @@ def _acquire(
         hint="a long statement, an open DDL or another backup holds it off: see SHOW FULL PROCESSLIST; "
         "or raise lock_wait or lock_attempts",
     )
-
-
-def _prepare(connection: Connection, bounds: Bounds) -> None:
-    """Bound everything on the server's side as well: it frees the lock even while all our processes are stopped."""
-    wait_s = max(1, math.ceil(bounds.lock_wait_s))
-    connection.set_read_timeout(bounds.lock_wait_s + 5)
-    connection.execute(f"SET SESSION lock_wait_timeout = {wait_s}")
-    connection.execute(f"SET SESSION wait_timeout = {math.ceil(bounds.lock_hold_s) + 1}")

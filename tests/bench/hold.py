@@ -74,12 +74,12 @@ class Dirtier:
 
 
 @contextmanager
-def at_lock(action: Callable[[], None]) -> Iterator[None]:
-    """Call `action` when the first statement of the lock is about to be sent."""
+def at_statement(wanted: str, action: Callable[[], None]) -> Iterator[None]:
+    """Call `action` when the statement `wanted` is about to be sent."""
     execute = client.Connection.execute
 
     def watched(self: client.Connection, sql: str, args: tuple[object, ...] = ()) -> None:
-        if sql == "BACKUP STAGE START":
+        if sql == wanted:
             action()
         execute(self, sql, args)
 
@@ -90,7 +90,7 @@ def at_lock(action: Callable[[], None]) -> Iterator[None]:
         client.Connection.execute = execute  # type: ignore[method-assign]
 
 
-def measure(scene: Scene, load: WriteLoad, snapshots: int, dirty_bytes: int) -> dict[str, list[float]]:
+def measure(scene: Scene, load: WriteLoad, snapshots: int, dirty_bytes: int, until: str) -> dict[str, list[float]]:
     """Return samples in seconds, by name."""
     ctx = scene.context()
     job = ctx.config.job("demo")
@@ -105,7 +105,7 @@ def measure(scene: Scene, load: WriteLoad, snapshots: int, dirty_bytes: int) -> 
         if dirty_bytes:
             dirtier.start()
         start = time.monotonic_ns()
-        with at_lock(dirtier.stop):
+        with at_statement(until, dirtier.stop):
             manifest = backup(ctx, job)
         end = time.monotonic_ns()
         assert manifest.quiesce is not None
@@ -157,6 +157,7 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--pause", type=float, default=0.0, help="each writer's rest after a round, seconds")
     parser.add_argument("--dirty-gib", type=float, default=0.0)
+    parser.add_argument("--dirty-until", default="BACKUP STAGE START", help="the statement at which the dirtying stops")
     parser.add_argument("--size-gib", type=float, default=6.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -166,7 +167,7 @@ def main() -> None:
             write_load(str(scene.server.socket), writers=arguments.writers, pause_s=arguments.pause)
         )
         load.warm_up()
-        samples = measure(scene, load, arguments.snapshots, int(arguments.dirty_gib * (1 << 30)))
+        samples = measure(scene, load, arguments.snapshots, int(arguments.dirty_gib * (1 << 30)), arguments.dirty_until)
         whole = load.statistics()
     print(
         f"{arguments.snapshots} snapshots, {arguments.writers} writers ({whole.writes / whole.elapsed_s:.0f} writes/s)"

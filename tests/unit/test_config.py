@@ -55,7 +55,7 @@ def test_the_least_mysql_job_has_the_documented_defaults(write):
         lock_wait_s=3.0,
         lock_attempts=5,
         lock_hold_s=10.0,
-        sync_target_s=0.2,
+        sync_target_s=0.05,
         settle_timeout_s=300.0,
         retention=Retention(),
         after_backup=(),
@@ -76,7 +76,7 @@ def test_every_key_of_a_mysql_job_is_read(write):
         lock_wait = "2s"
         lock_attempts = 7
         lock_hold = "1500ms"
-        sync_target = "50ms"
+        sync_target = "70ms"
         settle_timeout = "1h30m"
         after_backup = ["verify", "prune"]
         [job.db.retention]
@@ -108,7 +108,7 @@ def test_every_key_of_a_mysql_job_is_read(write):
         lock_wait_s=2.0,
         lock_attempts=7,
         lock_hold_s=1.5,
-        sync_target_s=0.05,
+        sync_target_s=0.07,
         settle_timeout_s=5400.0,
         after_backup=("verify", "prune"),
         retention=Retention(
