@@ -27,7 +27,7 @@ Examples:
   snapmgr backup nightly
   snapmgr backup --all --verify --prune
   snapmgr backup nightly --dry-run
-  snapmgr --quiet backup --all        # in cron: speaks only if something is wrong
+  snapmgr --quiet backup --all >/dev/null    # in cron: speaks only if something is wrong
 
 \b
 With several jobs the others go on when one fails. The exit code is the gravest,

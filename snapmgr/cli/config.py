@@ -14,6 +14,7 @@ from snapmgr.errors import EXIT_OK, ConfigError, LackingError, SnapmgrError
 
 if TYPE_CHECKING:
     from snapmgr.cli.session import Session
+    from snapmgr.config import Config
 
 
 @click.group(
@@ -107,7 +108,7 @@ def validate(session: Session, file: Path | None) -> int:
     from snapmgr.config import validate as find_problems
 
     path = file or session.config_path
-    problems = find_problems(path)
+    problems = find_problems(path) or _backend_problems(load_config(path))
     if problems:
         error = ConfigError("\n".join(problems))
         if session.json:
@@ -125,3 +126,29 @@ def validate(session: Session, file: Path | None) -> int:
             ]
         )
     return EXIT_OK
+
+
+def _backend_problems(config: Config) -> list[str]:
+    """Return what is wrong with backends that jobs name and with the tables ``[backend.NAME]``.
+
+    The configuration itself knows no backends: their keys are theirs. That one cannot work here is for doctor to say.
+    """
+    from snapmgr.command import CommandRunner
+    from snapmgr.mount import KernelMounter
+    from snapmgr.plugins import make_backend
+
+    named = {f"job.{job.name}.backend": job.backend for job in config.jobs.values() if job.backend != "auto"}
+    named |= {f"backend.{name}": name for name in config.backends}
+    # In which one it stands is known while the files are read only.
+    files = " or ".join(str(file) for file in config.files)
+    problems: list[str] = []
+    for place, name in named.items():
+        try:
+            make_backend(name, config.backends.get(name, {}), CommandRunner(), KernelMounter())
+        except ConfigError as error:
+            of_its_table = error.message.startswith("backend.")
+            told = error.message if of_its_table else f"{place}: {error.message}; {error.hint}"
+            problems += [f"{files}: {line}" for line in told.split("\n")]
+        except SnapmgrError:
+            continue
+    return list(dict.fromkeys(problems))

@@ -28,7 +28,7 @@ def show_time(at: datetime | None) -> str:
 
 def show_held(manifest: Manifest) -> str:
     """Return how long the source was held still, for people."""
-    return format_duration(manifest.quiesce.held_s) if manifest.quiesce else "-"
+    return format_duration(manifest.quiesce.held_s) if manifest.quiesce and manifest.quiesce.level != "none" else "-"
 
 
 def show_verified(verification: Verification | None) -> str:

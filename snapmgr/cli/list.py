@@ -50,7 +50,7 @@ def command(session: Session, job: str | None) -> int:
     else:
         _print(entries, leases)
         if not entries:
-            session.voice.tell("no snapshots" + (f" of job {job}" if job else ""))
+            session.voice.tell("no snapshots" + (f" of job {job}" if job else "") + f" in {catalog.path}")
     return code
 
 

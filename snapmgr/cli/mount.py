@@ -74,7 +74,8 @@ def command(
             session.document(EXIT_OK, dry_run=True, mount=None, snapshot_id=manifest.id)
         else:
             what = "the snapshot itself, read-only" if read_only else "a writable clone"
-            print_lines([f"would mount {what} of {manifest.id} at {point or ctx.config.scratch_dir}"])
+            where = f"at {point}" if point else f"in a new folder of {ctx.config.scratch_dir}"
+            print_lines([f"would mount {what} of {manifest.id} {where}"])
         return EXIT_OK
     lease = attach(ctx, entry, writable=not read_only, why="mount", point=point, for_s=for_s)
     if session.json:
@@ -97,6 +98,8 @@ def _list(session: Session) -> int:
         heads = ("POINT", "SNAPSHOT", "ACCESS", "WHY", "USER", "SINCE", "UNTIL")
         rows = [_row(lease, show_time(lease.created_at), show_time(lease.until)) for lease in leases]
         print_lines(format_table(heads, rows))
+    else:
+        session.voice.tell("nothing is mounted")
     return code
 
 

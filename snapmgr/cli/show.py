@@ -98,10 +98,11 @@ def _consistency(manifest: Manifest) -> Iterator[str]:
     quiesce = manifest.quiesce
     if quiesce is not None:
         yield f"level       {quiesce.level}: {quiesce.why}"
-        yield (
-            f"lock        waited {format_duration(quiesce.waited_s)}, held {format_duration(quiesce.held_s)}"
-            f" ({quiesce.attempts} {'try' if quiesce.attempts == 1 else 'tries'})"
-        )
+        if quiesce.level != "none":
+            yield (
+                f"lock        waited {format_duration(quiesce.waited_s)}, held {format_duration(quiesce.held_s)}"
+                f" ({quiesce.attempts} {'try' if quiesce.attempts == 1 else 'tries'})"
+            )
         yield f"proof       {quiesce.proof}"
     position = manifest.position
     if position is not None:

@@ -48,6 +48,8 @@ def command(session: Session, what: tuple[str, ...], *, everything: bool, dry_ru
         if everything
         else [_release(session, ctx, one, None, dry_run=dry_run) for one in dict.fromkeys(what)]
     )
+    if not documents:
+        session.voice.tell("nothing is mounted")
     code = gravest([document["exit_code"] for document in documents] + ([1] if everything and problems else []))
     if session.json:
         session.document(code, dry_run=dry_run, released=documents, damaged=problems)

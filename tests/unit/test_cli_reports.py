@@ -21,6 +21,7 @@ from snapmgr.cli.main import COMPLETE_VARIABLE, main
 from snapmgr.cli.output import Voice
 from snapmgr.errors import NotQuiescedError
 from snapmgr.jobs import run as run_module
+from snapmgr.manifest import QuiesceRecord
 from support.sample import manifest
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -53,8 +54,22 @@ def test_list_names_what_is_damaged_and_shows_the_rest(run, catalog):
 def test_list_before_the_first_backup_makes_nothing(run, tmp_path):
     code, out, err = run("list")
     assert (code, out) == (0, "")
-    assert "no snapshots" in err
+    assert f"no snapshots in {tmp_path / 'state'}" in err
     assert not (tmp_path / "state").exists()
+
+
+def test_a_directory_has_no_lock_whose_time_could_be_told(run, catalog):
+    level = QuiesceRecord(level="none", why="a plain directory", proof="p", attempts=1, waited_s=0.0, held_s=0.0)
+    catalog.write(manifest(7, job="files", source="directory", quiesce=level, position=None, server=None))
+    assert run("list", "files")[1].splitlines()[1].split()[-2:] == ["-", "-"]
+    shown = run("show", "files@latest")[1]
+    assert "a plain directory" in shown
+    assert "lock " not in shown
+
+
+@pytest.mark.parametrize("arguments", [("mount", "--list"), ("umount", "--all"), ("umount", "--all", "-n")])
+def test_nothing_to_do_is_said(run, arguments):
+    assert run(*arguments) == (0, "", "nothing is mounted\n")
 
 
 @pytest.mark.usefixtures("catalog")
@@ -111,6 +126,19 @@ def test_config_validate_names_everything_that_is_wrong(run, config):
     assert len(document["problems"]) == 2
     assert "job.a" in err
     assert "job.b.source" in err
+
+
+def test_config_validate_knows_the_backends_and_their_keys(run, config):
+    job = '[job.a]\nsource = "directory"\npath = "/srv"\n'
+    config.write_text(job + 'backend = "zfs"\n[backend.btrfs]\nfoldr = "x"\n[backend.juices]\n')
+    code, out, _ = run("config", "validate", "--json")
+    assert code == 2
+    of_job, of_table, unknown = json.loads(out)["problems"]
+    assert f"{config}: job.a.backend: there is no backend 'zfs'; installed backends: btrfs, reflink" in of_job
+    assert of_table == f"{config}: backend.btrfs.foldr: unknown key; did you mean 'folder'?"
+    assert f"{config}: backend.juices: there is no backend 'juices'" in unknown
+    config.write_text(job + 'backend = "reflink"\n[backend.reflink]\nstore = "/srv/copies"\n')
+    assert run("config", "validate")[0] == 0
 
 
 def test_config_init_writes_a_valid_file_once(run, tmp_path):
