@@ -63,7 +63,11 @@ class StepFailedError(Exception):
 
 
 def _say(text: str = "") -> None:
-    print(text, flush=True)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # "| head" has seen enough: the rest goes nowhere, and all is cleared up as ever.
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
 
 
 _COLOURED = sys.stdout.isatty() and "NO_COLOR" not in os.environ

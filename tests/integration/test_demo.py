@@ -55,3 +55,11 @@ def test_demonstration_interrupted(pytestconfig, moment, number):
     assert "Traceback" not in "".join(said)
     assert "LEFT BEHIND" not in "".join(said)
     assert leftovers(process.pid) == []
+
+
+def test_demonstration_whose_reader_goes_away(pytestconfig):
+    script = pytestconfig.rootpath / "tests" / "demo.py"
+    line = f'set -o pipefail; "{sys.executable}" "{script}" | head -n 2'
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 2
