@@ -93,7 +93,7 @@ class MountName(SnapshotName):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        """Return the mount points, and the names of snapshots, that begin with `incomplete`."""
+        """Return the mount points, and the ids of what is mounted, that begin with `incomplete`."""
         from snapmgr.catalog import Catalog
         from snapmgr.errors import SnapmgrError
 
@@ -104,12 +104,16 @@ class MountName(SnapshotName):
             leases = Catalog(config.state_dir).leases()[0]
         except SnapmgrError:
             return []
-        points = {lease.point: lease.record.ref.snapshot_id for lease in leases}
+        words = {lease.point: lease.record.ref.snapshot_id for lease in leases}
+        # The ids are there for those who begin one.
+        if incomplete:
+            for snapshot_id in dict.fromkeys(words.values()):
+                words |= {snapshot_id: "mounted", snapshot_id.rpartition(".")[2]: snapshot_id}
         return [
-            click.shell_completion.CompletionItem(point, help=snapshot_id)
-            for point, snapshot_id in points.items()
-            if point.startswith(incomplete)
-        ] + super().shell_complete(ctx, param, incomplete)
+            click.shell_completion.CompletionItem(word, help=about)
+            for word, about in words.items()
+            if word.startswith(incomplete)
+        ]
 
 
 class DurationText(_NumberType):

@@ -279,6 +279,8 @@ def test_completion_knows_commands_jobs_and_snapshots(config):
     assert _complete(config, "show", "00000001") == ["00000001"]
     assert manifest(2).id in _complete(config, "show", "nightly.")
     assert _complete(config, "umount", "/mnt/l") == ["/mnt/look"]
+    assert _complete(config, "umount", "") == ["/mnt/look"]
+    assert _complete(config, "umount", "ni") == [manifest(0).id]
 
 
 def test_completion_is_silent_about_a_broken_configuration(config):
