@@ -29,6 +29,8 @@ _LOST = frozenset({2006, 2013, 2055, 1053, 1152, 1158, 1159, 1160, 1161, 1927, 3
 _DENIED = frozenset({1044, 1045, 1698, 2059, 4151})
 _MISSING_PRIVILEGE = frozenset({1142, 1143, 1227, 1370, 1410})
 _SYNTAX_ERROR = 1064
+# What it says is about the statement behind it.
+_SET_STATEMENT = re.compile(r"SET STATEMENT \S+ = \S+ FOR ")
 _FIRST_WORDS = re.compile(r"\s*((?:[A-Za-z_@.]+)(?:\s+[A-Za-z_@.]+){0,4})(?=\s|$|[^\w@.'\"`])")
 
 
@@ -376,7 +378,7 @@ def _statement_failure(sql: str, error: BaseException) -> MysqlError:
 
 def first_words(sql: str) -> str:
     """Return up to five leading words of a statement, ending before the first literal, quoted name or bracket."""
-    match = _FIRST_WORDS.match(sql)
+    match = _FIRST_WORDS.match(_SET_STATEMENT.sub("", sql, count=1))
     return " ".join(match[1].split()) if match else "statement"
 
 

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 LockLevel = Literal["backup-lock", "global-read-lock"]
 
-_LOCK_WAIT_TIMEOUT = 1205
+# lock_wait_timeout, and MariaDB's max_statement_time.
+_WAITED_TOO_LONG = frozenset({1205, 1969})
+# Flushing dirty data may take minutes, longer than an administrator lets connections idle; nobody is blocked meanwhile.
+_SYNC_IDLE_S = 600
 # What comes before the last flush of dirty data: START keeps other backups off, and blocks nobody else.
 _BEFORE = {"backup-lock": ("BACKUP STAGE START",), "global-read-lock": ()}
 _LOCK = {
@@ -204,7 +207,9 @@ def _acquire(
         try:
             check(connection)
             connection.set_read_timeout(bounds.lock_wait_s + 5)
-            connection.execute(f"SET SESSION lock_wait_timeout = {math.ceil(bounds.lock_wait_s)}")
+            connection.execute(
+                f"SET SESSION lock_wait_timeout = {math.ceil(bounds.lock_wait_s)}, wait_timeout = {_SYNC_IDLE_S}"
+            )
             # Twice: the first may take long, the second is what leaves little dirty for the storage call.
             sync()
             asked = time.monotonic()
@@ -217,11 +222,14 @@ def _acquire(
                 connection.execute(f"SET SESSION wait_timeout = {math.ceil(bounds.lock_hold_s) + 1}")
                 asked = time.monotonic()
                 for statement in _LOCK[choice.level]:
-                    connection.execute(statement)
+                    # lock_wait_timeout counts for each lock that a stage waits for, one after another, while the
+                    # writers that the first one stopped go on waiting.
+                    left = max(asked + bounds.lock_wait_s - time.monotonic(), 0.001)
+                    connection.execute(f"SET STATEMENT max_statement_time = {left:.3f} FOR {statement}")
             except MysqlError as error:
                 waited_s += time.monotonic() - asked
                 failure = error
-                if error.errno == _LOCK_WAIT_TIMEOUT:
+                if error.errno in _WAITED_TOO_LONG:
                     # Not UNLOCK: a lock that failed half-way is only surely gone with its connection.
                     connection.drop()
                     continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import pymysql
@@ -152,6 +153,76 @@ def test_writers_never_wait_longer_than_one_try(server: PrivateServer) -> None:
         with suppress(NotQuiescedError), take(server, "backup-lock"):
             pytest.fail("the lock was granted")
         assert load.statistics(since_ns=since).worst_s < BOUNDS.lock_wait_s + 1
+
+
+@contextmanager
+def in_background(server: PrivateServer, *statements: str) -> Iterator[None]:
+    """Run statements on a connection of its own while the context lasts, and wait for their end."""
+
+    def run() -> None:
+        with server.connect() as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    thread = Thread(target=run)
+    thread.start()
+    try:
+        time.sleep(0.2)
+        yield
+    finally:
+        thread.join()
+
+
+def test_the_stages_share_one_bound(server: PrivateServer) -> None:
+    """A writer that the first stage stopped waits for all of them: here for a MyISAM writer, then for a commit."""
+    for name in ("slow", "stopped"):
+        server.query(f"CREATE OR REPLACE TABLE d.{name} (id INT) ENGINE=MyISAM SELECT seq AS id FROM d.seq_1_to_100")
+    server.query("SET GLOBAL binlog_commit_wait_count = 100, GLOBAL binlog_commit_wait_usec = 5000000")
+    worst = 0.0
+    ended = Event()
+
+    def write() -> None:
+        nonlocal worst
+        with server.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("SET SESSION sql_log_bin = 0")
+            while not ended.is_set():
+                start = time.monotonic()
+                cursor.execute("UPDATE d.stopped SET id = id + 1 LIMIT 1")
+                worst = max(worst, time.monotonic() - start)
+
+    writer = Thread(target=write)
+    bounds = Bounds(lock_wait_s=2, lock_attempts=1, lock_hold_s=3)
+    slow = "UPDATE d.slow SET id = id + SLEEP(0.017)"
+    try:
+        with (
+            in_background(server, "INSERT INTO d.t VALUES (3, 0)", "DELETE FROM d.t WHERE id = 3"),
+            in_background(server, "SET SESSION sql_log_bin = 0", slow),
+        ):
+            writer.start()
+            with (
+                pytest.raises(NotQuiescedError, match="not granted.*BLOCK_COMMIT"),
+                take(server, "backup-lock", bounds),
+            ):
+                pass
+            ended.set()
+            writer.join()
+    finally:
+        ended.set()
+        server.query("SET GLOBAL binlog_commit_wait_count = 0, GLOBAL binlog_commit_wait_usec = 100000")
+    assert 1 < worst < bounds.lock_wait_s + 0.5
+
+
+@LEVELS
+def test_short_timeouts_of_the_server_do_not_end_a_long_flush(server: PrivateServer, level: str) -> None:
+    server.query("SET GLOBAL wait_timeout = 1")
+    credentials = Credentials(socket=str(server.socket), user="root")
+    choice = Choice(level=level, why="test")  # type: ignore[arg-type]
+    try:
+        with locked(credentials, choice, BOUNDS, check=lambda _: None, sync=lambda: time.sleep(1.5)) as lock:
+            lock.prove()
+            lock.release()
+    finally:
+        server.query("SET GLOBAL wait_timeout = 28800")
 
 
 def test_a_refused_server_never_sees_a_lock(server: PrivateServer) -> None:

@@ -33,6 +33,7 @@ def test_errors_end_with_the_exit_code_of_a_database_that_was_not_quiesced():
         ("SELECT 'secret'", "SELECT"),
         ("select a'secret'", "select"),
         ("  KILL 12", "KILL"),
+        ("SET STATEMENT max_statement_time = 1.5 FOR BACKUP STAGE START", "BACKUP STAGE START"),
         ("'secret'", "statement"),
         ("", "statement"),
     ],
