@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MAX_BYTES = 1 << 20
+_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +154,9 @@ class Catalog:
             raise NotFoundError(f"there is no snapshot {text!r}", hint="see: snapmgr list")
         if len(fitting) > 1:
             raise ConfigError(
-                f"{text!r} fits {len(fitting)} snapshots: {', '.join(sorted(fitting)[:4])}…",
-                hint="write more of the id",
+                f"{text!r} fits {len(fitting)} snapshots: {', '.join(sorted(fitting)[:_SHOWN])}"
+                + (", …" if len(fitting) > _SHOWN else ""),
+                hint="write more of the id, or JOB@latest",
             )
         return self.load(fitting[0])
 

@@ -57,8 +57,9 @@ def find_program(name: str) -> str:
     """Given a program's name, return its path. Raises LackingError with the package to install."""
     found = shutil.which(name, path=_PATH)
     if found is None:
-        package = _PACKAGES.get(name, name)
-        raise LackingError(f"the program {name} is not installed", hint=f"apt-get install {package}")
+        package = _PACKAGES.get(name)
+        hint = f"apt-get install {package}" if package else f"install it, or correct its name; looked for in {_PATH}"
+        raise LackingError(f"the program {name} is not installed", hint=hint)
     return found
 
 

@@ -31,11 +31,14 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows of safe texts to stdout; words such as "ready" and cells that begin with "FAILED" get their colour."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for number, head in enumerate(heads):
-        # The first column names the row: it is never cut.
-        table.add_column(head, no_wrap=number == 0, overflow="fold")
+        # Only the last column may be folded: ids, times and words are for copying.
+        table.add_column(head, no_wrap=number < len(heads) - 1, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
-    Console(highlight=False, emoji=False, markup=False).print(table)
+    console = Console(highlight=False, emoji=False, markup=False)
+    # A terminal too narrow for that wraps the lines itself.
+    console.width = max(console.width, console.measure(table).minimum)
+    console.print(table)
 
 
 def _style(cell: str) -> str:

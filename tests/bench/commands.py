@@ -1,15 +1,16 @@
-"""Whole processes side by side on one btrfs file system: a snapshot, and a list of 1,000, by snapmgr, snapper and btrbk.
+"""Whole processes side by side on one btrfs: a snapshot, and a list of 1,000, by snapmgr, snapper and btrbk.
 
     ./run bench-commands --snapshots 1000 --repeats 15
 
-Each tool lists snapshots of its own. Interleaved, so that the machine's moods hit all; medians, and the ratio to snapmgr.
-A tool that is not installed (apt-get install snapper btrbk) is a row that says so.
+Each tool lists snapshots of its own. Interleaved, so that the machine's moods hit all; medians, and the ratio to
+snapmgr. A tool that is not installed (apt-get install snapper btrbk) is a row that says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -139,7 +140,13 @@ def _forget_snapper() -> None:
     Path("/etc/snapper/configs/snapmgr-bench").unlink(missing_ok=True)
     path = Path("/etc/default/snapper")
     if path.exists():
-        path.write_text(path.read_text().replace("snapmgr-bench", "").replace('" ', '"'))
+        # Its one line that names ours; whatever else is in the file is the machine's.
+        lines = path.read_text().splitlines(keepends=True)
+        mended = [
+            re.sub(r"( ?\bsnapmgr-bench\b)", "", line) if line.startswith("SNAPPER_CONFIGS=") else line
+            for line in lines
+        ]
+        path.write_text("".join(mended))
 
 
 if __name__ == "__main__":

@@ -141,11 +141,17 @@ def test_stderr_in_the_error_is_bounded_and_keeps_the_end(runner):
     assert str(caught.value).endswith("THE END")
 
 
-def test_missing_program_names_the_package(runner):
+def test_missing_program_names_the_package(runner, monkeypatch):
     with pytest.raises(LackingError) as caught:
         runner.run(["no-such-program-here"])
     assert caught.value.exit_code == 7
-    assert "no-such-program-here" in str(caught.value.hint)
+    assert "no-such-program-here" in caught.value.message
+    # Only what is known to be a package is said to be one.
+    assert "apt-get" not in str(caught.value.hint)
+    monkeypatch.setattr("snapmgr.command.shutil.which", lambda *_, **__: None)
+    with pytest.raises(LackingError) as known:
+        runner.run(["mariadbd"])
+    assert known.value.hint == "apt-get install mariadb-server-core"
 
 
 def test_missing_program_by_path_is_lacking_too(runner):
