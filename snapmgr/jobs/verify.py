@@ -172,7 +172,7 @@ class _Trial:
             self.checks.extend(report.notes)
             self.failures.extend(report.failures)
         if how.assertions and server.running:
-            wrong = run_assertions(connection, how.assertions)
+            wrong = run_assertions(connection, how.assertions, deadline=self._deadline)
             self.checks.append(f"{len(how.assertions) - len(wrong)} of {len(how.assertions)} assertions hold")
             self.failures.extend(wrong)
 

@@ -153,8 +153,10 @@ def judge(lines: Sequence[tuple[str, str]]) -> Verdict:
     return Verdict(note="; ".join(warnings) or None)
 
 
-def run_assertions(connection: Connection, assertions: Sequence[str]) -> tuple[str, ...]:
+def run_assertions(connection: Connection, assertions: Sequence[str], *, deadline: float) -> tuple[str, ...]:
     """Run the user's statements; each must give one row with one true value. Return a sentence for each that does not.
+
+    The one under way at `deadline` (time.monotonic()) is given up; its connection is lost then.
 
     True is what MySQL calls true: a number other than 0. A sentence has the assertion's number (from 1) and not its
     text, which may hold what should not be in a log. After a lost connection the remaining ones are not run.
@@ -162,9 +164,11 @@ def run_assertions(connection: Connection, assertions: Sequence[str]) -> tuple[s
     failures = []
     for number, sql in enumerate(assertions, start=1):
         try:
+            connection.set_read_timeout(max(deadline - time.monotonic(), 0.001))
             rows = connection.rows(sql)
         except ConnectionLostError as error:
-            failures.append(f"assertion {number}: {error.message}; {len(assertions) - number} more were not run")
+            why = "the time limit was reached" if time.monotonic() >= deadline else error.message
+            failures.append(f"assertion {number}: {why}; {len(assertions) - number} more were not run")
             break
         except MysqlError as error:
             failures.append(f"assertion {number}: {error.message}")

@@ -186,12 +186,20 @@ def test_depth_none_counts_and_an_unreadable_list_is_a_failure():
     assert check(Told(ConnectionLostError("gone"), {}), depth="none").failures
 
 
+def test_an_assertion_at_the_deadline_says_so():
+    told = Told([], {"SELECT 1": ConnectionLostError("timed out")})
+    failures = run_assertions(told, ["SELECT 1", "SELECT 2"], deadline=time.monotonic() - 1)
+    assert failures == ("assertion 1: the time limit was reached; 1 more were not run",)
+
+
 def test_assertions_are_numbered_not_quoted():
     one, two, three, four = "SELECT 'secret'", "SELECT 2", "SELECT 3", "SELECT 4"
     told = Told([], {one: MysqlError("syntax"), two: [{"x": 1}], three: ConnectionLostError("gone"), four: [{"x": 1}]})
-    failures = run_assertions(told, [one, two, three, four])
+    deadline = time.monotonic() + 60
+    failures = run_assertions(told, [one, two, three, four], deadline=deadline)
     assert failures == ("assertion 1: syntax", "assertion 3: gone; 1 more were not run")
-    assert run_assertions(Told([], {two: [{"x": 1, "y": 1}], four: []}), [two, four]) == (
+    assert all(50 < seconds <= 60 for seconds in told.timeouts)
+    assert run_assertions(Told([], {two: [{"x": 1, "y": 1}], four: []}), [two, four], deadline=deadline) == (
         "assertion 1: gave 1 rows of 2 columns, not one value",
         "assertion 2: gave 0 rows, not one value",
     )
