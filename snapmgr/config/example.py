@@ -35,7 +35,7 @@ source = "mysql"
 {way}
 {datadir}
 quiesce = "auto"                       # or "backup-lock", "global-read-lock", "stopped"
-lock_wait = "3s"                       # the server's lock_wait_timeout in each try …
+lock_wait = "3s"                       # how long each try may wait for the lock …
 lock_attempts = 5                      # … and how many tries
 lock_hold = "10s"                      # the lock ends after this, whatever happens
 
