@@ -107,6 +107,22 @@ def unmount(point: str) -> None:
         raise mountapi.refused(error, f"unmount {point}") from None
 
 
+def require_own(folder: Path) -> None:
+    """Raise StorageError if others could exchange what lies in `folder`: mount points there are used by name later.
+
+    World-writable with the sticky bit, as /tmp is, will do; a folder that is not there yet will be made by us.
+    """
+    with suppress(FileNotFoundError):
+        found = folder.stat()
+        loose = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if loose or found.st_uid not in {0, os.geteuid()}:
+            raise StorageError(
+                f"others may change the folder for scratch mounts {folder} (owner {found.st_uid}, "
+                f"mode {stat.S_IMODE(found.st_mode):04o})",
+                hint=f"chown {os.geteuid()} {folder} && chmod 0755 {folder}, or set another scratch_dir",
+            )
+
+
 def remove_point(point: str) -> None:
     """Remove the empty folder that a scratch mount left; one that has contents, or is gone, is left as it is."""
     with suppress(OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from snapmgr.errors import ConfigError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.host import boot_id, signals_held, this_process
 from snapmgr.manifest import Lease
-from snapmgr.mount import bind, mount_device, remove_point, unmount
+from snapmgr.mount import bind, mount_device, remove_point, require_own, unmount
 from snapmgr.records import AttachRecord
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog import Entry
     from snapmgr.jobs.context import Context
+    from snapmgr.records import Mount
 
 
 def attach(
@@ -55,6 +56,8 @@ def attach(
         id=secrets.token_hex(8), ref=member.ref, writable=writable or not can_mount, boot_id=boot_id()
     )
     now = datetime.now(UTC)
+    if point is None:
+        require_own(ctx.config.scratch_dir)
     where = point or ctx.config.scratch_dir / f"{manifest.short_id}-{record.id[:6]}"
     lease = Lease(
         record=record,
@@ -71,8 +74,10 @@ def attach(
         try:
             lease = _attach(ctx, lease, mount=can_mount)
         except BaseException:
-            with suppress(SnapmgrError):
+            try:
                 release(ctx, lease)
+            except SnapmgrError as error:
+                ctx.tell(f"could not clear up ({error.message}); later: snapmgr umount {record.id}")
             raise
     return lease
 
@@ -89,16 +94,28 @@ def _attach(ctx: Context, lease: Lease, *, mount: bool) -> Lease:
         mount_device(attachment.device, lease.point, fs_type=attachment.fs_type or "auto", options=options)
     else:
         bind(str(attachment.directory), lease.point, read_only=read_only)
-    lease = replace(lease, mounted=_what_is_mounted(ctx, lease.point))
+    there = _mounted_at(ctx, lease.point)
+    lease = replace(lease, mounted=_identity(there) if there is not None else None)
     ctx.catalog.write_lease(lease)
     return lease
 
 
-def _what_is_mounted(ctx: Context, point: str) -> str | None:
-    """Return device number and root of what is mounted at `point`, or None."""
+def _mounted_at(ctx: Context, point: str) -> Mount | None:
     path = os.path.realpath(point)
-    found = [mount for mount in ctx.mounter.mounts() if mount.point == path]
-    return f"{found[-1].device} {found[-1].root}" if found else None
+    return next((mount for mount in reversed(ctx.mounter.mounts()) if mount.point == path), None)
+
+
+def _identity(mount: Mount) -> str:
+    return f"{mount.device} {mount.root}"
+
+
+def _is_ours(lease: Lease, mount: Mount) -> bool:
+    """Whether `mount` is the one that was made for `lease`, and nothing that somebody mounted there."""
+    if lease.mounted is not None:
+        return lease.mounted == _identity(mount)
+    # Nothing was mounted yet, or we were killed right after it: what a backend makes bears one of these names.
+    record = lease.record
+    return any(name in mount.root or name in mount.source for name in (record.id, record.ref.name))
 
 
 def data_path(lease: Lease) -> Path:
@@ -114,12 +131,13 @@ def release(ctx: Context, lease: Lease) -> None:
     # Half of it undone would be left to the next run.
     with signals_held():
         if os.geteuid() == 0 and lease.record.boot_id == boot_id():
-            there = _what_is_mounted(ctx, lease.point)
-            # Without a record of it we were killed right after mounting it.
-            if there is not None and lease.mounted in (None, there):
+            there = _mounted_at(ctx, lease.point)
+            if there is not None and _is_ours(lease, there):
                 unmount(lease.point)
         ctx.backend(lease.record.ref.backend).detach(lease.record)
-        remove_point(lease.point)
+        # A folder that somebody named may have been there before.
+        if Path(lease.point).parent == ctx.config.scratch_dir.absolute():
+            remove_point(lease.point)
         ctx.catalog.drop_lease(lease)
 
 

@@ -58,9 +58,8 @@ def prune(ctx: Context, job: Job) -> Pruned:
     now = datetime.now(UTC)
     deleted: list[str] = []
     in_use: list[str] = []
-    failures: list[SnapmgrError] = []
     with ctx.catalog.job_lock(job.name):
-        sweep(ctx, job.name)
+        failures = list(sweep(ctx, job.name))
         planned = plan_prune(ctx, job, now)
         for number, decision in enumerate(planned.delete):
             ctx.progress("pruning", number, len(planned.delete))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import LaterStepError, SnapmgrError, StorageError
@@ -10,28 +11,41 @@ from snapmgr.jobs.attach import release
 from snapmgr.manifest import Manifest, encode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from snapmgr.jobs.context import Context
     from snapmgr.records import Pool
 
 _SETTLE_S = 300.0
 
 
-def sweep(ctx: Context, job: str) -> None:
-    """Clear up after dead runs of `job`; its lock must be held.
+def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
+    """Clear up after dead runs of `job`; its lock must be held. Return why some of it could not be removed now.
 
     Raises StorageError if the helper of an earlier run still hangs in its storage call: another one would join it.
     """
+    failures: list[SnapmgrError] = []
+
+    def attempt(remove: Callable[[], None]) -> None:
+        # Something foreign in the way of one removal must not stop every backup from then on.
+        try:
+            remove()
+        except SnapmgrError as error:
+            ctx.tell(f"could not be removed now, and will be tried again: {error.message}")
+            failures.append(error)
+
     for lease in ctx.catalog.leases()[0]:
         if lease.why == "verify" and not is_alive(lease.holder) and lease.record.ref.snapshot_id.startswith(job + "."):
             ctx.tell(f"removing the clone of a verification that was killed ({lease.record.ref.snapshot_id})")
-            release(ctx, lease)
+            attempt(partial(release, ctx, lease))
     for entry in ctx.catalog.entries(job)[0]:
         manifest = entry.manifest
         if manifest.state == "pending":
             _finish_pending(ctx, manifest)
         elif manifest.state == "deleting":
             ctx.tell(f"{manifest.id}: finishing its deletion")
-            delete(ctx, manifest)
+            attempt(partial(delete, ctx, manifest))
+    return tuple(failures)
 
 
 def _finish_pending(ctx: Context, manifest: Manifest) -> None:
