@@ -206,9 +206,18 @@ class BtrfsBackend:
         """Delete the clone that `attach` made for `record`, if it is a clone of that very snapshot."""
         if not record.writable:
             return
-        with self._top(record.ref.pool, write=True) as top, filesystem.opened_folder(top) as folder_fd:
+        with (
+            self._top(record.ref.pool, write=self._has_clone(record)) as top,
+            filesystem.opened_folder(top) as folder_fd,
+        ):
             if folder_fd is not None:
                 removal.remove_clone(library.load(), top, folder_fd, record.id, record.ref.native_id)
+
+    def _has_clone(self, record: AttachRecord) -> bool:
+        """Whether there is something to remove: on a read-only file system only that is an error."""
+        with self._top(record.ref.pool, write=False) as top, filesystem.opened_folder(top) as folder_fd:
+            name = folder.clone_name(record.id)
+            return folder_fd is not None and folder.look(library.load(), folder_fd, name) is not None
 
     def delete(self, ref: SnapshotRef, *, wait: Literal["name", "space"] = "name") -> None:
         """Delete the snapshot by its UUID; a renamed one too, but not one that was moved out of the folder."""

@@ -85,12 +85,12 @@ def open_top(mounter: Mounter, runner: Runner, pool: Pool, folder_name: str, *, 
     mounts = mounter.mounts()
     options = ("subvolid=5",) if write else ("subvolid=5", "ro")
     tried: list[str] = []
-    for device in _candidates(runner, pool):
+    for device, mates in _candidates(runner, pool):
         if write:
             _refuse_read_only(device, mounts_of(mounts, pool.id))
         with ExitStack() as stack:
             try:
-                private = stack.enter_context(mounter.private(device, "btrfs", options))
+                private = stack.enter_context(mounter.private(device, "btrfs", (*options, *mates)))
             except StorageError as error:
                 tried.append(str(error))
                 continue
@@ -109,22 +109,27 @@ def open_top(mounter: Mounter, runner: Runner, pool: Pool, folder_name: str, *, 
     )
 
 
-def _candidates(runner: Runner, pool: Pool) -> Iterator[str]:
-    """Yield device nodes to try, each once: the kernel's word if it is mounted anywhere, the hint, then a search."""
-    seen: set[str] = set()
+def _candidates(runner: Runner, pool: Pool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield device nodes to try: the kernel's word if it is mounted anywhere, the hint, then a search.
 
-    def fresh(paths: list[str]) -> Iterator[str]:
-        for path in paths:
-            with suppress(OSError):
-                if path not in seen and stat.S_ISBLK(os.stat(path).st_mode):
-                    seen.add(path)
-                    yield path
-
-    yield from fresh([f"/dev/{name.replace('!', '/')}" for name in _sysfs_devices(pool.id)])
-    yield from fresh([pool.hint])
+    With those that a search finds come options that name all of them, since without udev the kernel knows only those
+    that it was told of.
+    """
+    known = [f"/dev/{name.replace('!', '/')}" for name in _sysfs_devices(pool.id)]
+    for path in dict.fromkeys((*known, pool.hint)):
+        if _is_device(path):
+            yield path, ()
     # -c /dev/null: probe now instead of believing a cache; exit code 2 is "none".
     found = runner.run(["blkid", "-c", "/dev/null", "-t", f"UUID={pool.id}", "-o", "device"], ok=(0, 2))
-    yield from fresh(found.stdout.split())
+    paths = [path for path in found.stdout.split() if _is_device(path)]
+    for path in paths:
+        yield path, tuple(f"device={mate}" for mate in paths if mate != path)
+
+
+def _is_device(path: str) -> bool:
+    with suppress(OSError):
+        return stat.S_ISBLK(os.stat(path).st_mode)
+    return False
 
 
 def _sysfs_devices(fs_uuid: str) -> list[str]:
@@ -167,21 +172,66 @@ def _is_on(source: str, numbers: frozenset[int]) -> bool:
 
 
 def users(mounts: tuple[Mount, ...], fs_uuid: str, path: str, subvolume_id: int) -> tuple[str, ...]:
-    """Return mount points that show the subvolume at `path` ("/.snapmgr/x", from the top level) or lie in it.
-
-    A mount namespace of another process (a container, a service with a private /tmp) counts too, as far as it shows the
-    subvolume itself.
-    """
-    found = [place.point for place in mounts_of(mounts, fs_uuid) if _shows(place, path, subvolume_id)]
-    ours = {mount.id: mount for mount in mounts_of(mounts, fs_uuid)}
+    """Return mount points that show the subvolume at `path` ("/.snapmgr/x", from the top level) or lie in it."""
+    ours = mounts_of(mounts, fs_uuid)
+    found = [place.point for place in ours if _shows(place, path, subvolume_id)]
+    by_id = {mount.id: mount for mount in ours}
     for mount in mounts:
-        parent = ours.get(mount.parent_id)
+        parent = by_id.get(mount.parent_id)
         if parent is not None:
             inside = os.path.relpath(mount.point, parent.point)
             if _at_or_below(os.path.normpath(os.path.join(parent.root, inside)), path):
                 found.append(mount.point)
-    found += _users_elsewhere(device_numbers(fs_uuid), subvolume_id)
     return tuple(dict.fromkeys(found))
+
+
+def users_elsewhere(fs_uuid: str, subvolume_id: int, *, idle: bool) -> tuple[str, ...]:
+    """Return where other mount namespaces (containers, services with a private /tmp) show the subvolume itself.
+
+    With `idle` also where no process of theirs has anything of it open.
+    """
+    numbers = device_numbers(fs_uuid)
+    shown: dict[str, str] = {}
+    found: list[str] = []
+    own = os.readlink("/proc/self/ns/mnt")
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended
+            space = os.readlink(process / "ns/mnt")
+            if space == own:
+                continue
+            if space not in shown:
+                shown[space] = _point_in(process / "mountinfo", numbers, subvolume_id)
+            point = shown[space]
+            if point and (idle or _has_open(process, point)):
+                found.append(f"{point} (in the mount namespace of process {process.name})")
+                if idle:
+                    shown[space] = ""
+    return tuple(found)
+
+
+def _point_in(mountinfo: Path, numbers: frozenset[int], subvolume_id: int) -> str:
+    """Return where a mount table shows the subvolume; "" if it does not."""
+    # As bytes and by "\n": a mount point may hold any other character that str.splitlines takes for a line's end.
+    for line in mountinfo.read_bytes().split(b"\n"):
+        # proc(5): … mount point (field 5) … " - " type source super-options
+        left, _, right = os.fsdecode(line).partition(" - ")
+        fields = right.split(" ")
+        if fields[0] == "btrfs" and f"subvolid={subvolume_id}" in fields[-1].split(",") and _is_on(fields[1], numbers):
+            return left.split(" ")[4]
+    return ""
+
+
+def _has_open(process: Path, point: str) -> bool:
+    """Whether a process works in `point`, a path of its namespace. Links are read, never followed: that can hang."""
+    links = [process / "cwd", process / "root", process / "exe"]
+    for folder in ("fd", "map_files"):
+        with suppress(OSError):
+            links += (process / folder).iterdir()
+    for link in links:
+        with suppress(OSError):
+            if _at_or_below(os.readlink(link), point):
+                return True
+    return False
 
 
 def _shows(mount: Mount, path: str, subvolume_id: int) -> bool:
@@ -190,24 +240,3 @@ def _shows(mount: Mount, path: str, subvolume_id: int) -> bool:
 
 def _at_or_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + "/")
-
-
-def _users_elsewhere(numbers: frozenset[int], subvolume_id: int) -> Iterator[str]:
-    with suppress(OSError):
-        seen = {os.readlink("/proc/self/ns/mnt")}
-        for pid in (name for name in os.listdir("/proc") if name.isdigit()):
-            with suppress(OSError):
-                space = os.readlink(f"/proc/{pid}/ns/mnt")
-                if space in seen:
-                    continue
-                seen.add(space)
-                for line in Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape").splitlines():
-                    # proc(5): … mount point (field 5) … " - " type source super-options
-                    left, _, right = line.partition(" - ")
-                    fields = right.split(" ")
-                    if (
-                        fields[0] == "btrfs"
-                        and f"subvolid={subvolume_id}" in fields[-1].split(",")
-                        and _is_on(fields[1], numbers)
-                    ):
-                        yield f"{left.split(' ')[4]} (in the mount namespace of process {pid})"

@@ -67,6 +67,9 @@ def _locate(lib: Library, target: Target, folder_name: str, fd: int) -> Volume |
             "snapshots would lie inside of it, and a server would take it for a database",
             hint="move the data into a subvolume or folder of this file system",
         )
+    if os.fsencode(subpath).decode("utf-8", "ignore") != subpath:
+        # It is part of what manifests hold, and they are UTF-8.
+        return NotMine(reason=f"the path of {target.path!a} in its subvolume is not UTF-8", hint="rename the folder")
     nested = [
         os.path.join(target.path, os.path.relpath(path, subpath) if subpath else path)
         for path, _ in lib.SubvolumeIterator(fd, top=info.id)

@@ -45,7 +45,7 @@ def remove_snapshot(lib: Library, top: TopLevel, folder_fd: int | None, ref: Sna
             f"the snapshot {ref.name} is attached: {', '.join(clones)} on {top.device}",
             hint="snapmgr umount it first; snapmgr doctor removes what a crash left",
         )
-    destroy(top, entry)
+    destroy(top, entry, idle=True)
     folder.remove_note(folder_fd, entry.name)
     return entry.info.id
 
@@ -79,16 +79,22 @@ def remove_clone(lib: Library, top: TopLevel, folder_fd: int, record_id: str, na
                 f"{clone.name} in snapmgr's folder is no clone of the snapshot {native_id}: not deleted",
                 hint="somebody put it there; delete or move it by hand",
             )
-        destroy(top, clone)
+        # What another mount namespace merely still shows (it was made while we had it mounted) is no use of it.
+        destroy(top, clone, idle=False)
     commit(top)
 
 
-def destroy(top: TopLevel, entry: Entry) -> None:
-    """Delete a subvolume of the folder. InUseError while it is mounted or sent, StorageError if it holds others."""
+def destroy(top: TopLevel, entry: Entry, *, idle: bool) -> None:
+    """Delete a subvolume of the folder. InUseError while it is mounted or sent, StorageError if it holds others.
+
+    `idle`: whether a mount in another namespace that nobody there uses keeps it, too.
+    """
     path = f"/{top.folder_name}/{entry.name}"
     points = filesystem.users(top.mounts, top.uuid, path, entry.info.id)
+    points += filesystem.users_elsewhere(top.uuid, entry.info.id, idle=idle)
     if points:
-        raise InUseError(f"{entry.name} on {top.device} is mounted: {', '.join(points)}", hint="unmount it first")
+        message = f"{entry.name} on {top.device} is mounted: {', '.join(points)}"
+        raise InUseError(message, hint="unmount it first; in another namespace (a container) end its users")
     try:
         kernel.destroy(top.fd, entry.info.id)
     except OSError as error:
@@ -97,13 +103,15 @@ def destroy(top: TopLevel, entry: Entry) -> None:
         if error.errno == errno.ENOTEMPTY:
             raise StorageError(
                 f"{entry.name} on {top.device} has subvolumes in it that snapmgr did not make: not deleted",
-                hint=f"`btrfs subvolume list -o` on {path} names them; delete or move them",
+                hint=f"mount -o subvolid=5 {top.device} /mnt, find them (btrfs subvolume list -o /mnt{path}), delete or "
+                "move them, umount /mnt, and try again",
             ) from None
         if error.errno == errno.EPERM:
-            message = (
-                f"{entry.name} on {top.device} cannot be deleted now: it is being sent, or is the default subvolume"
-            )
-            raise InUseError(message, hint="wait for `btrfs send`; see `btrfs subvolume get-default`") from None
+            raise InUseError(
+                f"{entry.name} on {top.device} cannot be deleted now: it is being sent, is the default subvolume, or "
+                "its own folder is immutable",
+                hint="wait for `btrfs send`; see `btrfs subvolume get-default`; or make it writable and chattr -i it",
+            ) from None
         raise StorageError(f"cannot delete {entry.name} on {top.device}: {error.strerror}") from None
 
 
@@ -166,4 +174,4 @@ def _clear_clone(lib: Library, top: TopLevel, folder_fd: int, name: str) -> None
         return
     if any(one.uuid == clone.parent_uuid for one in folder.subvolumes(lib, folder_fd)):
         return
-    destroy(top, clone)
+    destroy(top, clone, idle=True)

@@ -263,7 +263,6 @@ def _mount(number, parent, root, point, source="/dev/x", options=()):
 def test_users_are_mounts_of_the_subvolume_of_a_part_of_it_and_mounts_in_it(monkeypatch):
     monkeypatch.setattr(filesystem, "device_numbers", lambda _uuid: frozenset({1}))
     monkeypatch.setattr(filesystem, "_is_on", lambda source, _numbers: source == "/dev/x")
-    monkeypatch.setattr(filesystem, "_users_elsewhere", lambda *_: iter(()))
     mounts = (
         _mount(1, 0, "/", "/top"),
         _mount(2, 0, "/.snapmgr/s1", "/as-root"),
