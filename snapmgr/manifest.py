@@ -6,6 +6,7 @@ half understood.
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -124,6 +125,8 @@ class Manifest:
 
     def with_state(self, state: State, *, reason: str | None = None) -> Manifest:
         """Return a copy in another state."""
+        if reason is not None:  # an error's text may name any file
+            reason = os.fsencode(reason).decode("utf-8", "backslashreplace")
         return replace(self, state=state, reason=reason)
 
 
@@ -172,8 +175,16 @@ def new_id(job: str, now: datetime) -> str:
 
 
 def encode(record: Manifest | Verification | Lease) -> bytes:
-    """Return a record as JSON, indented: people read these files in emergencies."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    """Return a record as JSON, indented: people read these files in emergencies.
+
+    Raises CatalogError if it names something that is not UTF-8.
+    """
+    try:
+        data = msgspec.json.encode(record)
+    except UnicodeEncodeError as error:
+        name = os.fsencode(error.object).decode("utf-8", "backslashreplace")
+        raise CatalogError(f"{name} has a name that is not UTF-8", hint="use a path that is UTF-8") from None
+    return msgspec.json.format(data, indent=1) + b"\n"
 
 
 def decode(data: bytes, kind: type[_Record], where: str) -> _Record:

@@ -98,7 +98,7 @@ class ReflinkBackend:
         return Volume(
             backend=self.name,
             id=_volume_id(file_system, inode),
-            pool=Pool(backend=self.name, id=place.store, hint=target.mount.point),
+            pool=Pool(backend=self.name, id=place.store, hint=tree.shown(target.mount.point)),
             path=target.path,
             subpath="",
             excluded=tuple(sorted(excluded)),

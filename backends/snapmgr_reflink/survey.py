@@ -7,10 +7,14 @@ import os
 import stat
 from dataclasses import dataclass, field
 
+from snapmgr.api import StorageError
 from snapmgr_reflink import kernel
 from snapmgr_reflink.tree import FOLDER_FLAGS, entries, folder, shown
 
 _NAMED_AT_MOST = 8
+# The walks recurse, with two descriptors a level in a copy: Python's limit (1000 calls) and the usual one of open files
+# (1024) are not far beyond.
+_DEEPEST = 400
 
 
 @dataclass(kw_only=True)
@@ -49,6 +53,11 @@ class _Surveyor:
 
     def walk(self, fd: int, path: str) -> None:
         self._seen.folders += 1
+        if path.count("/") > _DEEPEST:
+            raise StorageError(
+                f"folders are nested more than {_DEEPEST} deep, at {shown(path)[:200]}…",
+                hint="a copy cannot go that deep; a snapshot of a whole volume (btrfs) can",
+            )
         self._judge(os.fstat(fd), path.removesuffix("/"))
         for entry in entries(fd):
             name = entry.name

@@ -16,6 +16,7 @@ from snapmgr.jobs.sweep import complete, remove_traces, sweep
 from snapmgr.manifest import Manifest, Member, Position, QuiesceRecord, new_id
 from snapmgr.mysql.quiesce import Bounds, locked
 from snapmgr.mysql.stopped import stopped
+from snapmgr.records import FireError
 from snapmgr.trigger import Trigger
 from snapmgr.units import format_duration
 
@@ -147,6 +148,7 @@ def _fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger
             shots = trigger.fire(lock.deadline)
             lock.prove()
             lock.release()
+        source.refuse_new_places()
         record = lock.record()
         call_s = sum(shot.finish_ns - shot.start_ns for shot in shots) / 1e9
         ctx.tell(
@@ -158,6 +160,7 @@ def _fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger
     if job.source == "mysql":
         with stopped(source.path) as still:
             shots = trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
+            source.refuse_new_places()
             return _Evidence(shots=shots, quiesce=still.record(), position=None)
     atomic = source.backend.capabilities((source.volume,)).atomicity == "volume"
     unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
@@ -174,12 +177,18 @@ def _fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger
 @contextmanager
 def _unchanged(path: str) -> Iterator[None]:
     before = fingerprint(path)
-    yield
+    failure: FireError | None = None
+    try:
+        yield
+    except FireError as error:
+        failure = error  # often only because a file vanished under the copy
     if fingerprint(path) != before:
         raise NotQuiescedError(
-            f"{path} changed while it was copied file by file",
+            f"{path} changed while it was copied file by file" + (f": {failure.message}" if failure else ""),
             hint="stop what writes there, or move it to storage that snapshots a volume in one instant (btrfs)",
         )
+    if failure is not None:
+        raise failure
 
 
 def _refuse_long_stall(armed: Armed, lock_hold_s: float) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 
-from snapmgr.errors import NotQuiescedError
+from snapmgr.errors import NotQuiescedError, StorageError
 
 
 def fingerprint(path: str) -> str:
@@ -15,31 +16,42 @@ def fingerprint(path: str) -> str:
     kernel has not noticed yet, hence a `syncfs` belongs before the first.
     """
     digest = hashlib.blake2b(digest_size=16)
-    pending = [os.fsencode(path)]
-    while pending:
-        folder = pending.pop()
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with os.scandir(folder) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
-            for entry in entries:
-                status = entry.stat(follow_symlinks=False)
-                digest.update(entry.path)
-                digest.update(
-                    repr(
-                        (
-                            status.st_dev,
-                            status.st_ino,
-                            status.st_mode,
-                            status.st_uid,
-                            status.st_gid,
-                            status.st_size if not entry.is_dir(follow_symlinks=False) else 0,
-                            status.st_mtime_ns,
-                            status.st_ctime_ns,
-                        )
-                    ).encode()
-                )
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-        except FileNotFoundError:
-            raise NotQuiescedError(f"files came and went below {path} while it was being looked at") from None
+            _add_folder(digest, fd, os.fstat(fd).st_dev)
+        finally:
+            os.close(fd)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotQuiescedError(f"files came and went below {path} while it was being looked at") from None
+    except OSError as error:
+        raise StorageError(f"cannot look through {path}: {error.strerror}") from None
     return digest.hexdigest()
+
+
+def _add_folder(digest: hashlib.blake2b, fd: int, device: int) -> None:
+    """Add a folder by its descriptor: a path may be longer than the kernel takes. Other mounts are not entered."""
+    with os.scandir(fd) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        status = entry.stat(follow_symlinks=False)
+        is_folder = stat.S_ISDIR(status.st_mode)
+        facts = (
+            os.fsencode(entry.name),
+            status.st_dev,
+            status.st_ino,
+            status.st_mode,
+            status.st_uid,
+            status.st_gid,
+            status.st_size if not is_folder else 0,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        )
+        digest.update(repr(facts).encode())
+        if is_folder and status.st_dev == device:
+            child = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            try:
+                _add_folder(digest, child, device)
+            finally:
+                os.close(child)
+    digest.update(b"end")

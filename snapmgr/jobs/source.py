@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from snapmgr.errors import LackingError, NotQuiescedError, SnapmgrError, Storage
 from snapmgr.manifest import ServerRecord
 from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.identity import identify
-from snapmgr.mysql.layout import outside, read_layout
+from snapmgr.mysql.layout import outside, read_files, read_layout
 from snapmgr.mysql.quiesce import Choice, choose
 from snapmgr.plugins import list_plugins
 from snapmgr.records import NotMine
@@ -70,6 +71,24 @@ class Source:
     """None for directories and stopped servers."""
     server: ServerRecord | None
     """What the manifest says of the live server."""
+    layout: Layout | None = None
+    """Of a server, running or not: all that the snapshot must hold."""
+
+    def refuse_new_places(self) -> None:
+        """Raise NotQuiescedError if the server's files lead to places that were not looked at.
+
+        After the snapshot: a table made elsewhere between our look at the layout and the lock is not in it.
+        """
+        if self.layout is None:
+            return
+        known = {place.path for place in self.layout.places}
+        new = [place for place in read_files(self.layout.datadir).places if place.path not in known]
+        if new:
+            raise NotQuiescedError(
+                "the server's files moved since they were looked at: "
+                + "; ".join(f"{place.what} at {place.path}" for place in new),
+                hint="try again",
+            )
 
 
 def locate_source(ctx: Context, job: Job) -> Source:
@@ -84,12 +103,21 @@ def locate_source(ctx: Context, job: Job) -> Source:
     if job.quiesce == "stopped":
         backend, volume = _choose_backend(ctx, job, str(job.datadir), need_volume=False)
         _refuse_excluded(volume)
-        return Source(path=str(job.datadir), backend=backend, volume=volume, live=None, server=None)
+        layout = read_files(os.path.realpath(str(job.datadir)))
+        _refuse_outside(ctx, layout, backend, volume)
+        return Source(path=str(job.datadir), backend=backend, volume=volume, live=None, server=None, layout=layout)
     live = probe_server(job)
     datadir = live.identity.datadir
     backend, volume = _choose_backend(ctx, job, datadir, need_volume=True)
     _refuse_excluded(volume)
+    subpaths = _refuse_outside(ctx, live.layout, backend, volume)
+    return Source(
+        path=datadir, backend=backend, volume=volume, live=live, server=live.record(subpaths), layout=live.layout
+    )
 
+
+def _refuse_outside(ctx: Context, layout: Layout, backend: Backend, volume: Volume) -> dict[str, str]:
+    """Raise NotQuiescedError if the server writes outside of `volume`; return its folders' paths inside the volume."""
     subpaths: dict[str, str] = {}
 
     def volume_of(path: str) -> str | None:
@@ -99,14 +127,14 @@ def locate_source(ctx: Context, job: Job) -> Source:
         subpaths[path] = found.subpath
         return found.id
 
-    strays = outside(live.layout, volume_of)
+    strays = outside(layout, volume_of)
     if strays:
         raise NotQuiescedError(
             "a snapshot of the datadir's volume would not hold all that the server writes: "
             + "; ".join(f"{place.what} at {place.path}" for place in strays),
-            hint=f"move it into {volume.path} (volume {volume.id}), or stop the server for the backup",
+            hint=f"move it into {volume.path} (volume {volume.id})",
         )
-    return Source(path=datadir, backend=backend, volume=volume, live=live, server=live.record(subpaths))
+    return subpaths
 
 
 def probe_server(job: Job) -> LiveServer:
@@ -125,9 +153,11 @@ def probe_server(job: Job) -> LiveServer:
 
 
 def name_excluded(volume: Volume) -> tuple[str, ...]:
-    """Return what a snapshot of `volume` does not hold: the first paths, then how many more (snapper makes thousands)."""
+    """Return what a snapshot of `volume` does not hold: first paths, then how many more (snapper makes thousands)."""
     more = len(volume.excluded) - _EXCLUDED_SHOWN
-    return (*volume.excluded[:_EXCLUDED_SHOWN], *([f"… and {more} more"] if more > 0 else []))
+    # Names on disk need not be UTF-8; manifests are.
+    named = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in volume.excluded[:_EXCLUDED_SHOWN]]
+    return (*named, *([f"… and {more} more"] if more > 0 else []))
 
 
 def _refuse_excluded(volume: Volume) -> None:
