@@ -127,6 +127,21 @@ def read_layout(connection: Connection, identity: ServerIdentity) -> Layout:
     )
 
 
+def read_files(datadir: str) -> Layout:
+    """Return what the files of a datadir (resolved) tell by themselves; its server need not run.
+
+    That is where DATA DIRECTORY and symlinks lead and which folders are of another file system, not the settings.
+    """
+    scan = _Scan(datadir)
+    return Layout(
+        datadir=datadir,
+        places=gather(scan.places, datadir, scan.foreign),
+        log_bin_basename=None,
+        settings={},
+        engines={engine: len(tables) for engine, tables in sorted(scan.engine_files.items())},
+    )
+
+
 def outside(layout: Layout, located: Callable[[str], str | None]) -> tuple[Place, ...]:
     """Return the places that are not in the datadir's volume.
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LOCK_FILES = ("ibdata1", "aria_log_control")
+_REDO_LOGS = ("ib_logfile0", "#innodb_redo")
 
 
 class StoppedServer:
@@ -76,7 +77,19 @@ def stopped(datadir: str) -> Iterator[StoppedServer]:
                 f"{datadir} has neither ibdata1 nor aria_log_control: it does not look like a datadir",
                 hint="correct the job's datadir",
             )
+        _refuse_scattered(datadir)
         yield StoppedServer(tuple(names))
+
+
+def _refuse_scattered(datadir: str) -> None:
+    """Raise NotQuiescedError if the system tablespace is here without the redo log, or the other way round."""
+    tablespace = Path(datadir, "ibdata1").exists()
+    if tablespace != any(Path(datadir, name).exists() for name in _REDO_LOGS):
+        what = "redo log" if tablespace else "system tablespace"
+        raise NotQuiescedError(
+            f"InnoDB's {what} is not in {datadir}, and only a running server could say where it is",
+            hint='start the server and give the job its socket and quiesce = "auto"',
+        )
 
 
 def server_process(datadir: str) -> int | None:
