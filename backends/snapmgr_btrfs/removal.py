@@ -103,8 +103,8 @@ def destroy(top: TopLevel, entry: Entry, *, idle: bool) -> None:
         if error.errno == errno.ENOTEMPTY:
             raise StorageError(
                 f"{entry.name} on {top.device} has subvolumes in it that snapmgr did not make: not deleted",
-                hint=f"mount -o subvolid=5 {top.device} /mnt, find them (btrfs subvolume list -o /mnt{path}), delete or "
-                "move them, umount /mnt, and try again",
+                hint=f"mount -o subvolid=5 {top.device} /mnt, find them (btrfs subvolume list -o /mnt{path}), delete "
+                "or move them, umount /mnt, and try again",
             ) from None
         if error.errno == errno.EPERM:
             raise InUseError(
