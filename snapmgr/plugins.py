@@ -35,11 +35,6 @@ def list_plugins() -> tuple[Plugin, ...]:
     return tuple(_load_plugin(points) for _, points in sorted(_points().items()))
 
 
-def load_backends() -> dict[str, type[Backend]]:
-    """Return the classes of all backends that can be used, by name. What is broken is in `list_plugins`."""
-    return {plugin.name: plugin.backend for plugin in list_plugins() if plugin.backend is not None}
-
-
 def load_backend(name: str) -> type[Backend]:
     """Return the class of one backend; no other one is imported.
 

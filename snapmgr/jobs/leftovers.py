@@ -108,6 +108,7 @@ def examine_storage(ctx: Context, pools: Iterable[Pool]) -> Iterator[Finding]:
     """Compare the catalog with what is in the storage: `pools`, and all that manifests name."""
     entries = ctx.catalog.entries()[0]
     everywhere = {(pool.backend, pool.id): pool for pool in pools}
+    unused = set(everywhere)
     for entry in entries:
         if entry.manifest.state != "broken":
             for pool in (
@@ -115,12 +116,16 @@ def examine_storage(ctx: Context, pools: Iterable[Pool]) -> Iterator[Finding]:
                 *(member.ref.pool for member in entry.manifest.members),
             ):
                 everywhere.setdefault((pool.backend, pool.id), pool)
+                unused.discard((pool.backend, pool.id))
     for pool in everywhere.values():
         where = f"{pool.backend} {pool.hint}"
         try:
             found = ctx.backend(pool.backend).inventory((pool,))
         except SnapmgrError as error:
-            yield of_error("storage", where, error)
+            if (pool.backend, pool.id) in unused:
+                yield Finding(area="storage", subject=where, level="note", what="is not there yet", hint=None)
+            else:
+                yield of_error("storage", where, error)
             continue
         yield from _compare(ctx, pool, where, entries, found)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.blockdev import find_target
-from snapmgr.errors import LackingError, NotQuiescedError, SnapmgrError, StorageError
+from snapmgr.errors import ConfigError, LackingError, NotQuiescedError, SnapmgrError, StorageError
 from snapmgr.manifest import ServerRecord
 from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.identity import identify
@@ -179,6 +179,8 @@ def _choose_backend(ctx: Context, job: Job, path: str, *, need_volume: bool) -> 
         try:
             backend = ctx.backend(name)
             found = backend.locate(target)
+        except ConfigError:
+            raise  # a typo in [backend.NAME] must not end in another backend
         except SnapmgrError as error:
             lacking = lacking or isinstance(error, LackingError)
             refusals.append(f"{name}: {error.message}" + (f" ({error.hint})" if error.hint else ""))
@@ -195,7 +197,7 @@ def _choose_backend(ctx: Context, job: Job, path: str, *, need_volume: bool) -> 
         kind = LackingError if lacking else StorageError
         raise kind(
             f"no backend can snapshot {path}: {'; '.join(refusals) or 'none is installed'}",
-            hint="move it to a btrfs subvolume" + (", or stop the server" if need_volume else ""),
+            hint=None if lacking else "move it to a btrfs subvolume" + (", or stop the server" if need_volume else ""),
         )
     _, backend, volume = max(fitting, key=lambda candidate: candidate[0])
     return backend, volume

@@ -45,19 +45,15 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
     trial = _Trial(ctx, manifest, how)
     try:
         with attached(ctx, entry) as lease:
-            trial.run(lease)
+            try:
+                trial.run(lease)
+            except (VerificationError, MysqlError) as error:
+                trial.failures.append(error.message)
+            # Before the clone goes: a clone that cannot be removed does not unsay what was found.
+            verification = trial.record(time.monotonic() - start)
     except NotFoundError as error:
         trial.failures.append(f"its storage is gone: {error.message}")
-    except (VerificationError, MysqlError) as error:
-        trial.failures.append(error.message)
-    verification = Verification(
-        at=datetime.now(UTC),
-        result="failed" if trial.failures else "passed",
-        duration_s=time.monotonic() - start,
-        checks=tuple(trial.checks),
-        failures=tuple(trial.failures),
-    )
-    ctx.catalog.write_verification(manifest.id, verification)
+        verification = trial.record(time.monotonic() - start)
     if trial.failures:
         more = len(trial.failures) - _FAILURES_SHOWN
         raise VerificationError(
@@ -78,6 +74,18 @@ class _Trial:
         self._manifest = manifest
         self._how = how
         self._deadline = time.monotonic() + how.time_limit_s
+
+    def record(self, duration_s: float) -> Verification:
+        """Store what was found so far as the snapshot's verification, and return it."""
+        verification = Verification(
+            at=datetime.now(UTC),
+            result="failed" if self.failures else "passed",
+            duration_s=duration_s,
+            checks=tuple(self.checks),
+            failures=tuple(self.failures),
+        )
+        self._ctx.catalog.write_verification(self._manifest.id, verification)
+        return verification
 
     def run(self, lease: Lease) -> None:
         """Try what is attached by `lease`."""
