@@ -10,16 +10,16 @@ import msgspec
 
 from snapmgr.errors import InUseError, SnapmgrError
 from snapmgr.jobs.sweep import delete, sweep
-from snapmgr.retention import Candidate, Policy, plan
+from snapmgr.retention import Candidate, Decision, Plan, Policy, plan
 
 if TYPE_CHECKING:
     from snapmgr.catalog import Entry
     from snapmgr.config import Job
     from snapmgr.jobs.context import Context
-    from snapmgr.retention import Plan
 
 # A BROKEN manifest has no storage; it stays for people to read, but not for ever.
 _BROKEN_KEPT = timedelta(days=30)
+_MISSING = "not found in its storage"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,13 @@ class Pruned:
 
 
 def plan_prune(ctx: Context, job: Job, now: datetime) -> Plan:
-    """Return what the job's policy keeps and deletes, with reasons; changes nothing."""
+    """Return what the job's policy keeps and deletes, with reasons; changes nothing.
+
+    A snapshot that somebody deleted by hand, or whose storage does not answer, takes nobody's place: those that are
+    there are planned as if they were all.
+    """
     in_use = {lease.record.ref.snapshot_id for lease in ctx.catalog.leases()[0]}
+    ready = [entry for entry in ctx.catalog.entries(job.name)[0] if entry.manifest.state == "ready"]
     candidates = [
         Candidate(
             id=entry.manifest.id,
@@ -44,9 +49,19 @@ def plan_prune(ctx: Context, job: Job, now: datetime) -> Plan:
             pinned=entry.manifest.pinned,
             in_use=entry.manifest.id in in_use,
         )
-        for entry in _ready(ctx, job)
+        for entry in ready
     ]
-    return plan(candidates, Policy(**msgspec.structs.asdict(job.retention)), now)
+    policy = Policy(**msgspec.structs.asdict(job.retention))
+    there = _there(ctx, ready)
+    lost = plan(candidates, policy, now)
+    held = plan([one for one in candidates if one.id in there], policy, now)
+    taken_at = {one.id: (one.taken_at, one.id) for one in candidates}
+
+    def merge(held: tuple[Decision, ...], lost: tuple[Decision, ...]) -> tuple[Decision, ...]:
+        missing = [Decision(id=one.id, reasons=(*one.reasons, _MISSING)) for one in lost if one.id not in there]
+        return tuple(sorted((*held, *missing), key=lambda one: taken_at[one.id], reverse=True))
+
+    return Plan(keep=merge(held.keep, lost.keep), delete=merge(held.delete, lost.delete))
 
 
 def prune(ctx: Context, job: Job) -> Pruned:
@@ -77,5 +92,16 @@ def prune(ctx: Context, job: Job) -> Pruned:
     return Pruned(plan=planned, deleted=tuple(deleted), kept_in_use=tuple(in_use), failures=tuple(failures))
 
 
-def _ready(ctx: Context, job: Job) -> list[Entry]:
-    return [entry for entry in ctx.catalog.entries(job.name)[0] if entry.manifest.state == "ready"]
+def _there(ctx: Context, entries: list[Entry]) -> set[str]:
+    """Return the ids of the snapshots that the storage really holds."""
+    held: set[tuple[str, str, str]] = set()
+    for pool in dict.fromkeys(member.ref.pool for entry in entries for member in entry.manifest.members):
+        try:
+            found = ctx.backend(pool.backend).inventory((pool,))
+        except SnapmgrError as error:
+            ctx.tell(f"warning: {error.message}")
+            continue
+        held |= {one.ref.identity for one in found if one.kind == "snapshot" and one.ref is not None}
+    return {
+        entry.manifest.id for entry in entries if all(member.ref.identity in held for member in entry.manifest.members)
+    }

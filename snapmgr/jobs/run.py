@@ -56,4 +56,10 @@ def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> O
             message = f"snapshot {manifest.id} is kept, but: {error.message}"
             failure = LaterStepError(message, hint=error.hint, snapshot_id=manifest.id)
         return Outcome(job=job.name, manifest=manifest, verification=verification, pruned=pruned, error=failure)
+    except OSError as error:
+        # A full or dying disk may show at any line; the snapshot is there all the same.
+        if manifest is None:
+            raise
+        failure = LaterStepError(f"snapshot {manifest.id} is kept, but: {error}", snapshot_id=manifest.id)
+        return Outcome(job=job.name, manifest=manifest, verification=verification, pruned=pruned, error=failure)
     return Outcome(job=job.name, manifest=manifest, verification=verification, pruned=pruned)

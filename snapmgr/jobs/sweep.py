@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import LaterStepError, SnapmgrError, StorageError
+from snapmgr.errors import InUseError, LaterStepError, SnapmgrError, StorageError
 from snapmgr.host import is_alive
 from snapmgr.jobs.attach import release
 from snapmgr.manifest import Manifest, encode
@@ -20,40 +20,45 @@ _SETTLE_S = 300.0
 
 
 def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
-    """Clear up after dead runs of `job`; its lock must be held. Return why some of it could not be removed now.
+    """Clear up after dead runs of `job`; its lock must be held. Return why some of it could not be done now.
 
     Raises StorageError if the helper of an earlier run still hangs in its storage call: another one would join it.
     """
+    manifests = [entry.manifest for entry in ctx.catalog.entries(job)[0]]
+    for manifest in manifests:
+        _refuse_hanging(manifest)
     failures: list[SnapmgrError] = []
 
-    def attempt(remove: Callable[[], None]) -> None:
-        # Something foreign in the way of one removal must not stop every backup from then on.
+    def attempt(step: Callable[[], None]) -> None:
+        # Something foreign in the way, or storage that is gone, must not stop every backup from then on.
         try:
-            remove()
+            step()
         except SnapmgrError as error:
-            ctx.tell(f"could not be removed now, and will be tried again: {error.message}")
+            ctx.tell(f"could not be cleared up now, and will be tried again: {error.message}")
             failures.append(error)
 
     for lease in ctx.catalog.leases()[0]:
         if lease.why == "verify" and not is_alive(lease.holder) and lease.record.ref.snapshot_id.startswith(job + "."):
             ctx.tell(f"removing the clone of a verification that was killed ({lease.record.ref.snapshot_id})")
             attempt(partial(release, ctx, lease))
-    for entry in ctx.catalog.entries(job)[0]:
-        manifest = entry.manifest
+    for manifest in manifests:
         if manifest.state == "pending":
-            _finish_pending(ctx, manifest)
+            attempt(partial(_finish_pending, ctx, manifest))
         elif manifest.state == "deleting":
             ctx.tell(f"{manifest.id}: finishing its deletion")
             attempt(partial(delete, ctx, manifest))
     return tuple(failures)
 
 
-def _finish_pending(ctx: Context, manifest: Manifest) -> None:
-    if manifest.helper is not None and is_alive(manifest.helper):
+def _refuse_hanging(manifest: Manifest) -> None:
+    if manifest.state == "pending" and manifest.helper is not None and is_alive(manifest.helper):
         raise StorageError(
             f"the storage call of an earlier run still hangs (helper pid {manifest.helper.pid}, {manifest.id})",
             hint="look at its state in /proc/PID/stack and at the kernel log; a frozen file system? (fsfreeze -u)",
         )
+
+
+def _finish_pending(ctx: Context, manifest: Manifest) -> None:
     if manifest.proved_at is not None:
         ctx.tell(f"{manifest.id}: completing what was proven before the crash")
         backend = ctx.backend(manifest.backend)
@@ -114,8 +119,14 @@ def delete(ctx: Context, manifest: Manifest) -> None:
     with ctx.catalog.deleting(manifest.id):
         ctx.catalog.write(manifest.with_state("deleting", reason=manifest.reason))
         backend = ctx.backend(manifest.backend)
-        for member in manifest.members:
-            backend.delete(member.ref)
+        for number, member in enumerate(manifest.members):
+            try:
+                backend.delete(member.ref)
+            except InUseError:
+                if number == 0:
+                    # Nothing is gone yet: it is as good as before.
+                    ctx.catalog.write(manifest)
+                raise
         ctx.catalog.forget(manifest.id)
 
 
