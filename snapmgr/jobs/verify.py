@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import time
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.config import Verify
-from snapmgr.errors import CommandError, ConfigError, NotFoundError, VerificationError
+from snapmgr.errors import CommandError, ConfigError, LackingError, NotFoundError, VerificationError
 from snapmgr.jobs.attach import attached, data_path
 from snapmgr.manifest import Verification
 from snapmgr.mysql.check import check_tables, run_assertions
@@ -54,6 +55,13 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
     except NotFoundError as error:
         trial.failures.append(f"its storage is gone: {error.message}")
         verification = trial.record(time.monotonic() - start)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise LackingError(
+            f"there is no room to try snapshot {manifest.id}: {error}",
+            hint="the clone needs some on its own file system, and the server's files in scratch_dir",
+        ) from None
     if trial.failures:
         more = len(trial.failures) - _FAILURES_SHOWN
         raise VerificationError(

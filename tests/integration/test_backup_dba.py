@@ -186,6 +186,20 @@ def test_storage_that_is_gone_stops_no_backup(scene: Scene) -> None:
     assert scene.stored() == [new.id]
 
 
+def test_no_room_to_verify_says_nothing_about_the_snapshot(scene: Scene) -> None:
+    (taken,) = _take(scene, 1)
+    scene.scratch.mkdir(exist_ok=True)
+    # Room for the mount point, and none for the server's files.
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=2,mode=755", "tmpfs", scene.scratch], check=True)
+    try:
+        done = scene.run("verify", taken.id)
+    finally:
+        subprocess.run(["umount", scene.scratch], check=True)
+    assert done.returncode == 7, done.stderr
+    assert "no room" in done.stderr
+    assert scene.entries()[0].verification is None
+
+
 def test_a_full_disk_after_the_snapshot_does_not_hide_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
