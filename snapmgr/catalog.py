@@ -6,6 +6,7 @@
     STATE/snapshots/ID/verified.json    the last verification, if any
     STATE/leases/LEASE.json             who uses which snapshot
     STATE/locks/JOB.lock                flocked by the one active run of a job
+    STATE/frozen/PID                    a server process that is stopped, and who lets it go on
 
 Every file is written under another name, fsynced and renamed, its folder fsynced before and after, so that a crash
 leaves the old content or the new one.
@@ -64,6 +65,8 @@ class Catalog:
         self._snapshots = path / "snapshots"
         self._leases = path / "leases"
         self._locks = path / "locks"
+        self.frozen = path / "frozen"
+        """Folder of what is frozen right now (`snapmgr.mysql.freeze`)."""
         self._check()
 
     def _check(self) -> None:

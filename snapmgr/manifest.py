@@ -20,7 +20,7 @@ from snapmgr.records import AttachRecord, Intent, SnapshotRef
 SCHEMA = 1
 
 State = Literal["pending", "ready", "deleting", "broken"]
-Level = Literal["none", "backup-lock", "global-read-lock", "stopped"]
+Level = Literal["none", "backup-lock", "global-read-lock", "freeze-process", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,8 @@ class QuiesceRecord:
     """Asking for the lock until it was granted, over all attempts."""
     held_s: float
     """Granted to released."""
+    frozen_s: float = 0.0
+    """How long the server process stood still (freeze-process): no client was served."""
 
 
 @dataclass(frozen=True, kw_only=True)

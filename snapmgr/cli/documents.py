@@ -100,6 +100,7 @@ def _quiesce(manifest: Manifest) -> dict[str, Any] | None:
         "attempts": quiesce.attempts,
         "waited_s": quiesce.waited_s,
         "held_s": quiesce.held_s,
+        "frozen_s": quiesce.frozen_s,
     }
 
 

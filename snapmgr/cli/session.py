@@ -53,9 +53,15 @@ class Session:
         from snapmgr.cli.running import VerboseRunner
         from snapmgr.jobs.context import Context
 
+        catalog = self.catalog()
+        if catalog.frozen.exists():
+            from snapmgr.mysql.freeze import thaw_leftovers
+
+            for line in thaw_leftovers(catalog.frozen):
+                self.voice.warn(line)
         return Context(
             config=self.config(),
-            catalog=self.catalog(),
+            catalog=catalog,
             runner=VerboseRunner(self.voice.detail),
             tell=self.voice.tell,
             progress=self.voice.progress,

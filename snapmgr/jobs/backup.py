@@ -9,11 +9,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import NotQuiescedError, SnapmgrError
-from snapmgr.host import machine_id
+from snapmgr.host import boot_id, machine_id
 from snapmgr.jobs.directory import fingerprint
 from snapmgr.jobs.source import locate_source, name_excluded
 from snapmgr.jobs.sweep import complete, remove_traces, sweep
-from snapmgr.manifest import Manifest, Member, Position, QuiesceRecord, new_id
+from snapmgr.manifest import Manifest, Member, Position, Process, QuiesceRecord, new_id
+from snapmgr.mysql.freeze import frozen
 from snapmgr.mysql.quiesce import Bounds, locked
 from snapmgr.mysql.stopped import stopped
 from snapmgr.records import FireError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from snapmgr.api import Armed
     from snapmgr.config import Job
     from snapmgr.jobs.context import Context
-    from snapmgr.jobs.source import Source
+    from snapmgr.jobs.source import LiveServer, Source
     from snapmgr.records import Shot
 
 _SYNC_TRIES = 8
@@ -55,7 +56,7 @@ def plan_backup(ctx: Context, job: Job) -> Plan:
     source = locate_source(ctx, job)
     level, why = ("none", "a plain directory") if job.source == "directory" else ("stopped", "asked for by the job")
     if source.live is not None:
-        level, why = source.live.choice.level, source.live.choice.why
+        level, why = source.live.choice.name, source.live.choice.why
     return Plan(
         job=job.name,
         path=source.path,
@@ -145,15 +146,20 @@ def _fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger
         _refuse_long_stall(armed, bounds.lock_hold_s)
         live = source.live
         with locked(live.credentials, live.choice, bounds, check=live.check, sync=sync) as lock:
-            shots = trigger.fire(lock.deadline)
+            frozen_s = 0.0
+            if live.choice.freeze:
+                shots, frozen_s = _fire_frozen(ctx, live, lock.deadline, trigger)
+            else:
+                shots = trigger.fire(lock.deadline)
             lock.prove()
             lock.release()
         source.refuse_new_places()
-        record = lock.record()
+        record = replace(lock.record(), frozen_s=frozen_s)
         call_s = sum(shot.finish_ns - shot.start_ns for shot in shots) / 1e9
         ctx.tell(
             f"{record.level}: waited {format_duration(record.waited_s)}, held {format_duration(record.held_s)} "
             f"(storage call {format_duration(call_s)})"
+            + (f", the server stood still for {format_duration(frozen_s)}" if live.choice.freeze else "")
         )
         return _Evidence(shots=shots, quiesce=record, position=lock.position)
     sync()
@@ -172,6 +178,15 @@ def _fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger
         quiesce=QuiesceRecord(level="none", why="a plain directory", proof=proof, attempts=1, waited_s=0.0, held_s=0.0),
         position=None,
     )
+
+
+def _fire_frozen(ctx: Context, live: LiveServer, deadline: float, trigger: Trigger) -> tuple[tuple[Shot, ...], float]:
+    """Fire while the server process stands still; return the shots and for how long it did, in seconds."""
+    server = Process(pid=live.identity.pid, start_ticks=live.identity.start_ticks, boot_id=boot_id())
+    with frozen(server, deadline - time.monotonic(), ctx.catalog.frozen / str(server.pid)) as still:
+        shots = trigger.fire(still.deadline)
+        still.prove()
+    return shots, still.frozen_s or 0.0
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def locate_source(ctx: Context, job: Job) -> Source:
         return Source(path=str(job.datadir), backend=backend, volume=volume, live=None, server=None, layout=layout)
     live = probe_server(job)
     datadir = live.identity.datadir
-    backend, volume = _choose_backend(ctx, job, datadir, need_volume=True)
+    backend, volume = _choose_backend(ctx, job, datadir, need_volume=not live.choice.freeze)
     _refuse_excluded(volume)
     subpaths = _refuse_outside(ctx, live.layout, backend, volume)
     return Source(
@@ -190,7 +190,10 @@ def _choose_backend(ctx: Context, job: Job, path: str, *, need_volume: bool) -> 
             continue
         atomic = backend.capabilities((found,)).atomicity == "volume"
         if need_volume and not atomic:
-            refusals.append(f"{name}: it copies file by file, which is not consistent under a running server")
+            refusals.append(
+                f"{name}: it copies file by file, which is not consistent under a running server; "
+                'quiesce = "freeze-process" makes it so, at the price of a stall'
+            )
             continue
         fitting.append((atomic, backend, found))
     if not fitting:

@@ -24,7 +24,7 @@ from snapmgr.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from snapmgr.manifest import Position
+    from snapmgr.manifest import Level, Position
     from snapmgr.mysql.client import Connection, Credentials
 
 LockLevel = Literal["backup-lock", "global-read-lock"]
@@ -64,6 +64,13 @@ class Choice:
 
     level: LockLevel
     why: str
+    freeze: bool = False
+    """Whether the process is frozen as well, while the lock is held (`snapmgr.mysql.freeze`)."""
+
+    @property
+    def name(self) -> Level:
+        """What the job, the manifest and people call it."""
+        return "freeze-process" if self.freeze else self.level
 
 
 class LockLostError(NotQuiescedError):
@@ -87,9 +94,11 @@ def choose(asked: str, flavor: str) -> Choice:
         return Choice(level="backup-lock", why="asked for by the job")
     if asked == "global-read-lock":
         return Choice(level="global-read-lock", why="asked for by the job")
+    if asked == "freeze-process":
+        return Choice(level="backup-lock", why="asked for by the job; the lock makes the position exact", freeze=True)
     raise NotQuiescedError(
         f'quiesce = "{asked}" is not supported yet',
-        hint='use "auto", "backup-lock", "global-read-lock" or "stopped"',
+        hint='use "auto", "backup-lock", "global-read-lock", "freeze-process" or "stopped"',
     )
 
 
@@ -151,7 +160,7 @@ class HeldLock:
         if self._proof is None or self._held_s is None:
             raise AssertionError("a lock without proof has no record")
         return QuiesceRecord(
-            level=self._choice.level,
+            level=self._choice.name,
             why=self._choice.why,
             proof=self._proof,
             attempts=self._attempts,

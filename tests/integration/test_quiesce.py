@@ -244,7 +244,7 @@ def test_a_refused_server_never_sees_a_lock(server: PrivateServer) -> None:
 
 def test_what_is_not_supported_is_refused_with_a_reason() -> None:
     assert choose("auto", "mariadb").level == "backup-lock"
-    for asked, flavor in (("crash-consistent", "mariadb"), ("freeze-process", "mariadb"), ("auto", "mysql")):
+    for asked, flavor in (("crash-consistent", "mariadb"), ("auto", "mysql")):
         with pytest.raises(NotQuiescedError) as failure:
             choose(asked, flavor)
         assert failure.value.hint

@@ -6,6 +6,7 @@
  *   FAULT_KILL_WHEN=after  after the call instead of before it
  *   FAULT_LOG=FILE         append a line for each call counted
  *   FAULT_DELAY_MS=N       sleep before BTRFS_IOC_SNAP_CREATE_V2 and FICLONE; FAULT_DELAY_MARK=FILE is made then
+ *   FAULT_DELAY_SKIP=N     not before the first N of them (reflink tries one while arming)
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -76,8 +77,9 @@ pid_t fork(void) { REAL(fork); AROUND("fork", real()) }
 ssize_t send(int fd, const void *b, size_t n, int f) { REAL(send); AROUND("send", real(fd, b, n, f)) }
 
 static void delay(void) {
-    const char *ms = getenv("FAULT_DELAY_MS"), *mark = getenv("FAULT_DELAY_MARK");
-    if (!ms) return;
+    const char *ms = getenv("FAULT_DELAY_MS"), *mark = getenv("FAULT_DELAY_MARK"), *skip = getenv("FAULT_DELAY_SKIP");
+    static long calls = 0;
+    if (!ms || calls++ < (skip ? atol(skip) : 0)) return;
     if (mark) close(open(mark, O_WRONLY | O_CREAT, 0600));
     struct timespec left = {atol(ms) / 1000, atol(ms) % 1000 * 1000000};
     while (nanosleep(&left, &left)) {}

@@ -34,6 +34,7 @@ class Faults:
     log: Path | None = None
     delay_s: float | None = None
     delay_mark: Path | None = None
+    delay_skip: int = 0
 
     def environment(self) -> dict[str, str]:
         """Return the variables that make it happen."""
@@ -45,6 +46,8 @@ class Faults:
             variables["FAULT_LOG"] = str(self.log)
         if self.delay_s is not None:
             variables["FAULT_DELAY_MS"] = str(round(self.delay_s * 1000))
+        if self.delay_skip:
+            variables["FAULT_DELAY_SKIP"] = str(self.delay_skip)
         if self.delay_mark is not None:
             variables["FAULT_DELAY_MARK"] = str(self.delay_mark)
         return variables
