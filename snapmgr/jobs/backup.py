@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from snapmgr.records import Shot
 
 _SYNC_TRIES = 8
+_SYNC_GAIN = 0.9
 # A directory has no lock whose time could run out; this bounds a storage call that hangs.
 _DIRECTORY_FIRE_S = 3600.0
 # How long a helper may take to come back after a failure, when no lock is held any more.
@@ -216,12 +217,18 @@ def _refuse_long_stall(armed: Armed, lock_hold_s: float) -> None:
 
 
 def _sync_until_short(armed: Armed, target_s: float) -> None:
-    """Flush until a flush is quick: what is dirty at the lock is written under the lock."""
+    """Flush until a flush is quick: what is dirty at the lock is written under the lock.
+
+    Or until it gets no shorter: then somebody dirties as fast as the storage writes, and further flushes only delay us.
+    """
+    last_s = float("inf")
     for _ in range(_SYNC_TRIES):
         start = time.monotonic()
         armed.sync()
-        if time.monotonic() - start <= target_s:
+        took_s = time.monotonic() - start
+        if took_s <= target_s or took_s > last_s * _SYNC_GAIN:
             return
+        last_s = took_s
 
 
 def _wall_clock(monotonic_ns: int) -> datetime:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _EXCLUDED_SHOWN = 20
+_PROBE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class LiveServer:
 
     def check(self, connection: Connection) -> None:
         """Raise NotQuiescedError unless `connection` leads to this very server with this very layout."""
+        connection.set_read_timeout(_PROBE_S)
         now = identify(connection)
         if now != self.identity:
             raise NotQuiescedError("the server was restarted or exchanged since it was looked at", hint="try again")
@@ -141,6 +143,8 @@ def probe_server(job: Job) -> LiveServer:
     """Connect, look, disconnect: return the job's server and the lock it needs. Takes no lock."""
     credentials = Credentials(socket=job.socket, defaults_file=job.defaults_file, user=job.user)
     with connect(credentials) as connection:
+        # No lock is held: a server with 200,000 tables may take its time to list them.
+        connection.set_read_timeout(_PROBE_S)
         identity = identify(connection)
         if job.datadir is not None and find_target(job.datadir).path != identity.datadir:
             raise NotQuiescedError(

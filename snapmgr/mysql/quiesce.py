@@ -245,6 +245,9 @@ def _acquire(
                 raise
             granted = time.monotonic()
             waited_s += granted - asked
+            if granted - asked > bounds.lock_wait_s + 1:
+                # We were stopped while it was granted: its time began before we knew of it.
+                raise LockLostError("we did not run for longer than the lock may be waited for", hint="try again")  # noqa: TRY301 - dropped as all others
             lock = HeldLock(connection, choice, bounds, attempts=attempt, waited_s=waited_s, granted=granted)
         except BaseException:
             connection.drop()

@@ -79,7 +79,7 @@ def at_statement(wanted: str, action: Callable[[], None]) -> Iterator[None]:
     execute = client.Connection.execute
 
     def watched(self: client.Connection, sql: str, args: tuple[object, ...] = ()) -> None:
-        if sql == wanted:
+        if sql.endswith(wanted):
             action()
         execute(self, sql, args)
 

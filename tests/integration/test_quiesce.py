@@ -11,7 +11,7 @@ import pymysql
 import pytest
 
 from snapmgr.errors import NotQuiescedError
-from snapmgr.mysql.client import Credentials
+from snapmgr.mysql.client import Connection, Credentials
 from snapmgr.mysql.quiesce import Bounds, Choice, LockLostError, choose, locked
 from snapmgr.mysql.stopped import server_process, stopped
 from support.load import write_load
@@ -21,7 +21,6 @@ from support.storage import work_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.mysql.client import Connection
     from snapmgr.mysql.quiesce import HeldLock
     from support.server import PrivateServer
 
@@ -268,3 +267,21 @@ def test_stopped_means_stopped_and_stays_so(tmp_path_factory: pytest.TempPathFac
     empty = tmp_path_factory.mktemp("empty")
     with pytest.raises(NotQuiescedError, match="does not look like a datadir"), stopped(str(empty)):
         pass
+
+
+def test_being_stopped_while_it_is_granted_gives_no_fresh_bound(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server frees it soon after its bound: a lock whose beginning we slept through is not to be used."""
+    execute = Connection.execute
+
+    def stopped_at_the_end(self: Connection, sql: str, args: tuple[object, ...] = ()) -> None:
+        execute(self, sql, args)
+        if sql.endswith("BLOCK_COMMIT"):
+            time.sleep(2.2)
+
+    monkeypatch.setattr(Connection, "execute", stopped_at_the_end)
+    with pytest.raises(LockLostError, match="did not run"), take(server, "backup-lock"):
+        pytest.fail("the lock was used")
+    monkeypatch.undo()
+    assert not commit_waits(server)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,7 @@ from pathlib import Path
 def _library() -> Path:
     """Compile faults.c once a test run."""
     folder = Path(tempfile.mkdtemp(prefix="snapmgr-faults-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "faults.so"
     source = Path(__file__).with_name("faults.c")
     subprocess.run(
