@@ -7,7 +7,6 @@ half understood.
 from __future__ import annotations
 
 import os
-import secrets
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal, TypeVar
@@ -173,7 +172,7 @@ class _Versioned(msgspec.Struct):
 
 def new_id(job: str, now: datetime) -> str:
     """Return a new snapshot id: job, UTC time and 8 random hex digits, as in "nightly.20260131T023000Z.3f9a2c1b"."""
-    return f"{job}.{now.astimezone(UTC):%Y%m%dT%H%M%SZ}.{secrets.token_hex(4)}"
+    return f"{job}.{now.astimezone(UTC):%Y%m%dT%H%M%SZ}.{os.urandom(4).hex()}"
 
 
 def encode(record: Manifest | Verification | Lease) -> bytes:

@@ -88,6 +88,10 @@ class Scene:
         paths = [line.split(" path ", 1)[1].removeprefix("<FS_TREE>/") for line in listing.splitlines()]
         return sorted(path.split("/", 1)[1] for path in paths if path.startswith(".snapmgr/"))
 
+    def snapshot_paths(self) -> list[Path]:
+        """Return where those subvolumes are reachable."""
+        return [Path(self.file_system.point, ".snapmgr", name) for name in self.stored()]
+
 
 @contextmanager
 def btrfs_scene(*options: str, size_bytes: int = 1 << 30, server: bool = True) -> Iterator[Scene]:

@@ -1,0 +1,32 @@
+"""The scene that most tests of the main job share."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.scene import Scene, btrfs_scene
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Scene]:
+    """One scene for the tests that leave no server option or file behind."""
+    with btrfs_scene("--general-log=0") as scene:
+        yield scene
+
+
+@pytest.fixture
+def scene(shared: Scene) -> Iterator[Scene]:
+    """The shared scene with a fresh state directory and no snapshots."""
+    shared.state = shared.folder / f"state-{time.monotonic_ns()}"
+    shared.configure()
+    shared.server.query("DROP DATABASE IF EXISTS load_test")
+    shared.lines.clear()
+    yield shared
+    subprocess.run(["btrfs", "-q", "subvolume", "delete", *shared.snapshot_paths()], check=False)
