@@ -52,6 +52,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_TALLY] = _Tally()
     # Without this SIGTERM ends pytest on the spot, and mounts, loop devices and servers stay behind.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # Under nohup, or in the background of a script, we were started with these ignored, and so would be all we start.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     storage.sweep_dead()
 
 
