@@ -66,3 +66,16 @@ def signals_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+def keep_only(fds: set[int]) -> None:
+    """Close every descriptor but `fds`; stdin, stdout and stderr become /dev/null.
+
+    For a forked helper: one that hangs for hours must not hold a lock, a socket, or the pipe that cron reads.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    kept = sorted(fds | {0, 1, 2})
+    for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(low + 1, high)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from snapmgr.errors import StorageError
-from snapmgr.host import signals_held, this_process
+from snapmgr.host import keep_only, signals_held, this_process
 from snapmgr.records import FireError, Shot
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _helper(armed: Armed, undo: Callable[[Shot], None], order: int, outcome: int
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        _keep_only({order, outcome, *armed.fds})
+        keep_only({order, outcome, *armed.fds})
         os.write(outcome, _READY)
         data = os.read(order, _DEADLINE.size)
         if len(data) == _DEADLINE.size:
@@ -171,16 +171,3 @@ def _fire(armed: Armed, undo: Callable[[Shot], None], deadline: float, outcome: 
     if not wanted:
         for shot in result.shots:
             undo(shot)
-
-
-def _keep_only(fds: set[int]) -> None:
-    """Close every descriptor but `fds`; stdin, stdout and stderr become /dev/null.
-
-    A helper that hangs for hours must not hold a lock, a socket, or the pipe that cron reads.
-    """
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    kept = sorted(fds | {0, 1, 2})
-    for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-        os.closerange(low + 1, high)

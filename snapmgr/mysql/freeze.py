@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import LackingError, NotQuiescedError
-from snapmgr.host import is_alive, signals_held, this_process
+from snapmgr.host import is_alive, keep_only, signals_held, this_process
 from snapmgr.manifest import Process
 from snapmgr.units import format_duration
 
@@ -204,12 +204,7 @@ def _run_thawer(handle: int, deadline: float, alive: int) -> None:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
             signal.signal(number, signal.SIG_IGN)
-        null = os.open(os.devnull, os.O_RDWR)
-        for standard in (0, 1, 2):
-            os.dup2(null, standard)
-        kept = sorted({0, 1, 2, handle, alive})
-        for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-            os.closerange(low + 1, high)
+        keep_only({handle, alive})
         select.select([alive], [], [], max(deadline - time.monotonic(), 0.0))
     finally:
         with suppress(ProcessLookupError):
