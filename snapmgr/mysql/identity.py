@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.errors import LackingError, NotQuiescedError
+from snapmgr.host import start_ticks
 
 if TYPE_CHECKING:
     from snapmgr.mysql.client import Connection
 
 _PROXIES = ("socat", "mysqlrouter", "maxscale", "proxysql", "haproxy", "ssh", "sshd", "nginx", "systemd-socket-")
 _MARIADB_ONLY = "aria_block_size"
-# proc_pid_stat(5): what follows the command's name in brackets begins with field 3; the start time is field 22.
-_STATE, _START_TICKS = 0, 22 - 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,7 @@ def identify(connection: Connection) -> ServerIdentity:
         )
     process = f"process {peer.pid} ({process_name(peer.pid)})"
     try:
-        start_ticks = _start_ticks(peer.pid)
+        started = _started(peer.pid)
         uid, gid = _effective_ids(peer.pid)
         # A server started with a relative datadir has changed into it.
         named = found["datadir"] if found["datadir"].startswith("/") else os.readlink(f"/proc/{peer.pid}/cwd")
@@ -79,7 +78,7 @@ def identify(connection: Connection) -> ServerIdentity:
         )
     identity = ServerIdentity(
         pid=peer.pid,
-        start_ticks=start_ticks,
+        start_ticks=started,
         uid=uid,
         gid=gid,
         # The version's text can be set at will (--version=…), this variable is MariaDB's own.
@@ -97,10 +96,7 @@ def identify(connection: Connection) -> ServerIdentity:
 
 def still_same(identity: ServerIdentity) -> bool:
     """Return whether the process of `identity` still runs: not ended, not a zombie, the pid not given to another."""
-    try:
-        return _start_ticks(identity.pid) == identity.start_ticks
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return start_ticks(identity.pid) == identity.start_ticks
 
 
 def process_name(pid: int) -> str:
@@ -112,14 +108,12 @@ def process_name(pid: int) -> str:
         return "?"
 
 
-def _start_ticks(pid: int) -> int:
-    """Return when the process started. Raises FileNotFoundError or ProcessLookupError if it is gone or a zombie."""
-    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        # The name may hold spaces and brackets itself: what counts is the last bracket.
-        fields = file.read().rpartition(")")[2].split()
-    if fields[_STATE] in "ZX":
+def _started(pid: int) -> int:
+    """Return when the process started, in clock ticks. Raises ProcessLookupError if it is gone or a zombie."""
+    ticks = start_ticks(pid)
+    if ticks is None:
         raise ProcessLookupError(pid)
-    return int(fields[_START_TICKS])
+    return ticks
 
 
 def _effective_ids(pid: int) -> tuple[int, int]:

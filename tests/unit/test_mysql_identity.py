@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from snapmgr import host
 from snapmgr.mysql import identity
 from snapmgr.mysql.identity import ServerIdentity, process_name, still_same
 
@@ -29,7 +30,7 @@ def of(pid: int, start_ticks: int) -> ServerIdentity:
 
 
 def test_our_own_process_is_the_same_until_the_start_time_differs():
-    own = of(os.getpid(), identity._start_ticks(os.getpid()))
+    own = of(os.getpid(), host.start_ticks(os.getpid()))
     assert still_same(own)
     assert not still_same(replace(own, start_ticks=own.start_ticks + 1))
 
@@ -39,8 +40,8 @@ def test_a_name_with_brackets_and_spaces_is_no_trap(tmp_path):
     program.symlink_to("/bin/sleep")
     with subprocess.Popen([str(program), "60"]) as process:
         try:
-            ticks = identity._start_ticks(process.pid)
-            assert ticks >= identity._start_ticks(os.getpid())
+            ticks = host.start_ticks(process.pid)
+            assert ticks >= host.start_ticks(os.getpid())
             assert still_same(of(process.pid, ticks))
         finally:
             process.kill()
