@@ -13,7 +13,7 @@ from snapmgr.jobs.attach import attached, data_path
 from snapmgr.jobs.backup import backup
 from snapmgr.jobs.prune import prune
 from snapmgr.jobs.verify import verify
-from support.load import check_invariant, write_load
+from support.exactness import take_and_check
 from support.scene import SERVER_OPTIONS, Scene, btrfs_scene
 from support.server import private_server, server_user
 from support.storage import loop_filesystem, work_folder
@@ -22,28 +22,9 @@ pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "mariadbd")
 
 
 def test_twenty_snapshots_under_load_restore_exactly(scene: Scene) -> None:
-    """Each copy's server agrees with the recorded GTID and binlog end, and no engine is of another instant."""
     ctx = scene.context()
-    job = ctx.config.job("demo")
-    with write_load(str(scene.server.socket), writers=4) as load:
-        load.warm_up()
-        taken = []
-        for _ in range(20):
-            before = load.acknowledged()
-            manifest = backup(ctx, job)
-            taken.append((manifest, before, load.acknowledged()))
-        load.check_alive()
-    for manifest, before, after in taken:
-        assert manifest.position is not None
-        with attached(ctx, ctx.catalog.load(manifest.id)) as lease:
-            datadir = data_path(lease)
-            assert (datadir / manifest.position.file).stat().st_size == manifest.position.offset
-            with private_server(datadir, SERVER_OPTIONS, install_options=None) as copy:
-                assert copy.query("SELECT @@gtid_binlog_pos") == ((manifest.position.gtid,),)
-                with copy.connect() as connection:
-                    check_invariant(connection, before=before, after=after)
+    take_and_check(ctx, ctx.config.job("demo"), scene.server, 20)
     assert scene.states() == ["ready"] * 20
-    assert len({manifest.position for manifest, _, _ in taken}) == 20
 
 
 def test_verify_proves_it_and_leaves_no_clone(scene: Scene) -> None:
