@@ -86,16 +86,7 @@ def _decode_options(field: bytes) -> tuple[str, ...]:
     return tuple(_decode(option) for option in field.split(b",") if option)
 
 
-def find_mount(path: str, mounts: Iterable[Mount]) -> Mount:
-    """Given an absolute path without symlinks, return the mount that the kernel would reach it by.
-
-    Walks down the tree of mounts as a path lookup does, so a mount hidden under a later one is not found, and of
-    several at one point the topmost is. Raises NotFoundError if no mount covers `path`.
-    """
-    return _Tree(mounts).find(path)
-
-
-class _Tree:
+class MountTree:
     """A mount table as a tree of parents and children."""
 
     def __init__(self, mounts: Iterable[Mount]) -> None:
@@ -111,7 +102,11 @@ class _Tree:
                 self.tops.append(mount)
 
     def find(self, path: str) -> Mount:
-        """Return the mount that holds `path`."""
+        """Given an absolute path without symlinks, return the mount that the kernel would reach it by.
+
+        Walks down as a path lookup does, so a mount hidden under a later one is not found, and of several at one point
+        the topmost is. Raises NotFoundError if no mount covers `path`.
+        """
         found = _first_on_the_way(path, self.tops)
         if found is None:
             raise NotFoundError(f"no mount holds {path}", hint="is this a chroot that is no mount point of its own?")
@@ -156,7 +151,7 @@ def find_target(path: str, *, runner: Runner | None = None) -> Target:
         mount_id = _mount_id(descriptor)
     finally:
         os.close(descriptor)
-    tree = _Tree(mounts)
+    tree = MountTree(mounts)
     mount = next((mount for mount in mounts if mount.id == mount_id), None) or tree.find(resolved)
     submounts = tuple(
         other

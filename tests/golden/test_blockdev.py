@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snapmgr import blockdev
-from snapmgr.blockdev import backing_file, btrfs_devices, device_stack, find_mount, parse_blkid, parse_lsblk
+from snapmgr.blockdev import MountTree, backing_file, btrfs_devices, device_stack, parse_blkid, parse_lsblk
 from snapmgr.errors import CommandError, LackingError, StorageError
 from snapmgr.records import Completed
 
@@ -54,7 +54,7 @@ class Replay:
 
 
 def mount_at(point):
-    return find_mount(point, MOUNTS)
+    return MountTree(MOUNTS).find(point)
 
 
 def shape(device):

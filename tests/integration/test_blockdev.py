@@ -152,7 +152,7 @@ def test_the_walk_of_the_table_agrees_with_the_kernel():
         output = isolated(
             """
             import os, sys
-            from snapmgr.blockdev import _mount_id, find_mount, read_mounts
+            from snapmgr.blockdev import _mount_id, MountTree, read_mounts
             from snapmgr.command import CommandRunner
             run = CommandRunner().run
             base = sys.argv[1] + "/t"
@@ -185,7 +185,7 @@ def test_the_walk_of_the_table_agrees_with_the_kernel():
                 descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
                 real = _mount_id(descriptor)
                 os.close(descriptor)
-                found = find_mount(path, table)
+                found = MountTree(table).find(path)
                 assert found.id == real, (path, found, real)
                 checked += 1
                 over += path.startswith(base)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.blockdev import find_mount, find_target, parse_mountinfo, read_mounts
+from snapmgr.blockdev import MountTree, find_target, parse_mountinfo, read_mounts
 from snapmgr.errors import ConfigError, LackingError, NotFoundError, StorageError
 from snapmgr.records import Mount
 
@@ -103,7 +103,7 @@ def test_a_mount_table_that_cannot_be_read_is_an_error(tmp_path):
 def test_this_machines_table_is_read():
     found = read_mounts()
     assert len({mount.id for mount in found}) == len(found)
-    assert find_mount("/proc/self", found).fs_type == "proc"
+    assert MountTree(found).find("/proc/self").fs_type == "proc"
 
 
 @pytest.mark.parametrize(
@@ -131,25 +131,25 @@ def test_the_mount_of_a_path(path, number):
         mount(8, 5, "/srv/over/b"),
         mount(6, 5, "/srv/over"),
     ]
-    assert find_mount(path, table).id == number
+    assert MountTree(table).find(path).id == number
 
 
 def test_what_was_mounted_over_the_root_later_is_not_entered():
-    assert find_mount("/srv", [mount(1, 0, "/"), mount(2, 1, "/")]).id == 1
+    assert MountTree([mount(1, 0, "/"), mount(2, 1, "/")]).find("/srv").id == 1
     # … but what is at the root of it all is, where the process's own root is listed second (no pivot_root).
-    assert find_mount("/srv", [mount(1, 1, "/"), mount(2, 1, "/srv")]).id == 2
+    assert MountTree([mount(1, 1, "/"), mount(2, 1, "/srv")]).find("/srv").id == 2
 
 
 def test_of_two_at_one_place_the_later_lies_on_top():
     # Old kernels made such "side mounts" by propagation.
-    assert find_mount("/a/b", [mount(1, 0, "/"), mount(2, 1, "/a"), mount(3, 1, "/a")]).id == 3
+    assert MountTree([mount(1, 0, "/"), mount(2, 1, "/a"), mount(3, 1, "/a")]).find("/a/b").id == 3
 
 
 def test_a_chroot_without_a_mount_of_its_own_is_an_error():
     table = [mount(5, 1, "/proc"), mount(6, 5, "/proc/sys")]
-    assert find_mount("/proc/sys/kernel", table).id == 6
+    assert MountTree(table).find("/proc/sys/kernel").id == 6
     with pytest.raises(NotFoundError, match="no mount holds /srv"):
-        find_mount("/srv", table)
+        MountTree(table).find("/srv")
 
 
 def test_what_is_not_a_directory_is_refused(tmp_path):
@@ -178,7 +178,7 @@ def test_symlinks_are_resolved(tmp_path):
     (tmp_path / "link").symlink_to(real)
     target = find_target(f"{tmp_path}/link/../link/.")
     assert target.path == str(real)
-    assert target.mount == find_mount(str(real), read_mounts())
+    assert target.mount == MountTree(read_mounts()).find(str(real))
 
 
 def test_a_folder_that_may_not_be_entered_is_a_lacking_right(tmp_path):
