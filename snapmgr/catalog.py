@@ -224,7 +224,7 @@ class Catalog:
         """Own a snapshot alone. Raises InUseError if somebody reads it or holds a lease on it."""
         with self._flock(snapshot_id, fcntl.LOCK_EX, "is being read"):
             for lease in self.leases()[0]:
-                if lease.record.ref.snapshot_id == snapshot_id:
+                if lease.snapshot_id == snapshot_id:
                     raise InUseError(
                         f"snapshot {snapshot_id} is attached at {lease.point} ({lease.why} by {lease.user})",
                         hint=f"snapmgr umount {lease.point}",
@@ -264,11 +264,11 @@ class Catalog:
 
     def write_lease(self, lease: Lease) -> None:
         """Store a lease durably; before anything is attached."""
-        _write(self._leases / f"{lease.record.id}.json", encode(lease))
+        _write(self._leases / f"{lease.id}.json", encode(lease))
 
     def drop_lease(self, lease: Lease) -> None:
         """Remove a lease, after its attachment is gone; idempotent."""
-        (self._leases / f"{lease.record.id}.json").unlink(missing_ok=True)
+        (self._leases / f"{lease.id}.json").unlink(missing_ok=True)
         _sync_folder(self._leases)
 
 

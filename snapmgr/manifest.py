@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from snapmgr.records import AttachRecord, Intent, SnapshotRef
 SCHEMA = 1
 
 State = Literal["pending", "ready", "deleting", "broken"]
+Purpose = Literal["mount", "verify", "prepare", "restore"]
 Level = Literal["none", "backup-lock", "global-read-lock", "freeze-process", "stopped"]
 
 
@@ -52,8 +53,6 @@ class ServerRecord:
     log_bin: str | None
     """Path and base name of the binary logs, from the datadir ("mysql-bin", "../log/bin"); None without binary logs."""
     settings: dict[str, str] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
-    """Every folder that the server wrote to, the datadir among them, and its path inside the volume."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +81,10 @@ class Member:
     """Path of the source inside the volume; "" when the source is the volume."""
     call_s: float
     """Duration of the storage call."""
+    path: str = ""
+    """Where the volume was reachable then."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Every folder of the source that is in this volume, the source's own among them, and its path inside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,22 +148,54 @@ class Verification:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeasePart:
+    """One member's share of a lease."""
+
+    record: AttachRecord
+    subpath: str
+    """`Member.subpath`."""
+    folder: str = ""
+    """Name of the folder below the lease's point where it is mounted; "" for the point itself, where there is but one
+    member."""
+    mounted: str | None = None
+    """Device number and root folder of the mount, once it is made: what else is mounted there later is not ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Lease:
     """Somebody's use of a snapshot: who, why, until when; on disk before anything is attached."""
 
-    record: AttachRecord
+    parts: Annotated[tuple[LeasePart, ...], msgspec.Meta(min_length=1)]
+    """One for each member of the snapshot, in their order."""
     holder: Process
-    """Who made it. A "verify" lease ends with its process, a "mount" lease with `umount`."""
+    """Who made it. A "mount" lease ends with `umount`, any other one with its process."""
     user: str
-    why: Literal["mount", "verify"]
+    why: Purpose
     created_at: datetime
     until: datetime | None
     point: str
     """Where it is (to be) mounted."""
-    subpath: str
-    mounted: str | None = None
-    """Device number and root folder of the mount, once it is made: what else is mounted there later is not ours."""
     schema: int = SCHEMA
+
+    @property
+    def id(self) -> str:
+        """16 hex digits."""
+        return self.parts[0].record.id
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot that is used."""
+        return self.parts[0].record.ref.snapshot_id
+
+    @property
+    def boot_id(self) -> str:
+        """The boot that it is of."""
+        return self.parts[0].record.boot_id
+
+    @property
+    def writable(self) -> bool:
+        """Whether it is of a clone."""
+        return self.parts[0].record.writable
 
 
 _Record = TypeVar("_Record", Manifest, Verification, Lease)

@@ -171,7 +171,7 @@ def _plan_document(plan: Plan | None) -> dict[str, Any] | None:
     return {
         "path": plan.path,
         "backend": plan.backend,
-        "volume_id": plan.volume,
+        "volume_ids": list(plan.volumes),
         "level": plan.level,
         "why": plan.why,
         "excluded": list(plan.excluded),
@@ -181,7 +181,7 @@ def _plan_document(plan: Plan | None) -> dict[str, Any] | None:
 
 def _plan_lines(plan: Plan) -> list[str]:
     lines = [
-        f"{plan.job}: would snapshot {plan.path} by {plan.backend} (volume {plan.volume})",
+        f"{plan.job}: would snapshot {plan.path} by {plan.backend} (volume {', '.join(plan.volumes)})",
         f"  level {plan.level}: {plan.why}",
     ]
     return lines + [f"  not in it: {path}" for path in plan.excluded]

@@ -58,7 +58,7 @@ def snapshot(entry: Entry, leases: Iterable[Lease]) -> dict[str, Any]:
         "lock_held_s": quiesce.held_s if quiesce else None,
         "pinned": manifest.pinned,
         "verification": verification(entry.verification),
-        "mounts": [mount(lease) for lease in leases if lease.record.ref.snapshot_id == manifest.id],
+        "mounts": [mount(lease) for lease in leases if lease.snapshot_id == manifest.id],
     }
 
 
@@ -80,7 +80,9 @@ def details(entry: Entry, leases: Iterable[Lease], usage: list[dict[str, Any]]) 
                 "volume_id": member.ref.volume_id,
                 "name": member.ref.name,
                 "native_id": member.ref.native_id,
+                "path": member.path,
                 "subpath": member.subpath,
+                "places": dict(member.places),
                 "call_s": member.call_s,
                 "usage": one,
             }
@@ -142,11 +144,11 @@ def mount(lease: Lease) -> dict[str, Any]:
     from snapmgr.jobs.attach import data_path
 
     return {
-        "lease_id": lease.record.id,
-        "snapshot_id": lease.record.ref.snapshot_id,
+        "lease_id": lease.id,
+        "snapshot_id": lease.snapshot_id,
         "point": lease.point,
         "data_path": str(data_path(lease)),
-        "writable": lease.record.writable,
+        "writable": lease.writable,
         "why": lease.why,
         "user": lease.user,
         "pid": lease.holder.pid,

@@ -59,7 +59,7 @@ def _print(entries: list[Entry], leases: list[Lease]) -> None:
 
     mounted: dict[str, int] = {}
     for lease in leases:
-        mounted[lease.record.ref.snapshot_id] = mounted.get(lease.record.ref.snapshot_id, 0) + 1
+        mounted[lease.snapshot_id] = mounted.get(lease.snapshot_id, 0) + 1
     rows = [
         (
             entry.manifest.short_id,

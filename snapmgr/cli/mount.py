@@ -104,5 +104,5 @@ def _list(session: Session) -> int:
 
 
 def _row(lease: Lease, since: str, until: str) -> tuple[str, ...]:
-    access = "writable" if lease.record.writable else "read-only"
-    return (lease.point, lease.record.ref.snapshot_id, access, lease.why, lease.user, since, until)
+    access = "writable" if lease.writable else "read-only"
+    return (lease.point, lease.snapshot_id, access, lease.why, lease.user, since, until)

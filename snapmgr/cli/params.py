@@ -104,7 +104,7 @@ class MountName(SnapshotName):
             leases = Catalog(config.state_dir).leases()[0]
         except SnapmgrError:
             return []
-        words = {lease.point: lease.record.ref.snapshot_id for lease in leases}
+        words = {lease.point: lease.snapshot_id for lease in leases}
         # The ids are there for those who begin one.
         if incomplete:
             for snapshot_id in dict.fromkeys(words.values()):

@@ -41,7 +41,7 @@ def command(session: Session, snapshot: str) -> int:
     entry = ctx.catalog.resolve(snapshot)
     all_leases, damaged = ctx.catalog.leases()
     session.damaged(damaged)
-    leases = [lease for lease in all_leases if lease.record.ref.snapshot_id == entry.manifest.id]
+    leases = [lease for lease in all_leases if lease.snapshot_id == entry.manifest.id]
     usage = [_usage(session, entry, number) for number in range(len(entry.manifest.members))]
     if session.json:
         session.document(EXIT_OK, snapshot=details(entry, leases, usage))
@@ -87,7 +87,7 @@ def _lines(entry: Entry, leases: list[Lease], usage: list[dict[str, Any]]) -> It
         yield f"            {_size(one)}; storage call {format_duration(member.call_s)}"
     for lease in leases:
         until = f" until {show_time(lease.until)}" if lease.until else ""
-        how = "writable" if lease.record.writable else "read-only"
+        how = "writable" if lease.writable else "read-only"
         since = show_time(lease.created_at)
         yield f"mounted     {lease.point} ({how}, {lease.why} by {lease.user} since {since}{until})"
 

@@ -9,19 +9,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from snapmgr.errors import ConfigError, NotFoundError, SnapmgrError, StorageError
+from snapmgr.errors import ConfigError, LackingError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.host import boot_id, signals_held, this_process
-from snapmgr.manifest import Lease
+from snapmgr.manifest import Lease, LeasePart
 from snapmgr.mount import bind, mount_device, remove_point, require_own, unmount
 from snapmgr.records import AttachRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from snapmgr.catalog import Entry
     from snapmgr.jobs.context import Context
+    from snapmgr.manifest import Manifest, Purpose
     from snapmgr.records import Mount
 
 
@@ -30,74 +31,102 @@ def attach(
     entry: Entry,
     *,
     writable: bool,
-    why: Literal["mount", "verify"],
+    why: Purpose,
     point: Path | None = None,
     for_s: float | None = None,
 ) -> Lease:
     """Attach a READY snapshot at `point` (by default a fresh folder in the scratch directory) and return its lease.
 
-    Writable means a clone: the original never changes. Without root nothing can be mounted, so there a clone's own
-    folder is the point. Raises StorageError for a snapshot that is not READY, and what the backend raises.
+    Writable means a clone: the original never changes. The members of a set are mounted in folders of the point.
+    Without root nothing can be mounted, so there a clone's own folder is the point. Raises StorageError for a snapshot
+    that is not READY, and what the backend raises.
     """
     manifest = entry.manifest
     if manifest.state != "ready":
         raise StorageError(
             f"snapshot {manifest.id} is {manifest.state.upper()}" + (f": {manifest.reason}" if manifest.reason else "")
         )
-    if len(manifest.members) != 1:
-        raise StorageError(
-            f"snapshot {manifest.id} has {len(manifest.members)} members: attaching sets is not supported yet"
-        )
-    member = manifest.members[0]
     can_mount = os.geteuid() == 0
     if point is not None and not can_mount:
         raise ConfigError("mounting at a folder of your choice needs root", hint="leave DIR away, or run as root")
-    record = AttachRecord(
-        id=secrets.token_hex(8), ref=member.ref, writable=writable or not can_mount, boot_id=boot_id()
-    )
-    now = datetime.now(UTC)
+    several = len(manifest.members) > 1
+    if several and not can_mount:
+        raise LackingError(
+            f"attaching the {len(manifest.members)} members of {manifest.id} needs root", hint="run as root"
+        )
+    if several and point is not None and point.exists() and any(point.iterdir()):
+        raise StorageError(f"the folder {point} is not empty", hint="name an empty folder, or one that does not exist")
     if point is None:
         require_own(ctx.config.scratch_dir)
-    where = point or ctx.config.scratch_dir / f"{manifest.short_id}-{record.id[:6]}"
+    parts = tuple(
+        LeasePart(
+            record=AttachRecord(
+                id=secrets.token_hex(8), ref=member.ref, writable=writable or not can_mount, boot_id=boot_id()
+            ),
+            subpath=member.subpath,
+            folder=folder,
+        )
+        for member, folder in zip(manifest.members, part_folders(manifest), strict=True)
+    )
+    now = datetime.now(UTC)
+    where = point or ctx.config.scratch_dir / f"{manifest.short_id}-{parts[0].record.id[:6]}"
     lease = Lease(
-        record=record,
+        parts=parts,
         holder=this_process(),
         user=pwd.getpwuid(os.getuid()).pw_name,
         why=why,
         created_at=now,
         until=now + timedelta(seconds=for_s) if for_s is not None else None,
         point=str(where.absolute()),
-        subpath=member.subpath,
     )
     with ctx.catalog.reading(manifest.id):
         ctx.catalog.write_lease(lease)
         try:
-            lease = _attach(ctx, lease, mount=can_mount)
+            for number in range(len(parts)):
+                lease = _attach_part(ctx, lease, number, mount=can_mount)
         except BaseException:
             try:
                 release(ctx, lease)
             except SnapmgrError as error:
-                ctx.tell(f"could not clear up ({error.message}); later: snapmgr umount {record.id}")
+                ctx.tell(f"could not clear up ({error.message}); later: snapmgr umount {lease.id}")
             raise
     return lease
 
 
-def _attach(ctx: Context, lease: Lease, *, mount: bool) -> Lease:
-    attachment = ctx.backend(lease.record.ref.backend).attach(lease.record)
-    read_only = not lease.record.writable
-    if not mount:
-        lease = replace(lease, point=str(attachment.directory))
-        ctx.catalog.write_lease(lease)
-        return lease
-    if attachment.device is not None:
-        options = (*attachment.options, "ro") if read_only else attachment.options
-        mount_device(attachment.device, lease.point, fs_type=attachment.fs_type or "auto", options=options)
+def part_folders(manifest: Manifest) -> tuple[str, ...]:
+    """Return where each member goes below the point: at the point itself if it is alone, else by its volume's name."""
+    if len(manifest.members) == 1:
+        return ("",)
+    names: list[str] = []
+    for number, member in enumerate(manifest.members):
+        name = os.path.basename(member.path) or "volume"
+        names.append(name if name not in names else f"{name}-{number}")
+    return tuple(names)
+
+
+def _attach_part(ctx: Context, lease: Lease, number: int, *, mount: bool) -> Lease:
+    """Attach and mount one part; return the lease with what is known of it now, on disk."""
+    part = lease.parts[number]
+    attachment = ctx.backend(part.record.ref.backend).attach(part.record)
+    if mount:
+        point, read_only = part_point(lease, part), not part.record.writable
+        if attachment.device is not None:
+            options = (*attachment.options, "ro") if read_only else attachment.options
+            mount_device(attachment.device, point, fs_type=attachment.fs_type or "auto", options=options)
+        else:
+            bind(str(attachment.directory), point, read_only=read_only)
+        there = _mounted_at(ctx, point)
+        part = replace(part, mounted=_identity(there) if there is not None else None)
+        lease = replace(lease, parts=(*lease.parts[:number], part, *lease.parts[number + 1 :]))
     else:
-        bind(str(attachment.directory), lease.point, read_only=read_only)
-    there = _mounted_at(ctx, lease.point)
-    lease = replace(lease, mounted=_identity(there) if there is not None else None)
+        lease = replace(lease, point=str(attachment.directory))
     ctx.catalog.write_lease(lease)
     return lease
+
+
+def part_point(lease: Lease, part: LeasePart) -> str:
+    """Return where a part is (to be) mounted."""
+    return os.path.join(lease.point, part.folder) if part.folder else lease.point
 
 
 def _mounted_at(ctx: Context, point: str) -> Mount | None:
@@ -109,18 +138,44 @@ def _identity(mount: Mount) -> str:
     return f"{mount.device} {mount.root}"
 
 
-def _is_ours(lease: Lease, mount: Mount) -> bool:
-    """Whether `mount` is the one that was made for `lease`, and nothing that somebody mounted there."""
-    if lease.mounted is not None:
-        return lease.mounted == _identity(mount)
+def _is_ours(part: LeasePart, mount: Mount) -> bool:
+    """Whether `mount` is the one that was made for `part`, and nothing that somebody mounted there."""
+    if part.mounted is not None:
+        return part.mounted == _identity(mount)
     # Nothing was mounted yet, or we were killed right after it: what a backend makes bears one of these names.
-    record = lease.record
+    record = part.record
     return any(name in mount.root or name in mount.source for name in (record.id, record.ref.name))
 
 
 def data_path(lease: Lease) -> Path:
-    """Return where the source's own folder is: the volume may hold it further down."""
-    return Path(lease.point, lease.subpath) if lease.subpath else Path(lease.point)
+    """Return where the copy of the source's own folder is: the volume may hold it further down."""
+    return _inside(lease, 0, lease.parts[0].subpath)
+
+
+def copies(lease: Lease, manifest: Manifest) -> dict[str, Path]:
+    """Return every folder of the source, as it was called, and where its copy is now; the source's own comes first.
+
+    The others are those outside of it, which the server wrote as well: redo log, tablespaces, binary logs.
+    """
+    found = {manifest.path: data_path(lease)}
+    for number, member in enumerate(manifest.members):
+        for path, subpath in member.places.items():
+            found.setdefault(path, _inside(lease, number, subpath))
+    return found
+
+
+def place_of(path: str, there: Mapping[str, Path]) -> Path | None:
+    """Given a file or folder of the source and what `copies` returned, return where its copy is, if it has one."""
+    path = os.path.normpath(path)
+    holders = [folder for folder in there if path == folder or path.startswith(folder.rstrip("/") + "/")]
+    if not holders:
+        return None
+    folder = max(holders, key=len)
+    return there[folder] / os.path.relpath(path, folder)
+
+
+def _inside(lease: Lease, number: int, subpath: str) -> Path:
+    return Path(part_point(lease, lease.parts[number]), subpath)
 
 
 def release(ctx: Context, lease: Lease) -> None:
@@ -130,11 +185,15 @@ def release(ctx: Context, lease: Lease) -> None:
     """
     # Half of it undone would be left to the next run.
     with signals_held():
-        if os.geteuid() == 0 and lease.record.boot_id == boot_id():
-            there = _mounted_at(ctx, lease.point)
-            if there is not None and _is_ours(lease, there):
-                unmount(lease.point)
-        ctx.backend(lease.record.ref.backend).detach(lease.record)
+        for part in reversed(lease.parts):
+            point = part_point(lease, part)
+            if os.geteuid() == 0 and lease.boot_id == boot_id():
+                there = _mounted_at(ctx, point)
+                if there is not None and _is_ours(part, there):
+                    unmount(point)
+            ctx.backend(part.record.ref.backend).detach(part.record)
+            if part.folder:
+                remove_point(point)
         # A folder that somebody named may have been there before.
         if Path(lease.point).parent == ctx.config.scratch_dir.absolute():
             remove_point(lease.point)
@@ -154,8 +213,7 @@ def find_lease(ctx: Context, what: str) -> Lease:
     by_id = [
         lease
         for lease in leases
-        if what in (lease.record.id, lease.record.ref.snapshot_id)
-        or (what and lease.record.ref.snapshot_id.rsplit(".", 1)[-1].startswith(what))
+        if what in (lease.id, lease.snapshot_id) or (what and lease.snapshot_id.rsplit(".", 1)[-1].startswith(what))
     ]
     if not by_id:
         raise NotFoundError(f"nothing of ours is mounted at {what}", hint="see: snapmgr list")
@@ -168,9 +226,9 @@ def find_lease(ctx: Context, what: str) -> Lease:
 
 
 @contextmanager
-def attached(ctx: Context, entry: Entry) -> Iterator[Lease]:
-    """A writable clone of a snapshot for as long as the context lasts."""
-    lease = attach(ctx, entry, writable=True, why="verify")
+def attached(ctx: Context, entry: Entry, *, writable: bool = True, why: Purpose = "verify") -> Iterator[Lease]:
+    """A snapshot, by default a writable clone of it, attached for as long as the context lasts."""
+    lease = attach(ctx, entry, writable=writable, why=why)
     try:
         yield lease
     finally:

@@ -45,7 +45,7 @@ class Plan:
     job: str
     path: str
     backend: str
-    volume: str
+    volumes: tuple[str, ...]
     level: str
     why: str
     excluded: tuple[str, ...]
@@ -62,11 +62,11 @@ def plan_backup(ctx: Context, job: Job) -> Plan:
         job=job.name,
         path=source.path,
         backend=source.backend.name,
-        volume=source.volume.id,
+        volumes=tuple(volume.id for volume in source.volumes),
         level=level,
         why=why,
-        excluded=name_excluded(source.volume),
-        warnings=source.volume.warnings,
+        excluded=name_excluded(source.shares),
+        warnings=source.warnings,
     )
 
 
@@ -81,7 +81,7 @@ def backup(ctx: Context, job: Job) -> Manifest:
     with ctx.catalog.job_lock(job.name):
         sweep(ctx, job.name)
         source = locate_source(ctx, job)
-        for warning in source.volume.warnings:
+        for warning in source.warnings:
             ctx.tell(f"warning: {warning}")
         return _take(ctx, job, source)
 
@@ -105,13 +105,13 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
         state="pending",
         created_at=now,
         machine_id=machine_id(),
-        excluded=name_excluded(source.volume),
+        excluded=name_excluded(source.shares),
         server=source.server,
     )
     backend = source.backend
-    ctx.tell(f"{manifest.id}: arming ({backend.name}, volume {source.volume.id})")
+    ctx.tell(f"{manifest.id}: arming ({backend.name}, {', '.join(volume.id for volume in source.volumes)})")
     with (
-        backend.arm((source.volume,), manifest.id) as armed,
+        backend.arm(source.volumes, manifest.id) as armed,
         # Before any connection to the database exists, so that the helper has no copy of it.
         Trigger(armed, undo=lambda shot: backend.delete(shot.ref)) as trigger,
     ):
@@ -122,8 +122,14 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
             manifest = replace(
                 manifest,
                 members=tuple(
-                    Member(ref=shot.ref, subpath=source.volume.subpath, call_s=(shot.finish_ns - shot.start_ns) / 1e9)
-                    for shot in evidence.shots
+                    Member(
+                        ref=shot.ref,
+                        subpath=share.volume.subpath,
+                        call_s=(shot.finish_ns - shot.start_ns) / 1e9,
+                        path=share.volume.path,
+                        places=share.places,
+                    )
+                    for share, shot in zip(source.shares, evidence.shots, strict=True)
                 ),
                 taken_at=_wall_clock(evidence.shots[-1].finish_ns),
                 proved_at=datetime.now(UTC),
@@ -169,7 +175,7 @@ def _fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger
             shots = trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
             source.refuse_new_places()
             return _Evidence(shots=shots, quiesce=still.record(), position=None)
-    atomic = source.backend.capabilities((source.volume,)).atomicity == "volume"
+    atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
     unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
     with unchanged:
         shots = trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)

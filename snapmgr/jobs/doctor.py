@@ -198,21 +198,22 @@ def _examine_program(job: Job, flavor: Literal["mariadb", "mysql"]) -> Iterator[
 def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[Finding]:
     try:
         source = locate_source(ctx, job)
-        volume = source.volume
-        atomicity = source.backend.capabilities((volume,)).atomicity
+        atomicity = source.backend.capabilities(source.volumes).atomicity
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
         return
-    pools.append(volume.pool)
+    pools.extend(volume.pool for volume in source.volumes)
     why = "in one instant" if atomicity == "volume" else "file by file"
     chosen = "the best that can" if job.backend == "auto" else "asked for by the job"
-    yield _finding(job, "ok", f"{source.path}: {source.backend.name} ({chosen}) takes volume {volume.id} {why}")
-    for path in name_excluded(volume):
+    for volume in source.volumes:
+        yield _finding(job, "ok", f"{volume.path}: {source.backend.name} ({chosen}) takes volume {volume.id} {why}")
+    for path in name_excluded(source.shares):
         yield _finding(job, "note", f"not in a snapshot: {path} (a nested subvolume or mount)")
-    for warning in volume.warnings:
+    for warning in source.warnings:
         yield _finding(job, "note", warning)
     try:
-        yield from _examine_headroom(ctx, job, volume)
+        for volume in source.volumes:
+            yield from _examine_headroom(ctx, job, volume)
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
 

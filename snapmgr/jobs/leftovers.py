@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from snapmgr.blockdev import read_mounts
 from snapmgr.errors import NotFoundError, SnapmgrError
 from snapmgr.host import boot_id, is_alive
+from snapmgr.jobs.attach import part_point
 from snapmgr.jobs.doctor import Finding, of_error
 
 if TYPE_CHECKING:
@@ -91,13 +92,16 @@ def _examine_unfinished(ctx: Context, manifest: Manifest) -> Iterator[Finding]:
 
 
 def _examine_lease(lease: Lease, points: set[str]) -> Iterator[Finding]:
-    end = f"snapmgr umount {lease.record.id}"
-    if lease.record.boot_id != boot_id():
+    end = f"snapmgr umount {lease.id}"
+    if lease.boot_id != boot_id():
         yield _state(lease.point, "problem", "was mounted before the last boot; its clone may still be there", end)
-    elif lease.why == "verify" and not is_alive(lease.holder):
-        yield _state(lease.point, "problem", "is the clone of a verification that was killed", end)
-    elif os.geteuid() == 0 and os.path.realpath(lease.point) not in points and lease.why != "verify":
-        # A verification may be just about to mount.
+    elif lease.why != "mount" and not is_alive(lease.holder):
+        yield _state(lease.point, "problem", f"is of a {lease.why} that was killed", end)
+    elif (
+        os.geteuid() == 0
+        and lease.why == "mount"
+        and any(part_point(lease, part) not in points for part in lease.parts)
+    ):
         yield _state(lease.point, "problem", "has a lease, but nothing is mounted there", end)
     elif lease.until is not None and lease.until < datetime.now(UTC):
         until = f"{lease.until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
@@ -140,7 +144,7 @@ def _compare(ctx: Context, pool: Pool, where: str, entries: list[Entry], found: 
             missing = True
             hint = "somebody deleted it: restore from another one"
             yield _problem(where, f"the storage of {entry.manifest.id} is gone", hint)
-    leases = {lease.record.id for lease in ctx.catalog.leases()[0]}
+    leases = {part.record.id for lease in ctx.catalog.leases()[0] for part in lease.parts}
     for one in found:
         yield from _examine_found(ctx, where, one, leases)
     if not missing:

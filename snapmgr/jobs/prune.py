@@ -38,7 +38,7 @@ def plan_prune(ctx: Context, job: Job, now: datetime) -> Plan:
     A snapshot that somebody deleted by hand, or whose storage does not answer, takes nobody's place: those that are
     there are planned as if they were all.
     """
-    in_use = {lease.record.ref.snapshot_id for lease in ctx.catalog.leases()[0]}
+    in_use = {lease.snapshot_id for lease in ctx.catalog.leases()[0]}
     ready = [entry for entry in ctx.catalog.entries(job.name)[0] if entry.manifest.state == "ready"]
     candidates = [
         Candidate(

@@ -11,7 +11,7 @@ from snapmgr.errors import ConfigError, LackingError, NotQuiescedError, SnapmgrE
 from snapmgr.manifest import ServerRecord
 from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.identity import identify
-from snapmgr.mysql.layout import outside, read_files, read_layout
+from snapmgr.mysql.layout import read_files, read_layout
 from snapmgr.mysql.quiesce import Choice, choose
 from snapmgr.plugins import list_plugins
 from snapmgr.records import NotMine
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from snapmgr.jobs.context import Context
     from snapmgr.mysql.client import Connection
     from snapmgr.mysql.identity import ServerIdentity
-    from snapmgr.mysql.layout import Layout
+    from snapmgr.mysql.layout import Layout, Place
     from snapmgr.records import Volume
 
 
@@ -48,8 +48,8 @@ class LiveServer:
         if read_layout(connection, now).places != self.layout.places:
             raise NotQuiescedError("the server's files moved since they were looked at", hint="try again")
 
-    def record(self, places: dict[str, str]) -> ServerRecord:
-        """Return what a later restore has to know of the server; `places` as in `ServerRecord`."""
+    def record(self) -> ServerRecord:
+        """Return what a later restore has to know of the server."""
         return ServerRecord(
             flavor=self.identity.flavor,
             version=self.identity.version,
@@ -58,8 +58,16 @@ class LiveServer:
             datadir=self.identity.datadir,
             log_bin=self.layout.settings.get("log_bin_basename") if self.layout.log_bin_basename else None,
             settings=dict(self.layout.settings),
-            places=places,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """One volume, and what of the source is in it."""
+
+    volume: Volume
+    places: dict[str, str]
+    """As `snapmgr.manifest.Member.places`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +76,24 @@ class Source:
 
     path: str
     backend: Backend
-    volume: Volume
+    shares: tuple[Share, ...]
+    """One for each volume; the first holds `path`."""
     live: LiveServer | None
     """None for directories and stopped servers."""
     server: ServerRecord | None
     """What the manifest says of the live server."""
     layout: Layout | None = None
     """Of a server, running or not: all that the snapshot must hold."""
+
+    @property
+    def volumes(self) -> tuple[Volume, ...]:
+        """The volumes of `shares`."""
+        return tuple(share.volume for share in self.shares)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Those of all volumes."""
+        return tuple(warning for volume in self.volumes for warning in volume.warnings)
 
     def refuse_new_places(self) -> None:
         """Raise NotQuiescedError if the server's files lead to places that were not looked at.
@@ -96,47 +115,31 @@ class Source:
 def locate_source(ctx: Context, job: Job) -> Source:
     """Given a job, return its source.
 
-    Raises NotQuiescedError for a server that cannot be locked safely (wrong process, files outside the volume),
-    StorageError if no backend can snapshot it, LackingError if this machine lacks something.
+    Raises NotQuiescedError for a server that cannot be held still safely (wrong process, files that the snapshot would
+    not hold, several volumes without a common instant), StorageError if no backend can snapshot it, LackingError if
+    this machine lacks something.
     """
     if job.source == "directory":
-        backend, volume = _choose_backend(ctx, job, str(job.path), need_volume=False)
-        return Source(path=str(job.path), backend=backend, volume=volume, live=None, server=None)
+        backend, shares = _choose_backend(ctx, job, _Wanted(path=str(job.path)))
+        return Source(path=str(job.path), backend=backend, shares=shares, live=None, server=None)
     if job.quiesce == "stopped":
-        backend, volume = _choose_backend(ctx, job, str(job.datadir), need_volume=False)
-        _refuse_excluded(volume)
-        layout = read_files(os.path.realpath(str(job.datadir)))
-        _refuse_outside(ctx, layout, backend, volume)
-        return Source(path=str(job.datadir), backend=backend, volume=volume, live=None, server=None, layout=layout)
-    live = probe_server(job)
-    datadir = live.identity.datadir
-    backend, volume = _choose_backend(ctx, job, datadir, need_volume=not live.choice.freeze)
-    _refuse_excluded(volume)
-    subpaths = _refuse_outside(ctx, live.layout, backend, volume)
+        live, layout = None, read_files(os.path.realpath(str(job.datadir)))
+    else:
+        live = probe_server(job)
+        layout = live.layout
+    # What neither writes nor moves may be taken file by file, and volume by volume.
+    still = live is None or live.choice.freeze
+    wanted = _Wanted(path=layout.datadir, places=layout.places, one_instant=not still)
+    backend, shares = _choose_backend(ctx, job, wanted)
+    _refuse_excluded(shares)
     return Source(
-        path=datadir, backend=backend, volume=volume, live=live, server=live.record(subpaths), layout=live.layout
+        path=layout.datadir if live is not None else str(job.datadir),
+        backend=backend,
+        shares=shares,
+        live=live,
+        server=live.record() if live is not None else None,
+        layout=layout,
     )
-
-
-def _refuse_outside(ctx: Context, layout: Layout, backend: Backend, volume: Volume) -> dict[str, str]:
-    """Raise NotQuiescedError if the server writes outside of `volume`; return its folders' paths inside the volume."""
-    subpaths: dict[str, str] = {}
-
-    def volume_of(path: str) -> str | None:
-        found = backend.locate(find_target(path, runner=ctx.runner))
-        if isinstance(found, NotMine):
-            return None
-        subpaths[path] = found.subpath
-        return found.id
-
-    strays = outside(layout, volume_of)
-    if strays:
-        raise NotQuiescedError(
-            "a snapshot of the datadir's volume would not hold all that the server writes: "
-            + "; ".join(f"{place.what} at {place.path}" for place in strays),
-            hint=f"move it into {volume.path} (volume {volume.id})",
-        )
-    return subpaths
 
 
 def probe_server(job: Job) -> LiveServer:
@@ -156,35 +159,57 @@ def probe_server(job: Job) -> LiveServer:
     return LiveServer(credentials=credentials, identity=identity, layout=layout, choice=choice)
 
 
-def name_excluded(volume: Volume) -> tuple[str, ...]:
-    """Return what a snapshot of `volume` does not hold: first paths, then how many more (snapper makes thousands)."""
-    more = len(volume.excluded) - _EXCLUDED_SHOWN
+def name_excluded(shares: tuple[Share, ...]) -> tuple[str, ...]:
+    """Return what a snapshot of these volumes does not hold: first paths, then how many more (snapper makes thousands).
+
+    What is left out of one volume may be in another one.
+    """
+    held = {path for share in shares for path in share.places}
+    excluded = [path for share in shares for path in share.volume.excluded if path not in held]
+    more = len(excluded) - _EXCLUDED_SHOWN
     # Names on disk need not be UTF-8; manifests are.
-    named = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in volume.excluded[:_EXCLUDED_SHOWN]]
+    named = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in excluded[:_EXCLUDED_SHOWN]]
     return (*named, *([f"… and {more} more"] if more > 0 else []))
 
 
-def _refuse_excluded(volume: Volume) -> None:
-    if volume.excluded:
+def _refuse_excluded(shares: tuple[Share, ...]) -> None:
+    excluded = name_excluded(shares)
+    if excluded:
         raise NotQuiescedError(
-            f"inside the datadir a snapshot would leave out: {', '.join(name_excluded(volume))}",
+            f"inside the server's folders a snapshot would leave out: {', '.join(excluded)}",
             hint="a nested subvolume or mount is an empty folder in the snapshot: make it a plain folder",
         )
 
 
-def _choose_backend(ctx: Context, job: Job, path: str, *, need_volume: bool) -> tuple[Backend, Volume]:
-    """Return the job's backend, or with "auto" the best that can: one atomic over the volume before one that is not."""
-    target = find_target(path, runner=ctx.runner)
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What the snapshot must hold."""
+
+    path: str
+    places: tuple[Place, ...] = ()
+    one_instant: bool = False
+    """Whether all of it must be taken in one instant, because somebody goes on writing."""
+
+
+def _choose_backend(ctx: Context, job: Job, wanted: _Wanted) -> tuple[Backend, tuple[Share, ...]]:
+    """Return the job's backend, or with "auto" the best that can: one atomic over a volume before one that is not.
+
+    And the volumes that it finds.
+    """
     names = [plugin.name for plugin in list_plugins()] if job.backend == "auto" else [job.backend]
     refusals: list[str] = []
     lacking = False
-    fitting: list[tuple[bool, Backend, Volume]] = []
+    strays: NotQuiescedError | None = None
+    fitting: list[tuple[bool, Backend, tuple[Share, ...]]] = []
     for name in names:
         try:
             backend = ctx.backend(name)
-            found = backend.locate(target)
+            found = _locate_all(ctx, backend, wanted)
         except ConfigError:
             raise  # a typo in [backend.NAME] must not end in another backend
+        except NotQuiescedError as error:
+            strays = error
+            continue
         except SnapmgrError as error:
             lacking = lacking or isinstance(error, LackingError)
             refusals.append(f"{name}: {error.message}" + (f" ({error.hint})" if error.hint else ""))
@@ -192,8 +217,8 @@ def _choose_backend(ctx: Context, job: Job, path: str, *, need_volume: bool) -> 
         if isinstance(found, NotMine):
             refusals.append(f"{name}: {found.reason}" + (f" ({found.hint})" if found.hint else ""))
             continue
-        atomic = backend.capabilities((found,)).atomicity == "volume"
-        if need_volume and not atomic:
+        atomic = backend.capabilities(tuple(share.volume for share in found)).atomicity == "volume"
+        if wanted.one_instant and not atomic:
             refusals.append(
                 f"{name}: it copies file by file, which is not consistent under a running server; "
                 'quiesce = "freeze-process" makes it so, at the price of a stall'
@@ -201,10 +226,72 @@ def _choose_backend(ctx: Context, job: Job, path: str, *, need_volume: bool) -> 
             continue
         fitting.append((atomic, backend, found))
     if not fitting:
+        if strays is not None:
+            raise strays
         kind = LackingError if lacking else StorageError
+        stop = ", or stop the server" if wanted.one_instant else ""
         raise kind(
-            f"no backend can snapshot {path}: {'; '.join(refusals) or 'none is installed'}",
-            hint=None if lacking else "move it to a btrfs subvolume" + (", or stop the server" if need_volume else ""),
+            f"no backend can snapshot {wanted.path}: {'; '.join(refusals) or 'none is installed'}",
+            hint=None if lacking else f"move it to a btrfs subvolume{stop}",
         )
-    _, backend, volume = max(fitting, key=lambda candidate: candidate[0])
-    return backend, volume
+    _, backend, shares = max(fitting, key=lambda candidate: candidate[0])
+    if wanted.one_instant:
+        _refuse_set(shares, wanted)
+    return backend, shares
+
+
+def _locate_all(ctx: Context, backend: Backend, wanted: _Wanted) -> tuple[Share, ...] | NotMine:
+    """Return the volumes that hold the source and its places, or why `backend` cannot snapshot one of them."""
+    home = backend.locate(find_target(wanted.path, runner=ctx.runner))
+    if isinstance(home, NotMine):
+        return home
+    shares = [Share(volume=home, places={wanted.path: home.subpath})]
+    # An outer folder first: its volume may hold the inner one.
+    for folder in sorted({_folder(place) for place in wanted.places}):
+        holder = next((share for share in shares if _subpath(share.volume, folder) is not None), None)
+        if holder is not None:
+            holder.places[folder] = _subpath(holder.volume, folder) or ""
+            continue
+        found = backend.locate(find_target(folder, runner=ctx.runner))
+        if isinstance(found, NotMine):
+            if wanted.one_instant:
+                # Whatever the backend, it is not in the same instant.
+                _refuse_strays(tuple(place for place in wanted.places if _folder(place) == folder), home)
+            return NotMine(reason=f"{folder}, which the server writes as well: {found.reason}", hint=found.hint)
+        known = next((share for share in shares if share.volume.id == found.id), None)
+        if known is None:
+            shares.append(Share(volume=found, places={folder: found.subpath}))
+        else:
+            known.places[folder] = found.subpath
+    return tuple(shares)
+
+
+def _folder(place: Place) -> str:
+    return place.path if os.path.isdir(place.path) else os.path.dirname(place.path)
+
+
+def _subpath(volume: Volume, folder: str) -> str | None:
+    """Return where `folder` is in a snapshot of `volume`; None if it is not in it, as far as its path tells."""
+    for excluded in volume.excluded:
+        if folder == excluded or folder.startswith(excluded.rstrip("/") + "/"):
+            return None
+    if folder == volume.path:
+        return ""
+    inside = folder.startswith(volume.path.rstrip("/") + "/")
+    return os.path.relpath(folder, volume.path) if inside else None
+
+
+def _refuse_set(shares: tuple[Share, ...], wanted: _Wanted) -> None:
+    elsewhere = {folder for share in shares[1:] for folder in share.places}
+    strays = tuple(place for place in wanted.places if _folder(place) in elsewhere)
+    if strays:
+        _refuse_strays(strays, shares[0].volume)
+
+
+def _refuse_strays(strays: tuple[Place, ...], home: Volume) -> None:
+    raise NotQuiescedError(
+        "a snapshot of the datadir's volume would not hold all that the server writes: "
+        + "; ".join(f"{place.what} at {place.path}" for place in strays),
+        hint=f"move it into {home.path} (volume {home.id}), or let the job take all volumes while the server stands "
+        'still: quiesce = "freeze-process" or "stopped"',
+    )

@@ -38,8 +38,8 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
             failures.append(error)
 
     for lease in ctx.catalog.leases()[0]:
-        if lease.why == "verify" and not is_alive(lease.holder) and lease.record.ref.snapshot_id.startswith(job + "."):
-            ctx.tell(f"removing the clone of a verification that was killed ({lease.record.ref.snapshot_id})")
+        if lease.why != "mount" and not is_alive(lease.holder) and lease.snapshot_id.startswith(job + "."):
+            ctx.tell(f"removing what a killed {lease.why} had attached ({lease.snapshot_id})")
             attempt(partial(release, ctx, lease))
     for manifest in manifests:
         if manifest.state == "pending":
@@ -67,6 +67,7 @@ def _finish_pending(ctx: Context, manifest: Manifest) -> None:
         if all(member.ref.identity in there for member in manifest.members):
             complete(ctx, manifest, settle_timeout_s=_SETTLE_S)
             return
+        remove_traces(ctx, manifest)  # a set without one of its members
         ctx.catalog.write(manifest.with_state("broken", reason="its storage is gone after a crash"))
         return
     ctx.tell(f"{manifest.id}: removing what an interrupted run left")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shlex
 import time
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from snapmgr.config import Verify
 from snapmgr.errors import CommandError, ConfigError, LackingError, NotFoundError, VerificationError
-from snapmgr.jobs.attach import attached, data_path
+from snapmgr.jobs.attach import attached, copies, data_path, place_of
 from snapmgr.manifest import Verification
 from snapmgr.mysql.check import check_tables, run_assertions
 from snapmgr.mysql.client import MysqlError
@@ -99,12 +100,13 @@ class _Trial:
         """Try what is attached by `lease`."""
         data = data_path(lease)
         if not data.is_dir():
-            self.failures.append(f"the clone has no folder {lease.subpath!r}")
+            self.failures.append(f"the clone has no folder {lease.parts[0].subpath!r}")
         elif self._manifest.source == "directory":
             self._run_command(data)
         else:
-            self._check_binlog(data)
-            self._run_server(lease, data)
+            there = copies(lease, self._manifest)
+            self._check_binlog(there)
+            self._run_server(there, data)
 
     def _run_command(self, data: Path) -> None:
         argv = [word.replace("{}", str(data)) for word in self._how.command]
@@ -116,25 +118,26 @@ class _Trial:
         else:
             self.checks.append(f"{shlex.join(self._how.command)} ended with 0")
 
-    def _check_binlog(self, data: Path) -> None:
+    def _check_binlog(self, there: dict[str, Path]) -> None:
         """Under the lock nothing was written, so the snapshot's last binlog ends exactly at the recorded offset."""
         position, server = self._manifest.position, self._manifest.server
         if position is None or server is None or not server.log_bin:
             return
-        path = data / Path(server.log_bin).parent / position.file
+        path = place_of(os.path.join(server.datadir, os.path.dirname(server.log_bin), position.file), there)
         try:
-            size = path.stat().st_size
+            size = path.stat().st_size if path is not None else None
         except FileNotFoundError:
+            size = None
+        if size is None:
             self.failures.append(f"the recorded binlog {position.file} is not in it")
-            return
-        if size == position.offset:
+        elif size == position.offset:
             self.checks.append(f"its binlog ends at the recorded position ({position.file}:{position.offset})")
         else:
             self.failures.append(
                 f"its binlog {position.file} has {size} bytes, the recorded position is {position.offset}"
             )
 
-    def _run_server(self, lease: Lease, data: Path) -> None:
+    def _run_server(self, there: dict[str, Path], data: Path) -> None:
         recorded = self._manifest.server
         binary = find_server(recorded.flavor if recorded else _flavor(data), self._how.server)
         with TemporaryDirectory(prefix="v", dir=self._ctx.config.scratch_dir) as run_dir:
@@ -147,10 +150,7 @@ class _Trial:
                 run_dir=run_dir,
                 options=self._how.options,
                 # Absolute paths in the data lead to the live files, unless the clone's are put in their place.
-                originals={
-                    original: str(Path(lease.point, subpath))
-                    for original, subpath in (recorded.places if recorded else {}).items()
-                },
+                originals={original: str(copy) for original, copy in there.items()},
                 time_limit_s=self._deadline - time.monotonic(),
             ) as server:
                 self.checks.append(f"{binary.flavor} {binary.version} started and recovered")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from snapmgr.mysql.client import Connection
     from snapmgr.mysql.identity import ServerIdentity
@@ -140,24 +140,6 @@ def read_files(datadir: str) -> Layout:
         settings={},
         engines={engine: len(tables) for engine, tables in sorted(scan.engine_files.items())},
     )
-
-
-def outside(layout: Layout, located: Callable[[str], str | None]) -> tuple[Place, ...]:
-    """Return the places that are not in the datadir's volume.
-
-    Args:
-        layout: what `read_layout` returned.
-        located: given an existing folder, the id of the volume whose snapshot would hold it, else None. Called once for
-            each distinct folder.
-    """
-    home = located(layout.datadir)
-    if home is None:
-        return (Place(what="datadir", path=layout.datadir), *layout.places)
-    folders = {
-        place: place.path if os.path.isdir(place.path) else os.path.dirname(place.path) for place in layout.places
-    }
-    ids = {folder: located(folder) for folder in sorted(set(folders.values()))}
-    return tuple(place for place in layout.places if ids[folders[place]] != home)
 
 
 def gather(found: list[Place], datadir: str, foreign: tuple[str, ...] = ()) -> tuple[Place, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from snapmgr.manifest import Lease, Manifest, Member, Position, Process, QuiesceRecord, ServerRecord
+from snapmgr.manifest import Lease, LeasePart, Manifest, Member, Position, Process, QuiesceRecord, ServerRecord
 from snapmgr.records import AttachRecord, Intent, Pool, SnapshotRef
 
 NOW = datetime(2026, 1, 31, 2, 30, tzinfo=UTC)
@@ -53,12 +53,11 @@ def lease(of: Manifest) -> Lease:
     record = AttachRecord(id="0123456789abcdef", ref=of.members[0].ref, writable=True, boot_id="another")
     process = Process(pid=1, start_ticks=1, boot_id="another")
     return Lease(
-        record=record,
+        parts=(LeasePart(record=record, subpath="data"),),
         holder=process,
         user="root",
         why="mount",
         created_at=NOW,
         until=NOW,
         point="/mnt/look",
-        subpath="data",
     )

@@ -14,7 +14,7 @@ import pytest
 from snapmgr.catalog import Catalog
 from snapmgr.errors import BusyError, CatalogError, ConfigError, InUseError, NotFoundError
 from snapmgr.host import boot_id, this_process
-from snapmgr.manifest import Lease, Manifest, Verification, encode
+from snapmgr.manifest import Lease, LeasePart, Manifest, Verification, encode
 from snapmgr.records import AttachRecord, Pool, SnapshotRef
 
 NOW = datetime(2026, 3, 1, 2, 30, tzinfo=UTC)
@@ -46,14 +46,13 @@ def lease(snapshot_id: str) -> Lease:
     pool = Pool(backend="reflink", id="p", hint="p")
     ref = SnapshotRef(backend="reflink", snapshot_id=snapshot_id, pool=pool, volume_id="v", name="n", native_id="i")
     return Lease(
-        record=AttachRecord(id="00ff", ref=ref, writable=True, boot_id=boot_id()),
+        parts=(LeasePart(record=AttachRecord(id="00ff", ref=ref, writable=True, boot_id=boot_id()), subpath=""),),
         holder=this_process(),
         user="root",
         why="mount",
         created_at=NOW,
         until=None,
         point="/mnt/x",
-        subpath="",
     )
 
 

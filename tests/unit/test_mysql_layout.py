@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.mysql.layout import Layout, Place, _Scan, _settings, data_files, gather, outside
+from snapmgr.mysql.layout import Layout, Place, _Scan, _settings, data_files, gather
 
 
 @pytest.mark.parametrize(
@@ -57,19 +57,6 @@ def layout(datadir: str, *paths: str) -> Layout:
         settings={},
         engines={},
     )
-
-
-def test_outside_means_not_in_the_datadirs_volume(tmp_path):
-    for name in ("a", "b", "c"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "b" / "t.ibd").write_text("")
-    a, b, c = (str(tmp_path / name) for name in ("a", "b", "c"))
-    ids = {a: "1", b: "2", c: "1"}
-    strays = outside(layout(a, f"{b}/t.ibd", b, c), ids.get)
-    assert [place.path for place in strays] == [f"{b}/t.ibd", b]
-    # A folder that no volume holds is outside too, and so is everything if the datadir is in none.
-    assert [place.path for place in outside(layout(a, c), {a: "1"}.get)] == [c]
-    assert [place.path for place in outside(layout(a, c), {c: "1"}.get)] == [a, c]
 
 
 def test_paths_in_settings_are_relative_so_that_they_hold_in_a_copy(tmp_path):
