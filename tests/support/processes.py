@@ -1,0 +1,49 @@
+"""Looks at processes, and waits for what they do."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def wait_until(true: Callable[[], object], limit_s: float = 5.0) -> None:
+    """Return once `true` says so; AssertionError after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def state(pid: int) -> str:
+    """Return a process's state letter (proc_pid_stat(5)), "X" for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    return state(pid) in "ZX"
+
+
+def children() -> set[int]:
+    """Return the ids of this process's children, zombies included."""
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def servers_on(datadir: Path) -> list[int]:
+    """Return the ids of the processes that were given `datadir`, or something in it, as their datadir."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if any(word.startswith(b"--datadir=" + os.fsencode(datadir)) for word in words):
+                found.append(int(process.name))
+    return found
