@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from snapmgr.catalog import Catalog
 from snapmgr.cli.main import main
 from snapmgr.manifest import Verification
+from support.processes import children
 from support.sample import NOW, lease, manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -45,3 +50,29 @@ def run(config, capsys):
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def no_child_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a child process behind, be it a zombie, unless it is marked `leaves_child`."""
+    before = children()
+    yield
+    if "leaves_child" not in request.keywords:
+        assert children() <= before, "a child was neither ended nor reaped"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes the main file and files of conf.d, and returns the main file's path."""
+
+    def write(main: str, **conf_d: str) -> Path:
+        path = tmp_path / "snapmgr.toml"
+        path.write_text(main)
+        path.chmod(0o644)
+        if conf_d:
+            (tmp_path / "conf.d").mkdir(mode=0o755)
+        for name, text in conf_d.items():
+            (tmp_path / "conf.d" / f"{name}.toml").write_text(text)
+        return path
+
+    return write

@@ -4,52 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr import command
-from snapmgr.command import CommandRunner, clean_environment, end_process, find_program, pipeline, redact, running
+from snapmgr.command import CommandRunner, clean_environment, find_program, pipeline, redact
 from snapmgr.errors import CommandError, LackingError
+from support.processes import children, ended, wait_until
 
+pytestmark = pytest.mark.usefixtures("no_child_is_left")
 SECRET = "s3cr3t-pässword"
 
 
 @pytest.fixture
 def runner():
     return CommandRunner()
-
-
-def _children():
-    """Ids of this process's children, zombies included."""
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
-
-
-@pytest.fixture(autouse=True)
-def no_child_is_left(request):
-    before = _children()
-    yield
-    if "leaves_child" not in request.keywords:
-        assert _children() <= before, "a child was neither ended nor reaped"
-
-
-def _wait_until(true, limit_s=5.0):
-    deadline = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
-def _gone(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
 
 
 # ---------------------------------------------------------------------------------------------------------------- run
@@ -188,7 +161,7 @@ def test_time_limit_ends_the_whole_group(runner, tmp_path):
     with pytest.raises(CommandError, match="did not finish within 300 ms"):
         runner.run(["sh", "-c", script], timeout_s=0.3)
     assert time.monotonic() - began < 4
-    assert _gone(int((tmp_path / "pid").read_text()))
+    assert ended(int((tmp_path / "pid").read_text()))
 
 
 def test_time_limit_kills_what_ignores_sigterm(runner, monkeypatch, tmp_path):
@@ -197,7 +170,7 @@ def test_time_limit_kills_what_ignores_sigterm(runner, monkeypatch, tmp_path):
     script = f"trap '' TERM; (trap '' TERM; sh -c 'echo $PPID' > {tmp_path}/pid; {loop}) & {loop}"
     with pytest.raises(CommandError, match="did not finish"):
         runner.run(["sh", "-c", script], timeout_s=0.3)
-    _wait_until(lambda: _gone(int((tmp_path / "pid").read_text())))
+    wait_until(lambda: ended(int((tmp_path / "pid").read_text())))
 
 
 def test_group_member_that_survives_its_leader_is_killed(runner, monkeypatch, tmp_path):
@@ -206,7 +179,7 @@ def test_group_member_that_survives_its_leader_is_killed(runner, monkeypatch, tm
     script = f"(trap '' TERM; sh -c 'echo $PPID' > {tmp_path}/pid; while :; do sleep 0.05; done) & sleep 60"
     with pytest.raises(CommandError, match="did not finish"):
         runner.run(["sh", "-c", script], timeout_s=0.4)
-    _wait_until(lambda: _gone(int((tmp_path / "pid").read_text())))
+    wait_until(lambda: ended(int((tmp_path / "pid").read_text())))
 
 
 def test_stopped_program_is_ended(runner):
@@ -241,10 +214,10 @@ def test_abandoned_program_runs_on_and_may_go_on_talking(runner, tmp_path):
     with pytest.raises(CommandError, match="was left running") as caught:
         runner.run(["sh", "-c", script], timeout_s=0.1, abandon=True)
     assert "process" in str(caught.value.hint)
-    _wait_until(lambda: (tmp_path / "end").exists())
+    wait_until(lambda: (tmp_path / "end").exists())
     # …and the next command reaps it.
-    _wait_until(lambda: runner.run(["true"]) and not command._abandoned)
-    assert not _children()
+    wait_until(lambda: runner.run(["true"]) and not command._abandoned)
+    assert not children()
 
 
 @pytest.mark.leaves_child
@@ -252,8 +225,8 @@ def test_interruption_leaves_an_abandonable_program_alone(runner, tmp_path):
     threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
     with pytest.raises(KeyboardInterrupt):
         runner.run(["sh", "-c", f"sleep 0.6; echo finished > {tmp_path}/end"], abandon=True)
-    _wait_until(lambda: (tmp_path / "end").exists())
-    _wait_until(lambda: runner.run(["true"]) and not command._abandoned)
+    wait_until(lambda: (tmp_path / "end").exists())
+    wait_until(lambda: runner.run(["true"]) and not command._abandoned)
 
 
 @pytest.mark.parametrize("limit", [None, 30.0])
@@ -263,7 +236,7 @@ def test_interruption_ends_and_reaps_the_program(runner, limit, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         runner.run(["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 60"], timeout_s=limit)
     assert time.monotonic() - began < 3
-    assert _gone(int((tmp_path / "pid").read_text()))
+    assert ended(int((tmp_path / "pid").read_text()))
 
 
 def test_second_interruption_still_kills(runner, tmp_path):
@@ -272,7 +245,7 @@ def test_second_interruption_still_kills(runner, tmp_path):
     threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         runner.run(["sh", "-c", script])
-    assert _gone(int((tmp_path / "pid").read_text()))
+    assert ended(int((tmp_path / "pid").read_text()))
 
 
 def test_no_descriptor_is_left_open(runner):
@@ -322,15 +295,6 @@ def test_output_that_was_asked_for_is_not_redacted(runner):
     assert runner.run(["echo", "1024"], secrets=("1",)).stdout == "1024\n"
 
 
-def test_secret_is_in_no_error_of_a_pipeline():
-    with pytest.raises(CommandError) as caught:
-        pipeline([["echo", SECRET], ["sh", "-c", "cat >&2; exit 1"]], timeout_s=5, secrets=(SECRET,))
-    assert SECRET not in str(caught.value)
-    with pytest.raises(CommandError) as caught:
-        pipeline([["sh", "-c", f": {SECRET}; sleep 9"], ["cat"]], timeout_s=0.1, secrets=(SECRET,))
-    assert SECRET not in str(caught.value)
-
-
 @given(st.text(), st.lists(st.text(alphabet="abc*", max_size=4)))
 def test_redaction_leaves_no_secret(text, secrets):
     shown = redact(text, tuple(secrets))
@@ -341,111 +305,3 @@ def test_redaction_leaves_no_secret(text, secrets):
 
 def test_longer_secret_is_replaced_first():
     assert redact("abcdef", ("abc", "abcdef", "")) == "***"
-
-
-# ------------------------------------------------------------------------------------------------------------- pipeline
-
-
-def test_pipeline_returns_the_last_output():
-    assert pipeline([["printf", "b\\na\\n"], ["sort"], ["tr", "a", "x"]], timeout_s=5) == b"x\nb\n"
-
-
-def test_pipeline_of_one():
-    assert pipeline([["echo", "x"]], timeout_s=5) == b"x\n"
-
-
-def test_pipeline_passes_bytes():
-    assert pipeline([["printf", r"\377\000\001"], ["cat"]], timeout_s=5) == b"\xff\x00\x01"
-
-
-@pytest.mark.parametrize("position", [0, 1, 2])
-def test_pipeline_fails_with_any_member_and_says_what_it_said(position):
-    argvs = [["echo", "x"], ["cat"], ["cat"]]
-    argvs[position] = ["sh", "-c", f"cat >/dev/null; echo trouble at {position} >&2; exit 4"]
-    with pytest.raises(CommandError, match=rf"exit code 4\): trouble at {position}"):
-        pipeline(argvs, timeout_s=5)
-
-
-def test_pipeline_blames_the_member_that_failed_not_the_one_that_it_broke():
-    with pytest.raises(CommandError, match=r"sh -c .* failed \(exit code 9\): disk full"):
-        pipeline([["yes"], ["sh", "-c", "head -c 10 >/dev/null; echo disk full >&2; exit 9"], ["cat"]], timeout_s=10)
-
-
-def test_pipeline_does_not_take_a_broken_pipe_for_success():
-    with pytest.raises(CommandError, match="yes failed \\(signal 13\\)"):
-        pipeline([["yes"], ["head", "-c", "10"]], timeout_s=10)
-
-
-def test_pipeline_time_limit_ends_all(tmp_path):
-    argvs = [["sh", "-c", f"echo $$ > {tmp_path}/{name}; exec sleep 60"] for name in "ab"]
-    with pytest.raises(CommandError, match="did not finish within 300 ms"):
-        pipeline(argvs, timeout_s=0.3)
-    assert all(_gone(int((tmp_path / name).read_text())) for name in "ab")
-
-
-def test_pipeline_ends_the_others_when_a_program_is_missing():
-    began = time.monotonic()
-    with pytest.raises(LackingError):
-        pipeline([["yes"], ["no-such-program"]], timeout_s=60)
-    assert time.monotonic() - began < 3
-
-
-def test_pipeline_interrupted_ends_all(tmp_path):
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        pipeline([["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 60"], ["cat"]], timeout_s=60)
-    assert _gone(int((tmp_path / "pid").read_text()))
-
-
-# -------------------------------------------------------------------------------------------------------------- running
-
-
-def test_running_program_is_ended_when_the_context_ends(tmp_path):
-    with (tmp_path / "log").open("wb") as log, running(["sh", "-c", "echo up; sleep 60"], output=log) as process:
-        _wait_until(lambda: (tmp_path / "log").read_text() == "up\n")
-        assert process.poll() is None
-    assert process.returncode == -signal.SIGTERM
-
-
-def test_running_program_is_ended_on_an_exception(tmp_path):
-    with (tmp_path / "log").open("wb") as log:
-        with pytest.raises(ZeroDivisionError), running(["sleep", "60"], output=log) as process:
-            _ = 1 / 0
-        assert process.returncode is not None
-
-
-def test_running_program_that_ends_by_itself_is_no_error(tmp_path):
-    with (tmp_path / "log").open("wb") as log, running(["false"], output=log) as process:
-        _wait_until(lambda: process.poll() is not None)
-    assert process.returncode == 1
-
-
-def test_running_what_is_missing(tmp_path):
-    with (tmp_path / "log").open("wb") as log, pytest.raises(LackingError), running(["/no/such"], output=log):
-        pass
-
-
-def test_death_with_the_parent(tmp_path):
-    # What `running` documents for callers: the server dies with us even on SIGKILL.
-    log = tmp_path / "log"
-    parent = f"""
-import sys, time
-from snapmgr.command import running
-argv = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", "echo $$; sleep 60"]
-with open({str(log)!r}, "wb") as out, running(argv, output=out):
-    time.sleep(60)
-"""
-    with (tmp_path / "own").open("wb") as own, running([sys.executable, "-c", parent], output=own) as process:
-        _wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
-        process.kill()
-        process.wait()
-    pid = int(log.read_text())
-    _wait_until(lambda: _gone(pid))
-
-
-def test_ending_a_process_that_was_reaped_signals_nobody(tmp_path):
-    with (tmp_path / "log").open("wb") as log, running(["true"], output=log) as process:
-        process.wait()
-        began = time.monotonic()
-        end_process(process)
-    assert time.monotonic() - began < 0.1

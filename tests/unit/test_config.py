@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
-import tomllib
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.config import DEFAULT_PATH, Job, Retention, Verify, example_config, load_config, validate
+from snapmgr.config import DEFAULT_PATH, Job, Retention, Verify, load_config, validate
 from snapmgr.config import load as load_module
-from snapmgr.config.model import Check, Quiesce, Source, Step
 from snapmgr.errors import ConfigError, NotFoundError
 from snapmgr.retention import Policy
 
 MYSQL = '[job.db]\nsource = "mysql"\nsocket = "/run/mysqld/mysqld.sock"\n'
 FILES = '[job.files]\nsource = "directory"\npath = "/srv"\n'
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Return a function that writes the main file and files of conf.d, and returns the main file's path."""
-
-    def write(main, **conf_d):
-        path = tmp_path / "snapmgr.toml"
-        path.write_text(main)
-        path.chmod(0o644)
-        if conf_d:
-            (tmp_path / "conf.d").mkdir(mode=0o755)
-        for name, text in conf_d.items():
-            (tmp_path / "conf.d" / f"{name}.toml").write_text(text)
-        return path
-
-    return write
 
 
 def only_error(path):
@@ -375,61 +354,6 @@ def test_an_unknown_job_names_the_nearest(write):
     assert caught.value.hint == "jobs here: db, files"
 
 
-@pytest.mark.parametrize(
-    ("found", "job"),
-    [
-        ({}, None),
-        ({"datadir": "/d"}, None),
-        ({"socket": "/s"}, {"socket": "/s"}),
-        ({"socket": "/s", "datadir": "/d"}, {"socket": "/s", "datadir": "/d"}),
-        ({"defaults_file": "/f"}, {"defaults_file": "/f"}),
-        ({"socket": "/s", "defaults_file": "/f"}, {"defaults_file": "/f"}),
-    ],
-)
-def test_the_example_is_valid_and_has_what_was_found(write, found, job):
-    config = load_config(write(example_config(**found)))
-    if job is None:
-        assert config.jobs == {}
-    else:
-        assert config.job("mysql").retention.keep_daily == 7
-        assert {key: getattr(config.job("mysql"), key) for key in ("socket", "defaults_file", "datadir")} == {
-            "socket": None,
-            "defaults_file": None,
-            "datadir": None,
-        } | job
-
-
-def test_the_example_names_every_key():
-    text = example_config(socket="/s") + example_config(defaults_file="/f")
-    advanced = {"sync_target", "settle_timeout", "server", "options", "defaults"}
-    keys = {"state_dir", "scratch_dir"}
-    for kind in (Job, Verify, Retention):
-        keys |= set(kind.__struct_encode_fields__) - {"name"}
-    assert {key for key in keys - advanced if key not in text} == set()
-
-
-def test_the_commented_jobs_of_the_example_are_valid_too(write):
-    lines = example_config().splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("# [job.mysql]"))
-    uncommented = [line.removeprefix("# ") for line in lines[start:] if not line.startswith(("# #", "# A plain"))]
-    # Prose and alternatives stay comments: they do not parse as TOML.
-    kept = [line for line in uncommented if line.startswith("[") or "=" in line.partition("#")[0]]
-    kept = [line for line in kept if not line.startswith(("defaults_file", "user"))]
-    config = load_config(write("\n".join(kept)))
-    assert set(config.jobs) == {"mysql", "files"}
-
-
-@given(st.text(min_size=1).filter(lambda text: "\0" not in text))
-def test_any_path_survives_the_example(path):
-    job = tomllib.loads(example_config(socket="/" + path, datadir="/" + path))["job"]["mysql"]
-    assert (job["socket"], job["datadir"]) == ("/" + path, "/" + path)
-
-
-def test_a_path_that_toml_cannot_hold_is_refused():
-    with pytest.raises(ConfigError, match="not UTF-8"):
-        example_config(socket=os.fsdecode(b"/run/\xff.sock"))
-
-
 toml_values = st.recursive(
     st.text(max_size=5)
     | st.sampled_from(["mysql", "directory", "/x", "1s"])
@@ -455,24 +379,3 @@ def test_any_toml_gives_a_job_or_errors_and_never_a_crash(defaults, table):
         # A job without an error of its own is whole, whatever is wrong with the defaults.
         assert all("defaults" in error for error in reading.errors)
         assert job.source in {"mysql", "directory"}
-
-
-DOCUMENTATION = Path(__file__).parents[2] / "docs/configuration.md"
-
-
-def test_the_documentation_names_every_key_and_every_allowed_word():
-    text = DOCUMENTATION.read_text()
-    words = {"state_dir", "scratch_dir"}
-    for kind in (Job, Verify):
-        words |= set(kind.__struct_encode_fields__) - {"name"}
-    words |= {word for part in (Quiesce, Source, Check, Step) for word in part.__args__}
-    assert {word for word in words if f"`{word}`" not in text and f'`"{word}"`' not in text} == set()
-    retention = (DOCUMENTATION.parent / "retention.md").read_text()
-    assert {key for key in Retention.__struct_encode_fields__ if key not in retention} == set()
-
-
-def test_the_documentations_example_is_valid(write):
-    (example,) = re.findall(r"```toml\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
-    config = load_config(write(example))
-    assert config.job("uploads").retention == Retention(keep_hourly=48, keep_daily=7)
-    assert config.job("shop").after_backup == ("verify", "prune")
