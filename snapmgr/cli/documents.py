@@ -82,7 +82,7 @@ def details(entry: Entry, leases: Iterable[Lease], usage: list[dict[str, Any]]) 
                 "native_id": member.ref.native_id,
                 "path": member.path,
                 "subpath": member.subpath,
-                "places": dict(member.places),
+                "places": [{"path": path, "subpath": subpath} for path, subpath in member.places.items()],
                 "call_s": member.call_s,
                 "usage": one,
             }

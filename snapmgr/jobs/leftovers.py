@@ -96,7 +96,7 @@ def _examine_lease(lease: Lease, points: set[str]) -> Iterator[Finding]:
     if lease.boot_id != boot_id():
         yield _state(lease.point, "problem", "was mounted before the last boot; its clone may still be there", end)
     elif lease.why != "mount" and not is_alive(lease.holder):
-        yield _state(lease.point, "problem", f"is of a {lease.why} that was killed", end)
+        yield _state(lease.point, "problem", f"was attached by a {lease.why} that was killed", end)
     elif (
         os.geteuid() == 0
         and lease.why == "mount"

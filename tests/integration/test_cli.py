@@ -280,7 +280,7 @@ def test_doctor_finds_what_dead_runs_and_strangers_left(scene: Scene) -> None:
         process.kill()
     killed = scene.run("doctor")
     assert killed.returncode == 1
-    assert "is the clone of a verification that was killed" in killed.stdout
+    assert "was attached by a verify that was killed" in killed.stdout
     with scene.start("backup", "demo", faults_=Faults(delay_s=0.3, delay_mark=mark)) as process:
         _wait_for(process, mark.exists)
         process.kill()
