@@ -27,6 +27,8 @@ _LIMITS = {
     "sync_target_s": ("1ms", 0.001, "1h", 3600.0),
     "settle_timeout_s": ("1s", 1.0, "7d", 604800.0),
     "time_limit_s": ("1s", 1.0, "7d", 604800.0),
+    "max_age_s": ("1m", 60.0, "10y", 315360000.0),
+    "grace_s": ("0", 0.0, "7d", 604800.0),
 }
 _LEAST_MEMORY_BYTES = 32 * 1024**2
 

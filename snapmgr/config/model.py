@@ -79,6 +79,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     settle_timeout_s: Duration = msgspec.field(default=300.0, name="settle_timeout")
     retention: Retention = Retention()
     after_backup: tuple[Step, ...] = ()
+    max_age_s: Duration | None = msgspec.field(default=None, name="max_age")
+    """`status` calls the job overdue when its newest snapshot is older: for jobs that something else schedules."""
+    grace_s: Duration = msgspec.field(default=3600.0, name="grace")
+    """How long after its scheduled time a job may be without its snapshot before `status` calls it overdue."""
     verify: Verify = Verify()
     name: str = ""
     """NAME; not a key."""
