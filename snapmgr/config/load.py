@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import stat
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from snapmgr.config import model
+from snapmgr.config.files import list_files, read_toml
 from snapmgr.config.model import Config, Job, Retention, Verify
 from snapmgr.config.values import describe_unknown, read_table, show
 from snapmgr.errors import ConfigError
@@ -19,7 +18,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 _FOLDERS = ("state_dir", "scratch_dir")
 _TOP_KEYS = (*_FOLDERS, "defaults", "job", "backend")
 _NOT_KEYS = frozenset({"name"})
-_WHERE_IN_TOML = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 # Seconds, least and most. A server counts lock_wait_timeout in whole seconds, and 0 would fail at the first busy table.
 _LIMITS = {
     "lock_wait_s": ("1s", 1.0, "1h", 3600.0),
@@ -51,7 +49,7 @@ def validate(path: Path | None = None) -> list[str]:
 
 def _read(path: Path) -> tuple[Config, list[str]]:
     reading = _Reading()
-    files = _list_files(path, reading.errors)
+    files = list_files(path, reading.errors)
     for file in files:
         reading.add(file)
     # Also where no job uses them.
@@ -80,52 +78,6 @@ def _home_state() -> str:
     return os.path.expanduser("~/.local/state/snapmgr")
 
 
-def _list_files(main: Path, errors: list[str]) -> list[Path]:
-    folder = main.parent / "conf.d"
-    try:
-        entries = sorted(folder.iterdir())
-        _refuse_world_writable(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        entries = []
-    except OSError as error:
-        errors.append(f"{folder}: cannot be read: {error.strerror}")
-        entries = []
-    except ConfigError as error:
-        errors.append(error.message)
-        entries = []
-    # Editors leave ".#job.toml" beside what they edit.
-    return [main, *(entry for entry in entries if entry.suffix == ".toml" and not entry.name.startswith("."))]
-
-
-def _refuse_world_writable(path: Path) -> None:
-    if path.stat().st_mode & stat.S_IWOTH:
-        raise ConfigError(
-            f"{path}: everybody may write to it, so anybody could run commands by it; try chmod o-w {path}"
-        )
-
-
-def _parse(file: Path) -> dict[str, Any]:
-    """Return a file's TOML. Raises ConfigError with file and line."""
-    try:
-        _refuse_world_writable(file)
-        data = file.read_bytes()
-        return tomllib.loads(data.decode())
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: does not exist; `snapmgr config init` writes an example") from None
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{file}, line {line}: is not UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        said = str(error)
-        place = _WHERE_IN_TOML.search(said)
-        where = f"line {place[1]}" if place and place[1] else "last line"
-        raise ConfigError(f"{file}, {where}: is not TOML: {_WHERE_IN_TOML.sub('', said)}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{file}: is nested too deeply") from error
-
-
 class _Reading:
     """What the files hold, each thing with the file that it is from, and what is wrong with it."""
 
@@ -137,7 +89,7 @@ class _Reading:
     def add(self, file: Path) -> None:
         """Take in one file."""
         try:
-            document = _parse(file)
+            document = read_toml(file)
         except ConfigError as error:
             self.errors.append(error.message)
             return

@@ -308,7 +308,7 @@ def test_what_everybody_can_write_is_refused(write):
     for culprit in (path, path.parent / "conf.d", path.parent / "conf.d/more.toml"):
         mode = culprit.stat().st_mode
         culprit.chmod(mode | 0o002)
-        assert only_error(path).startswith(f"{culprit}: everybody may write to it")
+        assert only_error(path).startswith(f"{culprit}: others may write to it")
         culprit.chmod(mode)
 
 
