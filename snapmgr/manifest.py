@@ -107,12 +107,17 @@ class Manifest:
     reason: str | None = None
     """Why it is broken."""
     pinned: bool = False
+    """Kept whatever retention says, until somebody unpins it."""
+    pin_reason: str | None = None
+    """Why it is pinned, in the words of who did it."""
     intents: tuple[Intent, ...] = ()
     members: tuple[Member, ...] = ()
     excluded: tuple[str, ...] = ()
     """Nested subvolumes and mounts that it does not hold."""
     helper: Process | None = None
     """The process that was to take it: if it still lives, its storage call may still arrive."""
+    state_dir: str = ""
+    """The state directory that it was taken for: another one that meets it in the storage leaves it to this one."""
     quiesce: QuiesceRecord | None = None
     server: ServerRecord | None = None
     position: Position | None = None
@@ -198,7 +203,21 @@ class Lease:
         return self.parts[0].record.writable
 
 
-_Record = TypeVar("_Record", Manifest, Verification, Lease)
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """When a job is to run, as it was installed: what was due is told from this."""
+
+    job: str
+    kind: Literal["systemd", "cron"]
+    expression: str
+    """OnCalendar, as in systemd.time(7)."""
+    installed_at: datetime
+    delay_s: float = 0.0
+    """A run may begin so much later, at random."""
+    schema: int = SCHEMA
+
+
+_Record = TypeVar("_Record", Manifest, Verification, Lease, Schedule)
 
 
 class _Versioned(msgspec.Struct):
@@ -210,7 +229,7 @@ def new_id(job: str, now: datetime) -> str:
     return f"{job}.{now.astimezone(UTC):%Y%m%dT%H%M%SZ}.{os.urandom(4).hex()}"
 
 
-def encode(record: Manifest | Verification | Lease) -> bytes:
+def encode(record: Manifest | Verification | Lease | Schedule) -> bytes:
     """Return a record as JSON, indented: people read these files in emergencies.
 
     Raises CatalogError if it names something that is not UTF-8.

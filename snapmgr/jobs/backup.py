@@ -105,6 +105,7 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
         state="pending",
         created_at=now,
         machine_id=machine_id(),
+        state_dir=str(ctx.catalog.path.absolute()),
         excluded=name_excluded(source.shares),
         server=source.server,
     )

@@ -12,8 +12,16 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.config import Verify
-from snapmgr.errors import CommandError, ConfigError, LackingError, NotFoundError, VerificationError
+from snapmgr.errors import (
+    CommandError,
+    ConfigError,
+    LackingError,
+    NotFoundError,
+    SnapmgrError,
+    VerificationError,
+)
 from snapmgr.jobs.attach import attached, copies, data_path, place_of
+from snapmgr.jobs.note import store_note
 from snapmgr.manifest import Verification
 from snapmgr.mysql.check import check_tables, run_assertions
 from snapmgr.mysql.client import MysqlError
@@ -94,6 +102,11 @@ class _Trial:
             failures=tuple(self.failures),
         )
         self._ctx.catalog.write_verification(self._manifest.id, verification)
+        try:
+            # Beside the snapshot too, should the state directory be lost: prune keeps the newest that is verified.
+            store_note(self._ctx, self._ctx.catalog.load(self._manifest.id))
+        except SnapmgrError as error:
+            self._ctx.tell(f"warning: the result could not be stored beside the snapshot: {error.message}")
         return verification
 
     def run(self, lease: Lease) -> None:

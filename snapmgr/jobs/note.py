@@ -1,0 +1,58 @@
+"""The note beside a snapshot: its manifest as it stands in the state directory, and its last verification.
+
+With it the state directory can be rebuilt from the storage (`snapmgr.jobs.rebuild`). It is a manifest's JSON with one
+key more, so what reads a manifest reads a note.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from snapmgr.errors import CatalogError
+from snapmgr.manifest import Manifest, Verification, decode, encode
+
+if TYPE_CHECKING:
+    from snapmgr.catalog import Entry
+    from snapmgr.jobs.context import Context
+
+# What `Backend.annotate` takes at most.
+_MAX_BYTES = 64 << 10
+
+
+class _Noted(msgspec.Struct):
+    verification: Verification | None = None
+
+
+def encode_note(entry: Entry) -> bytes:
+    """Return a snapshot's note, at most 64 KiB: for that a verification loses its texts, but not its result."""
+    if entry.verification is None:
+        return encode(entry.manifest)
+    note = _join(entry.manifest, entry.verification)
+    if len(note) <= _MAX_BYTES:
+        return note
+    return _join(entry.manifest, replace(entry.verification, checks=(), failures=()))
+
+
+def _join(manifest: Manifest, verification: Verification) -> bytes:
+    whole = msgspec.json.decode(encode(manifest))
+    whole["verification"] = msgspec.json.decode(encode(verification))
+    return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
+
+
+def decode_note(data: bytes, where: str) -> tuple[Manifest, Verification | None]:
+    """Given a note, return what it says. Raises CatalogError that names `where` if it is damaged or too new."""
+    manifest = decode(data, Manifest, where)
+    try:
+        return manifest, msgspec.json.decode(data, type=_Noted).verification
+    except msgspec.DecodeError as error:
+        raise CatalogError(f"{where} is damaged: {error}") from None
+
+
+def store_note(ctx: Context, entry: Entry) -> None:
+    """Write the note beside each member of a snapshot. Raises what the backend raises."""
+    note = encode_note(entry)
+    for member in entry.manifest.members:
+        ctx.backend(member.ref.backend).annotate(member.ref, note)
