@@ -5,6 +5,7 @@
     STATE/snapshots/ID/manifest.json    the manifest; its folder carries the readers' and deleters' flock
     STATE/snapshots/ID/verified.json    the last verification, if any
     STATE/leases/LEASE.json             who uses which snapshot
+    STATE/schedules/JOB.json            when a job is to run, as `snapmgr schedule` installed it
     STATE/locks/JOB.lock                flocked by the one active run of a job
     STATE/frozen/PID                    a server process that is stopped, and who lets it go on
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import BusyError, CatalogError, ConfigError, InUseError, LackingError, NotFoundError
-from snapmgr.manifest import Lease, Manifest, Verification, decode, encode
+from snapmgr.manifest import Lease, Manifest, Schedule, Verification, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +65,7 @@ class Catalog:
         self.path = path
         self._snapshots = path / "snapshots"
         self._leases = path / "leases"
+        self._schedules = path / "schedules"
         self._locks = path / "locks"
         self.frozen = path / "frozen"
         """Folder of what is frozen right now (`snapmgr.mysql.freeze`)."""
@@ -89,7 +91,7 @@ class Catalog:
 
     def make(self) -> None:
         """Make the folders that are missing. Raises CatalogError or LackingError."""
-        for folder in (self.path, self._snapshots, self._leases, self._locks):
+        for folder in (self.path, self._snapshots, self._leases, self._schedules, self._locks):
             try:
                 folder.mkdir(mode=0o700, parents=folder is self.path, exist_ok=True)
             except PermissionError:
@@ -270,6 +272,33 @@ class Catalog:
         """Remove a lease, after its attachment is gone; idempotent."""
         (self._leases / f"{lease.id}.json").unlink(missing_ok=True)
         _sync_folder(self._leases)
+
+    # ---- schedules
+
+    def schedules(self) -> tuple[list[Schedule], list[Damaged]]:
+        """Return when jobs are to run, by job, and what could not be read."""
+        schedules: list[Schedule] = []
+        damaged: list[Damaged] = []
+        for name in sorted(_names(self._schedules)):
+            path = self._schedules / name
+            try:
+                schedules.append(decode(_read(path), Schedule, str(path)))
+            except NotFoundError:
+                continue
+            except CatalogError as error:
+                damaged.append(Damaged(path=path, problem=error.message))
+        return schedules, damaged
+
+    def write_schedule(self, schedule: Schedule) -> None:
+        """Store when a job is to run, durably."""
+        _write(self._schedules / f"{schedule.job}.json", encode(schedule))
+
+    def drop_schedule(self, job: str) -> None:
+        """Forget when a job is to run; idempotent."""
+        path = self._schedules / f"{job}.json"
+        if path.exists():
+            path.unlink(missing_ok=True)
+            _sync_folder(self._schedules)
 
 
 def _names(folder: Path) -> Iterator[str]:
