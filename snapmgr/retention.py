@@ -70,6 +70,7 @@ class Candidate:
     ready: bool
     verified: bool
     pinned: bool
+    pin_reason: str | None = None
     in_use: bool = False
     """Mounted, being read or being verified now."""
 
@@ -103,6 +104,18 @@ def plan(snapshots: Iterable[Candidate], policy: Policy, now: datetime) -> Plan:
         keep=tuple(one for one in decisions if one.reasons),
         delete=tuple(Decision(id=one.id, reasons=("no rule keeps it",)) for one in decisions if not one.reasons),
     )
+
+
+def protect(snapshots: Iterable[Candidate], now: datetime) -> dict[str, tuple[str, ...]]:
+    """Given all snapshots of one job, return for each what keeps it from any policy at `now`; empty if nothing does.
+
+    Raises ValueError as `plan` does.
+    """
+    newest_first = _sorted(snapshots, now)
+    reasons: dict[str, list[str]] = {one.id: [] for one in newest_first}
+    ready = [one for one in newest_first if one.ready]
+    _keep_guarded(ready, [one for one in ready if one.taken_at <= now], reasons)
+    return {one: tuple(why) for one, why in reasons.items()}
 
 
 def _sorted(snapshots: Iterable[Candidate], now: datetime) -> list[Candidate]:
@@ -143,7 +156,7 @@ def _keep_guarded(ready: list[Candidate], past: list[Candidate], reasons: dict[s
             _add(reasons[one.id], "newest VERIFIED")
     for one in ready:
         if one.pinned:
-            reasons[one.id].append("pinned")
+            reasons[one.id].append(f"pinned ({one.pin_reason})" if one.pin_reason else "pinned")
         if one.in_use:
             reasons[one.id].append("in use")
 

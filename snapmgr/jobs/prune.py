@@ -47,6 +47,7 @@ def plan_prune(ctx: Context, job: Job, now: datetime) -> Plan:
             ready=True,
             verified=entry.verified,
             pinned=entry.manifest.pinned,
+            pin_reason=entry.manifest.pin_reason,
             in_use=entry.manifest.id in in_use,
         )
         for entry in ready
@@ -79,7 +80,7 @@ def prune(ctx: Context, job: Job) -> Pruned:
         for number, decision in enumerate(planned.delete):
             ctx.progress("pruning", number, len(planned.delete))
             try:
-                delete(ctx, ctx.catalog.load(decision.id).manifest)
+                delete(ctx, decision.id)
                 deleted.append(decision.id)
             except InUseError as error:
                 ctx.tell(f"keeping {decision.id}: {error.message}")

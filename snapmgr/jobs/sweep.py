@@ -46,7 +46,7 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
             attempt(partial(_finish_pending, ctx, manifest))
         elif manifest.state == "deleting":
             ctx.tell(f"{manifest.id}: finishing its deletion")
-            attempt(partial(delete, ctx, manifest))
+            attempt(partial(delete, ctx, manifest.id))
     return tuple(failures)
 
 
@@ -115,9 +115,16 @@ def complete(ctx: Context, manifest: Manifest, *, settle_timeout_s: float) -> Ma
     return manifest
 
 
-def delete(ctx: Context, manifest: Manifest) -> None:
-    """Delete a snapshot's storage and then its manifest. Raises InUseError while somebody uses it."""
-    with ctx.catalog.deleting(manifest.id):
+def delete(ctx: Context, snapshot_id: str, *, pinned: bool = False) -> None:
+    """Delete a snapshot's storage and then its manifest; one that is pinned only if `pinned` allows it.
+
+    Raises InUseError while somebody uses it, or if it is pinned. What fails in the middle leaves it DELETING.
+    """
+    with ctx.catalog.deleting(snapshot_id):
+        # Read under this lock, under which it is pinned: whatever was planned, somebody may have pinned it since.
+        manifest = ctx.catalog.load(snapshot_id).manifest
+        if manifest.pinned and manifest.state == "ready" and not pinned:
+            raise InUseError(f"snapshot {manifest.id} is pinned", hint=f"snapmgr unpin {manifest.short_id}")
         ctx.catalog.write(manifest.with_state("deleting", reason=manifest.reason))
         backend = ctx.backend(manifest.backend)
         for number, member in enumerate(manifest.members):

@@ -41,7 +41,7 @@ def scene(shared: Scene) -> Iterator[Scene]:
     assert shared.run("umount", "--all").returncode == 0
     ctx = shared.context()
     for entry in shared.entries():
-        delete(ctx, entry.manifest)
+        delete(ctx, entry.manifest.id)
     assert shared.stored() == []
 
 
