@@ -15,6 +15,7 @@ from snapmgr.errors import ConfigError, LackingError, NotFoundError, SnapmgrErro
 from snapmgr.host import boot_id, signals_held, this_process
 from snapmgr.manifest import Lease, LeasePart
 from snapmgr.mount import bind, mount_device, remove_point, require_own, unmount
+from snapmgr.probe import require_pools_answer
 from snapmgr.records import AttachRecord
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def attach(
         until=now + timedelta(seconds=for_s) if for_s is not None else None,
         point=str(where.absolute()),
     )
+    _require_answer(ctx, lease)
     with ctx.catalog.reading(manifest.id):
         ctx.catalog.write_lease(lease)
         try:
@@ -91,6 +93,11 @@ def attach(
                 ctx.tell(f"could not clear up ({error.message}); later: snapmgr umount {lease.id}")
             raise
     return lease
+
+
+def _require_answer(ctx: Context, lease: Lease) -> None:
+    """Raise StorageError if storage in which clones are to be made or removed hangs."""
+    require_pools_answer((part.record.ref.pool for part in lease.parts if part.record.writable), ctx.mounter.mounts())
 
 
 def part_folders(manifest: Manifest) -> tuple[str, ...]:
@@ -181,8 +188,9 @@ def _inside(lease: Lease, number: int, subpath: str) -> Path:
 def release(ctx: Context, lease: Lease) -> None:
     """Undo an attachment, however far it got and whatever boot it is from; the lease goes last. Idempotent.
 
-    Raises InUseError while a process uses the mount.
+    Raises InUseError while a process uses the mount, StorageError with nothing undone if the storage hangs.
     """
+    _require_answer(ctx, lease)
     # Half of it undone would be left to the next run.
     with signals_held():
         for part in reversed(lease.parts):

@@ -17,6 +17,7 @@ from snapmgr.manifest import Manifest, Member, Position, Process, QuiesceRecord,
 from snapmgr.mysql.freeze import frozen
 from snapmgr.mysql.quiesce import Bounds, locked
 from snapmgr.mysql.stopped import stopped
+from snapmgr.probe import require_answer
 from snapmgr.records import FireError
 from snapmgr.trigger import Trigger
 from snapmgr.units import format_duration
@@ -83,6 +84,8 @@ def backup(ctx: Context, job: Job) -> Manifest:
         source = locate_source(ctx, job)
         for warning in source.warnings:
             ctx.tell(f"warning: {warning}")
+        for volume in source.volumes:
+            require_answer(volume.path)
         return _take(ctx, job, source)
 
 

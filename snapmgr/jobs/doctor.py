@@ -19,6 +19,7 @@ from snapmgr.mysql.quiesce import choose
 from snapmgr.mysql.server import find_server
 from snapmgr.mysql.stopped import server_process
 from snapmgr.plugins import list_plugins, make_backend
+from snapmgr.probe import require_answer
 from snapmgr.units import format_size
 
 if TYPE_CHECKING:
@@ -203,6 +204,12 @@ def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[F
         yield of_error("job", job.name, error)
         return
     pools.extend(volume.pool for volume in source.volumes)
+    try:
+        for volume in source.volumes:
+            require_answer(volume.path)
+    except SnapmgrError as error:
+        yield of_error("job", job.name, error)
+        return
     why = "in one instant" if atomicity == "volume" else "file by file"
     chosen = "the best that can" if job.backend == "auto" else "asked for by the job"
     for volume in source.volumes:

@@ -9,6 +9,7 @@ from snapmgr.errors import InUseError, LaterStepError, SnapmgrError, StorageErro
 from snapmgr.host import is_alive
 from snapmgr.jobs.attach import release
 from snapmgr.manifest import Manifest, encode
+from snapmgr.probe import require_pools_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +80,7 @@ def remove_traces(ctx: Context, manifest: Manifest) -> None:
     """Remove all that exists in the storage of an unproven snapshot, by asking the storage itself."""
     if not manifest.intents:
         return
+    _require_answer(ctx, manifest)
     backend = ctx.backend(manifest.backend)
     for found in backend.inventory(_pools(manifest)):
         if found.snapshot_id != manifest.id:
@@ -92,9 +94,11 @@ def remove_traces(ctx: Context, manifest: Manifest) -> None:
 def complete(ctx: Context, manifest: Manifest, *, settle_timeout_s: float) -> Manifest:
     """Make a proven snapshot durable and READY, and store its manifest beside it.
 
-    Raises StorageError if it is not durable in time: it stays PENDING with its proof, and the next run tries again.
+    Raises StorageError if it is not durable in time, or if the storage hangs: it stays PENDING with its proof, and the
+    next run tries again.
     Raises LaterStepError if the copy beside it could not be stored: the snapshot is READY all the same.
     """
+    _require_answer(ctx, manifest)
     backend = ctx.backend(manifest.backend)
     backend.settle(tuple(member.ref for member in manifest.members), settle_timeout_s)
     manifest = manifest.with_state("ready")
@@ -125,6 +129,7 @@ def delete(ctx: Context, snapshot_id: str, *, pinned: bool = False) -> None:
         manifest = ctx.catalog.load(snapshot_id).manifest
         if manifest.pinned and manifest.state == "ready" and not pinned:
             raise InUseError(f"snapshot {manifest.id} is pinned", hint=f"snapmgr unpin {manifest.short_id}")
+        _require_answer(ctx, manifest)
         ctx.catalog.write(manifest.with_state("deleting", reason=manifest.reason))
         backend = ctx.backend(manifest.backend)
         for number, member in enumerate(manifest.members):
@@ -136,6 +141,12 @@ def delete(ctx: Context, snapshot_id: str, *, pinned: bool = False) -> None:
                     ctx.catalog.write(manifest)
                 raise
         ctx.catalog.forget(manifest.id)
+
+
+def _require_answer(ctx: Context, manifest: Manifest) -> None:
+    """Raise StorageError if the storage of a snapshot hangs."""
+    pools = (*_pools(manifest), *(member.ref.pool for member in manifest.members))
+    require_pools_answer(pools, ctx.mounter.mounts())
 
 
 def _pools(manifest: Manifest) -> tuple[Pool, ...]:

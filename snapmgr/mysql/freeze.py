@@ -5,8 +5,8 @@ copies made file by file, or of several volumes one after another, are of one in
 waits.
 
 Hence the thawer: a process of its own (own session, own control group where there is one) that lets the server go on as
-soon as we are gone, and at the bound whatever happens to us. What is frozen, and who thaws it, is on disk before the
-stop; if even the thawer was killed, `thaw_leftovers` lets the server go on at the next command.
+soon as we are gone, and at the bound whatever happens to us. What is frozen, who thaws it and when, is in a file before
+the stop; if even the thawer was killed or stopped, `thaw_leftovers` lets the server go on at the next command.
 """
 
 from __future__ import annotations
@@ -26,20 +26,30 @@ from snapmgr.manifest import Process
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 _POLL_S = 0.0005
 # A thread in an uninterruptible call (an fsync under way) stops when the call returns.
 _STOP_WAIT_S = 5.0
-_CGROUP = Path("/sys/fs/cgroup")
+# How long the thawer, told that all is done, may take to end.
+_END_S = 1.0
+# A thawer that has not acted so long after its bound does not run.
+_LATE_S = 1.0
+_CGROUPS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+_CGROUP_NAME = "snapmgr-thaw-"
+_DONE = b"d"
+_WHY_MOVING = {
+    "D": "a thread hangs in the kernel; look at the storage and at /proc/PID/task/*/stack",
+    "t": "somebody debugs it",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Threads:
-    """What a process's threads are doing, by thread id: state letter and CPU ticks used."""
+    """What a process's threads are doing, by thread id: state letter, and what grows whenever it runs."""
 
     states: dict[int, str]
-    ticks: dict[int, int]
+    runs: dict[int, bytes]
 
     @property
     def stopped(self) -> bool:
@@ -47,19 +57,37 @@ class _Threads:
 
 
 def _threads(pid: int) -> _Threads:
-    """Read /proc/PID/task/*/stat (proc(5): fields 3, 14 and 15). Raises NotQuiescedError if the process is gone."""
+    """Read what all threads of a process do. Raises NotQuiescedError if it is gone.
+
+    From /proc/PID/task/*/: stat (proc(5): fields 3, 14 and 15), and schedstat, which counts each time that the thread
+    was put on a CPU, where CPU ticks miss what is shorter than 10 ms.
+    """
     states: dict[int, str] = {}
-    ticks: dict[int, int] = {}
+    runs: dict[int, bytes] = {}
     try:
         names = os.listdir(f"/proc/{pid}/task")
     except FileNotFoundError:
-        raise NotQuiescedError(f"the server (pid {pid}) ended while it was to be frozen") from None
+        raise _ended(pid) from None
     for name in names:
         with suppress(FileNotFoundError, ProcessLookupError):
-            fields = Path(f"/proc/{pid}/task/{name}/stat").read_bytes().rpartition(b")")[2].split()
+            fields = _read(f"/proc/{pid}/task/{name}/stat").rpartition(b")")[2].split()
             states[int(name)] = fields[0].decode()
-            ticks[int(name)] = int(fields[11]) + int(fields[12])
-    return _Threads(states=states, ticks=ticks)
+            runs[int(name)] = b" ".join(fields[11:13])
+            # Absent in kernels without CONFIG_SCHED_INFO.
+            runs[int(name)] += b" " + _read(f"/proc/{pid}/task/{name}/schedstat")
+    return _Threads(states=states, runs=runs)
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def _ended(pid: int) -> NotQuiescedError:
+    return NotQuiescedError(f"the server (pid {pid}) ended while it was to be frozen", hint="look into its log")
 
 
 def refuse_unsafe(server: Process, bound_s: float) -> None:
@@ -86,9 +114,10 @@ def refuse_unsafe(server: Process, bound_s: float) -> None:
         raise NotQuiescedError(
             f"the server (pid {pid}) is stopped already", hint=f"somebody stopped it on purpose; or: kill -CONT {pid}"
         )
-    watchdog = next((entry for entry in environment if entry.startswith(b"WATCHDOG_USEC=")), None)
-    if watchdog is not None:
-        watchdog_s = int(watchdog.partition(b"=")[2]) / 1e6
+    watchdog = next((entry.partition(b"=")[2] for entry in environment if entry.startswith(b"WATCHDOG_USEC=")), b"")
+    # As sd_watchdog_enabled(3): what is no number, or 0, is no watchdog.
+    if watchdog.isdigit() and int(watchdog) > 0:
+        watchdog_s = int(watchdog) / 1e6
         # systemd expects a sign of life within this time; half of it is what services aim at.
         if bound_s > watchdog_s / 2:
             raise NotQuiescedError(
@@ -117,7 +146,7 @@ class FrozenServer:
         """
         now = _threads(self._server.pid)
         if not is_alive(self._server):
-            raise NotQuiescedError("the server was replaced while it was to be frozen")
+            raise _ended(self._server.pid)
         if not now.stopped or now != self._before:
             raise NotQuiescedError(
                 "the server went on during the snapshot",
@@ -136,18 +165,23 @@ def frozen(server: Process, bound_s: float, record: Path) -> Iterator[FrozenServ
         bound_s: after this the thawer lets it go on, whatever we do.
         record: file that says what is frozen; written before the stop, removed after the thaw.
 
-    Raises NotQuiescedError if it must not be stopped, or if not all its threads stop in time.
+    Raises NotQuiescedError if it must not be stopped, or if not all its threads stop in time; LackingError without the
+    right to stop it.
     """
+    if bound_s <= 0:
+        raise NotQuiescedError("no time was left to stop the server in", hint="raise lock_hold")
     refuse_unsafe(server, bound_s)
     handle = os.pidfd_open(server.pid)
     try:
         if not is_alive(server):
             raise NotQuiescedError(f"the server (pid {server.pid}) is gone", hint="try again")
-        with _thawer(handle, bound_s, lambda thawer: _write_record(record, server, thawer)) as deadline:
+        deadline = time.monotonic() + bound_s
+        with _thawer(handle, deadline) as thawer:
+            _write_record(record, server, thawer, deadline)
             lock = None
             try:
                 signal.pidfd_send_signal(handle, signal.SIGSTOP)
-                lock = FrozenServer(server, deadline, _wait_stopped(server.pid, deadline))
+                lock = FrozenServer(server, deadline, _wait_stopped(server, deadline))
                 yield lock
             finally:
                 with suppress(ProcessLookupError):
@@ -159,65 +193,96 @@ def frozen(server: Process, bound_s: float, record: Path) -> Iterator[FrozenServ
         record.unlink(missing_ok=True)
 
 
-def _wait_stopped(pid: int, deadline: float) -> _Threads:
+def _wait_stopped(server: Process, deadline: float) -> _Threads:
     until = min(deadline, time.monotonic() + _STOP_WAIT_S)
+    last = None
     while True:
-        now = _threads(pid)
-        if now.stopped:
+        now = _threads(server.pid)
+        # Twice the same: a thread is called stopped a moment before it leaves its CPU.
+        if now.stopped and now == last:
             return now
+        if not is_alive(server):
+            raise _ended(server.pid)
         if time.monotonic() >= until:
             moving = sorted({state for state in now.states.values() if state != "T"})
             raise NotQuiescedError(
-                f"not all threads of the server (pid {pid}) stopped in time (states {', '.join(moving)})",
-                hint="D: a thread hangs in the kernel; look at the storage and at /proc/PID/task/*/stack",
+                f"not all threads of the server (pid {server.pid}) stopped in time (states {', '.join(moving)})",
+                hint=next(
+                    (why for state, why in _WHY_MOVING.items() if state in moving), "is its control group frozen?"
+                ),
             )
+        last = now
         time.sleep(_POLL_S)
 
 
 @contextmanager
-def _thawer(handle: int, bound_s: float, announce: Callable[[Process], None]) -> Iterator[float]:
-    """Run the thawer while the context lasts; yields the deadline at which it thaws.
-
-    `announce` puts its identity on disk; only then the context begins.
-    """
+def _thawer(handle: int, deadline: float) -> Iterator[Process]:
+    """Run the thawer of the process `handle` (a pidfd) while the context lasts; yields its identity."""
     alive_out, alive_in = os.pipe()
     with signals_held():
-        deadline = time.monotonic() + bound_s
         pid = os.fork()
         if pid == 0:
             _run_thawer(handle, deadline, alive_out)
     os.close(alive_out)
     try:
-        _own_control_group(pid)
-        announce(this_process(pid))
-        yield deadline
+        yield this_process(pid)
     finally:
-        # Its end of the pipe closes: it thaws (once more, harmless) and ends.
+        with suppress(BrokenPipeError):
+            os.write(alive_in, _DONE)
         os.close(alive_in)
-        os.waitpid(pid, 0)
+        _end(pid)
         _drop_control_group(pid)
+
+
+def _end(pid: int) -> None:
+    """Wait for the thawer's end; one that somebody stopped is ended: the server goes on already."""
+    until = time.monotonic() + _END_S
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() >= until:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return
+        time.sleep(_POLL_S)
 
 
 def _run_thawer(handle: int, deadline: float, alive: int) -> None:
     """Wait until our parent is gone or done, or the deadline has come; thaw; exit. Runs in the child, never returns."""
     try:
         os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
         keep_only({handle, alive})
+        _own_control_group(os.getpid())
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("-1000", encoding="ascii")
         select.select([alive], [], [], max(deadline - time.monotonic(), 0.0))
     finally:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGCONT)
+        _leave_if_orphaned(alive)
         os._exit(0)
 
 
+def _leave_if_orphaned(alive: int) -> None:
+    """Remove our control group ourselves if nobody is there to do it after our end."""
+    with suppress(OSError):
+        if select.select([alive], [], [], 0)[0] and os.read(alive, 1) != _DONE:
+            folder = _control_group(os.getpid())
+            (folder.parent / "cgroup.procs").write_text("0\n", encoding="ascii")
+            folder.rmdir()
+
+
 def _own_control_group(pid: int) -> None:
-    """Move the thawer out of our control group, so that ``systemctl kill`` of our unit does not end it with us."""
+    """Move the thawer out of our control group, so that ``systemctl kill`` of our unit does not end it with us.
+
+    By itself: it takes the kernel 20 ms, which the parent would spend with the server locked.
+    """
     folder = _control_group(pid)
     with suppress(OSError):
-        folder.mkdir()
-        (folder / "cgroup.procs").write_text(f"{pid}\n", encoding="ascii")
+        # In version 1 of control groups the root is no group, but a plain tmpfs.
+        if (folder.parent / "cgroup.procs").exists():
+            folder.mkdir()
+            (folder / "cgroup.procs").write_text(f"{pid}\n", encoding="ascii")
 
 
 def _drop_control_group(pid: int) -> None:
@@ -226,42 +291,79 @@ def _drop_control_group(pid: int) -> None:
 
 
 def _control_group(pid: int) -> Path:
-    root = _CGROUP / "unified" if (_CGROUP / "unified" / "cgroup.procs").exists() else _CGROUP
-    return root / f"snapmgr-thaw-{pid}"
+    root = next((path for path in _CGROUPS if (path / "cgroup.procs").exists()), _CGROUPS[-1])
+    return root / f"{_CGROUP_NAME}{pid}"
 
 
 def thaw_leftovers(folder: Path) -> list[str]:
-    """Let servers go on whose freezer *and* thawer were killed; return a line for people for each.
+    """Let servers go on whose freezer *and* thawer were killed or stopped; return a line for people for each.
 
-    A server that its own thawer still watches is left to it. Nothing is done to a process that is not the recorded one.
+    A server that its own thawer still watches is left to it, until the bound is over. Nothing is done to a process that
+    is not the recorded one. Empty control groups of dead thawers go as well.
     """
     said: list[str] = []
     for path in sorted(folder.glob("*")):
         try:
-            server, thawer = (_parse(line) for line in path.read_text(encoding="ascii").splitlines())
+            server, thawer, deadline = _parse(path.read_text(encoding="ascii"))
         except (ValueError, OSError):
-            # Cut short: it is on disk, whole, before anything is stopped.
-            path.unlink(missing_ok=True)
+            # Cut short: it is there, whole, before anything is stopped.
+            _remove(path)
             continue
-        if is_alive(server) and is_alive(thawer):
+        if is_alive(server) and is_alive(thawer) and time.monotonic() < deadline + _LATE_S:
             continue
-        if is_alive(server) and _threads(server.pid).stopped:
-            os.kill(server.pid, signal.SIGCONT)
-            said.append(f"a killed run had left the server (pid {server.pid}) frozen; it goes on now")
-        path.unlink(missing_ok=True)
+        try:
+            if _thaw(server):
+                said.append(f"a run that was cut short had left the server (pid {server.pid}) frozen; it goes on now")
+        except PermissionError:
+            said.append(f"a run that was cut short left the server (pid {server.pid}) frozen: kill -CONT {server.pid}")
+            continue
+        _remove(path)
+    for group in _control_group(0).parent.glob(f"{_CGROUP_NAME}*"):
+        if not Path("/proc", group.name.removeprefix(_CGROUP_NAME)).exists():
+            with suppress(OSError):
+                group.rmdir()
     return said
 
 
-def _parse(line: str) -> Process:
+def _thaw(server: Process) -> bool:
+    """Let a process go on; return whether it was stopped. Raises PermissionError."""
+    try:
+        handle = os.pidfd_open(server.pid)
+    except (OSError, ValueError):
+        return False
+    try:
+        # Of the very process, now that its id cannot be given to another.
+        if not is_alive(server) or "T" not in _threads(server.pid).states.values():
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGCONT)
+    except (ProcessLookupError, NotQuiescedError):
+        return False
+    else:
+        return True
+    finally:
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
+
+
+def _parse(text: str) -> tuple[Process, Process, float]:
+    """Return who is frozen, who thaws it, and the time.monotonic() at which. Raises ValueError."""
+    server, thawer, deadline = text.splitlines()
+    return _process(server), _process(thawer), float(deadline)
+
+
+def _process(line: str) -> Process:
     pid, ticks, boot = line.split()
     return Process(pid=int(pid), start_ticks=int(ticks), boot_id=boot)
 
 
-def _write_record(path: Path, server: Process, thawer: Process) -> None:
+def _write_record(path: Path, server: Process, thawer: Process, deadline: float) -> None:
+    """Write the record. Not flushed to the disk: what ends the machine ends the frozen server too."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    text = "\n".join(f"{process.pid} {process.start_ticks} {process.boot_id}" for process in (server, thawer))
+    lines = [f"{process.pid} {process.start_ticks} {process.boot_id}" for process in (server, thawer)]
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w", encoding="ascii") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+        file.write("\n".join([*lines, f"{deadline}"]) + "\n")

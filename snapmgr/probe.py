@@ -1,0 +1,92 @@
+"""Whether a file system answers: on a frozen or hung one every change hangs, where no signal reaches it.
+
+So a child tries one, and the parent waits with a timeout. The child holds no lock, no socket and no folder;
+one that hangs ends by itself when the file system goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from snapmgr.errors import StorageError
+from snapmgr.host import keep_only, signals_held
+from snapmgr.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from snapmgr.records import Mount, Pool
+
+# btrfs makes everybody wait while it commits much dirty data: seconds, on a slow disk.
+ANSWER_S = 15.0
+_POLL_S = 0.0005
+_hanging: dict[int, int] = {}
+"""The child that hangs, by the device number of the file system: one is enough."""
+
+
+def require_answer(path: str, timeout_s: float = ANSWER_S) -> None:
+    """Raise StorageError if a small change on the file system of the folder `path` does not return in `timeout_s`.
+
+    A file without a name is opened there, which leaves nothing. Any answer is good, "read-only" too: what the storage
+    refuses is said by the call that needs it.
+    """
+    try:
+        device = os.stat(path).st_dev
+    except OSError:
+        return
+    pid = _hanging.pop(device, None)
+    if pid is None:
+        pid = _start(path)
+    else:
+        timeout_s = 0.0
+    deadline = time.monotonic() + timeout_s
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() >= deadline:
+            _hanging[device] = pid
+            raise StorageError(
+                f"the file system at {path} did not answer within {format_duration(timeout_s or ANSWER_S)}: "
+                f"a small change there hangs (process {pid})",
+                hint=f"is it frozen? fsfreeze -u {path}; else see /proc/{pid}/stack and the kernel log",
+            )
+        time.sleep(_POLL_S)
+
+
+def require_pools_answer(pools: Iterable[Pool], mounts: tuple[Mount, ...]) -> None:
+    """The same for each of `pools` that is mounted, given the mount table; what is not mounted cannot be frozen."""
+    for pool in dict.fromkeys(pools):
+        path = _folder_of(pool, mounts)
+        if path is not None:
+            require_answer(path)
+
+
+def _folder_of(pool: Pool, mounts: tuple[Mount, ...]) -> str | None:
+    """Return a folder in the pool: itself, where it was last seen, or where its device is mounted."""
+    for place in (pool.id, pool.hint):
+        with suppress(OSError):
+            if not place.startswith("/"):
+                continue
+            found = os.stat(place)
+            if stat.S_ISDIR(found.st_mode):
+                return place
+            if stat.S_ISBLK(found.st_mode):
+                device = os.path.realpath(place)
+                return next((one.point for one in mounts if os.path.realpath(one.source) == device), None)
+    return None
+
+
+def _start(path: str) -> int:
+    with signals_held():
+        pid = os.fork()
+        if pid == 0:
+            try:
+                # Not to keep somebody's mount busy.
+                os.chdir("/")
+                keep_only(set())
+                os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            finally:
+                os._exit(0)
+    return pid
