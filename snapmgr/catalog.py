@@ -8,6 +8,7 @@
     STATE/schedules/JOB.json            when a job is to run, as `snapmgr schedule` installed it
     STATE/locks/JOB.lock                flocked by the one active run of a job
     STATE/frozen/PID                    a server process that is stopped, and who lets it go on
+    STATE/restores/TOKEN.json           a restore that is under way or was cut short (`snapmgr.landing`)
 
 Every file is written under another name, fsynced and renamed, its folder fsynced before and after, so that a crash
 leaves the old content or the new one.
@@ -127,12 +128,12 @@ class Catalog:
     def load(self, snapshot_id: str) -> Entry:
         """Return one snapshot. Raises NotFoundError, or CatalogError if its manifest is damaged."""
         folder = self._snapshots / snapshot_id
-        manifest = decode(_read(folder / "manifest.json"), Manifest, str(folder / "manifest.json"))
+        manifest = decode(read_file(folder / "manifest.json"), Manifest, str(folder / "manifest.json"))
         if manifest.id != snapshot_id:
             raise CatalogError(f"{folder / 'manifest.json'} is the manifest of {manifest.id}, not of {snapshot_id}")
         try:
             path = folder / "verified.json"
-            verification = decode(_read(path), Verification, str(path))
+            verification = decode(read_file(path), Verification, str(path))
         except NotFoundError:
             verification = None
         return Entry(manifest=manifest, verification=verification)
@@ -172,12 +173,12 @@ class Catalog:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=_space_hint(error)) from None
-        _write(folder / "manifest.json", encode(manifest))
-        _sync_folder(self._snapshots)
+        write_file(folder / "manifest.json", encode(manifest))
+        sync_folder(self._snapshots)
 
     def write_verification(self, snapshot_id: str, verification: Verification) -> None:
         """Store the result of a verification durably."""
-        _write(self._snapshots / snapshot_id / "verified.json", encode(verification))
+        write_file(self._snapshots / snapshot_id / "verified.json", encode(verification))
 
     def forget(self, snapshot_id: str) -> None:
         """Remove a manifest, after its storage is gone; idempotent."""
@@ -187,7 +188,7 @@ class Catalog:
             for name in sorted(os.listdir(folder), key=lambda name: name == "manifest.json"):
                 (folder / name).unlink(missing_ok=True)
             folder.rmdir()
-        _sync_folder(self._snapshots)
+        sync_folder(self._snapshots)
 
     # ---- locks
 
@@ -257,7 +258,7 @@ class Catalog:
         for name in _names(self._leases):
             path = self._leases / name
             try:
-                leases.append(decode(_read(path), Lease, str(path)))
+                leases.append(decode(read_file(path), Lease, str(path)))
             except NotFoundError:
                 continue
             except CatalogError as error:
@@ -266,12 +267,12 @@ class Catalog:
 
     def write_lease(self, lease: Lease) -> None:
         """Store a lease durably; before anything is attached."""
-        _write(self._leases / f"{lease.id}.json", encode(lease))
+        write_file(self._leases / f"{lease.id}.json", encode(lease))
 
     def drop_lease(self, lease: Lease) -> None:
         """Remove a lease, after its attachment is gone; idempotent."""
         (self._leases / f"{lease.id}.json").unlink(missing_ok=True)
-        _sync_folder(self._leases)
+        sync_folder(self._leases)
 
     # ---- schedules
 
@@ -282,7 +283,7 @@ class Catalog:
         for name in sorted(_names(self._schedules)):
             path = self._schedules / name
             try:
-                schedules.append(decode(_read(path), Schedule, str(path)))
+                schedules.append(decode(read_file(path), Schedule, str(path)))
             except NotFoundError:
                 continue
             except CatalogError as error:
@@ -291,14 +292,14 @@ class Catalog:
 
     def write_schedule(self, schedule: Schedule) -> None:
         """Store when a job is to run, durably."""
-        _write(self._schedules / f"{schedule.job}.json", encode(schedule))
+        write_file(self._schedules / f"{schedule.job}.json", encode(schedule))
 
     def drop_schedule(self, job: str) -> None:
         """Forget when a job is to run; idempotent."""
         path = self._schedules / f"{job}.json"
         if path.exists():
             path.unlink(missing_ok=True)
-            _sync_folder(self._schedules)
+            sync_folder(self._schedules)
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -313,7 +314,8 @@ def _names(folder: Path) -> Iterator[str]:
         ) from None
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """Return what is in one of our files. Raises NotFoundError, LackingError without the right, CatalogError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
@@ -332,8 +334,11 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file durably: new content under another name, fsync, rename, fsync of the folder."""
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a file durably: new content under another name, fsync, rename, fsync of the folder.
+
+    Raises CatalogError, with the old content still in place.
+    """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -342,14 +347,15 @@ def _write(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         fresh.rename(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             fresh.unlink()
         raise CatalogError(f"cannot write {path}: {error.strerror}", hint=_space_hint(error)) from None
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Make what was made or removed in a folder durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
