@@ -8,6 +8,7 @@
     STATE/schedules/JOB.json            when a job is to run, as `snapmgr schedule` installed it
     STATE/locks/JOB.lock                flocked by the one active run of a job
     STATE/frozen/PID                    a server process that is stopped, and who lets it go on
+    STATE/machine                       whose it is: two machines must not share it
     STATE/restores/TOKEN.json           a restore that is under way or was cut short (`snapmgr.landing`)
 
 Every file is written under another name, fsynced and renamed, its folder fsynced before and after, so that a crash
@@ -19,6 +20,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,12 +29,17 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import BusyError, CatalogError, ConfigError, InUseError, LackingError, NotFoundError
 from snapmgr.manifest import Lease, Manifest, Schedule, Verification, decode, encode
+from snapmgr.statedir import claim, require_sound
+from snapmgr.trust import changeable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
 
 _MAX_BYTES = 1 << 20
 _SHOWN = 4
+# Files whose writer was killed before the rename.
+_BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,25 +77,7 @@ class Catalog:
         self._locks = path / "locks"
         self.frozen = path / "frozen"
         """Folder of what is frozen right now (`snapmgr.mysql.freeze`)."""
-        self._check()
-
-    def _check(self) -> None:
-        try:
-            status = self.path.lstat()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise LackingError(f"cannot look at the state directory {self.path}: {error.strerror}") from None
-        if not stat.S_ISDIR(status.st_mode):
-            raise CatalogError(
-                f"the state directory {self.path} is not a directory", hint="see state_dir in the configuration"
-            )
-        if status.st_mode & stat.S_IWOTH or status.st_uid not in (0, os.geteuid()):
-            raise CatalogError(
-                f"the state directory {self.path} belongs to uid {status.st_uid} "
-                f"with mode {stat.S_IMODE(status.st_mode):o}: others could change what is to be deleted",
-                hint=f"chown {os.geteuid()} {self.path} && chmod 700 {self.path}",
-            )
+        require_sound(path)
 
     def make(self) -> None:
         """Make the folders that are missing. Raises CatalogError or LackingError."""
@@ -101,7 +90,11 @@ class Catalog:
                 ) from None
             except OSError as error:
                 raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=_space_hint(error)) from None
-        self._check()
+        require_sound(self.path)
+        try:
+            claim(self.path)
+        except OSError as error:
+            raise CatalogError(f"cannot write to {self.path}: {error.strerror}", hint=_space_hint(error)) from None
         for path in self._leases.glob(".*.json.*"):
             # Begun by a process that was killed before its rename: nobody knows of it.
             if not Path("/proc", path.suffix[1:]).exists():
@@ -117,26 +110,47 @@ class Catalog:
             if job is not None and not name.startswith(job + "."):
                 continue
             try:
-                entries.append(self.load(name))
+                entry, problem = self._load(name)
             except NotFoundError:
                 continue  # deleted meanwhile, or a crash before its first manifest
             except CatalogError as error:
                 damaged.append(Damaged(path=self._snapshots / name, problem=error.message))
-        entries.sort(key=lambda entry: (entry.manifest.taken_at or entry.manifest.created_at, entry.manifest.id))
+                continue
+            if problem is None:
+                entries.append(entry)
+            else:
+                # Whether it was verified is not known, so no rule may judge it.
+                damaged.append(Damaged(path=self._snapshots / name, problem=problem))
+        entries.sort(key=_order)
         return entries, damaged
 
+    def next_number(self) -> int:
+        """Return the number for a snapshot that is taken now; see `Manifest.number`."""
+        return 1 + max((entry.manifest.number for entry in self.entries()[0]), default=0)
+
     def load(self, snapshot_id: str) -> Entry:
-        """Return one snapshot. Raises NotFoundError, or CatalogError if its manifest is damaged."""
+        """Return one snapshot; a damaged verification counts as none.
+
+        Raises NotFoundError, or CatalogError if its manifest is damaged.
+        """
+        return self._load(snapshot_id)[0]
+
+    def _load(self, snapshot_id: str) -> tuple[Entry, str | None]:
+        """Return one snapshot, and what is wrong with its verification."""
         folder = self._snapshots / snapshot_id
+        if folder.is_symlink():
+            raise CatalogError(f"{folder} is a symlink", hint="make it a plain folder")
         manifest = decode(read_file(folder / "manifest.json"), Manifest, str(folder / "manifest.json"))
-        if manifest.id != snapshot_id:
-            raise CatalogError(f"{folder / 'manifest.json'} is the manifest of {manifest.id}, not of {snapshot_id}")
+        if manifest.id != snapshot_id or not snapshot_id.startswith(f"{manifest.job}."):
+            whose = f"{manifest.id} of job {manifest.job}"
+            raise CatalogError(f"{folder / 'manifest.json'} is the manifest of {whose}, not of {snapshot_id}")
+        path = folder / "verified.json"
         try:
-            path = folder / "verified.json"
-            verification = decode(read_file(path), Verification, str(path))
+            return Entry(manifest=manifest, verification=decode(read_file(path), Verification, str(path))), None
         except NotFoundError:
-            verification = None
-        return Entry(manifest=manifest, verification=verification)
+            return Entry(manifest=manifest, verification=None), None
+        except CatalogError as error:
+            return Entry(manifest=manifest, verification=None), error.message
 
     def resolve(self, text: str) -> Entry:
         """Given an id, a unique start of one or of its random part, "latest" or "JOB@latest", return the snapshot.
@@ -181,13 +195,15 @@ class Catalog:
         write_file(self._snapshots / snapshot_id / "verified.json", encode(verification))
 
     def forget(self, snapshot_id: str) -> None:
-        """Remove a manifest, after its storage is gone; idempotent."""
+        """Remove a manifest, after its storage is gone; idempotent. What somebody else put beside it stays."""
         folder = self._snapshots / snapshot_id
-        # The manifest goes last: until then the snapshot is known.
         with suppress(FileNotFoundError):
-            for name in sorted(os.listdir(folder), key=lambda name: name == "manifest.json"):
+            begun = [name for name in os.listdir(folder) if _BEGUN.fullmatch(name)]
+            # The manifest goes last: until then the snapshot is known.
+            for name in (*begun, "verified.json", "manifest.json"):
                 (folder / name).unlink(missing_ok=True)
-            folder.rmdir()
+            with suppress(OSError):
+                folder.rmdir()
         sync_folder(self._snapshots)
 
     # ---- locks
@@ -240,6 +256,8 @@ class Catalog:
             fd = os.open(self._snapshots / snapshot_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             raise NotFoundError(f"there is no snapshot {snapshot_id!r}", hint="see: snapmgr list") from None
+        except OSError as error:
+            raise CatalogError(f"cannot open {self._snapshots / snapshot_id}: {error.strerror}") from None
         try:
             try:
                 fcntl.flock(fd, how | fcntl.LOCK_NB)
@@ -258,7 +276,9 @@ class Catalog:
         for name in _names(self._leases):
             path = self._leases / name
             try:
-                leases.append(decode(read_file(path), Lease, str(path)))
+                lease = decode(read_file(path), Lease, str(path))
+                _require_name(path, f"{lease.id}.json")
+                leases.append(lease)
             except NotFoundError:
                 continue
             except CatalogError as error:
@@ -283,7 +303,9 @@ class Catalog:
         for name in sorted(_names(self._schedules)):
             path = self._schedules / name
             try:
-                schedules.append(decode(read_file(path), Schedule, str(path)))
+                schedule = decode(read_file(path), Schedule, str(path))
+                _require_name(path, f"{schedule.job}.json")
+                schedules.append(schedule)
             except NotFoundError:
                 continue
             except CatalogError as error:
@@ -302,6 +324,16 @@ class Catalog:
             sync_folder(self._schedules)
 
 
+def _order(entry: Entry) -> tuple[int, datetime, str]:
+    manifest = entry.manifest
+    return (manifest.number, manifest.taken_at or manifest.created_at, manifest.id)
+
+
+def _require_name(path: Path, name: str) -> None:
+    if path.name != name:
+        raise CatalogError(f"{path} does not belong here: by what is in it, it would be {name}")
+
+
 def _names(folder: Path) -> Iterator[str]:
     try:
         with os.scandir(folder) as entries:
@@ -317,18 +349,25 @@ def _names(folder: Path) -> Iterator[str]:
 def read_file(path: Path) -> bytes:
     """Return what is in one of our files. Raises NotFoundError, LackingError without the right, CatalogError."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        # A FIFO in its place would be waited for without O_NONBLOCK.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
     except (FileNotFoundError, NotADirectoryError):
         raise NotFoundError(f"{path} does not exist") from None
     except PermissionError:
         raise LackingError(f"no right to read {path}") from None
     except OSError as error:
         raise CatalogError(f"cannot read {path}: {error.strerror}") from None
-    with os.fdopen(fd, "rb") as file:
-        try:
+    try:
+        status = os.fstat(fd)
+        why = changeable(status) if stat.S_ISREG(status.st_mode) else "it is no regular file"
+        if why is not None:
+            raise CatalogError(f"{path} is none of our files: {why}", hint="look at it and move it away")
+        with open(fd, "rb", closefd=False) as file:
             data = file.read(_MAX_BYTES + 1)
-        except OSError as error:
-            raise CatalogError(f"cannot read {path}: {error.strerror}") from None
+    except OSError as error:
+        raise CatalogError(f"cannot read {path}: {error.strerror}") from None
+    finally:
+        os.close(fd)
     if len(data) > _MAX_BYTES:
         raise CatalogError(f"{path} is larger than any of our files ({_MAX_BYTES} bytes)")
     return data

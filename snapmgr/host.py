@@ -23,14 +23,19 @@ def boot_id() -> str:
 
 def machine_id() -> str:
     """Return this machine's id (machine-id(5)), or its host name where it has none."""
+    return lasting_machine_id() or os.uname().nodename
+
+
+def lasting_machine_id() -> str | None:
+    """Return this machine's id (machine-id(5)); None where it has none, as in many containers, whose names change."""
     for path in (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id")):
         try:
             text = path.read_text(encoding="ascii").strip()
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             continue
         if text and text != "uninitialized":
             return text
-    return os.uname().nodename
+    return None
 
 
 def start_ticks(pid: int) -> int | None:

@@ -7,16 +7,20 @@ half understood.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import msgspec
 
 from snapmgr.errors import CatalogError
 from snapmgr.records import AttachRecord, Intent, SnapshotRef
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 SCHEMA = 1
+_FIRST_YEAR, _LAST_YEAR = 1970, 9000
 
 State = Literal["pending", "ready", "deleting", "broken"]
 Purpose = Literal["mount", "verify", "prepare", "restore"]
@@ -106,6 +110,8 @@ class Manifest:
     """Set once consistency is proven; what is pending without it is removed, with it is completed."""
     reason: str | None = None
     """Why it is broken."""
+    number: int = 0
+    """Counts up over all snapshots of a state directory: the order in which they were begun, whatever clocks said."""
     pinned: bool = False
     """Kept whatever retention says, until somebody unpins it."""
     pin_reason: str | None = None
@@ -159,7 +165,7 @@ class LeasePart:
     record: AttachRecord
     subpath: str
     """`Member.subpath`."""
-    folder: str = ""
+    folder: Annotated[str, msgspec.Meta(pattern=r"\A(?!\.{1,2}\Z)[^/]*\Z")] = ""
     """Name of the folder below the lease's point where it is mounted; "" for the point itself, where there is but one
     member."""
     mounted: str | None = None
@@ -178,7 +184,7 @@ class Lease:
     why: Purpose
     created_at: datetime
     until: datetime | None
-    point: str
+    point: Annotated[str, msgspec.Meta(pattern=r"\A/")]
     """Where it is (to be) mounted."""
     schema: int = SCHEMA
 
@@ -250,8 +256,28 @@ def decode(data: bytes, kind: type[_Record], where: str) -> _Record:
             raise CatalogError(
                 f"{where} is of schema {schema}; this snapmgr understands {SCHEMA}", hint="use the newer snapmgr"
             )
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        record = msgspec.json.decode(data, type=kind)
+        _require_usable(record)
+        return record
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise CatalogError(
             f"{where} is damaged: {error}", hint="restore it from the copy beside the snapshot, or see: snapmgr doctor"
         ) from None
+
+
+def _require_usable(value: object) -> None:
+    """Raise ValueError for a text or time anywhere in a record that the type allows and the system calls do not."""
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("a text in it holds a NUL character")
+    if isinstance(value, datetime) and (value.tzinfo is None or not _FIRST_YEAR <= value.year <= _LAST_YEAR):
+        raise ValueError(f"{value.isoformat()} is no time with a zone, or not one of these centuries")
+    for inner in _inside(value):
+        _require_usable(inner)
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return (*value, *value.values())
+    if is_dataclass(value):
+        return (getattr(value, one.name) for one in fields(value))
+    return value if isinstance(value, tuple) else ()

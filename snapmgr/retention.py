@@ -9,8 +9,8 @@ The rules, in full (``docs/retention.md`` explains them to users):
   clock that jumps ahead deletes nothing.
 - A snapshot from the future shows that a clock was wrong, then or now. It is kept, and it fills no period and is none
   of the last N, or a handful of them would push out all that is real.
-- The newest READY one, the newest VERIFIED one, pinned ones and those in use stay. So does everything if the policy is
-  empty.
+- The newest READY one, the newest VERIFIED one (both by time and by the order of taking, which no clock that was set
+  back can change), pinned ones and those in use stay. So does everything if the policy is empty.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Candidate:
     pin_reason: str | None = None
     in_use: bool = False
     """Mounted, being read or being verified now."""
+    number: int = 0
+    """The order of taking, whatever the clock said; equal numbers go by time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +151,8 @@ def _reasons(newest_first: list[Candidate], policy: Policy, now: datetime) -> di
 
 def _keep_guarded(ready: list[Candidate], past: list[Candidate], reasons: dict[str, list[str]]) -> None:
     """Keep what no policy may delete."""
-    for listed in (ready, past):
+    # By time and by the order of taking: a clock that was set back does not make an old one of the newest.
+    for listed in (ready, past, _last_taken_first(ready)):
         for one in listed[:1]:
             _add(reasons[one.id], "newest READY")
         for one in [one for one in listed if one.verified][:1]:
@@ -163,7 +166,7 @@ def _keep_guarded(ready: list[Candidate], past: list[Candidate], reasons: dict[s
 
 def _keep_by_rule(past: list[Candidate], policy: Policy, reasons: dict[str, list[str]]) -> None:
     """Keep what the policy's rules ask for, out of the READY snapshots that are not from the future."""
-    for number, one in enumerate(past[: policy.keep_last], start=1):
+    for number, one in enumerate(_last_taken_first(past)[: policy.keep_last], start=1):
         reasons[one.id].append(f"last {number} of {policy.keep_last}")
     if policy.keep_within_s:
         for one in past:
@@ -178,6 +181,10 @@ def _keep_by_rule(past: list[Candidate], policy: Policy, reasons: dict[str, list
             newest.setdefault(period, one)
         for period, one in newest.items():
             reasons[one.id].append(f"{rule} {period}")
+
+
+def _last_taken_first(listed: list[Candidate]) -> list[Candidate]:
+    return sorted(listed, key=lambda one: (one.number, one.taken_at, one.id), reverse=True)
 
 
 def _add(reasons: list[str], reason: str) -> None:
