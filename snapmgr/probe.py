@@ -28,8 +28,8 @@ _hanging: dict[int, int] = {}
 """The child that hangs, by the device number of the file system: one is enough."""
 
 
-def require_answer(path: str, timeout_s: float = ANSWER_S) -> None:
-    """Raise StorageError if a small change on the file system of the folder `path` does not return in `timeout_s`.
+def require_answer(path: str) -> None:
+    """Raise StorageError if a small change on the file system of the folder `path` does not return in `ANSWER_S`.
 
     A file without a name is opened there, which leaves nothing. Any answer is good, "read-only" too: what the storage
     refuses is said by the call that needs it.
@@ -38,17 +38,15 @@ def require_answer(path: str, timeout_s: float = ANSWER_S) -> None:
         device = os.stat(path).st_dev
     except OSError:
         return
-    pid = _hanging.pop(device, None)
+    pid, deadline = _hanging.pop(device, None), time.monotonic()
     if pid is None:
         pid = _start(path)
-    else:
-        timeout_s = 0.0
-    deadline = time.monotonic() + timeout_s
+        deadline += ANSWER_S
     while os.waitpid(pid, os.WNOHANG)[0] == 0:
         if time.monotonic() >= deadline:
             _hanging[device] = pid
             raise StorageError(
-                f"the file system at {path} did not answer within {format_duration(timeout_s or ANSWER_S)}: "
+                f"the file system at {path} did not answer within {format_duration(ANSWER_S)}: "
                 f"a small change there hangs (process {pid})",
                 hint=f"is it frozen? fsfreeze -u {path}; else see /proc/{pid}/stack and the kernel log",
             )

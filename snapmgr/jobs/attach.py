@@ -96,8 +96,8 @@ def attach(
 
 
 def _require_answer(ctx: Context, lease: Lease) -> None:
-    """Raise StorageError if storage in which clones are to be made or removed hangs."""
-    require_pools_answer((part.record.ref.pool for part in lease.parts if part.record.writable), ctx.mounter.mounts())
+    """Raise StorageError if the storage hangs: a backend may write there even for a read-only attachment."""
+    require_pools_answer((part.record.ref.pool for part in lease.parts), ctx.mounter.mounts())
 
 
 def part_folders(manifest: Manifest) -> tuple[str, ...]:
@@ -107,7 +107,9 @@ def part_folders(manifest: Manifest) -> tuple[str, ...]:
     names: list[str] = []
     for number, member in enumerate(manifest.members):
         name = os.path.basename(member.path) or "volume"
-        names.append(name if name not in names else f"{name}-{number}")
+        while name in names:
+            name += f"-{number}"
+        names.append(name)
     return tuple(names)
 
 
