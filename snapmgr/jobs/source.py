@@ -133,7 +133,7 @@ def locate_source(ctx: Context, job: Job) -> Source:
     backend, shares = _choose_backend(ctx, job, wanted)
     _refuse_excluded(shares)
     return Source(
-        path=layout.datadir if live is not None else str(job.datadir),
+        path=layout.datadir,
         backend=backend,
         shares=shares,
         live=live,
@@ -259,6 +259,11 @@ def _locate_all(ctx: Context, backend: Backend, wanted: _Wanted) -> tuple[Share,
                 _refuse_strays(tuple(place for place in wanted.places if _folder(place) == folder), home)
             return NotMine(reason=f"{folder}, which the server writes as well: {found.reason}", hint=found.hint)
         known = next((share for share in shares if share.volume.id == found.id), None)
+        if known is None and _subpath(found, home.path) is not None:
+            return NotMine(
+                reason=f"{folder}, which the server writes as well, holds the datadir: it would be taken twice",
+                hint="move what is there into a folder of its own",
+            )
         if known is None:
             shares.append(Share(volume=found, places={folder: found.subpath}))
         else:

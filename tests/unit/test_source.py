@@ -91,6 +91,20 @@ def test_the_same_volume_by_another_path(tmp_path: Path) -> None:
     ]
 
 
+class FolderTable(Table):
+    """Each folder is a volume of its own, as where folders are copied."""
+
+    def locate(self, target: Target) -> Volume | NotMine:
+        self.roots[target.path] = target.path
+        return super().locate(target)
+
+
+def test_a_folder_above_the_source_is_not_taken(tmp_path: Path) -> None:
+    refusal = locate(FolderTable({}), tmp_path / "srv" / "d", tmp_path / "srv")
+    assert isinstance(refusal, NotMine)
+    assert "holds the datadir" in refusal.reason
+
+
 @pytest.mark.parametrize("whose", ["source", "place"])
 def test_a_folder_of_no_volume_is_named(tmp_path: Path, whose: str) -> None:
     data, log = tmp_path / "d", tmp_path / "log"
