@@ -59,7 +59,7 @@ _SETTINGS = (
     "innodb_directories",
 )
 # The same, but paths: kept relative to the datadir, so that they hold in a copy of the whole volume too.
-_PATH_SETTINGS = (
+PATH_SETTINGS = (
     "innodb_data_home_dir",
     "innodb_log_group_home_dir",
     "innodb_undo_directory",
@@ -252,7 +252,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 def _settings(values: dict[str, str], datadir: str) -> dict[str, str]:
     settings = {name: values[name] for name in _SETTINGS if values.get(name)}
-    for name in _PATH_SETTINGS:
+    for name in PATH_SETTINGS:
         if values.get(name):
             # The folder is resolved, the file's own name is not: it is what log-bin was set to.
             path = os.path.join(datadir, values[name])
