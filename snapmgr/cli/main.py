@@ -33,6 +33,8 @@ COMMANDS = {
     "umount": "Undo mounts, and remove the clones that they were of.",
     "verify": "Prove on a writable clone that a snapshot restores.",
     "prune": "Delete the snapshots that no retention rule keeps.",
+    "status": "Say whether every job has its snapshots.",
+    "schedule": "Let jobs run at given times, by systemd or by cron.",
     "config": "Write or check the configuration.",
     "doctor": "Look for what is lacking here, wrong with a job, or left over.",
     "completion": "Print the script that completes words in a shell.",

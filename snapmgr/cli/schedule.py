@@ -1,0 +1,282 @@
+"""``snapmgr schedule``."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from snapmgr.cli.output import print_lines, write_result
+from snapmgr.cli.params import DurationText, JobName, dry_run_option, json_option
+from snapmgr.errors import EXIT_OK, ConfigError, LackingError, SnapmgrError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from snapmgr.cli.session import Session
+    from snapmgr.manifest import Schedule
+    from snapmgr.schedule.machine import Kind, Machine, Plan
+
+_SHOWN_TIMES = 3
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  snapmgr schedule install nightly --on-calendar 02:30
+  snapmgr schedule show
+  snapmgr schedule remove nightly
+"""
+)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Let jobs run at given times, by systemd or by cron."""
+    session: Session = ctx.obj
+    session.command = f"schedule {ctx.invoked_subcommand}"
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  snapmgr schedule install nightly --on-calendar 02:30 --dry-run
+  snapmgr schedule install nightly --on-calendar "Mon..Fri 02:30" --random-delay 15m
+  snapmgr schedule install hourly --on-calendar hourly --cron --yes
+
+\b
+The expression is systemd's, also for cron: see systemd.time(7), CALENDAR EVENTS.
+Exit code 7: there is neither systemd nor cron here.
+"""
+)
+@click.argument("job", type=JobName())
+@click.option(
+    "--on-calendar", "expression", metavar="EXPRESSION", required=True, help='When: "02:30", "Mon..Fri 22:00".'
+)
+@click.option(
+    "--random-delay", "delay_s", type=DurationText(), default=0.0, help="Begin up to so much later (systemd only)."
+)
+@click.option("--systemd", "kind", flag_value="systemd", help="A systemd timer, also where systemd does not run now.")
+@click.option("--cron", "kind", flag_value="cron", help="A file in /etc/cron.d, also where systemd runs.")
+@click.option("--unchecked", is_flag=True, help="Do not try the command line in an empty environment.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
+@json_option
+@click.pass_obj
+def install(
+    session: Session,
+    job: str,
+    *,
+    expression: str,
+    delay_s: float,
+    kind: Kind | None,
+    unchecked: bool,
+    yes: bool,
+    dry_run: bool,
+) -> int:
+    """Let a job run at given times: by a systemd timer, or by cron where systemd does not run.
+
+    The files are shown before they are written. The command line in them is tried with --dry-run in an empty
+    environment, and the units are checked by systemd-analyze. A schedule that is there is replaced.
+    """
+    machine = _machine(session)
+    wanted = kind or machine.choose()
+    now = datetime.now(UTC)
+    plan = _plan(session, machine, job, expression, delay_s, wanted, now)
+    _show_files(session, plan)
+    error: SnapmgrError | None = None
+    if wanted is None:
+        error = LackingError(
+            "nothing here starts programs at given times: systemd does not run, and there is no cron with /etc/cron.d",
+            hint="apt-get install cron; or let something else run that command line, and set max_age in the job",
+        )
+    elif not dry_run:
+        _do_install(session, machine, plan, unchecked=unchecked, yes=yes)
+    if session.json:
+        session.document(
+            error.exit_code if error else EXIT_OK,
+            error,
+            dry_run=dry_run,
+            schedule=_schedule(plan.schedule, now),
+            files=[{"path": str(path), "text": text} for path, text in plan.files.items()],
+            arguments=list(plan.command),
+        )
+    if error is not None:
+        raise error
+    return EXIT_OK
+
+
+def _do_install(session: Session, machine: Machine, plan: Plan, *, unchecked: bool, yes: bool) -> None:
+    from snapmgr.schedule.machine import check_command, install
+    from snapmgr.units import format_duration
+
+    _ask(plan, yes=yes)
+    if not unchecked:
+        session.voice.tell("trying the command line in an empty environment")
+        check_command(machine, plan)
+    install(machine, session.catalog(), plan)
+    job = session.config().job(plan.schedule.job)
+    session.voice.tell(
+        f"installed; `snapmgr status` tells when the job has missed its time by {format_duration(job.grace_s)}"
+    )
+
+
+def _plan(
+    session: Session,
+    machine: Machine,
+    job: str,
+    expression: str,
+    delay_s: float,
+    kind: Kind | None,
+    now: datetime,
+) -> Plan:
+    from snapmgr.manifest import Schedule
+    from snapmgr.schedule.machine import plan_install
+    from snapmgr.schedule.times import local_zone, next_time, read_expression
+
+    configured = session.jobs([job])[0]
+    expression = read_expression(expression)
+    if next_time(expression, now, local_zone()) is None:
+        raise ConfigError(f"{expression!r} never comes any more", hint="leave out the year, or name a later one")
+    if kind == "cron" and delay_s:
+        raise ConfigError("cron knows no random delay", hint="leave out --random-delay, or name another time")
+    schedule = Schedule(job=job, kind=kind or "systemd", expression=expression, installed_at=now, delay_s=delay_s)
+    return plan_install(machine, configured, schedule, session.config().files[0])
+
+
+def _show_files(session: Session, plan: Plan) -> None:
+    if session.json:
+        return
+    # On stdout, as the result; exactly as they are, but for what no file of ours can hold.
+    for path, text in plan.files.items():
+        print_lines([f"# {path}"])
+        write_result(text)
+        print_lines([""])
+
+
+def _ask(plan: Plan, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("there is no terminal to ask at", hint="give --yes, or --dry-run to see the files only")
+    paths = " and ".join(str(path) for path in plan.files)
+    click.confirm(f"Write {paths}?", abort=True, err=True)
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  snapmgr schedule remove nightly
+  snapmgr schedule remove nightly --dry-run
+"""
+)
+@click.argument("job", type=JobName())
+@dry_run_option
+@json_option
+@click.pass_obj
+def remove(session: Session, job: str, *, dry_run: bool) -> int:
+    """Take a job's schedule away. What runs now runs on; what is not by snapmgr is not touched.
+
+    JOB may be one that is not configured any more.
+    """
+    from snapmgr.schedule.machine import installed_files, remove
+
+    machine, catalog = _machine(session), session.catalog()
+    known = [schedule.job for schedule in catalog.schedules()[0]]
+    if job not in session.config().jobs and job not in known:
+        # Also: what is no job's name must not become a path.
+        session.jobs([job])
+    files = installed_files(machine, job) if dry_run else remove(machine, catalog, job)
+    if session.json:
+        session.document(EXIT_OK, dry_run=dry_run, job=job, removed=[str(path) for path in files])
+    elif files:
+        print_lines([f"{'would remove' if dry_run else 'removed'} {path}" for path in files])
+    else:
+        session.voice.tell(f"job {job} has no schedule here")
+    return EXIT_OK
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  snapmgr schedule show
+  snapmgr schedule show nightly --json
+"""
+)
+@click.argument("job", required=False, type=JobName())
+@json_option
+@click.pass_obj
+def show(session: Session, job: str | None) -> int:
+    """Show what is scheduled, its next times, and how its last run ended as far as systemd knows.
+
+    Exit code 1: files are missing, or the timer is not as it was installed.
+    """
+    machine, catalog = _machine(session), session.catalog()
+    if job is not None and job not in session.config().jobs and job not in {one.job for one in catalog.schedules()[0]}:
+        session.jobs([job])
+    schedules, damaged = catalog.schedules()
+    problems = session.damaged(damaged)
+    now = datetime.now(UTC)
+    documents = [_shown(machine, one, now) for one in schedules if job in {None, one.job}]
+    for document in documents:
+        for path in document["missing_files"]:
+            session.voice.fail(
+                SnapmgrError(
+                    f"job {document['job']}: {path} is missing, or not by snapmgr",
+                    hint=f"snapmgr schedule install {document['job']} …, or: snapmgr schedule remove {document['job']}",
+                )
+            )
+    code = 1 if problems or any(document["missing_files"] for document in documents) else EXIT_OK
+    if session.json:
+        session.document(code, schedules=documents, damaged=problems)
+    elif documents:
+        print_lines(_lines(documents))
+    else:
+        session.voice.tell(f"job {job} has no schedule here" if job else "no job has a schedule here")
+    return code
+
+
+def _shown(machine: Machine, schedule: Schedule, now: datetime) -> dict[str, Any]:
+    from snapmgr.schedule.machine import installed_files, last_result
+
+    there = installed_files(machine, schedule.job)
+    missing = [path for path in machine.paths(schedule.job)[schedule.kind] if path not in there]
+    return _schedule(schedule, now) | {
+        "files": [str(path) for path in there],
+        "missing_files": [str(path) for path in missing],
+        "last_result": last_result(machine, schedule.job) if schedule.kind == "systemd" else None,
+    }
+
+
+def _lines(documents: Iterable[dict[str, Any]]) -> list[str]:
+    lines = []
+    for one in documents:
+        lines += [
+            f"{one['job']}: {one['expression']} ({one['kind']})",
+            *(f"  file  {path}" for path in one["files"]),
+            *(f"  next  {at}" for at in one["next_times"]),
+        ]
+        if one["last_result"]:
+            lines.append(f"  last  {one['last_result']}")
+    return lines
+
+
+def _schedule(schedule: Schedule, now: datetime) -> dict[str, Any]:
+    from snapmgr.cli.documents import iso
+    from snapmgr.schedule.times import local_zone, next_times
+
+    return {
+        "job": schedule.job,
+        "kind": schedule.kind,
+        "expression": schedule.expression,
+        "random_delay_s": schedule.delay_s,
+        "installed_at": iso(schedule.installed_at),
+        "next_times": [iso(at) for at in next_times(schedule.expression, now, local_zone(), _SHOWN_TIMES)],
+    }
+
+
+def _machine(session: Session) -> Machine:
+    from snapmgr.cli.running import VerboseRunner
+    from snapmgr.schedule.machine import Machine
+
+    return Machine(runner=VerboseRunner(session.voice.detail))

@@ -1,0 +1,128 @@
+"""``snapmgr status``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from snapmgr.cli.output import format_table, print_lines
+from snapmgr.cli.params import JobName, json_option
+from snapmgr.errors import EXIT_OK, ConfigError
+from snapmgr.units import format_duration
+
+if TYPE_CHECKING:
+    from snapmgr.cli.session import Session
+    from snapmgr.jobs.status import JobStatus
+
+_HEADS = ("JOB", "STATUS", "NEWEST", "AGE", "VERIFIED", "NEXT")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  snapmgr status
+  snapmgr status nightly --json
+  snapmgr status >/dev/null || echo "look at the backups"
+
+\b
+Exit codes for monitoring: 0 all is well; 1 a snapshot is overdue or there is
+none, the newest run or the newest verification failed, or a clock or file is
+wrong; 2 the configuration is wrong; 7 no right to read the state directory.
+"""
+)
+@click.argument("jobs", metavar="[JOB...]", nargs=-1, type=JobName())
+@json_option
+@click.pass_obj
+def command(session: Session, jobs: tuple[str, ...]) -> int:
+    """Say whether every job has its snapshots.
+
+    The first line is the verdict. A job is overdue when its schedule, or max_age, wanted a snapshot that is not there.
+    Only the state directory is read: quick, locks nothing, asks no storage and no server.
+    """
+    from snapmgr.jobs.status import judge
+    from snapmgr.schedule.times import local_zone
+
+    chosen = session.jobs(jobs or session.config().jobs)
+    if not chosen:
+        raise ConfigError(f"no job is configured in {session.config().files[0]}", hint="see: snapmgr config init")
+    catalog = session.catalog()
+    entries, damaged = catalog.entries()
+    schedules, damaged_schedules = catalog.schedules()
+    problems = session.damaged([*damaged, *damaged_schedules])
+    by_job = {schedule.job: schedule for schedule in schedules}
+    now, zone = datetime.now(UTC), local_zone()
+    found = [
+        judge(job, [entry for entry in entries if entry.manifest.job == job.name], by_job.get(job.name), now, zone)
+        for job in chosen
+    ]
+    orphans = [] if jobs else [name for name in by_job if name not in session.config().jobs]
+    bad = [one for one in found if one.problems]
+    code = 1 if bad or problems or orphans else EXIT_OK
+    if session.json:
+        session.document(
+            code, jobs=[_document(one) for one in found], damaged=problems, scheduled_but_not_configured=orphans
+        )
+    else:
+        print_lines(_lines(found, bad, len(problems), orphans))
+    return code
+
+
+def _lines(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans: list[str]) -> list[str]:
+    from snapmgr.cli.documents import show_time
+
+    lines = [_verdict(found, bad, damaged, orphans)]
+    for one in bad:
+        for problem in one.problems:
+            lines += [f"{one.job}: {problem.what}", f"  try: {problem.hint}"]
+    for name in orphans:
+        lines += [f"{name}: is scheduled, but not configured any more", f"  try: snapmgr schedule remove {name}"]
+    rows = [
+        (
+            one.job,
+            "PROBLEM" if one.problems else "ok",
+            show_time(one.newest.manifest.taken_at) if one.newest else "-",
+            format_duration(one.age_s) if one.age_s is not None else "-",
+            show_time(one.verified.manifest.taken_at) if one.verified else "-",
+            show_time(one.next_due) if one.next_due else "-",
+        )
+        for one in found
+    ]
+    return [*lines, *format_table(_HEADS, rows)]
+
+
+def _verdict(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans: list[str]) -> str:
+    """Return one sentence: what a monitoring system shows."""
+    if bad:
+        first = bad[0]
+        more = f"; {len(bad)} of {len(found)} jobs have problems" if len(bad) > 1 else ""
+        return f"PROBLEM: {first.job}: {first.problems[0].what}{more}"
+    if damaged:
+        return f"PROBLEM: {damaged} {'files' if damaged > 1 else 'file'} of the state directory cannot be read"
+    if orphans:
+        return f"PROBLEM: {orphans[0]} is scheduled, but not configured any more"
+    count = f"{len(found)} {'jobs' if len(found) > 1 else 'job'}"
+    oldest_s = max((one.age_s for one in found if one.age_s is not None), default=None)
+    age = f", the newest snapshot of each at most {format_duration(oldest_s)} old" if oldest_s is not None else ""
+    unwatched = [one.job for one in found if not one.watched]
+    but = f"; neither scheduled nor with max_age: {', '.join(unwatched)}" if unwatched else ""
+    return f"OK: {count}{age}{but}"
+
+
+def _document(one: JobStatus) -> dict[str, Any]:
+    from snapmgr.cli.documents import iso, snapshot
+
+    return {
+        "job": one.job,
+        "ok": not one.problems,
+        "watched": one.watched,
+        "problems": [{"kind": problem.kind, "what": problem.what, "hint": problem.hint} for problem in one.problems],
+        "newest_ready": snapshot(one.newest, ()) if one.newest else None,
+        "age_s": one.age_s,
+        "newest_verified": snapshot(one.verified, ()) if one.verified else None,
+        "newest_failed": snapshot(one.failed, ()) if one.failed else None,
+        "expression": one.schedule.expression if one.schedule else None,
+        "next_due": iso(one.next_due),
+        "overdue_since": iso(one.overdue_since),
+    }

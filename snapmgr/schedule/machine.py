@@ -1,0 +1,341 @@
+"""Putting a schedule on the machine and taking it away again: systemd units, or a file for cron.
+
+Every file begins with a line that says which job it is for and who wrote it; a file without that line is never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from snapmgr.command import CommandRunner
+from snapmgr.errors import CommandError, LackingError, SnapmgrError
+from snapmgr.schedule.command import own_command
+from snapmgr.schedule.cron import ENVIRONMENT, cron_text, shell_command
+from snapmgr.schedule.systemd import PATH, service_text, timer_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.catalog import Catalog
+    from snapmgr.config import Job
+    from snapmgr.manifest import Schedule
+
+Kind = Literal["systemd", "cron"]
+
+_MAX_BYTES = 1 << 16
+_CHECK_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where schedules go. `root` is the file system that they are put on: "/" but for tests and images."""
+
+    root: Path = Path("/")
+    runner: CommandRunner = field(default_factory=CommandRunner)
+
+    @property
+    def units(self) -> Path:
+        """Where the administrator's units are."""
+        return self.root / "etc/systemd/system"
+
+    @property
+    def crontabs(self) -> Path:
+        """Where cron looks for files of the system."""
+        return self.root / "etc/cron.d"
+
+    @property
+    def runs_systemd(self) -> bool:
+        """Whether systemd is the machine's init now (sd_booted(3))."""
+        return (self.root / "run/systemd/system").is_dir()
+
+    @property
+    def has_cron(self) -> bool:
+        """Whether a cron is installed that reads /etc/cron.d."""
+        return self.crontabs.is_dir() and any(
+            (self.root / folder / name).exists() for folder in ("usr/sbin", "sbin") for name in ("cron", "crond")
+        )
+
+    def choose(self) -> Kind | None:
+        """Return what starts things here at given times: systemd if it runs, else cron if there is one, else None."""
+        if self.runs_systemd:
+            return "systemd"
+        return "cron" if self.has_cron else None
+
+    def paths(self, job: str) -> dict[Kind, tuple[Path, ...]]:
+        """Return the files of a job's schedule, the service before the timer that starts it."""
+        name = unit_name(job)
+        return {
+            "systemd": (self.units / f"{name}.service", self.units / f"{name}.timer"),
+            "cron": (self.crontabs / name,),
+        }
+
+
+def unit_name(job: str) -> str:
+    """Return what the units and the cron file of a job are called (the units with ".timer" and ".service")."""
+    return f"snapmgr-{job}"
+
+
+def marker(job: str) -> str:
+    """Return the first line of every file of a job's schedule: only what has it is ours."""
+    return f"# Written by `snapmgr schedule install {job}`; taken away by `snapmgr schedule remove {job}`."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What `install` writes."""
+
+    schedule: Schedule
+    files: dict[Path, str]
+    """The texts, by path, in the order in which they are written."""
+    command: tuple[str, ...]
+
+
+def plan_install(machine: Machine, job: Job, schedule: Schedule, config_path: Path) -> Plan:
+    """Return what `install` would write. Raises ConfigError for what cannot be said in such a file."""
+    command = own_command(config_path, job.name)
+    line = marker(job.name)
+    if schedule.kind == "systemd":
+        texts = (
+            service_text(line, job.name, command, job.source),
+            timer_text(line, job.name, schedule.expression, schedule.delay_s),
+        )
+    else:
+        texts = (cron_text(line, schedule.expression, command),)
+    return Plan(
+        schedule=schedule, files=dict(zip(machine.paths(job.name)[schedule.kind], texts, strict=True)), command=command
+    )
+
+
+def check_command(machine: Machine, plan: Plan) -> None:
+    """Run the scheduled command line with ``--dry-run``, in the environment that it will have: nearly none.
+
+    Raises SnapmgrError with what it said if it fails.
+    """
+    dry = (*plan.command, "--dry-run")
+    argv = ("env", "-i", f"PATH={PATH}", *dry)
+    if plan.schedule.kind == "cron":
+        given = {**ENVIRONMENT, "HOME": "/root", "LOGNAME": "root"}
+        argv = ("env", "-i", *(f"{name}={value}" for name, value in given.items()), "sh", "-c", shell_command(dry))
+    try:
+        machine.runner.run(argv, timeout_s=_CHECK_S)
+    except CommandError as error:
+        raise SnapmgrError(
+            f"the command of the schedule does not work in an empty environment: {error.message}",
+            hint=f"see: snapmgr doctor {plan.schedule.job}; or install it all the same: --unchecked",
+        ) from None
+
+
+def install(machine: Machine, catalog: Catalog, plan: Plan) -> None:
+    """Write the files, have them checked, and switch the schedule on.
+
+    Whatever goes wrong, the files are as they were. A schedule of the other kind is taken away. Raises LackingError
+    without the right or the program, SnapmgrError if a foreign file is in the way or systemd complains.
+    """
+    job = plan.schedule.job
+    for paths in machine.paths(job).values():
+        for path in paths:
+            _refuse_foreign(path, job)
+    catalog.make()
+    fresh = not any(path.exists() for path in plan.files)
+    before = next((one for one in catalog.schedules()[0] if one.job == job), None)
+    # First: if we are killed now, `status` waits for runs that do not come, rather than for none.
+    catalog.write_schedule(plan.schedule)
+    try:
+        with _restored_on_failure(tuple(plan.files)):
+            for path, text in plan.files.items():
+                _write(path, text.encode())
+            if plan.schedule.kind == "systemd":
+                _verify_units(machine, tuple(plan.files))
+                _enable(machine, job)
+    except BaseException:
+        with suppress(SnapmgrError):  # the first error is the one to tell
+            if before is None:
+                catalog.drop_schedule(job)
+            else:
+                catalog.write_schedule(before)
+            if plan.schedule.kind == "systemd":
+                _forget_units(machine, job, gone=fresh)
+        raise
+    other: Kind = "cron" if plan.schedule.kind == "systemd" else "systemd"
+    _take_away(machine, job, other)
+
+
+def remove(machine: Machine, catalog: Catalog, job: str) -> list[Path]:
+    """Take away a job's schedule, of either kind; idempotent. Returns the files that there were.
+
+    Raises SnapmgrError if one of them is foreign: then nothing is done.
+    """
+    for paths in machine.paths(job).values():
+        for path in paths:
+            _refuse_foreign(path, job)
+    removed = [path for kind in ("systemd", "cron") for path in _take_away(machine, job, kind)]
+    catalog.drop_schedule(job)
+    return removed
+
+
+def installed_files(machine: Machine, job: str) -> list[Path]:
+    """Return the files of a job's schedule that are there and ours."""
+    return [path for paths in machine.paths(job).values() for path in paths if _owner(path, job) == "ours"]
+
+
+def last_result(machine: Machine, job: str) -> str | None:
+    """Return how systemd says that the last scheduled run ended, in words; None if it does not know."""
+    if not machine.runs_systemd:
+        return None
+    names = ("Result", "ExecMainStatus", "ExecMainExitTimestamp")
+    try:
+        said = machine.runner.run(
+            ["systemctl", "show", f"{unit_name(job)}.service", *(f"--property={name}" for name in names)]
+        ).stdout
+    except SnapmgrError:
+        return None
+    facts = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    if not facts.get("ExecMainExitTimestamp"):
+        return None
+    return (
+        f"{facts.get('Result', '?')}, exit code {facts.get('ExecMainStatus', '?')}, "
+        f"ended {facts['ExecMainExitTimestamp']}"
+    )
+
+
+# ---- files
+
+
+def _owner(path: Path, job: str) -> Literal["nobody", "ours", "foreign"]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return "nobody"
+    except PermissionError:
+        raise LackingError(f"no right to read {path}", hint="run as root") from None
+    except OSError:
+        return "foreign"  # a symlink: `systemctl mask` makes one
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return "foreign"
+        return "ours" if file.read(_MAX_BYTES).startswith(f"{marker(job)}\n".encode()) else "foreign"
+
+
+def _refuse_foreign(path: Path, job: str) -> None:
+    if _owner(path, job) == "foreign":
+        raise SnapmgrError(
+            f"{path} is not by snapmgr: its first line does not say so, or it is no file",
+            hint="look at it, and move it away",
+        )
+
+
+@contextmanager
+def _restored_on_failure(paths: tuple[Path, ...]) -> Iterator[None]:
+    before = {path: path.read_bytes() if path.exists() else None for path in paths}
+    try:
+        yield
+    except BaseException:
+        for path, content in before.items():
+            if content is None:
+                path.unlink(missing_ok=True)
+            else:
+                _write(path, content)
+        raise
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Put a whole file in place, or none. cron obeys only files that nobody but root may write to."""
+    # cron passes over names with a dot, systemd over those without a known suffix: neither sees it half written.
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with os.fdopen(fd, "wb") as file:
+            # Whatever our umask is.
+            os.fchmod(file.fileno(), 0o644)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+    except PermissionError:
+        raise LackingError(f"no right to write {path}", hint="run as root") from None
+    except OSError as error:
+        with suppress(OSError):
+            fresh.unlink()
+        raise SnapmgrError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _take_away(machine: Machine, job: str, kind: Kind) -> list[Path]:
+    """Remove the files of one kind, after switching the timer off; what runs now runs on."""
+    there = [path for path in machine.paths(job)[kind] if _owner(path, job) == "ours"]
+    if kind == "systemd":
+        # The timer first: what is left without its service would fail each night.
+        there.reverse()
+        if there and machine.runs_systemd:
+            _systemctl(machine, "disable", "--now", "--quiet", f"{unit_name(job)}.timer")
+        _unlink(_link(machine, job))
+    for path in there:
+        _unlink(path)
+    if there and kind == "systemd" and machine.runs_systemd:
+        _systemctl(machine, "daemon-reload")
+    return there
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except NotADirectoryError:
+        return
+    except PermissionError:
+        raise LackingError(f"no right to remove {path}", hint="run as root") from None
+    except OSError as error:
+        raise SnapmgrError(f"cannot remove {path}: {error.strerror}") from None
+
+
+# ---- systemd
+
+
+def _verify_units(machine: Machine, paths: tuple[Path, ...]) -> None:
+    """Let systemd-analyze read the units, where it is installed. Raises SnapmgrError with its complaints of them."""
+    if shutil.which("systemd-analyze", path=PATH) is None:
+        return
+    done = machine.runner.run(
+        ["systemd-analyze", "verify", "--man=no", *(str(path) for path in paths)], ok=tuple(range(256))
+    )
+    # It reads the units that ours name as well, and complains of them: not ours to mend.
+    names = tuple(path.name for path in paths)
+    complaints = [line for line in done.stderr.splitlines() if any(name in line for name in names)]
+    if complaints:
+        raise SnapmgrError("systemd-analyze verify complains: " + "; ".join(complaints), hint="nothing was installed")
+
+
+def _enable(machine: Machine, job: str) -> None:
+    timer = f"{unit_name(job)}.timer"
+    if machine.runs_systemd:
+        _systemctl(machine, "daemon-reload")
+        _systemctl(machine, "enable", "--quiet", timer)
+        # Not `enable --now`: a timer that runs already would keep its old times.
+        _systemctl(machine, "restart", timer)
+    else:
+        _systemctl(machine, "enable", "--quiet", timer)
+
+
+def _forget_units(machine: Machine, job: str, *, gone: bool) -> None:
+    """After a failure let systemd see the files as they are again; `gone`: there are none."""
+    if gone:
+        _unlink(_link(machine, job))
+    if machine.runs_systemd:
+        if gone:
+            machine.runner.run(["systemctl", "stop", f"{unit_name(job)}.timer"], ok=tuple(range(256)))
+        _systemctl(machine, "daemon-reload")
+
+
+def _link(machine: Machine, job: str) -> Path:
+    """Return the symlink by which a timer is enabled."""
+    return machine.units / "timers.target.wants" / f"{unit_name(job)}.timer"
+
+
+def _systemctl(machine: Machine, *arguments: str) -> None:
+    root = () if machine.runs_systemd else (f"--root={machine.root}",)
+    machine.runner.run(["systemctl", *root, *arguments])
