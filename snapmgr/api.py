@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from snapmgr.errors import (
+    AlteredError,
     BusyError,
     CommandError,
     InUseError,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION",
+    "AlteredError",
     "Armed",
     "AttachRecord",
     "Attachment",
@@ -229,7 +231,8 @@ class Backend(Protocol):
     def attach(self, record: AttachRecord) -> Attachment:
         """Make the snapshot reachable. With `record.writable` on a clone, and the original never changes.
 
-        Everything that is made bears `record.id`. Raises NotFoundError if the snapshot is gone or has another id.
+        Everything that is made bears `record.id`. Raises NotFoundError if the snapshot is gone or has another id,
+        AlteredError if it was changed after it was taken.
         """
 
     def detach(self, record: AttachRecord) -> None:

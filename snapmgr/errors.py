@@ -30,6 +30,10 @@ class StorageError(SnapmgrError):
     """The storage refused or failed a call."""
 
 
+class AlteredError(StorageError):
+    """A snapshot was changed after it was taken: what it holds is not what was READY."""
+
+
 class CommandError(SnapmgrError):
     """An external program failed, could not be started or ran too long."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from snapmgr.api import (
     API_VERSION,
+    AlteredError,
     Attachment,
     Capabilities,
     LackingError,
@@ -21,7 +22,19 @@ from snapmgr.api import (
     StorageError,
     Usage,
 )
-from snapmgr_btrfs import cost, filesystem, folder, inventory, kernel, library, locating, removal, settling, space
+from snapmgr_btrfs import (
+    alteration,
+    cost,
+    filesystem,
+    folder,
+    inventory,
+    kernel,
+    library,
+    locating,
+    removal,
+    settling,
+    space,
+)
 from snapmgr_btrfs.armed import ArmedSnapshot, Member
 
 if TYPE_CHECKING:
@@ -180,10 +193,11 @@ class BtrfsBackend:
             raise StorageError(f"{record.id!r} is no record's id", hint="16 hex digits")
         lib = library.load()
         with self._snapshot(ref, write=record.writable) as (top, folder_fd, entry):
-            if not entry.read_only:
-                message = f"the snapshot {ref.name} was made writable by hand: what it holds is not what was taken"
-                raise StorageError(
-                    message, hint=f"look at it in {top.folder_name} on {top.device}; delete it if it is not needed"
+            if not entry.read_only or alteration.is_altered(folder_fd, entry):
+                why = alteration.WHY if entry.read_only else "it was made writable by hand"
+                raise AlteredError(
+                    f"the snapshot {ref.name} is not to be trusted: {why}",
+                    hint=f"look at it in {top.folder_name} on {top.device}; delete it if it is not needed",
                 )
             if not record.writable:
                 return _attachment(top, entry, "ro")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.api import Found, SnapshotRef
-from snapmgr_btrfs import folder, library
+from snapmgr_btrfs import alteration, folder, library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,11 +25,18 @@ def read(lib: Library, folder_fd: int, pool: Pool, top: TopLevel) -> tuple[Found
     entries = tuple(folder.subvolumes(lib, folder_fd))
     notes = {name: folder.read_note(folder_fd, name) for name in names}
     top_has_uuid = any(lib.subvolume_info(top.fd).uuid)
-    return tuple(classify(pool, names, entries, notes, top_has_uuid=top_has_uuid))
+    altered = frozenset(entry.name for entry in entries if entry.read_only and _is_altered(folder_fd, entry))
+    return tuple(classify(pool, names, entries, notes, top_has_uuid=top_has_uuid, altered=altered))
 
 
 def classify(
-    pool: Pool, names: Sequence[str], entries: Sequence[Entry], notes: dict[str, bytes | None], *, top_has_uuid: bool
+    pool: Pool,
+    names: Sequence[str],
+    entries: Sequence[Entry],
+    notes: dict[str, bytes | None],
+    *,
+    top_has_uuid: bool,
+    altered: frozenset[str] = frozenset(),
 ) -> Iterator[Found]:
     """Given the folder's names, its subvolumes and the notes, yield what is ours.
 
@@ -38,6 +46,7 @@ def classify(
         entries: the subvolumes in it.
         notes: by the snapshot's name; None where there is none.
         top_has_uuid: False on old file systems: then snapshots of the top level have no parent's UUID.
+        altered: names of read-only subvolumes that were changed after they were taken.
     """
     refs: dict[str, SnapshotRef] = {}
     for entry in entries:
@@ -54,15 +63,13 @@ def classify(
         )
         refs[entry.uuid] = ref
         yield Found(
-            kind="snapshot" if entry.read_only else "debris",
+            kind="snapshot" if entry.read_only and entry.name not in altered else "debris",
             pool=pool,
             name=entry.name,
             snapshot_id=snapshot_id,
             ref=ref,
             note=notes.get(entry.name),
-            why=""
-            if entry.read_only
-            else "it was made writable by hand, or is somebody's own: not a snapshot to trust",
+            why=_mistrust(entry, altered),
         )
     for entry in entries:
         record_id = folder.record_id_of(entry.name)
@@ -92,6 +99,18 @@ def classify(
                 note=notes.get(noted),
                 why="the note of a snapshot that is gone",
             )
+
+
+def _mistrust(entry: Entry, altered: frozenset[str]) -> str:
+    if not entry.read_only:
+        return "it was made writable by hand, or is somebody's own: not a snapshot to trust"
+    return alteration.WHY if entry.name in altered else ""
+
+
+def _is_altered(folder_fd: int, entry: Entry) -> bool:
+    with suppress(FileNotFoundError):  # deleted meanwhile
+        return alteration.is_altered(folder_fd, entry)
+    return False
 
 
 def _is_snapshot(entry: Entry, *, top_has_uuid: bool) -> bool:

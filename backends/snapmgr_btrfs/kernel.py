@@ -22,10 +22,12 @@ _LOGICAL_INO_V2 = 0xC038943B
 _SYNC = 0x9408
 _WAIT_SYNC = 0x40089416
 _GETFLAGS = 0x80086601
+_GET_SUBVOL_INFO = 0x81F8943C
 
 _SUBVOLUME_BY_ID = 1 << 4
 _IGNORE_OFFSET = 1
 _NOCOW_FLAG = 0x00800000
+_INODE_ITEM = 1
 _EXTENT_DATA = 108
 _INLINE = 0
 _SUBVOLUME_INODE = 256  # BTRFS_FIRST_FREE_OBJECTID: a subvolume's own folder
@@ -38,6 +40,8 @@ _SEARCH = struct.Struct("=7Q4I4QQ")
 _ITEM_HEADER = struct.Struct("=QQQII")
 # generation, ram_bytes, compression, encryption, other encoding, type, disk_bytenr, disk_num_bytes, offset, num_bytes
 _FILE_EXTENT = struct.Struct("=QQBBHBQQQQ")
+# transid (after generation), then ctime (after sizes, owners, flags, sequence, reserved and atime)
+_INODE = struct.Struct("=8xQ108xQI")
 _FILE_EXTENT_HEAD = struct.Struct("=QQBBHB")
 _LOGICAL = struct.Struct("=QQ3QQQ")
 _CONTAINER = struct.Struct("=IIII")
@@ -131,12 +135,38 @@ def destroy(fd: int, subvolume_id: int) -> None:
     fcntl.ioctl(fd, _SNAP_DESTROY_V2, bytearray(_DESTROY.pack(0, 0, _SUBVOLUME_BY_ID, b"", subvolume_id)))
 
 
+def made_ns(fd: int) -> int:
+    """Return when the subvolume that `fd` is in was made (otime), in nanoseconds since the epoch."""
+    buffer = bytearray(504)
+    fcntl.ioctl(fd, _GET_SUBVOL_INFO, buffer)
+    seconds, nanoseconds = struct.unpack_from("=QI", buffer, 392)
+    return int(seconds) * 10**9 + int(nanoseconds)
+
+
+def inodes_since(fd: int, subvolume_id: int, transaction: int) -> Iterator[tuple[int, int]]:
+    """Yield (transaction of its last change, ctime in ns) of inodes of a subvolume; those in tree blocks that were
+    written before `transaction` are left out."""
+    for kind, item in _items(fd, subvolume_id, since=transaction):
+        if kind == _INODE_ITEM and len(item) >= _INODE.size:
+            changed_in, seconds, nanoseconds = _INODE.unpack_from(item)
+            yield changed_in, seconds * 10**9 + nanoseconds
+
+
 def data_extents(fd: int, subvolume_id: int) -> Iterator[tuple[int, int]]:
     """Yield (address, bytes on disk) of every extent reference in a subvolume; an extent may come more than once."""
+    for kind, item in _items(fd, subvolume_id):
+        if kind == _EXTENT_DATA and len(item) >= _FILE_EXTENT.size:
+            fields = _FILE_EXTENT.unpack_from(item)
+            if fields[5] != _INLINE and fields[6] != 0:  # address 0: a hole
+                yield fields[6], fields[7]
+
+
+def _items(fd: int, subvolume_id: int, since: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield (type, content) of every item in a subvolume's tree, of the tree blocks written in or after `since`."""
     objectid, kind, offset = 0, 0, 0
     while True:
         buffer = bytearray(_SEARCH.size + _SEARCH_BUFFER)
-        key = (subvolume_id, objectid, _MAX, offset, _MAX, 0, _MAX, kind, _MAX_KIND, 2**32 - 1, 0, 0, 0, 0, 0)
+        key = (subvolume_id, objectid, _MAX, offset, _MAX, since, _MAX, kind, _MAX_KIND, 2**32 - 1, 0, 0, 0, 0, 0)
         _SEARCH.pack_into(buffer, 0, *key, _SEARCH_BUFFER)
         fcntl.ioctl(fd, _TREE_SEARCH_V2, buffer)
         (count,) = struct.unpack_from("=I", buffer, 64)
@@ -146,10 +176,7 @@ def data_extents(fd: int, subvolume_id: int) -> Iterator[tuple[int, int]]:
         for _ in range(count):
             _, objectid, offset, kind, length = _ITEM_HEADER.unpack_from(buffer, position)
             position += _ITEM_HEADER.size
-            if kind == _EXTENT_DATA and length >= _FILE_EXTENT.size:
-                fields = _FILE_EXTENT.unpack_from(buffer, position)
-                if fields[5] != _INLINE and fields[6] != 0:  # address 0: a hole
-                    yield fields[6], fields[7]
+            yield kind, bytes(buffer[position : position + length])
             position += length
         # The next key after the last one: (objectid, kind, offset) counts like one large number.
         if offset < _MAX:

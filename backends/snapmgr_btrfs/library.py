@@ -26,6 +26,7 @@ class SubvolumeInfo(Protocol):
     parent_uuid: bytes
     received_uuid: bytes
     otransid: int
+    ctransid: int
 
 
 class Library(Protocol):

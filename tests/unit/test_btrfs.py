@@ -30,6 +30,7 @@ class _Info:
     parent_uuid: bytes = ORIGIN
     received_uuid: bytes = NONE
     otransid: int = 7
+    ctransid: int = 6
 
 
 def _classify(*entries, names=(), notes=None, top_has_uuid=True):

@@ -13,6 +13,7 @@ from snapmgr.errors import SnapmgrError, gravest
 CODES = {
     "SnapmgrError": 1,
     "StorageError": 1,
+    "AlteredError": 1,
     "CommandError": 1,
     "CatalogError": 1,
     "NotFoundError": 1,
