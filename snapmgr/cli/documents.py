@@ -38,6 +38,11 @@ def show_verified(verification: Verification | None) -> str:
     return ("FAILED " if verification.result == "failed" else "") + show_time(verification.at)
 
 
+def show_pin(manifest: Manifest) -> str:
+    """Return for people that a snapshot is pinned, and why."""
+    return f"pinned ({manifest.pin_reason})" if manifest.pin_reason else "pinned"
+
+
 def snapshot(entry: Entry, leases: Iterable[Lease]) -> dict[str, Any]:
     """Return what a list says of a snapshot; `leases` are those of any snapshot."""
     manifest = entry.manifest
@@ -57,6 +62,7 @@ def snapshot(entry: Entry, leases: Iterable[Lease]) -> dict[str, Any]:
         "lock_waited_s": quiesce.waited_s if quiesce else None,
         "lock_held_s": quiesce.held_s if quiesce else None,
         "pinned": manifest.pinned,
+        "pin_reason": manifest.pin_reason,
         "verification": verification(entry.verification),
         "mounts": [mount(lease) for lease in leases if lease.snapshot_id == manifest.id],
     }

@@ -84,7 +84,9 @@ def _print(entries: list[Entry], leases: list[Lease]) -> None:
 
 
 def _notes(entry: Entry, mounts: int) -> str:
-    notes = ["pinned"] if entry.manifest.pinned else []
+    from snapmgr.cli.documents import show_pin
+
+    notes = [show_pin(entry.manifest)] if entry.manifest.pinned else []
     if mounts:
         notes.append("mounted" if mounts == 1 else f"mounted {mounts} times")
     if entry.manifest.reason:

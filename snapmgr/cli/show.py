@@ -71,7 +71,7 @@ def _lines(entry: Entry, leases: list[Lease], usage: list[dict[str, Any]]) -> It
         f", proved {show_time(manifest.proved_at)}" if manifest.proved_at else ", not proved"
     )
     if manifest.pinned:
-        yield "pinned      yes"
+        yield f"pinned      {manifest.pin_reason or 'yes'}"
     yield from _consistency(manifest)
     yield f"verified    {show_verified(entry.verification)}"
     if entry.verification is not None:

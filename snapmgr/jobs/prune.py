@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.errors import InUseError, SnapmgrError
+from snapmgr.jobs.presence import look
 from snapmgr.jobs.sweep import delete, sweep
 from snapmgr.retention import Candidate, Decision, Plan, Policy, plan
 
@@ -32,6 +33,21 @@ class Pruned:
     failures: tuple[SnapmgrError, ...]
 
 
+def to_candidate(entry: Entry, *, in_use: bool = False) -> Candidate:
+    """Return a READY snapshot as retention sees it."""
+    manifest = entry.manifest
+    return Candidate(
+        id=manifest.id,
+        taken_at=manifest.taken_at or manifest.created_at,
+        ready=True,
+        verified=entry.verified,
+        pinned=manifest.pinned,
+        pin_reason=manifest.pin_reason,
+        in_use=in_use,
+        number=manifest.number,
+    )
+
+
 def plan_prune(ctx: Context, job: Job, now: datetime) -> Plan:
     """Return what the job's policy keeps and deletes, with reasons; changes nothing.
 
@@ -40,20 +56,10 @@ def plan_prune(ctx: Context, job: Job, now: datetime) -> Plan:
     """
     in_use = {lease.snapshot_id for lease in ctx.catalog.leases()[0]}
     ready = [entry for entry in ctx.catalog.entries(job.name)[0] if entry.manifest.state == "ready"]
-    candidates = [
-        Candidate(
-            id=entry.manifest.id,
-            taken_at=entry.manifest.taken_at or entry.manifest.created_at,
-            ready=True,
-            verified=entry.verified,
-            pinned=entry.manifest.pinned,
-            pin_reason=entry.manifest.pin_reason,
-            in_use=entry.manifest.id in in_use,
-        )
-        for entry in ready
-    ]
+    candidates = [to_candidate(entry, in_use=entry.manifest.id in in_use) for entry in ready]
     policy = Policy(**msgspec.structs.asdict(job.retention))
-    there = _there(ctx, ready)
+    presences = look(ctx, (entry.manifest for entry in ready))
+    there = {snapshot_id for snapshot_id, presence in presences.items() if presence == "there"}
     lost = plan(candidates, policy, now)
     held = plan([one for one in candidates if one.id in there], policy, now)
     taken_at = {one.id: (one.taken_at, one.id) for one in candidates}
@@ -91,18 +97,3 @@ def prune(ctx: Context, job: Job) -> Pruned:
             if entry.manifest.state == "broken" and entry.manifest.created_at < now - _BROKEN_KEPT:
                 ctx.catalog.forget(entry.manifest.id)
     return Pruned(plan=planned, deleted=tuple(deleted), kept_in_use=tuple(in_use), failures=tuple(failures))
-
-
-def _there(ctx: Context, entries: list[Entry]) -> set[str]:
-    """Return the ids of the snapshots that the storage really holds."""
-    held: set[tuple[str, str, str]] = set()
-    for pool in dict.fromkeys(member.ref.pool for entry in entries for member in entry.manifest.members):
-        try:
-            found = ctx.backend(pool.backend).inventory((pool,))
-        except SnapmgrError as error:
-            ctx.tell(f"warning: {error.message}")
-            continue
-        held |= {one.ref.identity for one in found if one.kind == "snapshot" and one.ref is not None}
-    return {
-        entry.manifest.id for entry in entries if all(member.ref.identity in held for member in entry.manifest.members)
-    }

@@ -1,0 +1,129 @@
+"""``snapmgr delete``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from snapmgr.cli.output import error_document, print_lines
+from snapmgr.cli.params import SnapshotName, dry_run_option, json_option
+from snapmgr.errors import EXIT_OK, ConfigError, SnapmgrError, gravest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from snapmgr.cli.session import Session
+    from snapmgr.jobs.context import Context
+    from snapmgr.jobs.delete import Deletion, Verdict
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  snapmgr delete 3f9a2c1b --dry-run
+  snapmgr delete 3f9a2c1b 77c1e0d4 --wait
+  snapmgr delete --force nightly@latest
+"""
+)
+@click.argument("snapshots", metavar="ID...", nargs=-1, required=True, type=SnapshotName())
+@click.option("--force", is_flag=True, help="Also the newest READY or VERIFIED one, and what is pinned.")
+@click.option("-y", "--yes", is_flag=True, help="With --force: do not ask.")
+@click.option("--wait", is_flag=True, help="Return when the space is free again, not only the names.")
+@dry_run_option
+@json_option
+@click.pass_obj
+def command(session: Session, snapshots: tuple[str, ...], *, force: bool, yes: bool, wait: bool, dry_run: bool) -> int:
+    """Delete the snapshots that are named.
+
+    Refused are the newest READY and the newest VERIFIED one of a job, and what is pinned: --force goes further, says
+    first what is lost, and asks. What is mounted or being read is never deleted. All are checked before the first goes.
+    """
+    from snapmgr.jobs.delete import Deletion, delete_snapshots, examine
+
+    ctx = session.context()
+    verdicts = examine(ctx, snapshots)
+    checked = tuple(Deletion(verdict=verdict, error=verdict.refusal(force=force)) for verdict in verdicts)
+    if force:
+        _tell_losses(session, ctx, verdicts)
+    if dry_run or any(one.error for one in checked):
+        return _finish(session, checked, dry_run=dry_run)
+    if force and not yes:
+        _ask([verdict for verdict in verdicts if verdict.rules])
+    return _finish(session, delete_snapshots(ctx, verdicts, force=force, wait=wait), dry_run=False)
+
+
+def _tell_losses(session: Session, ctx: Context, verdicts: Sequence[Verdict]) -> None:
+    """Say what is lost that nothing but --force would delete."""
+    from snapmgr.cli.documents import show_time, show_verified
+
+    for verdict in verdicts:
+        if verdict.rules:
+            manifest = verdict.entry.manifest
+            session.voice.warn(
+                f"{manifest.id} is protected: {', '.join(verdict.rules)}; of {manifest.path}, taken "
+                f"{show_time(manifest.taken_at)}, verified {show_verified(verdict.entry.verification)}"
+            )
+    going = {verdict.id for verdict in verdicts}
+    for job in dict.fromkeys(verdict.entry.manifest.job for verdict in verdicts):
+        ready = [entry for entry in ctx.catalog.entries(job)[0] if entry.manifest.state == "ready"]
+        left = [entry for entry in ready if entry.manifest.id not in going]
+        if ready and not left:
+            session.voice.warn(f"job {job} has no snapshot at all then")
+        elif any(entry.verified for entry in ready) and not any(entry.verified for entry in left):
+            session.voice.warn(f"job {job} has no VERIFIED snapshot then")
+
+
+def _ask(protected: Sequence[Verdict]) -> None:
+    """Go on only after a person has said so. Raises ConfigError where there is none."""
+    if not protected:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("--force deletes what is protected, and there is no terminal to ask", hint="add --yes")
+    word = protected[0].entry.manifest.short_id if len(protected) == 1 else "yes"
+    answer = click.prompt(f"Type {word} to delete what is protected", default="", show_default=False, err=True)
+    if answer.strip() != word:
+        raise SnapmgrError("nothing is deleted: that was not the answer")
+
+
+def _finish(session: Session, deletions: Sequence[Deletion], *, dry_run: bool) -> int:
+    errors = [one.error for one in deletions if one.error is not None]
+    for error in errors:
+        session.voice.fail(error)
+    code = gravest([error.exit_code for error in errors])
+    if session.json:
+        session.document(code, dry_run=dry_run, snapshots=[_document(one) for one in deletions])
+        return code
+    would = dry_run and not errors
+    print_lines([_line(one, "would delete" if would else "deleted") for one in deletions if one.deleted or would])
+    if errors and not any(one.deleted for one in deletions):
+        session.voice.tell("nothing is deleted")
+    return code
+
+
+def _line(deletion: Deletion, what: str) -> str:
+    verdict = deletion.verdict
+    manifest = verdict.entry.manifest
+    about = [*verdict.rules]
+    if verdict.presence == "gone":
+        about.append("its storage was gone already")
+    elif verdict.presence == "incomplete":
+        about.append("a part of its storage was gone already")
+    elif manifest.state != "ready":
+        about.append(manifest.state.upper())
+    return f"{what} {manifest.id}" + (f" ({', '.join(about)})" if about else "")
+
+
+def _document(deletion: Deletion) -> dict[str, Any]:
+    manifest = deletion.verdict.entry.manifest
+    return {
+        "id": manifest.id,
+        "job": manifest.job,
+        "state": manifest.state,
+        "protected_by": list(deletion.verdict.rules),
+        "storage": deletion.verdict.presence,
+        "deleted": deletion.deleted,
+        "exit_code": deletion.error.exit_code if deletion.error else EXIT_OK,
+        "error": error_document(deletion.error),
+    }

@@ -1,0 +1,43 @@
+"""Whether the storage holds what the catalog knows: somebody may have deleted it by hand, or unplugged the disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from snapmgr.errors import SnapmgrError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from snapmgr.jobs.context import Context
+    from snapmgr.manifest import Manifest
+    from snapmgr.records import Pool
+
+Presence = Literal["there", "incomplete", "gone", "unknown"]
+"""All members are there; some of them; none; or a storage did not answer, which says nothing."""
+
+
+def look(ctx: Context, manifests: Iterable[Manifest]) -> dict[str, Presence]:
+    """Return for each snapshot, by its id, whether the storage holds it; what does not answer is told."""
+    manifests = list(manifests)
+    held: set[tuple[str, str, str]] = set()
+    silent: set[Pool] = set()
+    for pool in dict.fromkeys(member.ref.pool for manifest in manifests for member in manifest.members):
+        try:
+            found = ctx.backend(pool.backend).inventory((pool,))
+        except SnapmgrError as error:
+            ctx.tell(f"warning: {error.message}")
+            silent.add(pool)
+        else:
+            held |= {one.ref.identity for one in found if one.kind == "snapshot" and one.ref is not None}
+    return {manifest.id: _judge(manifest, held, silent) for manifest in manifests}
+
+
+def _judge(manifest: Manifest, held: set[tuple[str, str, str]], silent: set[Pool]) -> Presence:
+    refs = [member.ref for member in manifest.members]
+    if any(ref.pool in silent for ref in refs):
+        return "unknown"
+    there = sum(ref.identity in held for ref in refs)
+    if there == len(refs):
+        return "there"
+    return "incomplete" if there else "gone"
