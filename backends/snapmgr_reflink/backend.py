@@ -31,6 +31,7 @@ from snapmgr.api import (
     Volume,
 )
 from snapmgr_reflink import kernel, store, survey, tree
+from snapmgr_reflink.alteration import refuse_altered
 from snapmgr_reflink.armed import Member, ReflinkArmed, can_clone, check_rights, check_room, flush, forecast_s
 from snapmgr_reflink.contents import boxes, describe, refuse_foreign
 from snapmgr_reflink.place import Place, choose_place, mounted_inside
@@ -259,6 +260,7 @@ class ReflinkBackend:
                 raise NotFoundError(f"the copy {tree.shown(snapshot.path)} was never finished")
             # Until the attachment's box exists: from then on that keeps `delete` away.
             store.lock(snapshot, shared=True)
+            refuse_altered(snapshot)
             mark = store.Mark(
                 kind="attachment",
                 nonce="",

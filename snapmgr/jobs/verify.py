@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from snapmgr.config import Verify
 from snapmgr.errors import (
+    AlteredError,
     CommandError,
     ConfigError,
     LackingError,
@@ -63,6 +64,9 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
             verification = trial.record(time.monotonic() - start)
     except NotFoundError as error:
         trial.failures.append(f"its storage is gone: {error.message}")
+        verification = trial.record(time.monotonic() - start)
+    except AlteredError as error:
+        trial.failures.append(error.message)
         verification = trial.record(time.monotonic() - start)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
