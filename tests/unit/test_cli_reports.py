@@ -188,6 +188,9 @@ def test_every_key_is_documented(run):
         ["verify", "latest", "-n"],
         ["umount", "--all", "-n"],
         ["backup", "--all", "-n"],
+        ["pin", "latest", "-n"],
+        ["unpin", "latest", "-n"],
+        ["delete", "latest", "-n"],
         ["config", "validate"],
         ["doctor"],
     ]
