@@ -32,6 +32,8 @@ COMMANDS = {
     "mount": "Mount a snapshot, or a writable clone of it, and print the data's path.",
     "umount": "Undo mounts, and remove the clones that they were of.",
     "verify": "Prove on a writable clone that a snapshot restores.",
+    "restore": "Copy what a snapshot holds to DEST, a new or empty folder.",
+    "prepare": "Mount a recovered, cleanly shut-down copy of a datadir, and print its path.",
     "pin": "Keep snapshots, whatever the retention rules say.",
     "unpin": "Leave pinned snapshots to the retention rules again.",
     "delete": "Delete the snapshots that are named.",

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     # Generic only in click's newest versions.
     _NameType = click.ParamType[str]
     _NumberType = click.ParamType[float]
+    _SizeType = click.ParamType[int]
 else:
-    _NameType = _NumberType = click.ParamType
+    _NameType = _NumberType = _SizeType = click.ParamType
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
@@ -134,6 +135,26 @@ class DurationText(_NumberType):
         if seconds <= 0:
             self.fail("it must be more than 0", param, ctx)
         return seconds
+
+
+class SizeText(_SizeType):
+    """A size such as "4G" or "512M"; its value is bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
+        """Return bytes."""
+        from snapmgr.units import parse_size
+
+        if isinstance(value, int):
+            return value
+        try:
+            size_bytes = parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if size_bytes <= 0:
+            self.fail("it must be more than 0", param, ctx)
+        return size_bytes
 
 
 class ShareText(_NumberType):

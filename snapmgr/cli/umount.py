@@ -63,7 +63,7 @@ def _release(session: Session, ctx: Context, what: str, lease: Lease | None, *, 
     failure: SnapmgrError | None = None
     try:
         lease = lease or _find(ctx, what)
-        _refuse_busy_verification(lease)
+        _refuse_busy(lease)
         if not dry_run:
             release(ctx, lease)
         if not session.json:
@@ -93,10 +93,11 @@ def _find(ctx: Context, what: str) -> Lease:
         return find_lease(ctx, snapshot_id)
 
 
-def _refuse_busy_verification(lease: Lease) -> None:
+def _refuse_busy(lease: Lease) -> None:
     from snapmgr.host import is_alive
 
-    if lease.why == "verify" and is_alive(lease.holder):
+    if lease.why != "mount" and is_alive(lease.holder):
         raise InUseError(
-            f"{lease.point} is being verified (pid {lease.holder.pid})", hint="it ends by itself; or end that process"
+            f"{lease.point} is in use by a running {lease.why} (pid {lease.holder.pid})",
+            hint="it ends by itself; or end that process",
         )

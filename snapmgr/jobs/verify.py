@@ -8,7 +8,6 @@ import shlex
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.config import Verify
@@ -26,7 +25,7 @@ from snapmgr.jobs.note import store_note
 from snapmgr.manifest import Verification
 from snapmgr.mysql.check import check_tables, run_assertions
 from snapmgr.mysql.client import MysqlError
-from snapmgr.mysql.server import find_server, throwaway
+from snapmgr.mysql.server import find_server, run_folder, throwaway
 
 if TYPE_CHECKING:
     from snapmgr.catalog import Entry
@@ -54,6 +53,7 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
         )
     start = time.monotonic()
     trial = _Trial(ctx, manifest, how)
+    verification: Verification | None = None
     try:
         with attached(ctx, entry) as lease:
             try:
@@ -62,12 +62,18 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
                 trial.failures.append(error.message)
             # Before the clone goes: a clone that cannot be removed does not unsay what was found.
             verification = trial.record(time.monotonic() - start)
-    except NotFoundError as error:
-        trial.failures.append(f"its storage is gone: {error.message}")
-        verification = trial.record(time.monotonic() - start)
-    except AlteredError as error:
-        trial.failures.append(error.message)
-        verification = trial.record(time.monotonic() - start)
+    except SnapmgrError as error:
+        if verification is not None:
+            # Only the clone's removal failed. That a snapshot does not restore is worse, and not to be hidden by it.
+            if not trial.failures:
+                raise
+            ctx.tell(f"warning: its clone could not be removed now: {error.message}")
+        elif isinstance(error, NotFoundError | AlteredError):
+            gone = "its storage is gone: " if isinstance(error, NotFoundError) else ""
+            trial.failures.append(gone + error.message)
+            verification = trial.record(time.monotonic() - start)
+        else:
+            raise
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -156,8 +162,8 @@ class _Trial:
 
     def _run_server(self, there: dict[str, Path], data: Path) -> None:
         recorded = self._manifest.server
-        binary = find_server(recorded.flavor if recorded else _flavor(data), self._how.server)
-        with TemporaryDirectory(prefix="v", dir=self._ctx.config.scratch_dir) as run_dir:
+        binary = find_server(recorded.flavor if recorded else flavor_of(data), self._how.server)
+        with run_folder(self._ctx.config.scratch_dir) as run_dir:
             self._ctx.tell(f"starting {binary.flavor} {binary.version} on a clone")
             with throwaway(
                 binary,
@@ -210,6 +216,6 @@ class _Trial:
             self.failures.extend(wrong)
 
 
-def _flavor(data: Path) -> Literal["mariadb", "mysql"]:
-    """Taken from a stopped server: Aria's control file is MariaDB's alone."""
+def flavor_of(data: Path) -> Literal["mariadb", "mysql"]:
+    """Return the flavor of data that were taken from a stopped server: Aria's control file is MariaDB's alone."""
     return "mariadb" if (data / "aria_log_control").exists() else "mysql"

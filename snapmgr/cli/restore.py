@@ -1,0 +1,139 @@
+"""``snapmgr restore``."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from snapmgr.cli.output import print_lines
+from snapmgr.cli.params import SnapshotName, dry_run_option, json_option
+from snapmgr.errors import EXIT_OK
+from snapmgr.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from snapmgr.cli.session import Session
+    from snapmgr.jobs.replica import Place, Restored
+
+_LEADS_SHOWN = 10
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  snapmgr restore latest /srv/restored
+  snapmgr restore nightly@latest /var/lib/mysql       # gone, or empty: never over something
+  snapmgr restore 3f9a2c1b /mnt/other/data --no-check --json
+"""
+)
+@click.argument("snapshot", metavar="ID", type=SnapshotName())
+@click.argument("dest", metavar="DEST", type=click.Path())
+@click.option("--no-check", is_flag=True, help="Do not read back what was copied; attributes are compared anyway.")
+@dry_run_option
+@json_option
+@click.pass_obj
+def command(session: Session, snapshot: str, dest: str, *, no_check: bool, dry_run: bool) -> int:
+    """Copy what a snapshot holds to DEST, a new or empty folder.
+
+    Blocks are shared where the file system can, else data are copied. Owners, modes, times, attributes, links and holes
+    are kept, and compared at the end. DEST shows nothing before all of it is there; what is interrupted leaves nothing.
+    If the source had several folders (redo log or binary logs elsewhere) DEST gets a folder for each.
+    """
+    from snapmgr.jobs.restore import RestoreDiffersError, plan, restore
+
+    ctx = session.context()
+    entry = ctx.catalog.resolve(snapshot)
+    if dry_run:
+        intended = plan(ctx, entry, dest)
+        if session.json:
+            places = [asdict(place) for place in intended.places]
+            session.document(
+                EXIT_OK, dry_run=True, snapshot_id=entry.manifest.id, dest=intended.dest, places=places, restored=None
+            )
+        else:
+            print_lines([f"would restore {entry.manifest.id} to {intended.dest}", *_show_places(intended.places)])
+        return EXIT_OK
+    try:
+        restored = restore(ctx, entry, dest, read_back=not no_check)
+    except RestoreDiffersError as error:
+        _warn(session, error.restored)
+        if session.json:
+            _document(session, error.restored, error)
+        raise
+    if session.json:
+        _document(session, restored, None)
+    else:
+        print_lines(_report(restored))
+    _warn(session, restored)
+    _say_next(session, restored, mysql=entry.manifest.source == "mysql")
+    return EXIT_OK
+
+
+def _document(session: Session, restored: Restored, error: Any) -> None:  # noqa: ANN401
+    session.document(
+        error.exit_code if error else EXIT_OK,
+        error,
+        dry_run=False,
+        snapshot_id=restored.snapshot_id,
+        dest=restored.dest,
+        places=[asdict(place) for place in restored.places],
+        restored={
+            key: value for key, value in asdict(restored).items() if key not in ("snapshot_id", "dest", "places")
+        },
+    )
+
+
+def _report(restored: Restored) -> list[str]:
+    contents = restored.contents_compared and restored.copied_files
+    checked = "attributes and copied contents compared" if contents else "attributes compared"
+    others = [
+        f"{number} {what}"
+        for number, what in (
+            (restored.folders, "folders"),
+            (restored.links, "hard links"),
+            (restored.symlinks, "symlinks"),
+            (restored.special, "FIFOs, sockets and devices"),
+        )
+        if number
+    ]
+    return [
+        f"restored {restored.snapshot_id} to {restored.dest} in {format_duration(restored.duration_s)}",
+        f"  {', '.join([f'{restored.files} files ({format_size(restored.size_bytes)})', *others])}",
+        f"  {restored.shared_files} files share their blocks with the snapshot, {restored.copied_files} were copied "
+        f"({format_size(restored.copied_bytes)}); {checked}",
+        *_show_places(restored.places),
+        *([f"  server options: {shlex.join(restored.options)}"] if restored.options else []),
+    ]
+
+
+def _show_places(places: Sequence[Place]) -> list[str]:
+    return [f"  {place.original} -> {place.path}" for place in places]
+
+
+def _warn(session: Session, restored: Restored) -> None:
+    for path in restored.excluded:
+        session.voice.warn(f"the snapshot does not hold {path}, a volume or mount of its own")
+    for lead in restored.leads[:_LEADS_SHOWN]:
+        what = "where the source has it" if lead.live else "outside of what was restored"
+        session.voice.warn(f"{lead.where} names {lead.to}, {what}")
+    more = len(restored.leads) - _LEADS_SHOWN
+    if more > 0:
+        session.voice.warn(f"{more} more names lead out of it (--json has them)")
+
+
+def _say_next(session: Session, restored: Restored, *, mysql: bool) -> None:
+    if not mysql:
+        return
+    if restored.leads:
+        session.voice.tell(
+            "next: change these names, or move the old folders away, before a server starts on it: it would open the "
+            "files that they name (docs/restore.md)"
+        )
+    if restored.options:
+        session.voice.tell("next: start a server with the options above: a my.cnf may name other places")
+    else:
+        session.voice.tell(f"next: start a server with --datadir={restored.data_path}")

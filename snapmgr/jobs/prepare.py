@@ -1,0 +1,212 @@
+"""Preparing: a writable clone, recovered by a throwaway server and cleanly shut down, kept mounted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from snapmgr.config import Verify
+from snapmgr.errors import ConfigError, LackingError, SnapmgrError, VerificationError
+from snapmgr.host import signals_held
+from snapmgr.jobs.attach import attach, copies, data_path, place_of, release
+from snapmgr.jobs.verify import flavor_of
+from snapmgr.mysql.server import find_server, throwaway
+from snapmgr.tree.kernel import sync_file_system
+
+if TYPE_CHECKING:
+    from snapmgr.catalog import Entry
+    from snapmgr.jobs.context import Context
+    from snapmgr.manifest import Lease, Manifest
+
+# What MariaDB's and MySQL's InnoDB, Aria, and the binary log's coordinator print when they have something to recover.
+_RECOVERY = re.compile(
+    r"Starting crash recovery|Log scan progressed|Recovering after a crash|starting recovery|"
+    r"Doing recovery|XA crash recovery|was not shut ?down normally|Applying a batch of \d+ redo log records",
+    re.IGNORECASE,
+)
+_SHUTDOWN_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A datadir that was cleanly shut down, and what it is."""
+
+    lease: Lease
+    data_path: Path
+    server: str
+    """Flavor and version of the program that recovered it."""
+    recovered: bool
+    """Whether there was anything to recover: a stopped server's data have nothing."""
+    server_uuid: str | None
+    """MySQL: the new one, which differs from the source's. MariaDB has none."""
+    gtid: str
+    """Of the recovered server; "" without binary logs."""
+    duration_s: float
+
+
+def prepare(
+    ctx: Context,
+    entry: Entry,
+    how: Verify | None = None,
+    *,
+    pool_bytes: int | None = None,
+    point: Path | None = None,
+) -> Prepared:
+    """Mount a writable clone of a READY snapshot, let a throwaway server recover it and shut it down cleanly.
+
+    Args:
+        ctx: the job's surroundings.
+        entry: the snapshot of a database.
+        how: the job's verify table: program, options, memory and time limit are taken from it.
+        pool_bytes: size of the server's buffer pool; by default what the memory of `how` leaves for it.
+        point: where to mount it; by default a fresh folder in the scratch directory.
+
+    The proof: the server is started once more and finds nothing to recover. The clone stays mounted until `umount`; the
+    snapshot does not change. An interrupted or failed prepare leaves nothing.
+
+    Raises ConfigError for a directory's snapshot, StorageError if it is not READY, VerificationError if it does not
+    recover, LackingError if this machine is why (no server program, no memory, no room).
+    """
+    manifest = entry.manifest
+    if manifest.source == "directory":
+        raise ConfigError(
+            f"{manifest.id} is of a directory: only a database's files have to be recovered",
+            hint=f"snapmgr mount {manifest.short_id}",
+        )
+    how = how or Verify()
+    start = time.monotonic()
+    lease = attach(ctx, entry, writable=True, why="prepare", point=point)
+    try:
+        recovery = _Recovery(ctx, manifest, lease, how, pool_bytes)
+        recovered, last = recovery.run()
+        with signals_held():
+            lease = replace(lease, why="mount")
+            ctx.catalog.write_lease(lease)
+    except OSError as error:
+        _release(ctx, lease)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise LackingError(
+            f"there is no room to prepare snapshot {manifest.id}: {error}",
+            hint="the clone needs some on its own file system, and the server's files in scratch_dir",
+        ) from None
+    except BaseException:
+        if lease.why == "prepare":
+            _release(ctx, lease)
+        raise
+    return Prepared(
+        lease=lease,
+        data_path=data_path(lease),
+        server=f"{recovery.binary.flavor} {recovery.binary.version}",
+        recovered=recovered,
+        server_uuid=last.server_uuid,
+        gtid=last.gtid,
+        duration_s=time.monotonic() - start,
+    )
+
+
+def _release(ctx: Context, lease: Lease) -> None:
+    try:
+        release(ctx, lease)
+    except SnapmgrError as error:
+        ctx.tell(f"could not clear up ({error.message}); later: snapmgr umount {lease.id}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One start of the server, to its clean end."""
+
+    log: str
+    gtid: str
+    server_uuid: str | None
+
+
+class _Recovery:
+    """A throwaway server on an attached clone."""
+
+    def __init__(self, ctx: Context, manifest: Manifest, lease: Lease, how: Verify, pool_bytes: int | None) -> None:
+        self._ctx = ctx
+        self._recorded = manifest.server
+        self._datadir = manifest.path
+        self._data = data_path(lease)
+        self._there = copies(lease, manifest)
+        self._how = how
+        self._flavor = manifest.server.flavor if manifest.server is not None else flavor_of(self._data)
+        self.binary = find_server(self._flavor, how.server)
+        # The last one given wins.
+        pool = (f"--innodb-buffer-pool-size={pool_bytes}",) if pool_bytes is not None else ()
+        self._options = (*how.options, *pool, "--innodb-fast-shutdown=1")
+
+    def run(self) -> tuple[bool, _Run]:
+        """Recover, shut down, and prove it; return whether there was something to recover, and the last start."""
+        self._ctx.tell(f"recovering with {self.binary.flavor} {self.binary.version}")
+        first = self._start()
+        self._ctx.tell("recovered and shut down; starting once more: is there anything left to recover?")
+        second = self._start()
+        left = _RECOVERY.search(second.log)
+        if left is not None:
+            raise VerificationError(
+                f"after a clean shutdown the server had to recover again: {left[0]!r} in its log",
+                hint="look at it: snapmgr verify, snapmgr mount; this should not happen",
+            )
+        self._settle_index()
+        fd = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sync_file_system(fd)
+        finally:
+            os.close(fd)
+        return _RECOVERY.search(first.log) is not None, second
+
+    def _start(self) -> _Run:
+        with (
+            TemporaryDirectory(prefix=f"p{os.getpid()}-", dir=self._ctx.config.scratch_dir) as run_dir,
+            throwaway(
+                self.binary,
+                self._data,
+                settings=self._recorded.settings if self._recorded else {},
+                memory_bytes=self._how.memory_bytes,
+                run_dir=run_dir,
+                options=self._options,
+                originals={original: str(copy) for original, copy in self._there.items()},
+                time_limit_s=self._how.time_limit_s,
+            ) as server,
+        ):
+            mysql = self._flavor == "mysql"
+            with server.connect() as connection:
+                gtid = connection.value(f"SELECT @@GLOBAL.{'gtid_executed' if mysql else 'gtid_binlog_pos'}")
+                uuid = str(connection.value("SELECT @@GLOBAL.server_uuid")) if mysql else None
+            if not server.shutdown(time_limit_s=_SHUTDOWN_S):
+                raise VerificationError(
+                    f"the server on the clone did not shut down cleanly: {server.excerpt()}",
+                    hint="is there room on the clone's file system?",
+                )
+            log = Path(server.log).read_text(encoding="utf-8", errors="replace")
+        return _Run(log=log, gtid=str(gtid or ""), server_uuid=uuid)
+
+    def _settle_index(self) -> None:
+        """Let the index of the binary logs name the clone's: the server has written paths that it saw."""
+        settings = self._recorded.settings if self._recorded is not None else {}
+        base = settings.get("log_bin_basename")
+        if base is None:
+            return
+        index = self._where(settings.get("log_bin_index", f"{base}.index"))
+        logs = self._where(base).parent
+        inside = logs == self._data or self._data in logs.parents
+        prefix = Path("./", logs.relative_to(self._data)) if inside else logs
+        lines = [line for line in index.read_bytes().splitlines() if line]
+        with index.open("r+b") as file:
+            for line in lines:
+                name = os.fsdecode(os.path.basename(line))
+                file.write(os.fsencode(f"./{prefix / name}" if inside else str(prefix / name)) + b"\n")
+            file.truncate()
+
+    def _where(self, path: str) -> Path:
+        """Given a path from the datadir, return where its copy is; in the datadir if its folder is not in the clone."""
+        copy = place_of(os.path.join(self._datadir, path), self._there)
+        return copy if copy is not None and copy.parent.is_dir() else self._data / os.path.basename(path)

@@ -1,0 +1,146 @@
+"""Restoring: a snapshot's folders copied to a folder of their own, compared at the end."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from snapmgr.destination import choose_destination
+from snapmgr.errors import StorageError, VerificationError
+from snapmgr.host import is_alive
+from snapmgr.jobs.attach import attached, copies, release
+from snapmgr.jobs.pieces import arrange, expected
+from snapmgr.jobs.replica import DIFFERS_FILE, Place, Replica, Restored, list_places
+from snapmgr.landing import FinishedMeanwhileError, clear, landing
+from snapmgr.restoration import restorations
+from snapmgr.tree.walk import deep_trees
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from snapmgr.catalog import Entry
+    from snapmgr.jobs.context import Context
+    from snapmgr.manifest import Manifest
+    from snapmgr.restoration import Restoration
+
+_DIFFERENCES_SHOWN = 5
+
+
+class RestoreDiffersError(VerificationError):
+    """What was restored is not what the snapshot holds; it is left where it is."""
+
+    def __init__(self, restored: Restored) -> None:
+        found = restored.differences
+        more = f"; and {len(found) - _DIFFERENCES_SHOWN} more" if len(found) > _DIFFERENCES_SHOWN else ""
+        super().__init__(
+            f"{restored.dest} is not what snapshot {restored.snapshot_id} holds: "
+            f"{'; '.join(found[:_DIFFERENCES_SHOWN])}{more}",
+            hint=f"it is left there, with the list in {DIFFERS_FILE}; do not use it before this is understood",
+        )
+        self.restored = restored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a restore would do."""
+
+    dest: str
+    places: tuple[Place, ...]
+    excluded: tuple[str, ...]
+
+
+def plan(ctx: Context, entry: Entry, dest: str) -> Plan:
+    """Say what `restore` would do, and refuse what it would refuse at once. Looks only."""
+    where = _destination(ctx, entry.manifest, dest)
+    return Plan(dest=where, places=list_places(expected(entry.manifest), where), excluded=entry.manifest.excluded)
+
+
+def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) -> Restored:
+    """Copy all that a READY snapshot holds of its source to `dest`: an empty folder, or one that does not exist yet.
+
+    The snapshot is only read. Blocks are shared where the file system can; `read_back` compares the contents of what
+    had to be copied with the snapshot, read from the disk (attributes are always compared). Until all of it is copied
+    and compared, `dest` shows nothing of it; what fails or is interrupted leaves nothing.
+
+    Raises ConfigError for a `dest` that will not do, StorageError (no room, no such snapshot's storage), BusyError if
+    another restore is at work there, RestoreDiffersError.
+    """
+    manifest = entry.manifest
+    where = _destination(ctx, manifest, dest)
+    ctx.catalog.make()
+    _release_dead(ctx, manifest.id)
+    try:
+        with (
+            deep_trees(),
+            landing(ctx.catalog, where, manifest.id) as place,
+            attached(ctx, entry, writable=False, why="restore") as lease,
+        ):
+            restored = Replica(ctx, manifest, place, arrange(copies(lease, manifest))).make(read_back=read_back)
+            place.finish(msgspec.json.encode(restored).decode())
+    except FinishedMeanwhileError as error:
+        if error.record.snapshot_id != manifest.id or not error.record.report:
+            raise
+        ctx.tell(error.message)
+        restored = msgspec.json.decode(error.record.report, type=Restored)
+    if restored.differences:
+        raise RestoreDiffersError(restored)
+    return restored
+
+
+def _destination(ctx: Context, manifest: Manifest, dest: str) -> str:
+    if manifest.state != "ready":
+        why = f": {manifest.reason}" if manifest.reason else ""
+        raise StorageError(
+            f"snapshot {manifest.id} is {manifest.state.upper()}{why}: it cannot be restored",
+            hint="see: snapmgr list",
+        )
+    sources = {path: "the source" for member in manifest.members for path in member.places} | {
+        manifest.path: "the source"
+    }
+    ours = {str(ctx.config.state_dir): "the state directory", str(ctx.config.scratch_dir): "the scratch directory"}
+    return choose_destination(dest, barred=sources | ours)
+
+
+def _release_dead(ctx: Context, snapshot_id: str) -> None:
+    for lease in ctx.catalog.leases()[0]:
+        if lease.why == "restore" and lease.snapshot_id == snapshot_id and not is_alive(lease.holder):
+            release(ctx, lease)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftover:
+    """What a restore that was cut short left; from `restore_leftovers`."""
+
+    record: Restoration
+    active: bool
+    """It is under way: nothing is left over."""
+    what: str
+    """In words."""
+    remove: Callable[[], str]
+    """Removes it (or, if only the last step was missing, finishes it), and says in words what was done. Idempotent;
+    touches nothing else. Raises SnapmgrError if something is in the way."""
+
+
+def restore_leftovers(ctx: Context) -> tuple[Leftover, ...]:
+    """Return what restores that were cut short left, as far as the state directory knows, oldest first. Looks only."""
+    return tuple(_leftover(ctx, record) for record in restorations(ctx.catalog)[0])
+
+
+def _leftover(ctx: Context, record: Restoration) -> Leftover:
+    active = is_alive(record.holder)
+    hidden = os.path.join(record.dest, record.hidden)
+    if active:
+        what = f"{record.snapshot_id} is being restored to {record.dest} (pid {record.holder.pid})"
+    elif os.path.lexists(hidden):
+        what = f"{hidden} is what an interrupted restore of {record.snapshot_id} left"
+    else:
+        what = f"a restore of {record.snapshot_id} to {record.dest} was interrupted"
+    said = {
+        "active": f"the restore to {record.dest} is under way after all",
+        "finished": f"the restore to {record.dest} is finished: only its last step was missing",
+        "removed": f"what the interrupted restore left in {record.dest} is removed",
+    }
+    return Leftover(record=record, active=active, what=what, remove=lambda: said[clear(ctx.catalog, record)])

@@ -1,0 +1,322 @@
+"""Where a restore lands: a folder that holds nothing yet, and gets all of the restored tree or none of it.
+
+The tree is built in a hidden folder *inside* the destination, which nobody but us may enter, and moved up at the end.
+So the destination may be an empty mount point (which no rename could replace), nobody starts a server on half a
+datadir, and what an interrupted restore left is told from what anybody else put beside it.
+
+::
+
+    DEST/.snapmgr-restore-TOKEN/record.json   what this is (the same as STATE/restores/TOKEN.json)
+    DEST/.snapmgr-restore-TOKEN/tree/         what DEST will hold
+    DEST/.snapmgr-restore-TOKEN/root/         an empty folder with the attributes that DEST will have
+
+Once record.json says "finishing", all is copied, checked and safe on disk: whatever happens from then on, the next one
+who comes by moves up what is left. Before that it is removed. An flock on DEST tells whether somebody is at work.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pwd
+import secrets
+import stat
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+from snapmgr.destination import LOST, require_empty
+from snapmgr.errors import BusyError, SnapmgrError, StorageError
+from snapmgr.host import signals_held, this_process
+from snapmgr.restoration import HIDDEN_NAME, Restoration, drop_state, recognise, write_record, write_state
+from snapmgr.tree.attributes import Handle, keep
+from snapmgr.tree.kernel import rename_new
+from snapmgr.tree.walk import FOLDER_FLAGS, remove, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.catalog import Catalog
+
+_TREE, _ROOT = "tree", "root"
+_DEST_MODE = 0o755
+
+Outcome = Literal["active", "finished", "removed"]
+
+
+class Landing:
+    """A destination that is ours now; made by `landing`."""
+
+    def __init__(self, catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: int) -> None:
+        self.record = record
+        self.dest_fd = dest_fd
+        self.hidden_fd = hidden_fd
+        """Of the hidden folder: a place for trials."""
+        self.tree_fd = _made(hidden_fd, _TREE)
+        self._catalog = catalog
+
+    def take_root(self, source_fd: int) -> None:
+        """Let DEST itself get the attributes of the folder `source_fd` at the end."""
+        fd = _made(self.hidden_fd, _ROOT)
+        try:
+            keep(Handle(source_fd), Handle(fd))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def finish(self, report: str) -> None:
+        """Move the tree up: all of it is in place when this returns, or (after a crash) when the next one comes by.
+
+        The caller has made it safe on disk. Raises StorageError if something has appeared in DEST meanwhile: the tree
+        then waits in the hidden folder.
+        """
+        # From here on it is finished rather than removed: a few renames, which no signal needs to cut short.
+        with signals_held():
+            self.record = replace(self.record, finishing=True, report=report)
+            write_record(self.hidden_fd, self.record)
+            _complete(self._catalog, self.record, self.dest_fd, self.hidden_fd)
+
+
+@contextmanager
+def landing(catalog: Catalog, dest: str, snapshot_id: str) -> Iterator[Landing]:
+    """Own `dest` (from `choose_destination`) while the context lasts; leaving it unfinished removes all that was made.
+
+    What an earlier restore left there is cleared up first. Raises BusyError if another restore is at work there,
+    ConfigError if it is not empty, `FinishedMeanwhileError` if an earlier one only had to be moved up.
+    """
+    record = Restoration(
+        token=secrets.token_hex(8),
+        snapshot_id=snapshot_id,
+        dest=dest,
+        made_dest=not os.path.lexists(dest),
+        holder=this_process(),
+        user=pwd.getpwuid(os.getuid()).pw_name,
+        began_at=datetime.now(UTC),
+    )
+    write_state(catalog, record)
+    dest_fd = hidden_fd = -1
+    try:
+        try:
+            with signals_held():
+                dest_fd = _own(record)
+            _clear_earlier(catalog, dest_fd, dest)
+            hidden_fd = _made(dest_fd, record.hidden)
+        except OSError as error:
+            raise StorageError(f"cannot restore to {dest}: {error.strerror}") from error
+        try:
+            # A default ACL of DEST would otherwise be given to every file.
+            with suppress(OSError):
+                os.removexattr(hidden_fd, "system.posix_acl_default")
+            os.fchmod(hidden_fd, 0o700)
+            record = replace(record, inode=os.fstat(hidden_fd).st_ino)
+            write_record(hidden_fd, record)
+            place = Landing(catalog, record, dest_fd, hidden_fd)
+            try:
+                yield place
+            finally:
+                os.close(place.tree_fd)
+                record = place.record
+        finally:
+            os.close(hidden_fd)
+    finally:
+        try:
+            if not record.finishing:
+                with signals_held():
+                    _undo(catalog, record, dest_fd)
+        finally:
+            if dest_fd >= 0:
+                os.close(dest_fd)
+
+
+class FinishedMeanwhileError(SnapmgrError):
+    """An earlier restore to the same folder was complete but for its last step, which is done now."""
+
+    def __init__(self, record: Restoration) -> None:
+        super().__init__(
+            f"{record.dest} holds {record.snapshot_id}: an interrupted restore was complete but for its last step, "
+            "which is done now",
+            hint="to restore another snapshot name another folder",
+        )
+        self.record = record
+
+
+def _made(parent_fd: int, name: str) -> int:
+    with suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=parent_fd)
+    return os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
+
+
+def _own(record: Restoration) -> int:
+    """Make the destination if need be, and lock it. Return its descriptor."""
+    if record.made_dest:
+        with suppress(FileExistsError):
+            os.mkdir(record.dest)
+            # Whatever the umask: a server's user must get through.
+            os.chmod(record.dest, _DEST_MODE)
+    fd = os.open(record.dest, FOLDER_FLAGS)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(f"another restore to {record.dest} is active", hint="wait for it to end") from None
+        _require_same(fd, record.dest)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _require_same(fd: int, dest: str) -> None:
+    # It may have been made, and removed again, by one that ended just now.
+    now, ours = os.stat(dest, follow_symlinks=False), os.fstat(fd)
+    if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
+        raise BusyError(f"{dest} was exchanged by somebody else", hint="try again")
+
+
+def _clear_earlier(catalog: Catalog, dest_fd: int, dest: str) -> None:
+    for name in os.listdir(dest_fd):
+        earlier = _recognise(catalog, dest_fd, name)
+        # Its file system may be mounted elsewhere by now.
+        if earlier is not None and _converge(catalog, replace(earlier, dest=dest), dest_fd) == "finished":
+            raise FinishedMeanwhileError(replace(earlier, dest=dest))
+    require_empty(dest_fd, dest)
+
+
+def _recognise(catalog: Catalog, dest_fd: int, name: str) -> Restoration | None:
+    match = HIDDEN_NAME.fullmatch(name)
+    if match is None:
+        return None
+    try:
+        fd = os.open(name, FOLDER_FLAGS, dir_fd=dest_fd)
+    except OSError:
+        return None
+    try:
+        return recognise(catalog, fd, match["token"])
+    finally:
+        os.close(fd)
+
+
+def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
+    """Finish or remove what an earlier restore left; DEST is locked by us."""
+    with suppress(FileNotFoundError):
+        hidden_fd = os.open(record.hidden, FOLDER_FLAGS, dir_fd=dest_fd)
+        try:
+            # The folder's own record is the newer one.
+            known = recognise(catalog, hidden_fd, record.token)
+            if known is None:
+                raise StorageError(
+                    f"{record.dest}/{record.hidden} is not what a restore made: it is left alone",
+                    hint="look at it, and remove it by hand",
+                )
+            record = replace(known, dest=record.dest)
+            if record.finishing:
+                _complete(catalog, record, dest_fd, hidden_fd)
+                return "finished"
+        finally:
+            os.close(hidden_fd)
+    _remove(record, dest_fd)
+    drop_state(catalog, record)
+    return "removed"
+
+
+def _complete(catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: int) -> None:
+    """Move up what is still in the tree, give DEST its attributes, remove the hidden folder; idempotent."""
+    with suppress(FileNotFoundError):
+        tree_fd = os.open(_TREE, FOLDER_FLAGS, dir_fd=hidden_fd)
+        try:
+            os.fchmod(tree_fd, 0o700)
+            for name in sorted(os.listdir(tree_fd)):
+                _move(tree_fd, name, dest_fd, record)
+            os.fsync(tree_fd)
+        finally:
+            os.close(tree_fd)
+    os.fsync(dest_fd)
+    root: os.stat_result | None = None
+    with suppress(FileNotFoundError):
+        root_fd = os.open(_ROOT, FOLDER_FLAGS, dir_fd=hidden_fd)
+        try:
+            keep(Handle(root_fd), Handle(dest_fd))
+            root = os.fstat(root_fd)
+        finally:
+            os.close(root_fd)
+    remove(dest_fd, record.hidden)
+    if root is not None:
+        os.utime(dest_fd, ns=(root.st_atime_ns, root.st_mtime_ns))
+    os.fsync(dest_fd)
+    drop_state(catalog, record)
+
+
+def _move(tree_fd: int, name: str, dest_fd: int, record: Restoration) -> None:
+    try:
+        try:
+            rename_new(tree_fd, name, dest_fd)
+        except PermissionError:
+            # Its ".." changes: that takes the right to write to it, which only root has anyway.
+            mode = stat.S_IMODE(os.stat(name, dir_fd=tree_fd, follow_symlinks=False).st_mode)
+            os.chmod(name, mode | 0o700, dir_fd=tree_fd)
+            rename_new(tree_fd, name, dest_fd)
+            os.chmod(name, mode, dir_fd=dest_fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # NFS and FUSE know no RENAME_NOREPLACE.
+            if name in os.listdir(dest_fd):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+            os.rename(name, name, src_dir_fd=tree_fd, dst_dir_fd=dest_fd)
+    except FileExistsError:
+        if name == LOST:
+            # A new ext4 has its own.
+            with suppress(OSError):
+                os.rmdir(name, dir_fd=tree_fd)
+                return
+        raise StorageError(
+            f"{record.dest}/{shown(name)} has appeared during the restore: it is left alone, and the rest of the "
+            f"restored tree waits in {record.dest}/{record.hidden}/{_TREE}",
+            hint=f"move it away, and then: snapmgr restore {record.snapshot_id} {record.dest}",
+        ) from None
+
+
+def _undo(catalog: Catalog, record: Restoration, dest_fd: int) -> None:
+    if dest_fd >= 0:
+        _remove(record, dest_fd)
+    drop_state(catalog, record)
+
+
+def _remove(record: Restoration, dest_fd: int) -> None:
+    """Remove the hidden folder, its record last, and DEST if it was made for it and holds nothing else."""
+    with suppress(FileNotFoundError):
+        hidden_fd = os.open(record.hidden, FOLDER_FLAGS, dir_fd=dest_fd)
+        try:
+            remove(hidden_fd, _TREE)
+            remove(hidden_fd, _ROOT)
+        finally:
+            os.close(hidden_fd)
+        remove(dest_fd, record.hidden)
+    if record.made_dest:
+        with suppress(OSError):
+            os.rmdir(record.dest)
+
+
+def clear(catalog: Catalog, record: Restoration) -> Outcome:
+    """Finish or remove what an interrupted restore left; nothing else in its destination is touched. Idempotent.
+
+    Returns "active" if it is under way after all. Raises StorageError if something is in the way.
+    """
+    try:
+        dest_fd = os.open(record.dest, FOLDER_FLAGS)
+    except (FileNotFoundError, NotADirectoryError):
+        drop_state(catalog, record)
+        return "removed"
+    except OSError as error:
+        raise StorageError(f"cannot open {record.dest}: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(dest_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "active"
+        with signals_held():
+            return _converge(catalog, record, dest_fd)
+    finally:
+        os.close(dest_fd)

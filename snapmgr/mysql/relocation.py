@@ -1,0 +1,92 @@
+"""A datadir at another place: which options its server needs there, and what in it still leads to the old place.
+
+A server that is told only its new datadir may open the *live* redo log or binary log, or tablespaces of the live
+server, wherever its configuration or the data name them by absolute paths.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from snapmgr.mysql.layout import PATH_SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from snapmgr.manifest import ServerRecord
+
+# Without these, or with others, the files are refused or read differently.
+_FORMAT_SETTINGS = ("innodb_page_size", "innodb_undo_tablespaces", "lower_case_table_names", "aria_block_size")
+_DATA_FILE = re.compile(r"(?P<space>\s*)(?P<path>/.+?)(?P<size>:\d)")
+_ISL_BYTES = 4096
+
+
+def server_options(server: ServerRecord, moved: Callable[[str], str]) -> tuple[str, ...]:
+    """Return the options for a server on the relocated files; every path that the source had set is named.
+
+    Args:
+        server: of the source.
+        moved: given an absolute path of the source, where that is now (itself, if it was not moved).
+    """
+    options = [f"--datadir={moved(server.datadir)}"]
+    for name in PATH_SETTINGS:
+        if name in server.settings:
+            option = "log-bin" if name == "log_bin_basename" else name.replace("_", "-")
+            path = os.path.normpath(os.path.join(server.datadir, server.settings[name]))
+            options.append(f"--{option}={moved(path)}")
+    files = server.settings.get("innodb_data_file_path")
+    if files:
+        options.append(f"--innodb-data-file-path={_move_files(files, moved)}")
+    options += [
+        f"--{name.replace('_', '-')}={server.settings[name]}" for name in _FORMAT_SETTINGS if name in server.settings
+    ]
+    return tuple(options)
+
+
+def _move_files(data_file_path: str, moved: Callable[[str], str]) -> str:
+    parts = data_file_path.split(";")
+    return ";".join(
+        _DATA_FILE.sub(lambda match: match["space"] + moved(match["path"]) + match["size"], part, count=1)
+        if part.lstrip().startswith("/")
+        else part
+        for part in parts
+    )
+
+
+def absolute_names(datadir_fd: int, index: str | None) -> Iterator[tuple[str, str]]:
+    """Yield (file, path) for every absolute path in .isl files and in the index of the binary logs.
+
+    Args:
+        datadir_fd: the open datadir.
+        index: the index's path from the datadir, or absolute; None if there is none.
+    """
+    for folder in (".", *_folders(datadir_fd)):
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=datadir_fd)
+        try:
+            for name in sorted(os.listdir(folder_fd)):
+                if name.endswith(".isl"):
+                    for line in _lines(name, folder_fd, _ISL_BYTES)[:1]:
+                        if line.startswith("/"):
+                            yield os.path.normpath(os.path.join(folder, name)), line
+        finally:
+            os.close(folder_fd)
+    if index is not None:
+        named = [line for line in _lines(index, datadir_fd, None) if line.startswith("/")]
+        for line in sorted({os.path.dirname(line) for line in named}):
+            yield index, line
+
+
+def _folders(datadir_fd: int) -> list[str]:
+    with os.scandir(datadir_fd) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+
+def _lines(name: str, folder_fd: int, limit: int | None) -> list[str]:
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
+    except FileNotFoundError:
+        return []
+    with os.fdopen(fd, encoding="utf-8", errors="surrogateescape") as file:
+        return [line.strip() for line in file.read(limit).splitlines() if line.strip()]

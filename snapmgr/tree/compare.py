@@ -1,0 +1,166 @@
+"""Comparing a tree with its copy: every entry's attributes, and the contents of the files that were really copied."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from snapmgr.tree.attributes import Handle, differences
+from snapmgr.tree.walk import FOLDER_FLAGS, Step, allocated, shown, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator
+
+_CHUNK_BYTES = 1 << 20
+
+
+def compare(
+    source_fd: int,
+    copy_fd: int,
+    *,
+    contents: Container[int] = (),
+    apart: Container[str] = (),
+    progress: Callable[[int], None] = lambda _done: None,
+) -> Iterator[str]:
+    """Yield in words, with the path, what in the tree at `copy_fd` is not as at `source_fd`.
+
+    Compared are names, kinds, owners, modes, modification times, sizes, extended attributes, the aims of symlinks,
+    devices, and which names are one file; access times and the sizes of folders are not.
+
+    Args:
+        source_fd: the original's open folder.
+        copy_fd: the copy's.
+        contents: inode numbers of the files in the copy whose contents are compared too, read from the disk.
+        apart: folders, from the root, whose contents and attributes are somebody else's matter.
+        progress: called with the number of compared bytes since the last call.
+
+    Raises OSError with the path as its filename, StorageError as `walk`.
+    """
+    comparison = _Comparison(contents, apart, progress)
+    try:
+        yield from comparison.run(source_fd, copy_fd)
+    finally:
+        comparison.close()
+
+
+class _Comparison:
+    def __init__(self, contents: Container[int], apart: Container[str], progress: Callable[[int], None]) -> None:
+        self._contents = contents
+        self._apart = apart
+        self._progress = progress
+        self._folders: list[int] = []
+        self._first_names: dict[int, int] = {}
+        self._copies: dict[int, int] = {}
+
+    def close(self) -> None:
+        for fd in self._folders:
+            os.close(fd)
+        self._folders.clear()
+
+    def run(self, source_fd: int, copy_fd: int) -> Iterator[str]:
+        missing = ""
+        for step in walk(source_fd):
+            path = step.path
+            if missing and (path == missing or path.startswith(missing + "/")):
+                continue
+            missing = ""
+            try:
+                if step.kind == "leave":
+                    os.close(self._folders.pop())
+                elif step.kind == "enter":
+                    yield from self._enter(step, copy_fd)
+                else:
+                    yield from self._entry(step)
+            except (FileNotFoundError, NotADirectoryError):
+                yield f"{shown(path)} is missing"
+                missing = path
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, path) from error
+
+    def _enter(self, step: Step, root_fd: int) -> Iterator[str]:
+        parent = self._folders[-1] if self._folders else root_fd
+        fd = os.open(step.name or ".", FOLDER_FLAGS, dir_fd=parent)
+        self._folders.append(fd)
+        if step.path in self._apart:
+            return
+        for text in differences(Handle(step.fd), Handle(fd)):
+            yield f"{shown(step.path or '.')} {text}"
+        for name in sorted(set(os.listdir(fd)) - set(os.listdir(step.fd))):
+            yield f"{shown(f'{step.path}/{name}'.lstrip('/'))} should not be there"
+
+    def _entry(self, step: Step) -> Iterator[str]:
+        folder = self._folders[-1]
+        made = os.stat(step.name, dir_fd=folder, follow_symlinks=False)
+        for text in differences(Handle(step.parent_fd, step.name), Handle(folder, step.name)):
+            yield f"{shown(step.path)} {text}"
+        if stat.S_ISLNK(step.info.st_mode) and stat.S_ISLNK(made.st_mode):
+            aims = [os.readlink(step.name, dir_fd=fd) for fd in (step.parent_fd, folder)]
+            if aims[0] != aims[1]:
+                yield f"{shown(step.path)} leads to {shown(aims[1])}, not to {shown(aims[0])}"
+        if not self._same_links(step.info, made):
+            yield f"{shown(step.path)} is not one file with its other names"
+        elif (
+            stat.S_ISREG(made.st_mode)
+            and made.st_ino in self._contents
+            and step.info.st_size == made.st_size
+            and not _same_contents(step, folder)
+        ):
+            yield f"{shown(step.path)} has other contents"
+        if stat.S_ISREG(made.st_mode) and made.st_ino in self._contents:
+            self._progress(allocated(step.info))
+
+    def _same_links(self, info: os.stat_result, made: os.stat_result) -> bool:
+        """Whether two names are one file in the copy exactly if they are one in the source."""
+        if info.st_nlink == 1 and made.st_nlink == 1:
+            return True
+        return (
+            self._first_names.setdefault(info.st_ino, made.st_ino) == made.st_ino
+            and self._copies.setdefault(made.st_ino, info.st_ino) == info.st_ino
+        )
+
+
+def _same_contents(step: Step, folder: int) -> bool:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    source = os.open(step.name, flags, dir_fd=step.parent_fd)
+    try:
+        copy = os.open(step.name, flags, dir_fd=folder)
+        try:
+            # What is in memory says nothing about the disk. It was written: clean pages can be dropped.
+            os.posix_fadvise(copy, 0, 0, os.POSIX_FADV_DONTNEED)
+            return _same_bytes(source, copy, step.info.st_size)
+        finally:
+            os.close(copy)
+    finally:
+        os.close(source)
+
+
+def _same_bytes(source: int, copy: int, size_bytes: int) -> bool:
+    position = 0
+    while position < size_bytes:
+        position = min(_next_data(source, position, size_bytes), _next_data(copy, position, size_bytes))
+        wanted = min(_CHUNK_BYTES, size_bytes - position)
+        if _read(source, position, wanted) != _read(copy, position, wanted):
+            return False
+        position += wanted
+    return True
+
+
+def _read(fd: int, position: int, wanted: int) -> bytes:
+    # A read may be short; at the end of the file it is empty.
+    parts = []
+    while wanted and (part := os.pread(fd, wanted, position)):
+        parts.append(part)
+        position += len(part)
+        wanted -= len(part)
+    return b"".join(parts)
+
+
+def _next_data(fd: int, position: int, end: int) -> int:
+    try:
+        return os.lseek(fd, position, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return end

@@ -1,0 +1,212 @@
+"""Walking a tree by descriptors, measuring it, removing it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from snapmgr.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BLOCK_BYTES = 512
+
+
+def shown(path: str) -> str:
+    """Return a path that can be printed whatever bytes it consists of."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step of a walk: a folder is entered, then each of its entries comes, then it is left."""
+
+    kind: Literal["enter", "entry", "leave"]
+    path: str
+    """From the tree's root, "" for the root itself; names are what os.fsdecode makes of the bytes on disk."""
+    name: str
+    parent_fd: int
+    """The open folder that holds it; -1 for the root."""
+    fd: int
+    """The folder itself, open for reading, when it is entered or left; else -1."""
+    info: os.stat_result
+
+
+@dataclass
+class _Level:
+    step: Step
+    names: list[str]
+
+
+def walk(root_fd: int, *, pry: bool = False) -> Iterator[Step]:
+    """Yield the steps through the tree at `root_fd`, folders depth first, names in the order of their bytes.
+
+    An entry may be removed when its step has come, a folder when it is left. `pry` opens folders of ours that are
+    closed to us. Raises StorageError at another mount, OSError with the path as its filename for anything else.
+    """
+    device = os.fstat(root_fd).st_dev
+    levels: list[_Level] = []
+    try:
+        root = Step(
+            kind="enter", path="", name="", parent_fd=-1, fd=_open(".", root_fd, "", pry=pry), info=os.fstat(root_fd)
+        )
+        levels.append(_Level(root, []))
+        levels[-1].names = _names(root)
+        yield root
+        while levels:
+            level = levels[-1]
+            if not level.names:
+                yield _left(level.step)
+                os.close(levels.pop().step.fd)
+                continue
+            name = level.names.pop()
+            path = f"{level.step.path}/{name}" if level.step.path else name
+            with _named(path):
+                info = os.stat(name, dir_fd=level.step.fd, follow_symlinks=False)
+            if not stat.S_ISDIR(info.st_mode):
+                yield Step(kind="entry", path=path, name=name, parent_fd=level.step.fd, fd=-1, info=info)
+                continue
+            step = Step(
+                kind="enter",
+                path=path,
+                name=name,
+                parent_fd=level.step.fd,
+                fd=_open(name, level.step.fd, path, pry=pry),
+                info=info,
+            )
+            levels.append(_Level(step, []))
+            if info.st_dev != device:
+                raise StorageError(f"something else is mounted at {shown(path)}", hint="unmount it first")
+            levels[-1].names = _names(step)
+            yield step
+    finally:
+        for level in levels:
+            os.close(level.step.fd)
+
+
+def _left(step: Step) -> Step:
+    return Step(
+        kind="leave", path=step.path, name=step.name, parent_fd=step.parent_fd, fd=step.fd, info=os.fstat(step.fd)
+    )
+
+
+def _open(name: str, dir_fd: int, path: str, *, pry: bool) -> int:
+    with _named(path):
+        try:
+            return os.open(name, FOLDER_FLAGS, dir_fd=dir_fd)
+        except PermissionError:
+            if not pry:
+                raise
+            os.chmod(name, 0o700, dir_fd=dir_fd)
+            return os.open(name, FOLDER_FLAGS, dir_fd=dir_fd)
+
+
+def _names(step: Step) -> list[str]:
+    # Read by the descriptor that was opened last: btrfs shows it only entries from before it was opened (Linux 6.5).
+    with _named(step.path):
+        return sorted(os.listdir(step.fd), key=os.fsencode, reverse=True)
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def reach(root_fd: int, path: str) -> int:
+    """Open the folder `path` below `root_fd` step by step: no symlinks, any length. Return its descriptor."""
+    fd = os.open(".", FOLDER_FLAGS, dir_fd=root_fd)
+    try:
+        for name in path.split("/") if path else ():
+            following = os.open(name, FOLDER_FLAGS, dir_fd=fd)
+            os.close(fd)
+            fd = following
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+@contextmanager
+def deep_trees() -> Iterator[None]:
+    """Allow as many open files as this process may have: a walk holds one for each level of folders."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What a tree holds."""
+
+    entries: int
+    """Folders, files and everything else, the root not counted."""
+    allocated_bytes: int
+    """What its files take on disk; holes are not counted, hard links once."""
+
+    def __add__(self, other: Survey) -> Survey:
+        return Survey(
+            entries=self.entries + other.entries, allocated_bytes=self.allocated_bytes + other.allocated_bytes
+        )
+
+
+def survey(root_fd: int) -> Survey:
+    """Measure the tree at `root_fd`. Raises as `walk`."""
+    entries, allocated_bytes = 0, 0
+    linked: set[int] = set()
+    for step in walk(root_fd):
+        if step.kind == "leave" or not step.path:
+            continue
+        entries += 1
+        if stat.S_ISREG(step.info.st_mode) and step.info.st_ino not in linked:
+            allocated_bytes += allocated(step.info)
+            if step.info.st_nlink > 1:
+                linked.add(step.info.st_ino)
+    return Survey(entries=entries, allocated_bytes=allocated_bytes)
+
+
+def allocated(info: os.stat_result) -> int:
+    """Return how many bytes of a file are on disk."""
+    return min(info.st_blocks * _BLOCK_BYTES, info.st_size)
+
+
+def remove(parent_fd: int, name: str) -> None:
+    """Remove the folder `name` with all that is in it; nothing to do if it is gone.
+
+    Raises StorageError if something is mounted in it, OSError that names what could not be removed.
+    """
+    try:
+        root_fd = os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
+    except FileNotFoundError:
+        return
+    try:
+        for step in walk(root_fd, pry=True):
+            with _named(f"{name}/{step.path}"), suppress(FileNotFoundError):
+                if step.kind == "enter":
+                    if not os.access(".", os.W_OK | os.X_OK, dir_fd=step.fd, effective_ids=True):
+                        os.fchmod(step.fd, 0o700)
+                elif step.kind == "entry":
+                    os.unlink(step.name, dir_fd=step.parent_fd)
+                elif step.path:
+                    os.rmdir(step.name, dir_fd=step.parent_fd)
+    finally:
+        os.close(root_fd)
+    with suppress(FileNotFoundError):
+        os.rmdir(name, dir_fd=parent_fd)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether an error says that there is no room (or no quota) left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
