@@ -123,6 +123,9 @@ def cli(ctx: click.Context, config_path: Path | None, quiet: bool, verbose: bool
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with `argv` (default: the process's own arguments) and return its exit code."""
     prepare_streams()
+    # A throwaway server of another user must be able to pass through our folders; what is not for others gets its mode
+    # where it is made.
+    os.umask(0o022)
     arguments = list(sys.argv[1:] if argv is None else argv)
     instruction = os.environ.get(COMPLETE_VARIABLE)
     if instruction:

@@ -160,7 +160,8 @@ def _ask(plan: Plan, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask at", hint="give --yes, or --dry-run to see the files only")
     paths = " and ".join(str(path) for path in plan.files)
-    click.confirm(f"Write {paths}?", abort=True, err=True)
+    if not click.confirm(f"Write {paths}?", err=True):
+        raise SnapmgrError("nothing was written, as you wished")
 
 
 @command.command(

@@ -97,7 +97,6 @@ TimeoutStopSec=5min
 # The throwaway server may be what runs out of memory: then that verification has failed, and we say so.
 OOMPolicy=continue
 OOMScoreAdjust=500
-UMask=0077
 # No Nice, no IOSchedulingClass: what is slow under the lock keeps the database waiting.
 CapabilityBoundingSet={" ".join(CAPABILITIES)}
 {_ALWAYS}{_ONLY_OUR_PROGRAMS if source == "mysql" else ""}"""
