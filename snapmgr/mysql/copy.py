@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import LackingError
 from snapmgr.mysql.layout import data_files
+from snapmgr.mysql.plainfile import open_plain, read_isl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +86,7 @@ def page_size(path: str) -> int | None:
     where bit 4 marks MariaDB's full_crc32 format; 0 means 16 KiB.
     """
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             file.seek(54)
             flags = int.from_bytes(file.read(4), "big")
     except FileNotFoundError:
@@ -108,8 +109,7 @@ def absolute_paths(datadir: str, settings: Mapping[str, str]) -> dict[str, str]:
             if entry.is_symlink():
                 target = os.readlink(entry.path)
             elif entry.name.endswith(".isl"):
-                with open(entry.path, encoding="utf-8", errors="surrogateescape") as file:
-                    target = file.read().strip()
+                target = read_isl(entry.path)
             else:
                 continue
             if target.startswith("/"):
@@ -149,7 +149,12 @@ def _log_bin_options(datadir: str, seen_as: str, settings: Mapping[str, str]) ->
         index_folder = ""
     logs = os.path.normpath(os.path.join(seen_as, folder))
     index = os.path.join(datadir, index_folder, index_name)
-    with suppress(FileNotFoundError), open(index, "r+b") as file:
+    if os.path.islink(index) or (os.path.exists(index) and not os.path.isfile(index)):
+        raise LackingError(
+            f"the binary log's index {index} is no regular file: a server on the copy might change live binary logs",
+            hint="such a snapshot can be mounted and copied, but not verified here",
+        )
+    with suppress(FileNotFoundError), open_plain(index, write=True) as file:
         names = [os.path.basename(line) for line in file.read().splitlines() if line]
         file.seek(0)
         file.writelines(os.path.join(os.fsencode(logs), line) + b"\n" for line in names)

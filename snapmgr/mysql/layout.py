@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from snapmgr.mysql.plainfile import read_isl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,8 +225,9 @@ class _Scan:
         if entry.is_symlink():
             self.places.append(Place(what=f"target of the symlink {entry.path}", path=entry.path))
         elif entry.name.endswith(".isl"):
-            with suppress(FileNotFoundError), open(entry.path, encoding="utf-8", errors="surrogateescape") as file:
-                self.places.append(Place(what="tablespace", path=os.path.join(entry.path, "..", file.read().strip())))
+            target = read_isl(entry.path)
+            if target:
+                self.places.append(Place(what="tablespace", path=os.path.join(entry.path, "..", target)))
 
     def _count(self, schema: str, name: str) -> None:
         stem, extension = os.path.splitext(name)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.command import CommandRunner, Process, find_program, running
@@ -24,12 +26,14 @@ from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from typing import BinaryIO
 
 _NAMES: dict[str, tuple[str, ...]] = {"mariadb": ("mariadbd", "mysqld"), "mysql": ("mysqld",)}
 _VERSION = re.compile(r"\bVer (?P<version>(?P<major>\d+)\.(?P<minor>\d+)\.(?P<patch>\d+)\S*)")
 # sun_path has 108 bytes; clients cut or refuse at different lengths before that.
 _SOCKET_LIMIT = 100
 _GRACE_S = 10.0
+_LOG = "server.log"
 _MIB = 1024 * 1024
 _FIXED_BUFFERS = 48 * _MIB
 _SMALLEST_POOL = 32 * _MIB
@@ -81,11 +85,13 @@ def find_server(flavor: Literal["mariadb", "mysql"], explicit: str | None = None
 class ThrowawayServer:
     """A running throwaway server; made by `throwaway`."""
 
-    def __init__(self, process: Process, socket: str, log: str) -> None:
+    def __init__(self, process: Process, socket: str, log: str, log_fd: int) -> None:
         self._process = process
         self.socket = socket
         self.log = log
         """Path of what it printed."""
+        # Never opened again by its name: it lies in a folder of the server's user.
+        self._log_fd = log_fd
         self._complaints_read = 0
 
     @property
@@ -108,10 +114,8 @@ class ThrowawayServer:
 
     def complaints(self) -> tuple[str, ...]:
         """Return what the log says of damaged data since the last call: a server may log it and answer all the same."""
-        with open(self.log, "rb") as file:
-            file.seek(self._complaints_read)
-            # Up to the last whole line: the server may be writing the next one.
-            new = file.read().rpartition(b"\n")[0]
+        # Up to the last whole line: the server may be writing the next one.
+        new = _read_from(self._log_fd, self._complaints_read).rpartition(b"\n")[0]
         self._complaints_read += len(new)
         return damage(new.decode("utf-8", "replace"))
 
@@ -131,8 +135,7 @@ class ThrowawayServer:
         return kind(f"{what}: {end.text}", hint=end.hint)
 
     def _read_log(self) -> str:
-        with open(self.log, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        return _read_from(self._log_fd, 0).decode("utf-8", "replace")
 
 
 @contextmanager
@@ -168,19 +171,33 @@ def throwaway(
     datadir, run_dir = os.path.realpath(datadir), os.path.abspath(run_dir)
     uid, gid = _owner(datadir)
     copy = prepare_copy(datadir, settings, originals or {})
-    socket = _make_run_dir(run_dir, uid, gid)
-    _check_reachable(datadir, run_dir, uid, gid)
-    argv = [
-        *_prefix(copy, uid, gid),
-        binary.path,
-        *server_options(binary, copy, memory_bytes=memory_bytes, run_dir=run_dir, socket=socket, uid=uid),
-        *options,
-    ]
-    log = os.path.join(run_dir, "server.log")
-    with open(log, "wb") as output, running(argv, output=output, grace_s=_GRACE_S) as process:
-        server = ThrowawayServer(process, socket, log)
-        _wait_until_it_answers(server, time_limit_s)
-        yield server
+    socket, log = _make_run_dir(run_dir, uid, gid)
+    with log:
+        _check_reachable(datadir, run_dir, uid, gid)
+        argv = [
+            *_prefix(copy, uid, gid),
+            binary.path,
+            *server_options(binary, copy, memory_bytes=memory_bytes, run_dir=run_dir, socket=socket, uid=uid),
+            *options,
+        ]
+        with running(argv, output=log, grace_s=_GRACE_S) as process:
+            server = ThrowawayServer(process, socket, os.path.join(run_dir, _LOG), log.fileno())
+            _wait_until_it_answers(server, time_limit_s)
+            yield server
+
+
+@contextmanager
+def run_folder(scratch: str | os.PathLike[str]) -> Iterator[str]:
+    """Make a folder for `throwaway` in `scratch` and remove it with all that is in it.
+
+    Not tempfile.TemporaryDirectory: with a folder that belongs to the server's user by now, its clean-up may follow a
+    symlink (CVE-2023-6597); shutil.rmtree goes by descriptors.
+    """
+    folder = mkdtemp(prefix=f"v{os.getpid()}-", dir=scratch)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 def server_options(
@@ -264,16 +281,48 @@ def _owner(datadir: str) -> tuple[int, int]:
     return facts.st_uid, facts.st_gid
 
 
-def _make_run_dir(run_dir: str, uid: int, gid: int) -> str:
+def _make_run_dir(run_dir: str, uid: int, gid: int) -> tuple[str, BinaryIO]:
+    """Make the folder for the socket and temporary files, and the log in it; return the socket's path and the log.
+
+    The folder itself is given away last: from then on its owner may lay symlinks there.
+    """
     socket = os.path.join(run_dir, "s")
     if len(os.fsencode(socket)) >= _SOCKET_LIMIT:
         raise LackingError(f"{socket} is too long for a socket", hint="choose a shorter runtime folder")
-    for folder in (run_dir, os.path.join(run_dir, "tmp")):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        os.chmod(folder, 0o700)
-        if os.geteuid() == 0:
-            os.chown(folder, uid, gid)
-    return socket
+    os.makedirs(run_dir, mode=0o700, exist_ok=True)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(run_dir, flags)
+    try:
+        with suppress(FileExistsError):
+            os.mkdir("tmp", 0o700, dir_fd=fd)
+        inner = os.open("tmp", flags, dir_fd=fd)
+        try:
+            _give(inner, uid, gid)
+        finally:
+            os.close(inner)
+        # Always a new file: an older one is its owner's, who may have linked it to anything.
+        with suppress(FileNotFoundError):
+            os.unlink(_LOG, dir_fd=fd)
+        log = os.open(_LOG, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
+        _give(fd, uid, gid)
+    finally:
+        os.close(fd)
+    return socket, os.fdopen(log, "r+b", buffering=0)
+
+
+def _give(fd: int, uid: int, gid: int) -> None:
+    os.fchmod(fd, 0o700)
+    if os.geteuid() == 0:
+        os.fchown(fd, uid, gid)
+
+
+def _read_from(fd: int, offset: int) -> bytes:
+    """Return what is in a file from `offset` on; its position, which the server shares, stays."""
+    pieces = []
+    while piece := os.pread(fd, _MIB, offset):
+        pieces.append(piece)
+        offset += len(piece)
+    return b"".join(pieces)
 
 
 def _as_owner(uid: int, gid: int) -> list[str]:
