@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import NotQuiescedError, SnapmgrError
+from snapmgr.errors import LaterStepError, NotQuiescedError, SnapmgrError
 from snapmgr.host import boot_id, machine_id
 from snapmgr.jobs.directory import fingerprint
 from snapmgr.jobs.source import locate_source, name_excluded
@@ -76,17 +76,26 @@ def backup(ctx: Context, job: Job) -> Manifest:
 
     First it clears up after earlier runs of this job that crashed. Raises BusyError if another run is active,
     NotQuiescedError if the source was not provably held still (nothing is kept), StorageError or LackingError if the
-    storage cannot, LaterStepError if the snapshot is kept but its note could not be stored beside it.
+    storage cannot. Raises LaterStepError if the snapshot is READY but its note could not be stored beside it, or what
+    an earlier run left could not be cleared up.
     """
     ctx.catalog.make()
     with ctx.catalog.job_lock(job.name):
-        sweep(ctx, job.name)
+        left = sweep(ctx, job.name)
         source = locate_source(ctx, job)
         for warning in source.warnings:
             ctx.tell(f"warning: {warning}")
         for volume in source.volumes:
             require_answer(volume.path)
-        return _take(ctx, job, source)
+        manifest = _take(ctx, job, source)
+    if left:
+        raise LaterStepError(
+            f"snapshot {manifest.id} is READY, but what an earlier run left could not be cleared up: "
+            + "; ".join(error.message for error in left),
+            hint=left[0].hint or "snapmgr doctor",
+            snapshot_id=manifest.id,
+        )
+    return manifest
 
 
 @dataclass(frozen=True, kw_only=True)

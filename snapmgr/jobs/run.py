@@ -40,26 +40,34 @@ def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> O
     manifest: Manifest | None = None
     verification: Verification | None = None
     pruned: Pruned | None = None
+    failure: SnapmgrError | None = None
     try:
-        manifest = backup(ctx, job)
+        try:
+            manifest = backup(ctx, job)
+        except LaterStepError as error:
+            # The snapshot is READY all the same: it can be proved, and what is not needed any more makes room.
+            manifest, failure = ctx.catalog.load(error.snapshot_id).manifest, error
         if with_verify:
             verification = verify(ctx, ctx.catalog.load(manifest.id), job.verify)
         if with_prune:
             pruned = prune(ctx, job)
             if pruned.failures:
                 raise pruned.failures[0]
-    except SnapmgrError as error:
-        failure = error
-        if manifest is None and isinstance(error, LaterStepError):
-            manifest = ctx.catalog.load(error.snapshot_id).manifest
-        if manifest is not None and not isinstance(error, VerificationError | LaterStepError):
-            message = f"snapshot {manifest.id} is kept, but: {error.message}"
-            failure = LaterStepError(message, hint=error.hint, snapshot_id=manifest.id)
-        return Outcome(job=job.name, manifest=manifest, verification=verification, pruned=pruned, error=failure)
-    except OSError as error:
-        # A full or dying disk may show at any line; the snapshot is there all the same.
-        if manifest is None:
-            raise
-        failure = LaterStepError(f"snapshot {manifest.id} is kept, but: {error}", snapshot_id=manifest.id)
-        return Outcome(job=job.name, manifest=manifest, verification=verification, pruned=pruned, error=failure)
-    return Outcome(job=job.name, manifest=manifest, verification=verification, pruned=pruned)
+    except (SnapmgrError, OSError) as error:
+        if failure is not None:
+            ctx.tell(f"warning: {failure.message}")
+        failure = _name(error, manifest)
+    return Outcome(job=job.name, manifest=manifest, verification=verification, pruned=pruned, error=failure)
+
+
+def _name(error: SnapmgrError | OSError, manifest: Manifest | None) -> SnapmgrError:
+    """Return what ended a run as an error that says whether there is a snapshot all the same."""
+    if manifest is None:
+        if isinstance(error, OSError):
+            raise error
+        return error
+    if isinstance(error, VerificationError):
+        return error
+    # A full or dying disk may show at any line.
+    message, hint = (error.message, error.hint) if isinstance(error, SnapmgrError) else (str(error), None)
+    return LaterStepError(f"snapshot {manifest.id} is kept, but: {message}", hint=hint, snapshot_id=manifest.id)

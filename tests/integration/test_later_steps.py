@@ -1,0 +1,91 @@
+"""What fails once the snapshot is taken: it is kept, the other steps go on, and the exit code says what is to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from snapmgr.manifest import new_id
+from support.processes import ended, wait_until
+from support.scene import Scene, btrfs_scene
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Scene]:
+    with btrfs_scene(server=False, size_bytes=256 << 20) as scene:
+        yield scene
+
+
+@pytest.fixture
+def scene(shared: Scene) -> Iterator[Scene]:
+    """A directory job "files" with a check command of its own, a fresh state directory and no snapshots."""
+    shared.state = shared.folder / f"state-{new_id('x', datetime.now(UTC))}"
+    _configure(shared, "true")
+    yield shared
+    for snapshot in shared.snapshot_paths():
+        subprocess.run(["btrfs", "-q", "subvolume", "delete", snapshot], check=True)
+
+
+def _configure(scene: Scene, check: str) -> None:
+    program = scene.folder / "check"
+    program.write_text(f"#!/bin/sh\n{check}\n")
+    program.chmod(0o755)
+    scene.configure(
+        text=f'[job.files]\nsource = "directory"\npath = "{scene.file_system.point}/mysql"\n'
+        f'retention.keep-last = 1\nverify.command = ["{program}", "{{}}"]\n'
+    )
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("1", 6), ("0", 5)])
+def test_a_clone_that_stays_does_not_hide_what_was_found(scene: Scene, verdict: str, code: int) -> None:
+    pid_file = scene.folder / "pid"
+    _configure(scene, f'cd "$1" && setsid sleep 60 >/dev/null 2>&1 & echo $! > {pid_file}; sleep 0.2; exit {verdict}')
+    done = scene.run("backup", "files", "--verify")
+    os.kill(int(pid_file.read_text()), signal.SIGKILL)
+    wait_until(lambda: ended(int(pid_file.read_text())))
+    assert done.returncode == code, done.stderr
+    assert "is in use" in done.stderr or "busy" in done.stderr
+    (entry,) = scene.entries()
+    assert entry.verification is not None
+    assert entry.verification.result == ("failed" if code == 6 else "passed")
+    # Nobody uses it any more: the next run removes it.
+    _configure(scene, "true")
+    assert scene.run("backup", "files").returncode == 0
+    assert len(scene.stored()) == 2
+    assert os.listdir(scene.scratch) == []
+
+
+def test_what_cannot_be_cleared_up_is_exit_code_5_and_stops_nothing(scene: Scene) -> None:
+    for _ in range(3):
+        assert scene.run("backup", "files").returncode == 0
+    place = Path(scene.file_system.point)
+    moved = scene.entries()[0].manifest
+    scene.context().catalog.write(moved.with_state("deleting"))
+    _move(place / ".snapmgr" / moved.id, place / "elsewhere")
+    for options in ((), ("--verify", "--prune")):
+        done = scene.run("backup", "files", *options)
+        assert done.returncode == 5, done.stderr
+        assert "was moved to" in done.stderr
+    newest = scene.entries()[-1]
+    assert newest.verified
+    assert [entry.manifest.id for entry in scene.entries()] == [moved.id, newest.manifest.id]
+    _move(place / "elsewhere", place / ".snapmgr" / moved.id)
+    assert scene.run("backup", "files").returncode == 0
+    assert len(scene.stored()) == 2
+
+
+def _move(source: Path, target: Path) -> None:
+    subprocess.run(["btrfs", "property", "set", "-f", source, "ro", "false"], check=True)
+    source.rename(target)
+    subprocess.run(["btrfs", "property", "set", "-f", target, "ro", "true"], check=True)
