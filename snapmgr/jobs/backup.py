@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -125,6 +125,8 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
     backend = source.backend
     ctx.tell(f"{manifest.id}: arming ({backend.name}, {', '.join(volume.id for volume in source.volumes)})")
     with (
+        # Left last: what a killed helper had begun can be removed only when we have let go of it, too.
+        ExitStack() as afterwards,
         backend.arm(source.volumes, manifest.id) as armed,
         # Before any connection to the database exists, so that the helper has no copy of it.
         Trigger(armed, undo=lambda shot: backend.delete(shot.ref)) as trigger,
@@ -153,7 +155,7 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
             )
             ctx.catalog.write(manifest)
         except BaseException as error:
-            _give_up(ctx, manifest, armed, trigger, error)
+            afterwards.callback(_give_up, ctx, manifest, armed, trigger, error)
             raise
     return complete(ctx, manifest, settle_timeout_s=job.settle_timeout_s)
 
