@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from snapmgr import mountapi
 from snapmgr.blockdev import read_mounts
 from snapmgr.errors import InUseError, NotFoundError, StorageError
+from snapmgr.trust import exchangeable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,13 +89,22 @@ def bind(directory: str, point: str, *, read_only: bool) -> None:
         _put(mount_fd, point_fd, what)
 
 
-def unmount(point: str) -> None:
+def unmount(point: str, *, mount_id: int | None = None) -> None:
     """Unmount what is mounted at `point`; never lazily, so that "done" means that nobody uses it any more.
 
-    Raises InUseError that names who holds it, NotFoundError if nothing is mounted there, LackingError without root.
+    With `mount_id` only if it is that very mount (`Mount.id`): the folders above may be exchanged at any time, where
+    they are somebody else's. Raises InUseError that names who holds it, NotFoundError if nothing (or another mount) is
+    there, LackingError without root, StorageError for somebody else's symlink on the way.
     """
     try:
-        mountapi.take_down(point)
+        # Once the folder above is open, nobody can lead us elsewhere: a mount point cannot be renamed or removed.
+        parent, name = _open_parent(point, make=False)
+        try:
+            if mount_id is not None and _mount_id_of(name, parent) != mount_id:
+                raise NotFoundError(f"at {point} is not the mount that snapmgr made", hint="see: snapmgr mount --list")
+            mountapi.take_down(f"/proc/self/fd/{parent}/{name}")
+        finally:
+            os.close(parent)
     except OSError as error:
         if error.errno == errno.EBUSY:
             who = holders(os.path.realpath(point), read_mounts())
@@ -107,11 +117,25 @@ def unmount(point: str) -> None:
         raise mountapi.refused(error, f"unmount {point}") from None
 
 
+def _mount_id_of(name: str, parent: int) -> int:
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii").splitlines()
+    finally:
+        os.close(fd)
+    return int(next(line for line in lines if line.startswith("mnt_id:")).partition(":")[2])
+
+
 def require_own(folder: Path) -> None:
     """Raise StorageError if others could exchange what lies in `folder`: mount points there are used by name later.
 
     World-writable with the sticky bit, as /tmp is, will do; a folder that is not there yet will be made by us.
     """
+    way = exchangeable(folder)
+    if way is not None:
+        raise StorageError(
+            f"others could exchange the folder for scratch mounts {folder}: {way}", hint="set another scratch_dir"
+        )
     with suppress(FileNotFoundError):
         found = folder.stat()
         loose = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
@@ -125,8 +149,12 @@ def require_own(folder: Path) -> None:
 
 def remove_point(point: str) -> None:
     """Remove the empty folder that a scratch mount left; one that has contents, or is gone, is left as it is."""
-    with suppress(OSError):
-        os.rmdir(point)
+    with suppress(OSError, StorageError):
+        parent, name = _open_parent(point, make=False)
+        try:
+            os.rmdir(name, dir_fd=parent)
+        finally:
+            os.close(parent)
 
 
 def _put(mount_fd: int, point_fd: int, what: str) -> None:
@@ -153,8 +181,7 @@ def _point(point: str) -> Iterator[int]:
 def _open_point(point: str) -> tuple[int, bool]:
     if not os.path.isabs(point):
         raise StorageError(f"the mount point {point} is not an absolute path", hint="write it from the root: /mnt/x")
-    parent, made = _open_parent(point), False
-    name = os.path.basename(os.path.normpath(point))
+    (parent, name), made = _open_parent(point, make=True), False
     try:
         with suppress(FileExistsError):
             os.mkdir(name, _POINT_MODE, dir_fd=parent)
@@ -184,20 +211,22 @@ def _require_unused(fd: int, point: str) -> None:
         raise StorageError(message, hint="name an empty folder, or one that does not exist yet")
 
 
-def _open_parent(point: str) -> int:
-    """Open the parent folder of `point` step by step, making what is missing; return its descriptor.
+def _open_parent(point: str, *, make: bool) -> tuple[int, str]:
+    """Open the parent folder of `point` step by step; return its descriptor and the point's name in it.
 
-    A symlink on the way is followed only if root or we ourselves made it: in /tmp anybody may lay one.
+    With `make` what is missing is made, and what fails is a StorageError; else an OSError. A symlink on the way is
+    followed only if root or we ourselves made it: in /tmp anybody may lay one.
     """
-    steps = os.path.normpath(point).split("/")[1:-1]
+    *steps, name = os.path.normpath(point).split("/")[1:]
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     fd, links = os.open("/", flags), 0
     try:
         while steps:
             step = steps.pop(0)
             try:
-                with suppress(FileExistsError):
-                    os.mkdir(step, _PARENT_MODE, dir_fd=fd)
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(step, _PARENT_MODE, dir_fd=fd)
                 found = os.stat(step, dir_fd=fd, follow_symlinks=False)
                 if stat.S_ISLNK(found.st_mode):
                     links += 1
@@ -210,13 +239,15 @@ def _open_parent(point: str) -> int:
                 else:
                     following = os.open(step, flags, dir_fd=fd)
             except OSError as error:
+                if not make:
+                    raise
                 raise StorageError(f"cannot make the folder of {point}, at {step}: {error.strerror}") from None
             os.close(fd)
             fd = following
     except BaseException:
         os.close(fd)
         raise
-    return fd
+    return fd, name
 
 
 def holders(point: str, mounts: tuple[Mount, ...]) -> tuple[str, ...]:

@@ -200,7 +200,7 @@ def release(ctx: Context, lease: Lease) -> None:
             if os.geteuid() == 0 and lease.boot_id == boot_id():
                 there = _mounted_at(ctx, point)
                 if there is not None and _is_ours(part, there):
-                    unmount(point)
+                    unmount(point, mount_id=there.id)
             ctx.backend(part.record.ref.backend).detach(part.record)
             if part.folder:
                 remove_point(point)
