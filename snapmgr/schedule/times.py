@@ -29,7 +29,9 @@ def read_expression(text: str) -> str:
     """Given an OnCalendar expression, return it with single spaces. Raises ConfigError if it is none."""
     expression = " ".join(text.split())
     # Anything else could never be in one; and a file of one line must not become one of two.
-    if not expression or not (expression.isascii() and expression.isprintable()) or len(expression) > _LONGEST:
+    plain = expression.isascii() and expression.isprintable()
+    # oncalendar would take any number of commas after a weekday; systemd takes one.
+    if not expression or not plain or len(expression) > _LONGEST or ",," in expression:
         raise ConfigError(f"{text[:_LONGEST]!r} is not a calendar expression", hint=_HINT)
     try:
         TzIterator(expression, datetime(2000, 1, 1, tzinfo=UTC))
