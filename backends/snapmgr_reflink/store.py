@@ -17,6 +17,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import stat
 from contextlib import contextmanager, suppress
@@ -35,6 +36,7 @@ State = Literal["begun", "made", "complete"]
 DATA = "data"
 _NOTE = "note"
 _STORE_MARK = "snapmgr-reflink-store.json"
+_UNFINISHED_MARK = re.compile(re.escape(_STORE_MARK) + r"\.[0-9a-f]{8}~")
 _STATES: tuple[State, ...] = ("begun", "made", "complete")
 _FORMAT = 1
 _MARK_BYTES_AT_MOST = 1 << 20
@@ -129,6 +131,10 @@ def create(path: str) -> None:
             os.removexattr(fd, "system.posix_acl_default")
         with _locked(fd):
             present = {entry.name for entry in tree.entries(fd)}
+            # Whoever began its mark under this lock was killed: there is no store yet.
+            for name in [name for name in present if _UNFINISHED_MARK.fullmatch(name)]:
+                os.unlink(name, dir_fd=fd)
+                present.discard(name)
             if present and _STORE_MARK not in present:
                 raise StorageError(
                     f"{tree.shown(path)} holds other things", hint="name an empty folder in [backend.reflink] store"

@@ -263,6 +263,19 @@ def test_store_that_others_can_enter_is_refused(lab: FolderLab) -> None:
         _store(lab).chmod(0o700)
 
 
+def test_store_whose_mark_was_not_finished_is_none_yet(file_system: LoopFileSystem, tmp_path: Path) -> None:
+    # Killed in the first backup, between making the folder and naming its mark.
+    place = file_system.point / tmp_path.name
+    place.mkdir(0o700)
+    (place / "snapmgr-reflink-store.json.0123abcd~").write_text("{")
+    lab = FolderLab(ReflinkBackend, ReflinkConfig(store=str(place)), file_system.point)
+    lab.take_one(lab.make_origin())
+    assert not list(place.glob("*~"))
+    (place / "snapmgr-reflink-store.json").rename(place / "something else")
+    with pytest.raises(StorageError, match="holds other things"):
+        lab.take_one(lab.make_origin())
+
+
 def test_places_that_do_not_suit(lab: FolderLab, tmp_path: Path) -> None:
     origin = lab.make_origin()
 
