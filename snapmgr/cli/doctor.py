@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from snapmgr.cli.output import clean, format_table, is_terminal, print_lines
-from snapmgr.cli.params import JobName, json_option
-from snapmgr.errors import ConfigError
+from snapmgr.cli.output import clean, error_document, format_table, is_terminal, print_lines
+from snapmgr.cli.params import JobName, dry_run_option, json_option
+from snapmgr.errors import ConfigError, gravest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from snapmgr.cli.session import Session
-    from snapmgr.jobs.doctor import Finding
+    from snapmgr.jobs.finding import Finding
+    from snapmgr.jobs.fix import Action, Fixed
 
 
 @click.command(
@@ -21,51 +24,149 @@ if TYPE_CHECKING:
 Examples:
   snapmgr doctor
   snapmgr doctor nightly
+  snapmgr doctor --fix --dry-run
+  snapmgr doctor --fix
+  snapmgr doctor --fix --pool /mnt/old-disk
   snapmgr doctor --json | jq '.findings[] | select(.level != "ok")'
 """
 )
 @click.argument("jobs", metavar="[JOB...]", nargs=-1, type=JobName())
+@click.option("--fix", "mend", is_flag=True, help="Mend what can be mended without losing anything.")
+@click.option(
+    "--pool",
+    "pool_paths",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(),
+    help="Also look at the snapshots on the storage at PATH, whose job or source is gone.",
+)
+@dry_run_option
 @json_option
 @click.pass_obj
-def command(session: Session, jobs: tuple[str, ...]) -> int:
+def command(session: Session, jobs: tuple[str, ...], *, mend: bool, pool_paths: tuple[str, ...], dry_run: bool) -> int:
     """Look for what is lacking here, wrong with a job, or left over.
 
-    Nothing is changed or locked. Looked at are the storage backends, each job's server, account, files and storage, and
-    the state directory against what the storage really holds. The exit code is 1 if there is a problem, else 7 if
-    something is lacking, else 0.
+    Nothing is changed or locked without --fix. Looked at are the storage backends, each job's server, account, files
+    and storage, and the state directory against what the storage really holds. --fix completes or removes what runs
+    that were cut short left, and takes over snapshots whose notes describe them, so that a lost state directory is
+    there again; docs/doctor.md says what it never touches. With JOB only what concerns these jobs. The exit code is 1
+    if there is a problem (with --fix: if one is left), else 7 if something is lacking, else 0.
     """
-    from snapmgr.jobs.doctor import Finding, examine, examine_backends, exit_code
+    if dry_run and not mend:
+        raise click.UsageError("--dry-run belongs to --fix: without it nothing is changed anyway.")
+    if jobs and pool_paths and not mend:
+        raise click.UsageError("With JOB the storage is compared by --fix only: leave JOB or --pool away.")
+    from snapmgr.jobs.doctor import exit_code
 
+    fixed: Fixed | None = None
     try:
         session.config()
     except ConfigError as error:
         # Even so it can be said what this machine lacks.
-        if jobs:
+        if jobs or mend or pool_paths:
             raise
-        problems = error.message.split("\n")
-        findings = [Finding(area="config", subject="", level="problem", what=line, hint=None) for line in problems]
-        findings += examine_backends(None)
+        findings = _without_config(error)
     else:
-        findings = examine(session.context(), session.jobs(jobs or session.config().jobs), everything=not jobs)
-    code = exit_code(findings)
+        findings, fixed = _examine(session, jobs, pool_paths, mend=mend, dry_run=dry_run)
+    actions = fixed.actions if fixed is not None else ()
+    failed = [action for action in actions if action.result in ("failed", "left")]
+    code = gravest([exit_code(findings), *([1] if failed else [])])
     if session.json:
-        documents = [
-            {"area": one.area, "subject": one.subject, "level": one.level, "what": one.what, "hint": one.hint}
-            for one in findings
-        ]
-        session.document(code, findings=documents)
-    else:
-        _print(findings)
+        session.document(
+            code,
+            fix=mend,
+            dry_run=dry_run,
+            thawed=list(fixed.thawed) if fixed is not None else [],
+            actions=[_action(action) for action in actions],
+            findings=[_document(finding) for finding in findings],
+        )
+        return code
+    if fixed is not None:
+        _print_actions(session, fixed)
+    _print(findings)
+    curable = sum(finding.cure is not None for finding in findings)
+    if curable and not mend:
+        session.voice.tell(f"snapmgr doctor --fix mends {curable} of these")
     return code
 
 
-def _print(findings: list[Finding]) -> None:
+def _without_config(error: ConfigError) -> list[Finding]:
+    from snapmgr.jobs.doctor import examine_backends
+    from snapmgr.jobs.finding import Finding
+
+    problems = [Finding(area="config", subject="", level="problem", what=line) for line in error.message.split("\n")]
+    return problems + examine_backends(None)
+
+
+def _examine(
+    session: Session, names: tuple[str, ...], pool_paths: tuple[str, ...], *, mend: bool, dry_run: bool
+) -> tuple[list[Finding], Fixed | None]:
+    from snapmgr.jobs.diagnosis import diagnose
+    from snapmgr.jobs.doctor import examine_jobs
+    from snapmgr.jobs.fix import fix, plan_fix
+    from snapmgr.jobs.leftovers import look, pools_at
+
+    ctx = session.context()
+    named = [pool for path in pool_paths for pool in pools_at(ctx, path)]
+    findings, pools = examine_jobs(ctx, session.jobs(names or session.config().jobs))
+    if mend:
+        fixed = (plan_fix if dry_run else fix)(ctx, pools, named, jobs=names or None)
+        return findings + list(fixed.findings), fixed
+    return findings + ([] if names else diagnose(look(ctx, pools, named))), None
+
+
+def _document(finding: Finding) -> dict[str, Any]:
+    return {
+        "area": finding.area,
+        "subject": finding.subject,
+        "level": finding.level,
+        "what": finding.what,
+        "hint": finding.hint,
+        "job": finding.job,
+        "fix": finding.cure.text if finding.cure is not None else None,
+    }
+
+
+def _action(action: Action) -> dict[str, Any]:
+    return {
+        "kind": action.cure.kind,
+        "area": action.finding.area,
+        "subject": action.finding.subject,
+        "job": action.finding.job,
+        "what": action.finding.what,
+        "fix": action.cure.text,
+        "result": action.result,
+        "error": error_document(action.error),
+    }
+
+
+def _print_actions(session: Session, fixed: Fixed) -> None:
+    """Print what was done and what would be; what could not be done is an error, on stderr."""
+    print_lines(fixed.thawed)
+    rows = [
+        (action.result, f"{action.finding.area} {action.finding.subject}", f"{action.finding.what}: {action.cure.text}")
+        for action in fixed.actions
+    ]
+    if not rows and not fixed.thawed:
+        print_lines(["there is nothing to fix"])
+    if rows:
+        _print_rows(("", "WHERE", "WHAT"), [(*row, "") for row in rows])
+    for action in fixed.actions:
+        if action.error is not None:
+            session.voice.fail(action.error)
+    print_lines([""])
+
+
+def _print(findings: Sequence[Finding]) -> None:
     rows = [(one.level, f"{one.area} {one.subject}".strip(), *_words(one)) for one in findings]
-    heads = ("", "WHERE", "WHAT", "WHAT TO DO")
+    _print_rows(("", "WHERE", "WHAT", "WHAT TO DO"), rows)
+
+
+def _print_rows(heads: tuple[str, ...], rows: Sequence[tuple[str, str, str, str]]) -> None:
     if is_terminal(sys.stdout):
         from snapmgr.cli.render import print_table
 
-        print_table(heads, [[clean(cell) for cell in row] for row in rows])
+        print_table(heads, [[clean(cell) for cell in row[: len(heads)]] for row in rows])
         return
     # Long texts in columns are unreadable without a terminal's wrapping: the last goes on a line of its own.
     lines = format_table(heads[:2], [row[:2] for row in rows])
@@ -74,4 +175,7 @@ def _print(findings: list[Finding]) -> None:
 
 
 def _words(finding: Finding) -> tuple[str, str]:
-    return finding.what, finding.hint or ""
+    if finding.cure is None:
+        return finding.what, finding.hint or ""
+    by_hand = f"; or: {finding.hint}" if finding.hint else ""
+    return finding.what, f"snapmgr doctor --fix {finding.cure.text}{by_hand}"

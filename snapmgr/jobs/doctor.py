@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.command import CommandRunner
-from snapmgr.errors import EXIT_OK, LackingError, SnapmgrError
+from snapmgr.errors import SnapmgrError
 from snapmgr.jobs.account import grant_statement, missing_privileges, read_grants
+from snapmgr.jobs.finding import Finding, exit_code, of_error
+from snapmgr.jobs.leftovers import pools_near
 from snapmgr.jobs.servers import running_servers
 from snapmgr.jobs.source import locate_source, name_excluded
 from snapmgr.mount import KernelMounter
@@ -27,62 +28,30 @@ if TYPE_CHECKING:
 
     from snapmgr.config import Config, Job
     from snapmgr.jobs.context import Context
+    from snapmgr.jobs.finding import Level
     from snapmgr.records import Pool, Volume
 
-__all__ = ["Finding", "examine", "examine_backends", "exit_code", "running_servers"]
+__all__ = ["Finding", "examine_backends", "examine_jobs", "exit_code", "running_servers"]
 
-Area = Literal["config", "backend", "job", "state", "storage"]
-Level = Literal["ok", "note", "problem", "lacking"]
 # Snapshots grow behind one's back: beyond this somebody should look.
 _FULL_SHARE = 0.9
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing that was looked at.
+def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Pool]]:
+    """Look at the backends and at `jobs`; return with it the pools that hold their snapshots, or may hold them.
 
-    "problem": something is wrong. "lacking": this machine lacks something that is needed. "note": worth knowing.
+    What is in the state directory and in these pools: `snapmgr.jobs.leftovers` and `snapmgr.jobs.diagnosis`.
     """
-
-    area: Area
-    subject: str
-    """Which backend, job or file."""
-    level: Level
-    what: str
-    hint: str | None = None
-
-
-def exit_code(findings: list[Finding]) -> int:
-    """Return 1 if there is a problem, else 7 if something is lacking, else 0."""
-    levels = {finding.level for finding in findings}
-    if "problem" in levels:
-        return SnapmgrError.exit_code
-    return LackingError.exit_code if "lacking" in levels else EXIT_OK
-
-
-def examine(ctx: Context, jobs: list[Job], *, everything: bool) -> list[Finding]:
-    """Look at the backends, at `jobs`, and, if `everything`, at the state directory and the storage.
-
-    Raises what is wrong with the state directory as a whole (CatalogError, LackingError).
-    """
-    from snapmgr.jobs.leftovers import examine_state, examine_storage  # noqa: PLC0415 - a circle otherwise
-
     findings = examine_backends(ctx.config)
     pools: list[Pool] = []
+    if not jobs:
+        findings.append(Finding(area="config", subject="", level="note", what="no job is configured"))
     for job in jobs:
+        known = len(pools)
         findings += _examine_job(ctx, job, pools)
-    if everything:
-        if not jobs:
-            findings.append(Finding(area="config", subject="", level="note", what="no job is configured"))
-        findings += examine_state(ctx)
-        findings += examine_storage(ctx, pools)
-    return findings
-
-
-def of_error(area: Area, subject: str, error: SnapmgrError) -> Finding:
-    """Return an error as a finding."""
-    level: Level = "lacking" if isinstance(error, LackingError) else "problem"
-    return Finding(area=area, subject=subject, level=level, what=error.message, hint=error.hint)
+        if len(pools) == known:
+            pools += pools_near(ctx, job)
+    return findings, pools
 
 
 def examine_backends(config: Config | None) -> list[Finding]:

@@ -1,54 +1,185 @@
-"""The state directory against what the storage really holds: damage, leftovers of dead runs, forgotten mounts."""
+"""Looking at the state directory, the storage, mounts and processes; `snapmgr.jobs.diagnosis` judges what was seen."""
 
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.blockdev import read_mounts
-from snapmgr.errors import NotFoundError, SnapmgrError
-from snapmgr.host import boot_id, is_alive
+import msgspec
+
+from snapmgr.blockdev import find_target
+from snapmgr.catalog import read_file
+from snapmgr.errors import CatalogError, ConfigError, NotFoundError, SnapmgrError
+from snapmgr.host import boot_id, is_alive, machine_id
 from snapmgr.jobs.attach import part_point
-from snapmgr.jobs.doctor import Finding, of_error
+from snapmgr.jobs.diagnosis import GONE
+from snapmgr.jobs.facts import Facts, FileFacts, LeaseFacts, PoolFacts, key_of
+from snapmgr.jobs.rebuild import claimed_by, job_of
+from snapmgr.jobs.restore import restore_leftovers
+from snapmgr.manifest import SCHEMA
+from snapmgr.plugins import list_plugins
+from snapmgr.records import NotMine, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from snapmgr.catalog import Catalog, Entry
+    from snapmgr.catalog import Catalog, Damaged, Entry
+    from snapmgr.config import Job
     from snapmgr.jobs.context import Context
-    from snapmgr.jobs.doctor import Level
-    from snapmgr.manifest import Lease, Manifest
-    from snapmgr.records import Found, Pool
+    from snapmgr.jobs.facts import PoolKey
+    from snapmgr.manifest import Lease
+    from snapmgr.records import Mount
+
+# As `snapmgr.catalog.write_file` names what it has not renamed yet.
+_BEGUN = re.compile(r"\..+\.(?P<pid>[0-9]+)")
+# As `snapmgr.jobs.verify`, `prepare` and `attach` name what they make in the scratch directory.
+_RUN_FOLDER = re.compile(r"[vp](?P<pid>[0-9]+)-[a-z0-9_]{8}")
+_POINT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{6}")
+_RECORD_ID = re.compile(r"[0-9a-f]{16}")
 
 
-def examine_state(ctx: Context) -> Iterator[Finding]:
-    """Look at manifests, leases and unfinished snapshots."""
+class _Versioned(msgspec.Struct):
+    schema: int
+
+
+def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -> Facts:
+    """Return what there is, in `pools`, in `named` (those that must be there), and in all that the catalog names.
+
+    Changes and locks nothing. Raises LackingError without the right to the state directory.
+    """
     catalog = ctx.catalog
-    if not catalog.path.exists():
-        yield _state(str(catalog.path), "note", "is not there yet; the first backup makes it")
-        return
+    before = _active_runs(catalog)
+    seen = tuple(_read_pools(ctx, pools, named))
+    # After the storage: a snapshot, a clone is known before it is made.
     entries, damaged = catalog.entries()
     leases, damaged_leases = catalog.leases()
-    for one in (*damaged, *damaged_leases):
-        hint = "restore it from the copy beside the snapshot, or move it away"
-        yield _state(str(one.path), "problem", one.problem, hint)
-    for entry in entries:
-        yield from _examine_unfinished(ctx, entry.manifest)
-    points = {mount.point for mount in read_mounts()}
-    for lease in leases:
-        yield from _examine_lease(lease, points)
-    orphans = sorted({entry.manifest.job for entry in entries} - set(ctx.config.jobs))
-    for job in orphans:
-        yield _state(job, "note", "has snapshots but is not configured: nothing prunes them")
-    ready = sum(entry.manifest.state == "ready" for entry in entries)
-    proved = sum(entry.verified for entry in entries)
-    yield _state(str(catalog.path), "ok", f"{ready} snapshots are READY, {proved} of all are proved restorable")
+    sound = [entry for one in damaged if (entry := _manifest_of(catalog, one)) is not None]
+    mounts = ctx.mounter.mounts()
+    us = str(catalog.path.absolute())
+    return Facts(
+        state_dir=us,
+        machine_id=machine_id(),
+        boot_id=boot_id(),
+        now=datetime.now(UTC),
+        exists=catalog.path.exists(),
+        jobs=frozenset(ctx.config.jobs),
+        entries=tuple(sorted((*entries, *sound), key=lambda entry: entry.manifest.created_at)),
+        leases=tuple(_lease_facts(lease, mounts) for lease in leases),
+        files=(
+            *(_manifest_facts(catalog, one, sound) for one in damaged),
+            *(_lease_file(one) for one in damaged_leases),
+            *_stray_files(catalog, {entry.manifest.id for entry in (*entries, *sound)}, damaged),
+            *_scratch(ctx.config.scratch_dir, leases, mounts),
+        ),
+        pools=seen,
+        hanging=frozenset(
+            entry.manifest.id
+            for entry in entries
+            if entry.manifest.helper is not None and is_alive(entry.manifest.helper)
+        ),
+        active=before | _active_runs(catalog),
+        mounted=frozenset(record for mount in mounts for record in _RECORD_ID.findall(mount.root)),
+        elsewhere=_known_elsewhere(seen, us),
+        restores=tuple(one for one in restore_leftovers(ctx) if not one.active),
+    )
 
 
-def _state(subject: str, level: Level, what: str, hint: str | None = None) -> Finding:
-    return Finding(area="state", subject=subject, level=level, what=what, hint=hint)
+# -------------------------------------------------------------------------------------------------------------- storage
+
+
+def _read_pools(ctx: Context, pools: Iterable[Pool], named: Iterable[Pool]) -> Iterator[PoolFacts]:
+    everywhere: dict[PoolKey, tuple[Pool, bool]] = {}
+
+    def add(pool: Pool, *, expected: bool) -> None:
+        known = everywhere.get(key_of(pool))
+        everywhere[key_of(pool)] = (known[0] if known else pool, expected or (known is not None and known[1]))
+
+    for pool in pools:
+        add(pool, expected=False)
+    for pool in named:
+        add(pool, expected=True)
+    for entry in ctx.catalog.entries()[0]:
+        manifest = entry.manifest
+        # A BROKEN one has no storage, unless it was lost.
+        wanted = manifest.state != "broken" or (manifest.reason or "").startswith(GONE)
+        for pool in (*(one.pool for one in manifest.intents), *(one.ref.pool for one in manifest.members)):
+            add(pool, expected=wanted)
+    for lease in ctx.catalog.leases()[0]:
+        for part in lease.parts:
+            add(part.record.ref.pool, expected=True)
+    for pool, expected in everywhere.values():
+        try:
+            yield PoolFacts(pool=pool, found=ctx.backend(pool.backend).inventory((pool,)), expected=expected)
+        except SnapmgrError as error:
+            yield PoolFacts(pool=pool, error=error, expected=expected)
+
+
+def _known_elsewhere(pools: Iterable[PoolFacts], us: str) -> dict[str, str]:
+    """Return the snapshots whose note names another state directory that is here and knows them."""
+    elsewhere: dict[str, str] = {}
+    for one in (found for pool in pools for found in pool.found):
+        # Before it becomes a path.
+        if one.snapshot_id is None or one.note is None or job_of(one.snapshot_id) is None:
+            continue
+        owner = claimed_by(one.note)
+        if owner.startswith("/") and "\0" not in owner and os.path.realpath(owner) != os.path.realpath(us):
+            with suppress(OSError, ValueError):
+                os.lstat(os.path.join(owner, "snapshots", one.snapshot_id, "manifest.json"))
+                elsewhere[one.snapshot_id] = owner
+    return elsewhere
+
+
+def pools_at(ctx: Context, path: str) -> tuple[Pool, ...]:
+    """Given a folder on a storage, or a folder of copies itself, return the pools there that answer.
+
+    Raises ConfigError if no backend finds one.
+    """
+    try:
+        target = find_target(os.path.abspath(path), runner=ctx.runner)
+    except SnapmgrError as error:
+        raise ConfigError(f"--pool {path}: {error.message}", hint=error.hint) from None
+    answered: list[Pool] = []
+    refusals: list[str] = []
+    for plugin in list_plugins():
+        try:
+            backend = ctx.backend(plugin.name)
+            volume = backend.locate(target)
+            # For a backend whose pools are folders it may be one.
+            pool = (
+                Pool(backend=plugin.name, id=target.path, hint=target.path)
+                if isinstance(volume, NotMine)
+                else volume.pool
+            )
+            backend.inventory((pool,))
+            answered.append(pool)
+        except SnapmgrError as error:
+            refusals.append(f"{plugin.name}: {error.message}")
+    if not answered:
+        raise ConfigError(
+            f"--pool {path}: no backend finds snapshots there: {'; '.join(refusals)}",
+            hint="name a folder on the file system that holds them, or the folder of copies itself",
+        )
+    return tuple(answered)
+
+
+def pools_near(ctx: Context, job: Job) -> tuple[Pool, ...]:
+    """Return the pools where a job's snapshots may be though its source cannot be located: by where it was."""
+    path = job.path if job.source == "directory" else job.datadir
+    if path is None:
+        return ()
+    folder = Path(path).absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    with suppress(ConfigError):
+        return pools_at(ctx, str(folder))
+    return ()
+
+
+# ------------------------------------------------------------------------------------------------------ state directory
 
 
 def active_run(catalog: Catalog, job: str) -> int | None:
@@ -70,124 +201,96 @@ def active_run(catalog: Catalog, job: str) -> int | None:
     return None
 
 
-def _examine_unfinished(ctx: Context, manifest: Manifest) -> Iterator[Finding]:
-    if manifest.state not in ("pending", "deleting"):
-        return
-    pid = active_run(ctx.catalog, manifest.job)
-    if pid is not None:
-        yield _state(manifest.id, "note", f"is {manifest.state.upper()}: a run of its job is active (pid {pid})")
-        return
-    if manifest.helper is not None and is_alive(manifest.helper):
-        yield _state(
-            manifest.id,
-            "problem",
-            f"its storage call still hangs in the helper process {manifest.helper.pid}",
-            f"see /proc/{manifest.helper.pid}/stack and the kernel log; a frozen file system? (fsfreeze -u)",
-        )
-        return
-    proven = manifest.state == "pending" and manifest.proved_at is not None
-    then = "completes it: it was proven before" if proven else "removes it"
-    what = f"is {manifest.state.upper()}, left by a run that was cut short"
-    yield _state(manifest.id, "problem", what, f"the next run of its job {then}: snapmgr prune {manifest.job}")
+def _active_runs(catalog: Catalog) -> dict[str, int]:
+    """Return the jobs whose lock another process holds, and its pid."""
+    jobs = [path.name.removesuffix(".lock") for path in (catalog.path / "locks").glob("*.lock")]
+    return {job: pid for job in jobs if (pid := active_run(catalog, job)) not in (None, os.getpid())}
 
 
-def _examine_lease(lease: Lease, points: set[str]) -> Iterator[Finding]:
-    end = f"snapmgr umount {lease.id}"
-    if lease.boot_id != boot_id():
-        yield _state(lease.point, "problem", "was mounted before the last boot; its clone may still be there", end)
-    elif lease.why != "mount" and not is_alive(lease.holder):
-        yield _state(lease.point, "problem", f"was attached by a {lease.why} that was killed", end)
-    elif (
-        os.geteuid() == 0
-        and lease.why == "mount"
-        and any(part_point(lease, part) not in points for part in lease.parts)
-    ):
-        yield _state(lease.point, "problem", "has a lease, but nothing is mounted there", end)
-    elif lease.until is not None and lease.until < datetime.now(UTC):
-        until = f"{lease.until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        yield _state(lease.point, "problem", f"is mounted by {lease.user}, longer than until {until}", end)
+def _lease_facts(lease: Lease, mounts: tuple[Mount, ...]) -> LeaseFacts:
+    there = {(mount.point, f"{mount.device} {mount.root}") for mount in mounts}
+    points = {point for point, _ in there}
+
+    def is_there(number: int) -> bool:
+        part = lease.parts[number]
+        point = os.path.realpath(part_point(lease, part))
+        return (point, part.mounted) in there if part.mounted is not None else point in points
+
+    mounted = os.geteuid() != 0 or all(is_there(number) for number in range(len(lease.parts)))
+    return LeaseFacts(lease=lease, alive=is_alive(lease.holder), mounted=mounted)
 
 
-def examine_storage(ctx: Context, pools: Iterable[Pool]) -> Iterator[Finding]:
-    """Compare the catalog with what is in the storage: `pools`, and all that manifests name."""
-    entries = ctx.catalog.entries()[0]
-    everywhere = {(pool.backend, pool.id): pool for pool in pools}
-    unused = set(everywhere)
-    for entry in entries:
-        if entry.manifest.state != "broken":
-            for pool in (
-                *(intent.pool for intent in entry.manifest.intents),
-                *(member.ref.pool for member in entry.manifest.members),
-            ):
-                everywhere.setdefault((pool.backend, pool.id), pool)
-                unused.discard((pool.backend, pool.id))
-    for pool in everywhere.values():
-        where = f"{pool.backend} {pool.hint}"
-        try:
-            found = ctx.backend(pool.backend).inventory((pool,))
-        except SnapmgrError as error:
-            if (pool.backend, pool.id) in unused:
-                yield Finding(area="storage", subject=where, level="note", what="is not there yet", hint=None)
-            else:
-                yield of_error("storage", where, error)
+def _manifest_of(catalog: Catalog, damaged: Damaged) -> Entry | None:
+    """Return the snapshot of a damaged folder if only its verification cannot be read."""
+    try:
+        return catalog.load(damaged.path.name)
+    except (CatalogError, NotFoundError):
+        return None
+
+
+def _is_too_new(path: Path) -> bool:
+    with suppress(SnapmgrError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(read_file(path), type=_Versioned).schema > SCHEMA
+    return False
+
+
+def _manifest_facts(catalog: Catalog, one: Damaged, sound: list[Entry]) -> FileFacts:
+    snapshot_id = one.path.name
+    if one.path.is_symlink():
+        return FileFacts(path=one.path, kind="foreign", problem=one.problem, snapshot_id=snapshot_id)
+    is_sound = any(entry.manifest.id == snapshot_id for entry in sound)
+    path = catalog.path / "snapshots" / snapshot_id / ("verified.json" if is_sound else "manifest.json")
+    if _is_too_new(path):
+        return FileFacts(path=path, kind="too-new", problem=one.problem, snapshot_id=snapshot_id)
+    return FileFacts(
+        path=path, kind="verification" if is_sound else "manifest", problem=one.problem, snapshot_id=snapshot_id
+    )
+
+
+def _lease_file(one: Damaged) -> FileFacts:
+    return FileFacts(path=one.path, kind="too-new" if _is_too_new(one.path) else "lease", problem=one.problem)
+
+
+def _stray_files(catalog: Catalog, known: set[str], damaged: list[Damaged]) -> Iterator[FileFacts]:
+    """Find files that were never renamed to their names, then folders of snapshots without a manifest."""
+    known = known | {one.path.name for one in damaged}
+    snapshots = [path for path in _listed(catalog.path / "snapshots") if path.is_dir() and not path.is_symlink()]
+    for folder in (catalog.path, *(catalog.path / name for name in ("leases", "schedules", "restores")), *snapshots):
+        for path in _listed(folder):
+            match = _BEGUN.fullmatch(path.name)
+            if match is not None and path.is_file() and not Path("/proc", match["pid"]).exists():
+                what = "was begun by a process that was killed"
+                yield FileFacts(path=path, kind="temporary", problem=what)
+    for folder in snapshots:
+        names = [path.name for path in _listed(folder) if not _BEGUN.fullmatch(path.name)]
+        if folder.name in known or "manifest.json" in names:
             continue
-        yield from _compare(ctx, pool, where, entries, found)
+        if names:
+            path = folder / "manifest.json"
+            yield FileFacts(path=path, kind="manifest", problem="is not there", snapshot_id=folder.name)
+        else:
+            yield FileFacts(path=folder, kind="empty", problem="holds nothing", snapshot_id=folder.name)
 
 
-def _compare(ctx: Context, pool: Pool, where: str, entries: list[Entry], found: tuple[Found, ...]) -> Iterator[Finding]:
-    there = {one.ref.identity for one in found if one.ref is not None and one.kind == "snapshot"}
-    missing = False
-    for entry in entries:
-        refs = [member.ref for member in entry.manifest.members if _key(member.ref.pool) == _key(pool)]
-        gone = any(ref.identity not in there for ref in refs)
-        if entry.manifest.state == "ready" and gone and _state_now(ctx, entry.manifest.id) == "ready":
-            missing = True
-            hint = "somebody deleted it: restore from another one"
-            yield _problem(where, f"the storage of {entry.manifest.id} is gone", hint)
-    leases = {part.record.id for lease in ctx.catalog.leases()[0] for part in lease.parts}
-    for one in found:
-        yield from _examine_found(ctx, where, one, leases)
-    if not missing:
-        held = sum(one.kind == "snapshot" for one in found)
-        yield Finding(area="storage", subject=where, level="ok", what=f"holds {held} snapshots; none is missing")
+def _listed(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return sorted(folder.iterdir())
+    return []
 
 
-def _problem(where: str, what: str, hint: str) -> Finding:
-    return Finding(area="storage", subject=where, level="problem", what=what, hint=hint)
-
-
-def _examine_found(ctx: Context, where: str, one: Found, leases: set[str]) -> Iterator[Finding]:
-    """Say what is wrong with one thing that is in the storage."""
-    if one.kind == "attachment" and one.record_id not in leases:
-        yield _problem(where, f"{one.name} is a clone that no lease knows", "delete it by hand once nobody uses it")
-    elif one.kind == "debris" and not _is_running(ctx, one):
-        known = one.snapshot_id is not None and _state_now(ctx, one.snapshot_id) in ("pending", "deleting")
-        hint = "the next run of its job removes it" if known else "no run of ours knows it: delete it by hand"
-        yield _problem(where, f"{one.name} is unfinished: {one.why}", hint)
-    elif one.kind == "snapshot" and one.snapshot_id is not None:
-        state = _state_now(ctx, one.snapshot_id)
-        if state is None:
-            hint = "does it belong to another state directory? Else delete it by hand"
-            yield _problem(where, f"{one.name} is not in this state directory", hint)
-        elif state == "broken":
-            yield _problem(where, f"{one.name} is there, though its manifest says BROKEN", "delete it by hand")
-
-
-def _key(pool: Pool) -> tuple[str, str]:
-    return (pool.backend, pool.id)
-
-
-def _state_now(ctx: Context, snapshot_id: str) -> str | None:
-    """Return a snapshot's state, read again: a run may have made or deleted it since the list was read."""
-    with suppress(NotFoundError):
-        try:
-            return ctx.catalog.load(snapshot_id).manifest.state
-        except SnapmgrError as error:
-            if isinstance(error, NotFoundError):
-                raise
-            return "damaged"
-    return None
-
-
-def _is_running(ctx: Context, found: Found) -> bool:
-    return found.snapshot_id is not None and active_run(ctx.catalog, found.snapshot_id.partition(".")[0]) is not None
+def _scratch(scratch: Path, leases: list[Lease], mounts: tuple[Mount, ...]) -> Iterator[FileFacts]:
+    """Find what dead servers on clones left in the scratch directory, and mount points that no lease knows."""
+    points = {lease.point for lease in leases} | {mount.point for mount in mounts}
+    with suppress(OSError):
+        for path in sorted(scratch.absolute().iterdir()):
+            if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.geteuid():
+                continue
+            run = _RUN_FOLDER.fullmatch(path.name)
+            if run is not None and not Path("/proc", run["pid"]).exists():
+                yield FileFacts(path=path, kind="scratch", problem="is of a server on a clone that was killed")
+            elif (
+                _POINT.fullmatch(path.name)
+                and {str(path), os.path.realpath(path)}.isdisjoint(points)
+                and not any(path.iterdir())
+            ):
+                yield FileFacts(path=path, kind="empty", problem="is a mount point that no lease knows")

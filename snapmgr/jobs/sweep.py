@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from snapmgr.jobs.context import Context
     from snapmgr.records import Pool
 
-_SETTLE_S = 300.0
+SETTLE_S = 300.0
 
 
 def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
@@ -44,7 +44,7 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
             attempt(partial(release, ctx, lease))
     for manifest in manifests:
         if manifest.state == "pending":
-            attempt(partial(_finish_pending, ctx, manifest))
+            attempt(partial(finish_pending, ctx, manifest))
         elif manifest.state == "deleting":
             ctx.tell(f"{manifest.id}: finishing its deletion")
             attempt(partial(delete, ctx, manifest.id))
@@ -59,14 +59,15 @@ def _refuse_hanging(manifest: Manifest) -> None:
         )
 
 
-def _finish_pending(ctx: Context, manifest: Manifest) -> None:
+def finish_pending(ctx: Context, manifest: Manifest) -> None:
+    """Complete a PENDING snapshot of a dead run if its proof is on disk and its storage is there; else remove it."""
     if manifest.proved_at is not None:
         ctx.tell(f"{manifest.id}: completing what was proven before the crash")
         backend = ctx.backend(manifest.backend)
         found = backend.inventory(_pools(manifest))
         there = {one.ref.identity for one in found if one.kind == "snapshot" and one.ref is not None}
         if all(member.ref.identity in there for member in manifest.members):
-            complete(ctx, manifest, settle_timeout_s=_SETTLE_S)
+            complete(ctx, manifest, settle_timeout_s=SETTLE_S)
             return
         remove_traces(ctx, manifest)  # a set without one of its members
         ctx.catalog.write(manifest.with_state("broken", reason="its storage is gone after a crash"))

@@ -14,8 +14,9 @@ from snapmgr.errors import StorageError
 from snapmgr.host import this_process
 from snapmgr.jobs.account import grant_statement, missing_privileges
 from snapmgr.jobs.context import Context
+from snapmgr.jobs.diagnosis import diagnose
 from snapmgr.jobs.doctor import Finding, exit_code
-from snapmgr.jobs.leftovers import active_run, examine_state, examine_storage
+from snapmgr.jobs.leftovers import active_run, look
 from snapmgr.jobs.servers import running_servers
 from snapmgr.records import Found
 from support.sample import lease, manifest
@@ -125,27 +126,44 @@ def test_an_active_run_is_seen_without_touching_its_lock(catalog):
     assert active_run(catalog, "nightly") is None
 
 
+def _examine(ctx):
+    return diagnose(look(ctx))
+
+
 def test_leftovers_of_dead_runs_are_named(ctx):
+    ctx._backends["reflink"] = _Storage()
     ctx.catalog.write(manifest(4, state="pending", proved_at=None))
     ctx.catalog.write(manifest(5, state="pending"))
     ctx.catalog.write(manifest(6, state="deleting"))
     ctx.catalog.write(manifest(7, state="pending", helper=this_process()))
     (ctx.catalog.path / "leases" / "x.json").write_text("{")
-    findings = {subject: finding for finding in examine_state(ctx) if (subject := finding.subject)}
-    assert "removes it" in findings[manifest(4).id].hint
-    assert "completes it" in findings[manifest(5).id].hint
+    findings = {finding.subject: finding for finding in _examine(ctx) if finding.area == "state"}
+    assert "removes" in findings[manifest(4).id].cure.text
+    assert "completes it" in findings[manifest(5).id].cure.text
     assert "DELETING" in findings[manifest(6).id].what
     assert "still hangs" in findings[manifest(7).id].what
+    assert findings[manifest(7).id].cure is None
     assert "before the last boot" in findings["/mnt/look"].what
+    assert "moves it to" in findings[str(ctx.catalog.path / "leases" / "x.json")].cure.text
     assert len(_problems(findings.values())) == 6
 
 
 def test_unfinished_is_no_problem_while_its_run_is_active(ctx):
+    ctx._backends["reflink"] = _Storage(_found(manifest(0)), _found(manifest(1)), _found(manifest(2)))
     ctx.catalog.write(manifest(4, state="pending", proved_at=None))
     ctx.catalog.drop_lease(lease(manifest(0)))
-    with ctx.catalog.job_lock("nightly"):
-        assert _problems(examine_state(ctx)) == []
-    assert len(_problems(examine_state(ctx))) == 1
+    assert len(_problems(_examine(ctx))) == 1
+    code = (
+        "import sys; from pathlib import Path; from snapmgr.catalog import Catalog\n"
+        f"with Catalog(Path({str(ctx.catalog.path)!r})).job_lock('nightly'): "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        findings = _examine(ctx)
+        process.stdin.close()
+    assert _problems(findings) == []
+    assert f"a run of its job is active (pid {process.pid})" in "\n".join(finding.what for finding in findings)
 
 
 def test_the_storage_is_compared_with_the_catalog(ctx):
@@ -164,11 +182,11 @@ def test_the_storage_is_compared_with_the_catalog(ctx):
         _found(manifest(0), kind="attachment", name="known", record_id="0123456789abcdef"),
         _found(manifest(0), kind="attachment", name="clone", record_id="f" * 16),
     )
-    said = "\n".join(what for _, what in _problems(examine_storage(ctx, ())))
-    assert said.splitlines() == [
+    said = [what for _, what in _problems([one for one in _examine(ctx) if one.area == "storage"])]
+    assert said == [
         f"the storage of {manifest(2).id} is gone",
-        f"{stray.id} is not in this state directory",
         f"{broken.id} is there, though its manifest says BROKEN",
+        f"{stray.id} is not in this state directory, and it has no note",
         "half is unfinished: no end mark",
         "clone is a clone that no lease knows",
     ]
@@ -176,11 +194,11 @@ def test_the_storage_is_compared_with_the_catalog(ctx):
 
 def test_a_storage_that_is_not_there_is_no_empty_one(ctx):
     ctx._backends["reflink"] = _Storage()
-    assert _problems(examine_storage(ctx, ())) == [("reflink /nowhere/snapshots", "the pool is not there")]
+    problems = _problems([one for one in _examine(ctx) if one.area == "storage"])
+    assert problems == [("reflink /nowhere/snapshots", "the pool is not there")]
 
 
 def test_nothing_is_made_by_looking(config, tmp_path):
     ctx = Context(config=load_config(config), catalog=Catalog(tmp_path / "state"))
-    assert [finding.level for finding in examine_state(ctx)] == ["note"]
-    assert list(examine_storage(ctx, ())) == []
+    assert [finding.level for finding in _examine(ctx)] == ["note"]
     assert not (tmp_path / "state").exists()

@@ -1,0 +1,89 @@
+"""What a look at the state directory, the storage, mounts and processes saw: records, for `snapmgr.jobs.diagnosis`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from pathlib import Path
+
+    from snapmgr.catalog import Entry
+    from snapmgr.errors import SnapmgrError
+    from snapmgr.jobs.restore import Leftover
+    from snapmgr.manifest import Lease
+    from snapmgr.records import Found, Pool
+
+PoolKey = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolFacts:
+    """A pool, and what is in it or why it did not answer."""
+
+    pool: Pool
+    found: tuple[Found, ...] = ()
+    error: SnapmgrError | None = None
+    expected: bool = True
+    """Whether a manifest or a person names it; else the first backup has yet to make it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFacts:
+    """A file of ours in the state directory or the scratch directory that is not as it should be."""
+
+    path: Path
+    kind: Literal["manifest", "verification", "lease", "too-new", "foreign", "temporary", "empty", "scratch"]
+    problem: str
+    snapshot_id: str | None = None
+    """For manifests and verifications."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseFacts:
+    """A lease, and what has become of its holder and its mounts."""
+
+    lease: Lease
+    alive: bool
+    """Whether the process that made it still runs."""
+    mounted: bool
+    """Whether all its mounts are there; without root, when nothing is mounted, True."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What was seen, in one look. The storage was read before the catalog: what it holds is known there by then."""
+
+    state_dir: str
+    machine_id: str
+    boot_id: str
+    now: datetime
+    exists: bool = True
+    jobs: frozenset[str] = frozenset()
+    """Those that are configured."""
+    entries: tuple[Entry, ...] = ()
+    leases: tuple[LeaseFacts, ...] = ()
+    files: tuple[FileFacts, ...] = ()
+    pools: tuple[PoolFacts, ...] = ()
+    hanging: frozenset[str] = frozenset()
+    """Snapshots whose helper process still lives."""
+    active: Mapping[str, int] = field(default_factory=dict)
+    """The jobs that a run is active of, and its pid; ourselves not counted."""
+    mounted: frozenset[str] = frozenset()
+    """Record ids of clones that are mounted somewhere."""
+    restores: tuple[Leftover, ...] = ()
+    """What restores left that were cut short."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Snapshots that another state directory on this machine knows, and which."""
+
+
+def key_of(pool: Pool) -> PoolKey:
+    """Return what a pool is known by, wherever it is seen."""
+    return (pool.backend, pool.id)
+
+
+def where(pool: Pool) -> str:
+    """Return a pool's name for people."""
+    return f"{pool.backend} {pool.hint}"
