@@ -101,7 +101,9 @@ def landing(catalog: Catalog, dest: str, snapshot_id: str) -> Iterator[Landing]:
         try:
             with signals_held():
                 dest_fd = _own(record)
-            _clear_earlier(catalog, dest_fd, dest)
+            if _clear_earlier(catalog, dest_fd, dest):
+                record = replace(record, made_dest=True)
+                write_state(catalog, record)
             hidden_fd = _made(dest_fd, record.hidden)
         except OSError as error:
             raise StorageError(f"cannot restore to {dest}: {error.strerror}") from error
@@ -175,13 +177,19 @@ def _require_same(fd: int, dest: str) -> None:
         raise BusyError(f"{dest} was exchanged by somebody else", hint="try again")
 
 
-def _clear_earlier(catalog: Catalog, dest_fd: int, dest: str) -> None:
+def _clear_earlier(catalog: Catalog, dest_fd: int, dest: str) -> bool:
+    """Finish or remove what earlier restores left; return whether one of them had made DEST, which stays."""
+    made = False
     for name in os.listdir(dest_fd):
         earlier = _recognise(catalog, dest_fd, name)
+        if earlier is None:
+            continue
+        made = made or earlier.made_dest
         # Its file system may be mounted elsewhere by now.
-        if earlier is not None and _converge(catalog, replace(earlier, dest=dest), dest_fd) == "finished":
+        if _converge(catalog, replace(earlier, dest=dest, made_dest=False), dest_fd) == "finished":
             raise FinishedMeanwhileError(replace(earlier, dest=dest))
     require_empty(dest_fd, dest)
+    return made
 
 
 def _recognise(catalog: Catalog, dest_fd: int, name: str) -> Restoration | None:
@@ -210,7 +218,7 @@ def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
                     f"{record.dest}/{record.hidden} is not what a restore made: it is left alone",
                     hint="look at it, and remove it by hand",
                 )
-            record = replace(known, dest=record.dest)
+            record = replace(known, dest=record.dest, made_dest=record.made_dest)
             if record.finishing:
                 _complete(catalog, record, dest_fd, hidden_fd)
                 return "finished"

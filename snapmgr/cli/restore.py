@@ -133,6 +133,11 @@ def _say_next(session: Session, restored: Restored, *, mysql: bool) -> None:
             "next: change these names, or move the old folders away, before a server starts on it: it would open the "
             "files that they name (docs/restore.md)"
         )
+    if any(lead.where.endswith(".isl") for lead in restored.leads):
+        session.voice.tell(
+            "the redo log names the tablespaces elsewhere as well, so that it recovers only at the old paths: take the "
+            "files of `snapmgr prepare` instead, which are recovered, or restore to where they were"
+        )
     if restored.options:
         session.voice.tell("next: start a server with the options above: a my.cnf may name other places")
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -114,6 +114,8 @@ class Replica:
             for piece, source_fd in sources.items():
                 self._copy(copy, piece, source_fd)
             progress.end()
+            if self._manifest.source == "mysql":
+                self._note_names()
             self._sync()
             tally = copy.tally
             contents = tally.inodes if read_back else set[int]()
@@ -164,7 +166,8 @@ class Replica:
         room = os.fstatvfs(self._place.hidden_fd)
         needed = _RESERVE_BYTES + seen.entries * _ENTRY_BYTES + data_bytes
         free = (room.f_bfree if os.geteuid() == 0 else room.f_bavail) * room.f_frsize
-        if free < needed:
+        # Some know no limits, and say 0.
+        if room.f_blocks and free < needed:
             raise StorageError(
                 f"{self._dest} has {format_size(free)} free; the copy needs about {format_size(needed)}",
                 hint="make room, or name a larger place",
@@ -190,8 +193,6 @@ class Replica:
             self._place.take_root(source_fd)
         for path, aim in copy.tally.leads:
             self._note(os.path.join(self._dest, piece.target, path), aim)
-        if self._manifest.source == "mysql" and piece.original == self._manifest.path:
-            self._note_names(piece)
 
     def _is_inner(self, piece: Piece) -> bool:
         return "/" in piece.target or any(
@@ -206,12 +207,13 @@ class Replica:
         if not inside and (live or self._manifest.source == "mysql"):
             self._leads.append(Lead(where=where, to=to, live=live))
 
-    def _note_names(self, piece: Piece) -> None:
+    def _note_names(self) -> None:
         server = self._manifest.server
         index = server.settings.get("log_bin_index") if server is not None else None
-        with _reached(self._place.tree_fd, piece.target) as datadir_fd, suppress(FileNotFoundError):
+        datadir = self._moved(self._manifest.path)
+        with _reached(self._place.tree_fd, os.path.relpath(datadir, self._dest)) as datadir_fd:
             for name, path in absolute_names(datadir_fd, index):
-                self._note(os.path.normpath(os.path.join(self._dest, piece.target, name)), path)
+                self._note(os.path.normpath(os.path.join(datadir, name)), path)
 
     def _sync(self) -> None:
         try:
