@@ -128,6 +128,21 @@ def test_a_frozen_server_meets_the_time_limit_and_is_ended(source, copy, run_dir
     assert servers_on(copy) == []
 
 
+@pytest.mark.parametrize("limit_s", [0.03, 0.045, 0.06, 0.075])
+def test_a_server_that_is_only_just_starting_is_ended_at_once(source, copy, run_dir, binary, limit_s):
+    _, layout = source
+    begun = time.monotonic()
+    with (
+        pytest.raises(VerificationError, match="did not answer"),
+        throwaway(
+            binary, str(copy), settings=layout.settings, memory_bytes=MEMORY, run_dir=run_dir, time_limit_s=limit_s
+        ),
+    ):
+        pass
+    assert time.monotonic() - begun < 5
+    assert servers_on(copy) == []
+
+
 def test_a_server_that_freezes_or_dies_while_checking_is_a_failure(source, copy, run_dir, binary):
     _, layout = source
     with throwaway(binary, str(copy), settings=layout.settings, memory_bytes=MEMORY, run_dir=run_dir) as server:
