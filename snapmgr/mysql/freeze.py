@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import LackingError, NotQuiescedError
-from snapmgr.host import is_alive, keep_only, signals_held, this_process
+from snapmgr.host import is_alive, keep_only, signals_held, start_ticks, this_process
 from snapmgr.manifest import Process
 from snapmgr.units import format_duration
 
@@ -319,7 +319,8 @@ def thaw_leftovers(folder: Path) -> list[str]:
             continue
         _remove(path)
     for group in _control_group(0).parent.glob(f"{_CGROUP_NAME}*"):
-        if not Path("/proc", group.name.removeprefix(_CGROUP_NAME)).exists():
+        pid = group.name.removeprefix(_CGROUP_NAME)
+        if pid.isdigit() and start_ticks(int(pid)) is None:
             with suppress(OSError):
                 group.rmdir()
     return said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +13,9 @@ from snapmgr.errors import NotQuiescedError, StorageError
 from snapmgr.jobs.backup import backup
 from snapmgr.jobs.verify import verify
 from support.exactness import take_and_check
-from support.faults import Faults
 from support.scene import SERVER_OPTIONS, Scene
 from support.server import private_server
-from support.storage import loop_filesystem, processes_of, work_folder
+from support.storage import loop_filesystem, work_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,10 +23,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.needs("root", "loop", "xfs", "mariadbd")
 # 20 were shown once; CI repeats a few.
 SNAPSHOTS = int(os.environ.get("SNAPMGR_FREEZE_SNAPSHOTS", "4"))
-
-
-_earlier: list[str] = []
-"""Copies of earlier tests, in the same store."""
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +38,9 @@ def scene() -> Iterator[Scene]:
 @pytest.fixture(autouse=True)
 def _clean(scene: Scene) -> Iterator[None]:
     scene.state = scene.folder / f"state-{time.monotonic_ns()}"
-    _earlier[:] = stored(scene)
     scene.configure('quiesce = "freeze-process"')
     yield
     scene.server.query("DROP DATABASE IF EXISTS load_test")
-
-
-def stored(scene: Scene) -> list[str]:
-    """Return the names in the store of copies."""
-    store = Path(scene.file_system.point) / ".snapmgr-reflink"
-    return sorted(path.name for path in store.iterdir()) if store.exists() else []
 
 
 def server_state(scene: Scene) -> str:
@@ -94,70 +81,3 @@ def test_a_forecast_beyond_the_bound_stops_nothing(scene: Scene) -> None:
     finally:
         pieces.unlink()
     assert not ctx.catalog.frozen.exists()
-
-
-def test_at_the_bound_the_server_goes_on_and_nothing_is_ready(scene: Scene) -> None:
-    """The copy is delayed in C: each file by a second."""
-    scene.configure('quiesce = "freeze-process"\nlock_hold = "1s"')
-    mark = scene.folder / "mark-bound"
-    with scene.start("backup", "demo", faults_=Faults(delay_s=1.5, delay_mark=mark, delay_skip=1)) as process:
-        _wait_for(mark)
-        start = time.monotonic()
-        scene.server.query("SELECT 1")
-        assert time.monotonic() - start < 1.5
-        _, err = process.communicate(timeout=60)
-    assert process.returncode in (1, 4), err
-    assert "ready" not in scene.states()
-    assert server_state(scene) != "T"
-    _converges(scene)
-
-
-def test_sigkill_of_all_but_the_thawer(scene: Scene) -> None:
-    mark = scene.folder / "mark-kill"
-    with scene.start("backup", "demo", faults_=Faults(delay_s=2.0, delay_mark=mark, delay_skip=1)) as process:
-        _wait_for(mark)
-        assert server_state(scene) == "T"
-        process.kill()
-        start = time.monotonic()
-        scene.server.query("SELECT 1")
-        assert time.monotonic() - start < 1
-    _end_helpers(scene)
-    _converges(scene)
-
-
-def test_sigkill_of_the_thawer_too(scene: Scene) -> None:
-    mark = scene.folder / "mark-thawer"
-    with scene.start("backup", "demo", faults_=Faults(delay_s=2.0, delay_mark=mark, delay_skip=1)) as process:
-        _wait_for(mark)
-        (record,) = (scene.state / "frozen").iterdir()
-        os.kill(int(record.read_text().splitlines()[1].split()[0]), signal.SIGKILL)
-        process.kill()
-    assert server_state(scene) == "T"
-    listed = scene.run("doctor")
-    assert "frozen" in listed.stderr
-    assert server_state(scene) != "T"
-    _end_helpers(scene)
-    _converges(scene)
-
-
-def _wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def _end_helpers(scene: Scene) -> None:
-    """End the helper that still copies, slowed down file by file: it would take minutes."""
-    for pid in processes_of(scene.config_file):
-        os.kill(pid, signal.SIGKILL)
-    time.sleep(0.2)
-
-
-def _converges(scene: Scene) -> None:
-    _end_helpers(scene)
-    done = scene.run("backup", "demo")
-    assert done.returncode == 0, done.stderr
-    ready = [entry.manifest.id for entry in scene.entries() if entry.manifest.state == "ready"]
-    assert [name for name in stored(scene) if name not in (*ready, *_earlier)] == []
-    assert not any((scene.state / "frozen").glob("*"))
