@@ -22,11 +22,13 @@ _LOGICAL_INO_V2 = 0xC038943B
 _SYNC = 0x9408
 _WAIT_SYNC = 0x40089416
 _GETFLAGS = 0x80086601
+_SETFLAGS = 0x40086602
 _GET_SUBVOL_INFO = 0x81F8943C
 
 _SUBVOLUME_BY_ID = 1 << 4
 _IGNORE_OFFSET = 1
 _NOCOW_FLAG = 0x00800000
+_LOCKING_FLAGS = 0x10 | 0x20  # FS_IMMUTABLE_FL, FS_APPEND_FL
 _INODE_ITEM = 1
 _EXTENT_DATA = 108
 _INLINE = 0
@@ -104,6 +106,15 @@ def is_nocow(fd: int) -> bool:
     buffer = bytearray(8)
     fcntl.ioctl(fd, _GETFLAGS, buffer)
     return bool(struct.unpack_from("=I", buffer)[0] & _NOCOW_FLAG)
+
+
+def unlock(fd: int) -> None:
+    """Take the flags from a folder that keep it from being removed (chattr +i, +a). Raises OSError."""
+    buffer = bytearray(8)
+    fcntl.ioctl(fd, _GETFLAGS, buffer)
+    (flags,) = struct.unpack_from("=I", buffer)
+    if flags & _LOCKING_FLAGS:
+        fcntl.ioctl(fd, _SETFLAGS, struct.pack("=Q", flags & ~_LOCKING_FLAGS))
 
 
 def syncfs(fd: int) -> None:

@@ -79,9 +79,21 @@ def remove_clone(lib: Library, top: TopLevel, folder_fd: int, record_id: str, na
                 f"{clone.name} in snapmgr's folder is no clone of the snapshot {native_id}: not deleted",
                 hint="somebody put it there; delete or move it by hand",
             )
+        _unlock(lib, folder_fd, clone)
         # What another mount namespace merely still shows (it was made while we had it mounted) is no use of it.
         destroy(top, clone, idle=False)
     commit(top)
+
+
+def _unlock(lib: Library, folder_fd: int, clone: Entry) -> None:
+    """Take the flags from a clone's own folder that it has from the origin's (chattr +i) and that would keep it."""
+    with suppress(OSError):  # then deleting it says why
+        fd = os.open(clone.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder_fd)
+        try:
+            if lib.subvolume_info(fd).id == clone.info.id:
+                kernel.unlock(fd)
+        finally:
+            os.close(fd)
 
 
 def destroy(top: TopLevel, entry: Entry, *, idle: bool) -> None:
@@ -174,4 +186,5 @@ def _clear_clone(lib: Library, top: TopLevel, folder_fd: int, name: str) -> None
         return
     if any(one.uuid == clone.parent_uuid for one in folder.subvolumes(lib, folder_fd)):
         return
+    _unlock(lib, folder_fd, clone)
     destroy(top, clone, idle=True)

@@ -241,3 +241,27 @@ def test_quotas_do_not_get_in_the_way(disk):
         (clone / "file").write_text("x" * 100_000)
     BACKEND.delete(ref, wait="space")
     assert _names(disk) == set()
+
+
+@pytest.mark.parametrize("flag", ["i", "a"])
+def test_a_clone_of_an_immutable_subvolume_is_removed_and_nothing_else_is_changed(disk, flag):
+    origin, snapshot = disk.point / "db", disk.point / ".snapmgr" / "locked"
+    run("chattr", f"+{flag}", origin)
+    try:
+        ref = take(BACKEND, origin, "locked")
+        with attached(BACKEND, new_record(ref)):
+            pass
+        assert _names(disk) == {"locked"}
+        with pytest.raises(InUseError, match="immutable"):
+            BACKEND.delete(ref)
+        # A clone that nobody knows of, of a snapshot that somebody deleted by hand.
+        BACKEND.attach(new_record(ref))
+        assert all(flag in run("lsattr", "-d", path).split()[0] for path in (origin, snapshot))
+        run("btrfs", "property", "set", "-f", snapshot, "ro", "false")
+        run("chattr", f"-{flag}", snapshot)
+        run("btrfs", "subvolume", "delete", snapshot)
+        (debris,) = [one for one in BACKEND.inventory((ref.pool,)) if one.kind != "snapshot"]
+        BACKEND.repair(debris)
+        assert _names(disk) == set()
+    finally:
+        run("chattr", f"-{flag}", origin)
