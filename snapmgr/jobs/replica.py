@@ -158,8 +158,8 @@ class Replica:
         """Measure the trees. Raises StorageError if there is no room for a copy."""
         seen = Survey(entries=0, allocated_bytes=0)
         data_bytes = 0
-        for source_fd in sources.values():
-            one = survey(source_fd)
+        for piece, source_fd in sources.items():
+            one = survey(source_fd, skip=self._arrangement.apart(piece))
             seen += one
             if not share or not can_share(source_fd, self._place.hidden_fd):
                 data_bytes += one.allocated_bytes
@@ -185,10 +185,7 @@ class Replica:
         if piece.target and not self._is_inner(piece):
             os.mkdir(piece.target, 0o700, dir_fd=tree_fd)
         with _reached(tree_fd, piece.target) as copy_fd:
-            # A mount point in another piece: empty there, and filled from its own volume here.
-            if os.listdir(copy_fd):
-                raise StorageError(f"{piece.original} is not empty in the snapshot of the volume around it")
-            copy.run(source_fd, copy_fd)
+            copy.run(source_fd, copy_fd, apart=self._arrangement.apart(piece))
         if not piece.target:
             self._place.take_root(source_fd)
         for path, aim in copy.tally.leads:

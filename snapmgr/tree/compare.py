@@ -61,7 +61,7 @@ class _Comparison:
 
     def run(self, source_fd: int, copy_fd: int) -> Iterator[str]:
         missing = ""
-        for step in walk(source_fd):
+        for step in walk(source_fd, skip=self._apart):
             path = step.path
             if missing and (path == missing or path.startswith(missing + "/")):
                 continue

@@ -14,7 +14,7 @@ from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.walk import FOLDER_FLAGS, Step, allocated, is_full, reach, shown, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
 # Between two signs of progress; a disk that manages 100 MB/s writes it in 0.1 s.
 _STEP_BYTES = 8 << 20
@@ -61,11 +61,12 @@ class TreeCopy:
         self._links: dict[tuple[int, int], str] = {}
         self._root_fd = -1
 
-    def run(self, source_fd: int, copy_fd: int) -> None:
+    def run(self, source_fd: int, copy_fd: int, *, apart: Container[str] = ()) -> None:
         """Copy all in the folder `source_fd`, and its own attributes, into the empty folder `copy_fd`.
 
-        What a file system or our rights refuse of the attributes is left out: `snapmgr.tree.compare` names it. Raises
-        StorageError that names the entry.
+        The folders in `apart`, from the root, are left empty for somebody else to fill. What a file system or our
+        rights refuse of the attributes is left out: `snapmgr.tree.compare` names it. Raises StorageError that names the
+        entry.
         """
         self._root_fd = copy_fd
         self._links.clear()
@@ -73,7 +74,7 @@ class TreeCopy:
         folders: list[int] = []
         path = "."
         try:
-            for step in walk(source_fd):
+            for step in walk(source_fd, skip=apart):
                 path = step.path or "."
                 if step.kind == "enter":
                     folders.append(self._enter(step, folders[-1] if folders else -1))

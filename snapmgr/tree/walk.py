@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from snapmgr.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES = 512
@@ -45,11 +45,12 @@ class _Level:
     names: list[str]
 
 
-def walk(root_fd: int, *, pry: bool = False) -> Iterator[Step]:
+def walk(root_fd: int, *, skip: Container[str] = (), pry: bool = False) -> Iterator[Step]:
     """Yield the steps through the tree at `root_fd`, folders depth first, names in the order of their bytes.
 
-    An entry may be removed when its step has come, a folder when it is left. `pry` opens folders of ours that are
-    closed to us. Raises StorageError at another mount, OSError with the path as its filename for anything else.
+    An entry may be removed when its step has come, a folder when it is left. The folders in `skip`, by their paths, are
+    taken for empty. `pry` opens folders of ours that are closed to us. Raises StorageError at another mount, OSError
+    with the path as its filename for anything else.
     """
     device = os.fstat(root_fd).st_dev
     levels: list[_Level] = []
@@ -84,7 +85,8 @@ def walk(root_fd: int, *, pry: bool = False) -> Iterator[Step]:
             levels.append(_Level(step, []))
             if info.st_dev != device:
                 raise StorageError(f"something else is mounted at {shown(path)}", hint="unmount it first")
-            levels[-1].names = _names(step)
+            if path not in skip:
+                levels[-1].names = _names(step)
             yield step
     finally:
         for level in levels:
@@ -162,11 +164,11 @@ class Survey:
         )
 
 
-def survey(root_fd: int) -> Survey:
-    """Measure the tree at `root_fd`. Raises as `walk`."""
+def survey(root_fd: int, *, skip: Container[str] = ()) -> Survey:
+    """Measure the tree at `root_fd`; `skip` and errors as `walk`."""
     entries, allocated_bytes = 0, 0
     linked: set[int] = set()
-    for step in walk(root_fd):
+    for step in walk(root_fd, skip=skip):
         if step.kind == "leave" or not step.path:
             continue
         entries += 1

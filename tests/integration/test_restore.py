@@ -22,9 +22,9 @@ from snapmgr.jobs.backup import backup
 from snapmgr.jobs.restore import RestoreDiffersError, restore, restore_leftovers
 from snapmgr.testing import trees
 from support.load import check_invariant, write_load
-from support.scene import btrfs_scene
-from support.server import private_server
-from support.storage import loop_filesystem
+from support.scene import SERVER_OPTIONS, Scene, btrfs_scene
+from support.server import private_server, server_user
+from support.storage import loop_filesystem, work_folder
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "ext4")
 _LARGE_BYTES = 160 << 20
@@ -468,3 +468,55 @@ def test_folders_elsewhere_get_folders_of_their_own_and_what_leads_back_is_named
                 assert restored.query("SELECT * FROM d.u") == ((1,), (2,))
                 assert restored.query("SELECT @@innodb_log_group_home_dir") == ((f"{dest}/redo",),)
         subprocess.run(["rm", "-r", dest], check=True)
+
+
+@pytest.mark.needs("mariadbd", "xfs")
+def test_a_set_of_two_volumes_becomes_one_folder():
+    with (
+        loop_filesystem("xfs", 512 << 20) as first,
+        loop_filesystem("xfs", 512 << 20) as second,
+        work_folder() as folder,
+    ):
+        redo = second.point / "redo"
+        redo.mkdir()
+        os.chown(redo, server_user().pw_uid, server_user().pw_gid)
+        moved = (f"--innodb-log-group-home-dir={redo}", f"--innodb-undo-directory={redo}")
+        install = (*moved, "--innodb-undo-tablespaces=2")
+        with private_server(first.point / "data", (*SERVER_OPTIONS, *moved), install_options=install) as server:
+            scene = Scene(first, folder, server)
+            scene.configure('quiesce = "freeze-process"')
+            ctx = scene.context()
+            with write_load(str(server.socket), writers=3) as load:
+                load.warm_up()
+                before = load.acknowledged()
+                manifest = backup(ctx, ctx.config.job("demo"))
+                after = load.acknowledged()
+            assert len(manifest.members) == 2
+            assert manifest.position is not None
+            # On the file system of one of them: that one's blocks are shared, the other one's are copied.
+            dest = second.point / "new"
+            document = scene.json("restore", "latest", str(dest))
+            restored = document["restored"]
+            assert sorted(os.listdir(dest)) == ["data", "redo"]
+            assert restored["data_path"] == f"{dest}/data"
+            assert document["places"] == [
+                {"original": str(server.datadir), "path": f"{dest}/data"},
+                {"original": str(redo), "path": f"{dest}/redo"},
+            ]
+            assert restored["shared_files"] >= 1
+            assert restored["copied_files"] > restored["shared_files"]
+            with private_server(dest / "data", restored["options"], install_options=None) as copy:
+                assert copy.query("SELECT @@gtid_binlog_pos") == ((manifest.position.gtid,),)
+                assert copy.query("SELECT @@innodb_undo_directory") == ((f"{dest}/redo",),)
+                with copy.connect() as connection:
+                    check_invariant(connection, before=before, after=after)
+            prepared = scene.json("prepare", "latest")
+            data = Path(prepared["mount"]["data_path"])
+            there = data.parent / "redo"
+            options = (f"--innodb-log-group-home-dir={there}", f"--innodb-undo-directory={there}")
+            with private_server(data, (*SERVER_OPTIONS, *options), install_options=None) as copy:
+                assert "crash recovery" not in copy.log_text()
+                with copy.connect() as connection:
+                    check_invariant(connection, before=before, after=after)
+            assert scene.run("umount", "--all").returncode == 0
+            _nothing_left(scene)

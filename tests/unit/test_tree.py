@@ -370,3 +370,19 @@ def test_modes_of_the_root_are_kept(pair):
     pair.source.chmod(0o2750)
     pair.run()
     assert stat.S_IMODE(pair.copy.stat().st_mode) == 0o2750
+
+
+def test_a_folder_that_others_fill_is_left_empty_and_not_compared(pair):
+    (pair.source / "a/inner").mkdir(parents=True)
+    (pair.source / "a/inner/file").write_text("x")
+    source, copy = _folder(pair.source), _folder(pair.copy)
+    made = TreeCopy(share=False, progress=pair.done.append)
+    made.run(source, copy, apart={"a/inner"})
+    os.close(source)
+    os.close(copy)
+    assert os.listdir(pair.copy / "a") == ["inner"]
+    assert os.listdir(pair.copy / "a/inner") == []
+    (pair.copy / "a/inner").chmod(0o700)
+    (pair.copy / "a/inner/theirs").touch()
+    assert pair.differences(apart={"a/inner"}) == []
+    assert len(pair.differences()) >= 2

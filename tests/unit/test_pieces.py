@@ -1,0 +1,140 @@
+"""What of a snapshot is copied where, and which options a server has to be told there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from snapmgr.jobs.pieces import arrange, expected
+from snapmgr.manifest import Member, ServerRecord
+from snapmgr.mysql.relocation import absolute_names, server_options
+from support import sample
+
+
+def _arranged(*pairs):
+    return arrange({original: Path(copy) for original, copy in pairs})
+
+
+def _targets(arrangement):
+    return {piece.original: piece.target for piece in arrangement.pieces}
+
+
+def test_one_folder_is_the_destination_itself():
+    one = _arranged(("/srv/mysql/data", "/m/data"))
+    assert _targets(one) == {"/srv/mysql/data": ""}
+    assert one.moved("/srv/mysql/data/ibdata1", "/new") == "/new/ibdata1"
+    assert one.moved("/srv/mysql/data", "/new") == "/new"
+    assert one.moved("/etc/my.cnf", "/new") == "/etc/my.cnf"
+    assert one.apart(one.pieces[0]) == frozenset()
+
+
+def test_several_get_folders_by_their_names():
+    several = _arranged(("/srv/data", "/m/data"), ("/ssd/redo", "/m/redo"), ("/log/data", "/n"))
+    assert _targets(several) == {"/srv/data": "data", "/ssd/redo": "redo", "/log/data": "data-2"}
+
+
+def test_equal_names_are_told_apart():
+    assert _targets(_arranged(("/a/data", "/m/a"), ("/b/data", "/m/b"), ("/c/data", "/m/c"))) == {
+        "/a/data": "data",
+        "/b/data": "data-2",
+        "/c/data": "data-3",
+    }
+
+
+def test_what_lies_in_another_copy_comes_with_it():
+    inner = _arranged(("/srv/mysql/data", "/m/x/data"), ("/srv/mysql", "/m/x"))
+    assert _targets(inner) == {"/srv/mysql": ""}
+    assert inner.moved("/srv/mysql/data/ibdata1", "/new") == "/new/data/ibdata1"
+    assert inner.moved("/srv/mysql/binlog.000001", "/new") == "/new/binlog.000001"
+
+
+def test_two_names_of_one_folder_are_one():
+    one = _arranged(("/var/lib/mysql", "/m/data"), ("/srv/mysql/data", "/m/data"))
+    assert [piece.target for piece in one.pieces] == [""]
+    assert one.moved("/srv/mysql/data/a", "/new") == one.moved("/var/lib/mysql/a", "/new") == "/new/a"
+
+
+def test_a_volume_mounted_in_another_goes_back_into_it():
+    nested = _arranged(("/srv/data", "/m/data"), ("/srv/data/redo", "/n"), ("/srv/log", "/m/log"))
+    assert _targets(nested) == {"/srv/data": "data", "/srv/log": "log", "/srv/data/redo": "data/redo"}
+    outer, _, inner = nested.pieces
+    assert nested.apart(outer) == {"redo"}
+    assert nested.apart(inner) == frozenset()
+    assert nested.moved("/srv/data/redo/ib_logfile0", "/new") == "/new/data/redo/ib_logfile0"
+    alone = _arranged(("/srv/data", "/m/data"), ("/srv/data/redo", "/n"))
+    assert _targets(alone) == {"/srv/data": "", "/srv/data/redo": "redo"}
+    assert alone.apart(alone.pieces[0]) == {"redo"}
+    assert alone.moved("/srv/data/redo/x", "/new") == "/new/redo/x"
+
+
+def test_names_that_only_begin_alike_are_not_inside():
+    assert _targets(_arranged(("/srv/data", "/m/data"), ("/srv/data2", "/m/data2"))) == {
+        "/srv/data": "data",
+        "/srv/data2": "data2",
+    }
+
+
+def test_a_manifest_alone_tells_the_same():
+    ref = sample.manifest().members[0].ref
+    manifest = sample.manifest(
+        path="/srv/data",
+        members=(
+            Member(ref=ref, subpath="data", call_s=0.1, path="/srv", places={"/srv/data": "data", "/srv/log": "log"}),
+            Member(ref=ref, subpath="", call_s=0.1, path="/ssd", places={"/ssd": ""}),
+        ),
+    )
+    assert _targets(expected(manifest)) == {"/srv/data": "data", "/srv/log": "log", "/ssd": "ssd"}
+
+
+def _server(**settings):
+    return ServerRecord(
+        flavor="mariadb",
+        version="10.11.6",
+        server_id=1,
+        server_uuid=None,
+        datadir="/srv/data",
+        log_bin=None,
+        settings=settings,
+    )
+
+
+def test_every_path_is_named_so_that_no_configuration_leads_back():
+    there = _arranged(("/srv/data", "/m/data"), ("/srv/redo", "/m/redo"), ("/srv/log", "/m/log"))
+    server = _server(
+        innodb_log_group_home_dir="../redo",
+        innodb_undo_directory=".",
+        log_bin_basename="../log/bin",
+        log_bin_index="../log/bin.index",
+        innodb_page_size="4096",
+        innodb_data_file_path="ibdata1:12M;/srv/redo/ibdata2:1G:autoextend",
+        gtid_mode="ON",
+    )
+    assert set(server_options(server, lambda path: there.moved(path, "/new"))) == {
+        "--datadir=/new/data",
+        "--innodb-log-group-home-dir=/new/redo",
+        "--innodb-undo-directory=/new/data",
+        "--log-bin=/new/log/bin",
+        "--log-bin-index=/new/log/bin.index",
+        "--innodb-data-file-path=ibdata1:12M;/new/redo/ibdata2:1G:autoextend",
+        "--innodb-page-size=4096",
+    }
+
+
+@pytest.fixture(name="datadir")
+def _datadir(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/t.isl").write_text("/live/d/t.ibd\n")
+    (tmp_path / "d/relative.isl").write_text("../x.ibd")
+    (tmp_path / "d/empty.isl").write_text("")
+    (tmp_path / "bin.index").write_text("./bin.000001\n/live/log/bin.000002\n/live/log/bin.000003\n")
+    fd = os.open(tmp_path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def test_absolute_names_in_the_data_are_found(datadir):
+    assert list(absolute_names(datadir, "bin.index")) == [("d/t.isl", "/live/d/t.ibd"), ("bin.index", "/live/log")]
+    assert list(absolute_names(datadir, None)) == [("d/t.isl", "/live/d/t.ibd")]
+    assert list(absolute_names(datadir, "no.index")) == [("d/t.isl", "/live/d/t.ibd")]
