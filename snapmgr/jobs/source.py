@@ -225,6 +225,8 @@ def _choose_backend(ctx: Context, job: Job, wanted: _Wanted) -> tuple[Backend, t
             )
             continue
         fitting.append((atomic, backend, found))
+        if atomic:
+            break  # none can be better, and another may have to walk through a whole tree before it answers
     if not fitting:
         if strays is not None:
             raise strays

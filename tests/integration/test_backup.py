@@ -10,7 +10,7 @@ import pytest
 
 from snapmgr.errors import BusyError, NotQuiescedError, VerificationError
 from snapmgr.jobs.attach import attached, data_path
-from snapmgr.jobs.backup import backup
+from snapmgr.jobs.backup import backup, plan_backup
 from snapmgr.jobs.prune import prune
 from snapmgr.jobs.verify import verify
 from support.exactness import take_and_check
@@ -128,6 +128,21 @@ def test_dry_run_touches_and_locks_nothing(scene: Scene) -> None:
 
 def _tree(folder: Path) -> list[tuple[str, int]]:
     return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.suffix != ".log")
+
+
+def test_once_a_backend_is_good_enough_the_others_walk_through_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def walk(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("reflink was asked for the datadir")
+
+    monkeypatch.setattr("snapmgr_reflink.backend.ReflinkBackend.locate", walk)
+    ctx = scene.context()
+    assert plan_backup(ctx, ctx.config.job("demo")).backend == "btrfs"
+    scene.configure('backend = "reflink"')
+    ctx = scene.context()
+    with pytest.raises(AssertionError):
+        plan_backup(ctx, ctx.config.job("demo"))
 
 
 def test_the_socket_of_another_server_is_refused(scene: Scene) -> None:
