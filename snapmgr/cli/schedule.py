@@ -82,7 +82,7 @@ def install(
     machine = _machine(session)
     wanted = kind or machine.choose()
     now = datetime.now(UTC)
-    plan = _plan(session, machine, job, expression, delay_s, wanted, now)
+    plan = _plan(session, machine, job, expression=expression, delay_s=delay_s, kind=wanted, now=now)
     _show_files(session, plan)
     error: SnapmgrError | None = None
     if wanted is None:
@@ -125,6 +125,7 @@ def _plan(
     session: Session,
     machine: Machine,
     job: str,
+    *,
     expression: str,
     delay_s: float,
     kind: Kind | None,

@@ -89,7 +89,7 @@ def judge(job: Job, entries: Iterable[Entry], schedule: Schedule | None, now: da
         end = _taken(newest) + timedelta(seconds=job.max_age_s)
         if end < now:
             missed = end if missed is None else min(missed, end)
-    problems += _late(job, newest, schedule, next_due, missed, now)
+    problems += _late(job, newest=newest, schedule=schedule, next_due=next_due, missed=missed, now=now)
     failed = _failed(entries, newest)
     if failed is not None:
         reason = failed.manifest.reason or "no reason is known"
@@ -136,6 +136,7 @@ def _due(
 
 def _late(
     job: Job,
+    *,
     newest: Entry | None,
     schedule: Schedule | None,
     next_due: datetime | None,

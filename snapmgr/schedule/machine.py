@@ -101,7 +101,7 @@ def plan_install(machine: Machine, job: Job, schedule: Schedule, config_path: Pa
     command = own_command(config_path, job.name)
     line = marker(job.name)
     if schedule.kind == "systemd":
-        texts = (
+        texts: tuple[str, ...] = (
             service_text(line, job.name, command, job.source),
             timer_text(line, job.name, schedule.expression, schedule.delay_s),
         )

@@ -1,9 +1,10 @@
 """The systemd timer and service of a job, as texts.
 
 The service is as hardened as mounting allows. What we mount must be seen by everybody, and what we unmount must be gone
-for everybody; so the service has no mount namespace of its own, which rules out PrivateTmp, PrivateDevices, ProtectSystem,
-ProtectHome, ProtectProc, ProtectKernelTunables, ProtectKernelModules, ProtectKernelLogs, ProtectControlGroups and all
-of ReadOnlyPaths & co. Most of what these would protect is out of reach without the capabilities that are taken away.
+for everybody; so the service has no mount namespace of its own, which rules out PrivateTmp, PrivateDevices,
+ProtectSystem, ProtectHome, ProtectProc, ProtectKernelTunables, ProtectKernelModules, ProtectKernelLogs,
+ProtectControlGroups, ReadOnlyPaths and its like. Most of what these would protect is out of reach without the
+capabilities that are taken away.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ CAPABILITIES = (
     "CAP_SYS_PTRACE",  # /proc/PID of the server: which datadir it has open, its environment
 )
 
-# Nothing of this touches mounts. Without CAP_SYS_TIME, CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_SYS_BOOT and CAP_SYSLOG a
-# ProtectClock (which would also close all devices but the clock), ProtectKernelModules and the like have nothing to add.
+# Nothing of this touches mounts. Without CAP_SYS_TIME, CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_SYS_BOOT and CAP_SYSLOG
+# there is nothing to add for ProtectClock (which would also close all devices but the clock) and its like.
 _ALWAYS = """\
 NoNewPrivileges=yes
 LockPersonality=yes
@@ -90,8 +91,8 @@ After=local-fs.target mariadb.service mysql.service mysqld.service
 Type=oneshot
 ExecStart=:{" ".join(quote_word(word) for word in command)}
 Environment=PATH={PATH}
-# SIGTERM goes to snapmgr alone, which clears up: umount, end a server, undo a snapshot. A storage call that hangs and the
-# process that lets a frozen server go on must outlive it.
+# SIGTERM goes to snapmgr alone, which clears up: umount, end a server, undo a snapshot. A storage call that hangs and
+# the process that lets a frozen server go on must outlive it.
 KillMode=process
 TimeoutStopSec=5min
 # The throwaway server may be what runs out of memory: then that verification has failed, and we say so.

@@ -57,8 +57,8 @@ def local_zone(path: Path = Path("/etc/localtime")) -> tzinfo:
 def next_time(expression: str, after: datetime, zone: tzinfo) -> datetime | None:
     """Return the first time (UTC) after `after` that `expression` names, in `zone` unless it names one itself.
 
-    None if there is none any more; raises ConfigError if it is no expression. A time that is skipped when clocks go forward does not come on that day; one that
-    comes twice when they go back counts the first time.
+    None if there is none any more; raises ConfigError if it is no expression. A time that is skipped when clocks go
+    forward does not come on that day; one that comes twice when they go back counts the first time.
     """
     return next(_times(expression, after, zone), None)
 

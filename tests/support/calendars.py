@@ -64,7 +64,7 @@ def _holds(field: str, value: int) -> bool:
 
 
 def systemd_words(text: str) -> list[str]:
-    """Return the words of an ``ExecStart=`` with the prefix ":" (systemd.service(5), COMMAND LINES; systemd.unit(5))."""
+    """Return the words of an ``ExecStart=:`` (systemd.service(5), COMMAND LINES; systemd.unit(5), SPECIFIERS)."""
     assert text.startswith(":")
     words, position = [], 1
     while position < len(text):

@@ -61,6 +61,10 @@ def _mariadbd() -> str | None:
     return _program("mariadbd", "mariadb-install-db", package="mariadb-server-core")
 
 
+def _systemd_analyze() -> str | None:
+    return _program("systemd-analyze", package="systemd")
+
+
 def _btrfsutil() -> str | None:
     if find_spec("btrfsutil") is None:
         return "the Python library btrfsutil is not installed (pip install 'snapmgr[btrfs]')"
@@ -82,6 +86,7 @@ def _not_root() -> str | None:
 _CHECKS: dict[str, Callable[[], str | None]] = {
     "root": _root,
     "not-root": _not_root,
+    "systemd-analyze": _systemd_analyze,
     "loop": _loop,
     "btrfs": _btrfs,
     "xfs": _xfs,

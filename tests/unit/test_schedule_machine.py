@@ -1,4 +1,4 @@
-"""Schedules as texts and as files: quoting, shown before they are written, taken back on any failure, never a foreign file."""
+"""Schedules as texts and as files: quoting, taking back on any failure, never a foreign file."""
 
 from __future__ import annotations
 
@@ -79,9 +79,8 @@ def test_paths_that_are_not_utf_8_are_refused():
 
 
 def test_the_program_is_named_absolutely_with_a_script_or_without(tmp_path, monkeypatch):
-    assert own_command(Path("snapmgr.toml"), "j") == (
-        str(Path(sys.executable).with_name("snapmgr")), "--quiet", "--config", str(Path.cwd() / "snapmgr.toml"), "backup", "j",
-    )  # fmt: skip
+    script, config = Path(sys.executable).with_name("snapmgr"), Path.cwd() / "snapmgr.toml"
+    assert own_command(Path("snapmgr.toml"), "j") == (str(script), "--quiet", "--config", str(config), "backup", "j")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python3"))
     assert own_command(Path("/c"), "j")[:4] == (str(tmp_path / "python3"), "-P", "-m", "snapmgr")
 

@@ -162,7 +162,8 @@ def test_the_machines_zone_decides_also_when_clocks_change():
     assert _kinds(judge(_job(), [ran], _schedule(), datetime(2026, 3, 29, 12, tzinfo=UTC), zone)) == []
 
 
-MOMENTS = st.datetimes(datetime(2025, 1, 1), datetime(2027, 1, 1), timezones=st.just(UTC))
+# Hypothesis wants the bounds without a zone.
+MOMENTS = st.datetimes(datetime(2025, 1, 1), datetime(2027, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
 
 
 @given(EXPRESSIONS, st.lists(MOMENTS, max_size=4), MOMENTS, MOMENTS, ZONES)
