@@ -138,7 +138,8 @@ def _summary(outcome: Outcome) -> str:
     quiesce = manifest.quiesce
     parts = [f"{outcome.job}: {manifest.id} {manifest.state}"]
     if quiesce is not None and quiesce.level != "none":
-        parts.append(f"{quiesce.level}: waited {format_duration(quiesce.waited_s)}, held {show_held(manifest)}")
+        frozen = f", server frozen {format_duration(quiesce.frozen_s)}" if quiesce.level == "freeze-process" else ""
+        parts.append(f"{quiesce.level}: waited {format_duration(quiesce.waited_s)}, held {show_held(manifest)}{frozen}")
     if outcome.verification is not None:
         parts.append(f"verified in {format_duration(outcome.verification.duration_s)}")
     if outcome.pruned is not None:

@@ -61,6 +61,7 @@ def snapshot(entry: Entry, leases: Iterable[Lease]) -> dict[str, Any]:
         "level": quiesce.level if quiesce else None,
         "lock_waited_s": quiesce.waited_s if quiesce else None,
         "lock_held_s": quiesce.held_s if quiesce else None,
+        "frozen_s": quiesce.frozen_s if quiesce and quiesce.level == "freeze-process" else None,
         "pinned": manifest.pinned,
         "pin_reason": manifest.pin_reason,
         "verification": verification(entry.verification),

@@ -103,6 +103,8 @@ def _consistency(manifest: Manifest) -> Iterator[str]:
                 f"lock        waited {format_duration(quiesce.waited_s)}, held {format_duration(quiesce.held_s)}"
                 f" ({quiesce.attempts} {'try' if quiesce.attempts == 1 else 'tries'})"
             )
+        if quiesce.level == "freeze-process":
+            yield f"frozen      {format_duration(quiesce.frozen_s)}: so long no client was served"
         yield f"proof       {quiesce.proof}"
     position = manifest.position
     if position is not None:

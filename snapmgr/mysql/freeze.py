@@ -133,11 +133,10 @@ class FrozenServer:
     def __init__(self, server: Process, deadline: float, before: _Threads) -> None:
         self._server = server
         self._before = before
-        self._since = time.monotonic()
         self.deadline = deadline
         """time.monotonic() at which the thawer lets it go on."""
         self.frozen_s: float | None = None
-        """How long it stood still; set when it goes on."""
+        """How long its clients waited, from the signal to stop to the one to go on; set then."""
 
     def prove(self) -> None:
         """Show that it has not run since it stopped: the same process, the same threads, no CPU tick used.
@@ -178,7 +177,7 @@ def frozen(server: Process, bound_s: float, record: Path) -> Iterator[FrozenServ
         deadline = time.monotonic() + bound_s
         with _thawer(handle, deadline) as thawer:
             _write_record(record, server, thawer, deadline)
-            lock = None
+            lock, since = None, time.monotonic()
             try:
                 signal.pidfd_send_signal(handle, signal.SIGSTOP)
                 lock = FrozenServer(server, deadline, _wait_stopped(server, deadline))
@@ -187,7 +186,7 @@ def frozen(server: Process, bound_s: float, record: Path) -> Iterator[FrozenServ
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(handle, signal.SIGCONT)
                 if lock is not None:
-                    lock.frozen_s = time.monotonic() - lock._since  # noqa: SLF001 - the two are one thing
+                    lock.frozen_s = time.monotonic() - since
     finally:
         os.close(handle)
         record.unlink(missing_ok=True)
