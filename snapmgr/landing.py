@@ -30,7 +30,15 @@ from typing import TYPE_CHECKING, Literal
 from snapmgr.destination import LOST, require_empty
 from snapmgr.errors import BusyError, SnapmgrError, StorageError
 from snapmgr.host import signals_held, this_process
-from snapmgr.restoration import HIDDEN_NAME, Restoration, drop_state, recognise, write_record, write_state
+from snapmgr.restoration import (
+    HIDDEN_NAME,
+    Restoration,
+    drop_state,
+    recognise,
+    restorations,
+    write_record,
+    write_state,
+)
 from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.kernel import rename_new
 from snapmgr.tree.walk import FOLDER_FLAGS, remove, shown
@@ -101,7 +109,7 @@ def landing(catalog: Catalog, dest: str, snapshot_id: str) -> Iterator[Landing]:
         try:
             with signals_held():
                 dest_fd = _own(record)
-            if _clear_earlier(catalog, dest_fd, dest):
+            if _clear_earlier(catalog, record, dest_fd):
                 record = replace(record, made_dest=True)
                 write_state(catalog, record)
             hidden_fd = _made(dest_fd, record.hidden)
@@ -177,19 +185,22 @@ def _require_same(fd: int, dest: str) -> None:
         raise BusyError(f"{dest} was exchanged by somebody else", hint="try again")
 
 
-def _clear_earlier(catalog: Catalog, dest_fd: int, dest: str) -> bool:
-    """Finish or remove what earlier restores left; return whether one of them had made DEST, which stays."""
-    made = False
-    for name in os.listdir(dest_fd):
-        earlier = _recognise(catalog, dest_fd, name)
-        if earlier is None:
-            continue
-        made = made or earlier.made_dest
-        # Its file system may be mounted elsewhere by now.
-        if _converge(catalog, replace(earlier, dest=dest, made_dest=False), dest_fd) == "finished":
-            raise FinishedMeanwhileError(replace(earlier, dest=dest))
-    require_empty(dest_fd, dest)
-    return made
+def _clear_earlier(catalog: Catalog, record: Restoration, dest_fd: int) -> bool:
+    """Finish or remove what earlier restores left; return whether one of them had made DEST, which stays.
+
+    DEST is locked by us: none of them is at work.
+    """
+    earlier = [found for name in os.listdir(dest_fd) if (found := _recognise(catalog, dest_fd, name)) is not None]
+    # Those that were cut short before they made anything there, or when all of it was gone again.
+    tokens = {record.token, *(found.token for found in earlier)}
+    earlier += [known for known in restorations(catalog)[0] if known.dest == record.dest and known.token not in tokens]
+    for found in earlier:
+        # Its file system may have been mounted elsewhere then.
+        here = replace(found, dest=record.dest, made_dest=False)
+        if _converge(catalog, here, dest_fd) == "finished":
+            raise FinishedMeanwhileError(here)
+    require_empty(dest_fd, record.dest)
+    return any(found.made_dest for found in earlier)
 
 
 def _recognise(catalog: Catalog, dest_fd: int, name: str) -> Restoration | None:
