@@ -33,7 +33,7 @@ _CLONE = re.compile(r"attach\.(?P<record>[0-9a-f]{16})")
 _SNAPSHOT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _SNAPSHOT = re.compile(r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,199})(@\d+)?")
 _NOTE_SUFFIX = ".json"
-_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+_TEMPORARY = re.compile(r"\..+\.(?P<pid>[0-9]+)\.tmp")
 _SUBVOLUME_INODE = 256  # BTRFS_FIRST_FREE_OBJECTID
 
 
@@ -110,6 +110,12 @@ def note_name(name: str) -> str:
 def is_temporary(name: str) -> bool:
     """Return whether a name is that of a note being written."""
     return _TEMPORARY.fullmatch(name) is not None
+
+
+def is_being_written(name: str) -> bool:
+    """Return whether a name is that of a note whose writer still runs; after a reboot its pid may be another's."""
+    match = _TEMPORARY.fullmatch(name)
+    return match is not None and os.path.exists(f"/proc/{match['pid']}")
 
 
 def noted_name(name: str) -> str | None:

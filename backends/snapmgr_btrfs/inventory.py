@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def read(lib: Library, folder_fd: int, pool: Pool, top: TopLevel) -> tuple[Found, ...]:
     """Return everything of ours in the folder, with its notes."""
     # Names first: a snapshot that is made meanwhile is missing together with its note, not without it.
-    names = sorted(os.listdir(folder_fd))
+    names = sorted(name for name in os.listdir(folder_fd) if not folder.is_being_written(name))
     entries = tuple(folder.subvolumes(lib, folder_fd))
     notes = {name: folder.read_note(folder_fd, name) for name in names}
     top_has_uuid = any(lib.subvolume_info(top.fd).uuid)

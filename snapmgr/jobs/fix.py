@@ -44,7 +44,7 @@ class Action:
     finding: Finding
     cure: Cure
     result: Result
-    """"left": its job was active."""
+    """"left": its job, or whoever works on it, is active."""
     error: SnapmgrError | None = None
 
 
@@ -146,6 +146,8 @@ class _Locks:
 def _act(ctx: Context, finding: Finding, cure: Cure) -> Action:
     try:
         _carry_out(ctx, cure)
+    except BusyError as error:
+        return Action(finding=finding, cure=cure, result="left", error=error)
     except SnapmgrError as error:
         return Action(finding=finding, cure=cure, result="failed", error=error)
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +40,8 @@ _BEGUN = re.compile(r"\..+\.(?P<pid>[0-9]+)")
 # As `snapmgr.jobs.verify`, `prepare` and `attach` name what they make in the scratch directory.
 _RUN_FOLDER = re.compile(r"[vp](?P<pid>[0-9]+)-[a-z0-9_]{8}")
 _POINT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{6}")
+# Another state directory may be just about to mount there.
+_POINT_AGE_S = 3600.0
 _RECORD_ID = re.compile(r"[0-9a-f]{16}")
 
 
@@ -291,6 +294,7 @@ def _scratch(scratch: Path, leases: list[Lease], mounts: tuple[Mount, ...]) -> I
             elif (
                 _POINT.fullmatch(path.name)
                 and {str(path), os.path.realpath(path)}.isdisjoint(points)
+                and time.time() - path.stat().st_mtime > _POINT_AGE_S
                 and not any(path.iterdir())
             ):
                 yield FileFacts(path=path, kind="empty", problem="is a mount point that no lease knows")

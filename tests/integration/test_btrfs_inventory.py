@@ -119,10 +119,10 @@ def test_notes_are_stored_replaced_and_left_over_ones_cleared(disk, folder):
     BACKEND.annotate(ref, b"x" * 64 * 1024)
     assert len(_found(disk)["first"].note) == 64 * 1024
     (folder / "gone.json").write_bytes(b"an orphan")
-    (folder / ".other.123.tmp").write_bytes(b"half")
+    (folder / ".other.99999999.tmp").write_bytes(b"half")
     (folder / "unrelated.txt").write_bytes(b"not ours")
     debris = [found for found in _found(disk).values() if found.kind == "debris"]
-    assert {found.name for found in debris} == {"gone.json", ".other.123.tmp"}
+    assert {found.name for found in debris} == {"gone.json", ".other.99999999.tmp"}
     assert all(found.why for found in debris)
     for found in (*debris, *debris):
         BACKEND.repair(found)
