@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from snapmgr.cli.failures import foreseen
-from snapmgr.cli.output import error_document, print_lines
+from snapmgr.cli.output import end_document, print_lines
 from snapmgr.cli.params import JobName, dry_run_option, json_option
 from snapmgr.cli.signals import Interrupted
-from snapmgr.errors import EXIT_OK, ConfigError, InterruptedRunError, SnapmgrError, gravest
+from snapmgr.errors import ConfigError, InterruptedRunError, SnapmgrError, gravest
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def command(
 
 
 def _plan(session: Session, ctx: Context, jobs: list[Job]) -> int:
+    from snapmgr.cli.documents import backup_plan
     from snapmgr.jobs.backup import plan_backup
 
     documents: list[dict[str, Any]] = []
@@ -77,8 +78,7 @@ def _plan(session: Session, ctx: Context, jobs: list[Job]) -> int:
         except Exception as raised:  # noqa: BLE001 - one job's bug must not hide the others
             error = foreseen(session, raised)
             _fail(session, job.name, error, several=len(jobs) > 1)
-        code = error.exit_code if error else EXIT_OK
-        documents.append(_job_document(job.name, code, error) | {"plan": _plan_document(plan)})
+        documents.append({"job": job.name, **end_document(error), "plan": backup_plan(plan)})
         if plan is not None:
             if not session.json:
                 print_lines(_plan_lines(plan))
@@ -147,37 +147,17 @@ def _summary(outcome: Outcome) -> str:
     return "; ".join(parts)
 
 
-def _job_document(job: str, exit_code: int, error: SnapmgrError | None) -> dict[str, Any]:
-    return {"job": job, "exit_code": exit_code, "error": error_document(error)}
-
-
 def _run_document(session: Session, outcome: Outcome) -> dict[str, Any]:
+    document: dict[str, Any] = {"job": outcome.job, **end_document(outcome.error)}
     if not session.json:
-        return _job_document(outcome.job, outcome.exit_code, outcome.error)
+        return document
     from snapmgr.catalog import Entry
     from snapmgr.cli.documents import pruned, snapshot
 
     taken = None
     if outcome.manifest is not None:
         taken = snapshot(Entry(manifest=outcome.manifest, verification=outcome.verification), ())
-    return _job_document(outcome.job, outcome.exit_code, outcome.error) | {
-        "snapshot": taken,
-        "pruned": pruned(outcome.pruned),
-    }
-
-
-def _plan_document(plan: Plan | None) -> dict[str, Any] | None:
-    if plan is None:
-        return None
-    return {
-        "path": plan.path,
-        "backend": plan.backend,
-        "volume_ids": list(plan.volumes),
-        "level": plan.level,
-        "why": plan.why,
-        "excluded": list(plan.excluded),
-        "warnings": list(plan.warnings),
-    }
+    return document | {"snapshot": taken, "pruned": pruned(outcome.pruned)}
 
 
 def _plan_lines(plan: Plan) -> list[str]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from snapmgr.cli.output import error_document, print_lines
+from snapmgr.cli.output import end_document, print_lines
 from snapmgr.cli.params import SnapshotName, dry_run_option, json_option
-from snapmgr.errors import EXIT_OK, ConfigError, SnapmgrError, gravest
+from snapmgr.errors import ConfigError, SnapmgrError, gravest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,6 +124,5 @@ def _document(deletion: Deletion) -> dict[str, Any]:
         "protected_by": list(deletion.verdict.rules),
         "storage": deletion.verdict.presence,
         "deleted": deletion.deleted,
-        "exit_code": deletion.error.exit_code if deletion.error else EXIT_OK,
-        "error": error_document(deletion.error),
+        **end_document(deletion.error),
     }

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from snapmgr.catalog import Entry
+    from snapmgr.jobs.backup import Plan
     from snapmgr.jobs.prune import Pruned
     from snapmgr.manifest import Lease, Manifest, Verification
     from snapmgr.retention import Decision
@@ -161,6 +162,21 @@ def mount(lease: Lease) -> dict[str, Any]:
         "pid": lease.holder.pid,
         "created_at": iso(lease.created_at),
         "until": iso(lease.until),
+    }
+
+
+def backup_plan(plan: Plan | None) -> dict[str, Any] | None:
+    """Return what a backup would do."""
+    if plan is None:
+        return None
+    return {
+        "path": plan.path,
+        "backend": plan.backend,
+        "volume_ids": list(plan.volumes),
+        "level": plan.level,
+        "why": plan.why,
+        "excluded": list(plan.excluded),
+        "warnings": list(plan.warnings),
     }
 
 

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from snapmgr.errors import SnapmgrError
+from snapmgr.errors import EXIT_OK, SnapmgrError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,6 +100,11 @@ def error_document(error: SnapmgrError | None) -> dict[str, Any] | None:
     if error is None:
         return None
     return {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+
+
+def end_document(error: SnapmgrError | None) -> dict[str, Any]:
+    """Return how one of several things ended, as a part of its document."""
+    return {"exit_code": error.exit_code if error else EXIT_OK, "error": error_document(error)}
 
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

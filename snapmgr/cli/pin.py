@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from snapmgr.cli.output import error_document, print_lines
+from snapmgr.cli.output import end_document, print_lines
 from snapmgr.cli.params import SnapshotName, dry_run_option, json_option
-from snapmgr.errors import EXIT_OK, SnapmgrError, gravest
+from snapmgr.errors import SnapmgrError, gravest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -85,8 +85,7 @@ def _change(
         session.voice.fail(error)
     return {
         "id": manifest.id,
-        "exit_code": failure.exit_code if failure else EXIT_OK,
-        "error": error_document(failure),
+        **end_document(failure),
         "pinned": manifest.pinned,
         "pin_reason": manifest.pin_reason,
     }

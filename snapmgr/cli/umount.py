@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from snapmgr.cli.output import error_document, print_lines
+from snapmgr.cli.output import end_document, print_lines
 from snapmgr.cli.params import MountName, dry_run_option, json_option
-from snapmgr.errors import EXIT_OK, InUseError, NotFoundError, SnapmgrError, gravest
+from snapmgr.errors import InUseError, NotFoundError, SnapmgrError, gravest
 
 if TYPE_CHECKING:
     from snapmgr.cli.session import Session
@@ -73,8 +73,7 @@ def _release(session: Session, ctx: Context, what: str, lease: Lease | None, *, 
         session.voice.fail(error)
     return {
         "what": what,
-        "exit_code": failure.exit_code if failure else EXIT_OK,
-        "error": error_document(failure),
+        **end_document(failure),
         "mount": mount(lease) if lease is not None else None,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import EXIT_OK, LaterStepError, SnapmgrError, VerificationError
+from snapmgr.errors import LaterStepError, SnapmgrError, VerificationError
 from snapmgr.jobs.backup import backup
 from snapmgr.jobs.prune import Pruned, prune
 from snapmgr.jobs.verify import verify
@@ -25,11 +25,6 @@ class Outcome:
     verification: Verification | None = None
     pruned: Pruned | None = None
     error: SnapmgrError | None = None
-
-    @property
-    def exit_code(self) -> int:
-        """The job's own exit code."""
-        return EXIT_OK if self.error is None else self.error.exit_code
 
 
 def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> Outcome:

@@ -207,7 +207,8 @@ def test_a_full_disk_after_the_snapshot_does_not_hide_it(scene: Scene, monkeypat
     monkeypatch.setattr(run_module, "verify", fail)
     ctx = scene.context()
     outcome = run_job(ctx, ctx.config.job("demo"), with_verify=True, with_prune=True)
-    assert outcome.exit_code == 5
+    assert outcome.error is not None
+    assert outcome.error.exit_code == 5
     assert outcome.manifest is not None
     assert outcome.pruned is None
     assert "is kept, but: [Errno 28]" in str(outcome.error)
