@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.api import FireError
+from snapmgr.api import FireError, format_size
 from snapmgr_reflink import kernel
 
 if TYPE_CHECKING:
@@ -140,7 +140,11 @@ class TreeCopy:
                 f"the file system refuses to clone {shown(path)}: {error.strerror}",
                 hint="swap files, and files of other checksum or NOCOW settings, cannot be cloned",
             )
-        return FireError(f"cannot copy {shown(path)}: {error.strerror}", hint=_HINTS.get(error.errno or 0))
+        said = error.strerror
+        if error.errno == errno.ENOSPC:
+            room = os.fstatvfs(self._root_fd)
+            said = f"{said}: {format_size(room.f_bfree * room.f_frsize)} and {room.f_ffree} inodes are free"
+        return FireError(f"cannot copy {shown(path)}: {said}", hint=_HINTS.get(error.errno or 0))
 
     def _folder(self, source_fd: int, copy_fd: int, name: str, path: str) -> None:
         os.mkdir(name, 0o700, dir_fd=copy_fd)

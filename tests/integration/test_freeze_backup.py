@@ -13,6 +13,7 @@ from snapmgr.errors import NotQuiescedError, StorageError
 from snapmgr.jobs.backup import backup
 from snapmgr.jobs.verify import verify
 from support.exactness import take_and_check
+from support.faults import Faults
 from support.scene import SERVER_OPTIONS, Scene
 from support.server import private_server
 from support.storage import loop_filesystem, work_folder
@@ -56,6 +57,10 @@ def test_copies_under_load_restore_exactly(scene: Scene) -> None:
         assert manifest.quiesce.level == "freeze-process"
         assert 0 < manifest.quiesce.frozen_s <= manifest.quiesce.held_s
     assert verify(ctx, ctx.catalog.load(taken[-1].id)).result == "passed"
+    quiesce = taken[-1].quiesce
+    assert quiesce is not None
+    assert scene.json("show", "latest")["snapshot"]["frozen_s"] == quiesce.frozen_s
+    assert "frozen " in scene.run("show", "latest").stdout
 
 
 def test_without_freezing_a_file_by_file_copy_is_refused(scene: Scene) -> None:
@@ -81,3 +86,32 @@ def test_a_forecast_beyond_the_bound_stops_nothing(scene: Scene) -> None:
     finally:
         pieces.unlink()
     assert not ctx.catalog.frozen.exists()
+
+
+def test_a_disk_that_fills_up_under_the_copy(scene: Scene) -> None:
+    """The server goes on, nothing is kept, the reason has numbers; with room again the next one succeeds."""
+    point = Path(scene.file_system.point)
+    mark, filling = scene.folder / "mark-full", point / "filling"
+    before = sorted(path.name for path in (point / ".snapmgr-reflink").iterdir())
+    with scene.start("backup", "demo", faults_=Faults(delay_s=0.3, delay_mark=mark, delay_skip=1)) as process:
+        while not mark.exists():
+            assert process.poll() is None
+            time.sleep(0.002)
+        with filling.open("wb") as file:
+            step = 64 << 20
+            while step >= 4096:
+                try:
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), step)
+                except OSError:
+                    step //= 2
+        _, err = process.communicate(timeout=60)
+    try:
+        assert process.returncode == 1, err
+        assert "No space left on device: " in err
+        assert "inodes are free" in err
+        assert scene.states() == ["broken"]
+        assert sorted(path.name for path in (point / ".snapmgr-reflink").iterdir()) == before
+        assert server_state(scene) != "T"
+    finally:
+        filling.unlink()
+    assert scene.run("backup", "demo").returncode == 0
