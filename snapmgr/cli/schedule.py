@@ -211,7 +211,7 @@ Examples:
 def show(session: Session, job: str | None) -> int:
     """Show what is scheduled, its next times, and how its last run ended as far as systemd knows.
 
-    Exit code 1: files are missing, or the timer is not as it was installed.
+    Exit code 1: files are missing, or the timer was stopped.
     """
     machine, catalog = _machine(session), session.catalog()
     if job is not None and job not in session.config().jobs and job not in {one.job for one in catalog.schedules()[0]}:
@@ -220,15 +220,10 @@ def show(session: Session, job: str | None) -> int:
     problems = session.damaged(damaged)
     now = datetime.now(UTC)
     documents = [_shown(machine, one, now) for one in schedules if job in {None, one.job}]
-    for document in documents:
-        for path in document["missing_files"]:
-            session.voice.fail(
-                SnapmgrError(
-                    f"job {document['job']}: {path} is missing, or not by snapmgr",
-                    hint=f"snapmgr schedule install {document['job']} …, or: snapmgr schedule remove {document['job']}",
-                )
-            )
-    code = 1 if problems or any(document["missing_files"] for document in documents) else EXIT_OK
+    failures = [failure for document in documents for failure in _failures(document)]
+    for failure in failures:
+        session.voice.fail(failure)
+    code = 1 if problems or failures else EXIT_OK
     if session.json:
         session.document(code, schedules=documents, damaged=problems)
     elif documents:
@@ -239,15 +234,28 @@ def show(session: Session, job: str | None) -> int:
 
 
 def _shown(machine: Machine, schedule: Schedule, now: datetime) -> dict[str, Any]:
-    from snapmgr.schedule.machine import installed_files, last_result
+    from snapmgr.schedule.machine import installed_files, is_waiting, last_result
 
     there = installed_files(machine, schedule.job)
     missing = [path for path in machine.paths(schedule.job)[schedule.kind] if path not in there]
     return _schedule(schedule, now) | {
         "files": [str(path) for path in there],
         "missing_files": [str(path) for path in missing],
+        "waiting": is_waiting(machine, schedule.job) if schedule.kind == "systemd" else None,
         "last_result": last_result(machine, schedule.job) if schedule.kind == "systemd" else None,
     }
+
+
+def _failures(document: dict[str, Any]) -> list[SnapmgrError]:
+    name = document["job"]
+    again = f"snapmgr schedule install {name} …, or: snapmgr schedule remove {name}"
+    missing = [
+        SnapmgrError(f"job {name}: {path} is missing, or not by snapmgr", hint=again)
+        for path in document["missing_files"]
+    ]
+    if missing or document["waiting"] is not False:
+        return missing
+    return [SnapmgrError(f"job {name}: its timer is stopped: nothing will start it", hint=again)]
 
 
 def _lines(documents: Iterable[dict[str, Any]]) -> list[str]:

@@ -184,6 +184,15 @@ def installed_files(machine: Machine, job: str) -> list[Path]:
     return [path for paths in machine.paths(job).values() for path in paths if _owner(path, job) == "ours"]
 
 
+def is_waiting(machine: Machine, job: str) -> bool | None:
+    """Return whether systemd waits for a job's next time; None where it does not run."""
+    if not machine.runs_systemd:
+        return None
+    return (
+        machine.runner.run(["systemctl", "is-active", "--quiet", f"{unit_name(job)}.timer"], ok=tuple(range(256)))
+    ).returncode == 0
+
+
 def last_result(machine: Machine, job: str) -> str | None:
     """Return how systemd says that the last scheduled run ended, in words; None if it does not know."""
     if not machine.runs_systemd:

@@ -153,6 +153,17 @@ def test_show_finds_what_somebody_has_removed(run, root):
     assert _json(run("schedule", "show", "--json"))["schedules"][0]["missing_files"]
 
 
+def test_show_finds_a_timer_that_somebody_has_stopped(run, root, monkeypatch):
+    assert _install(run, "--systemd")[0] == 0
+    (root / "run/systemd/system").mkdir(parents=True)
+    for waiting, code in ((True, 0), (False, 1)):
+        monkeypatch.setattr(machine_module, "is_waiting", lambda *_, waiting=waiting: waiting)
+        monkeypatch.setattr(machine_module, "last_result", lambda *_: "success, exit code 0, ended Sat")
+        assert run("schedule", "show")[0] == code
+    assert "its timer is stopped" in run("schedule", "show")[2]
+    assert "  last  success" in run("schedule", "show")[1]
+
+
 def test_a_schedule_of_a_job_that_is_gone_is_found_and_removed(run, root, config):
     _install(run)
     config.write_text(config.read_text().replace("job.nightly", "job.daily"))

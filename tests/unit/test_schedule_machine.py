@@ -21,7 +21,16 @@ from snapmgr.manifest import Schedule
 from snapmgr.records import Completed
 from snapmgr.schedule.command import own_command
 from snapmgr.schedule.cron import cron_text, quote_command, shell_command
-from snapmgr.schedule.machine import Machine, install, installed_files, last_result, marker, plan_install, remove
+from snapmgr.schedule.machine import (
+    Machine,
+    install,
+    installed_files,
+    is_waiting,
+    last_result,
+    marker,
+    plan_install,
+    remove,
+)
 from snapmgr.schedule.systemd import quote_word, service_text
 from support.calendars import cron_command, systemd_words
 from support.sample import NOW
@@ -96,9 +105,10 @@ def test_cron_gets_no_command_that_it_would_cut():
 class Recorder(CommandRunner):
     """Notes systemctl's calls, and fails the one that it is told to; everything else is run."""
 
-    def __init__(self, *, fail=""):
+    def __init__(self, *, fail="", returncode=0):
         self.calls = []
         self._fail = fail
+        self._returncode = returncode
 
     def run(self, argv, **options):
         if argv[0] != "systemctl":
@@ -107,7 +117,9 @@ class Recorder(CommandRunner):
         if self._fail and self._fail in self.calls[-1]:
             raise CommandError(f"systemctl {self._fail} failed")
         said = "Result=success\nExecMainStatus=0\nExecMainExitTimestamp=Sat 2026-01-31 02:30:07 UTC\n"
-        return Completed(argv=tuple(argv), returncode=0, stdout=said if argv[1] == "show" else "", stderr="")
+        return Completed(
+            argv=tuple(argv), returncode=self._returncode, stdout=said if argv[1] == "show" else "", stderr=""
+        )
 
 
 @pytest.fixture
@@ -172,7 +184,9 @@ def test_systemd_is_told(machine, state):
     install(machine, state, _plan(machine))
     calls = ["daemon-reload", "enable --quiet snapmgr-nightly.timer", "restart snapmgr-nightly.timer"]
     assert machine.runner.calls == calls
+    assert is_waiting(machine, "nightly")
     assert last_result(machine, "nightly") == "success, exit code 0, ended Sat 2026-01-31 02:30:07 UTC"
+    assert is_waiting(Machine(root=machine.root, runner=Recorder(returncode=3)), "nightly") is False
     machine.runner.calls.clear()
     remove(machine, state, "nightly")
     assert machine.runner.calls == ["disable --now --quiet snapmgr-nightly.timer", "daemon-reload"]
