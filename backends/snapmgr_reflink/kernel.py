@@ -24,6 +24,7 @@ _XFS_GEOMETRY = 0x8100587E
 _XFS_FREE_EOFBLOCKS = 0x8080583A
 _BTRFS_FS_INFO = 0x8400941F
 _BTRFS_SUBVOL_INFO = 0x81F8943C
+_FS_IOC_GETVERSION = 0x80087601
 
 _NOCOW_FLAG = 0x00800000
 _XFS_REFLINK_FLAG = 1 << 20
@@ -243,3 +244,13 @@ def lacking() -> str | None:
     finally:
         os.close(root)
     return None
+
+
+def generation(fd: int) -> int:
+    """Return an inode's generation: another one when its number is used again. 0 where the file system has none."""
+    buffer = bytearray(8)
+    try:
+        fcntl.ioctl(fd, _FS_IOC_GETVERSION, buffer)
+    except OSError:
+        return 0
+    return int.from_bytes(buffer[:4], sys.byteorder)

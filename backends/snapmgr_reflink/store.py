@@ -7,8 +7,9 @@ A box is a folder in the store::
         data/           the copy
         note            what the core stored beside it
 
-The mark repeats the box's inode number: a copy of a box (cp -a, a restored backup) has another one and is not ours. "@"
-is in no snapshot's id, so no snapshot's box can be taken for anything else.
+The mark repeats the box's inode number and generation: a copy of a box (cp -a, a restored backup) has others and is not
+ours. The number alone would not do: XFS gives that of a removed folder to the next one. "@" is in no snapshot's id, so
+no snapshot's box can be taken for anything else.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _NOTE = "note"
 _STORE_MARK = "snapmgr-reflink-store.json"
 _UNFINISHED_MARK = re.compile(re.escape(_STORE_MARK) + r"\.[0-9a-f]{8}~")
 _STATES: tuple[State, ...] = ("begun", "made", "complete")
+# As `write` names what it has not renamed yet.
+_UNFINISHED_BOX_MARK = re.compile(r"begun\.json\.[0-9a-f]{8}~")
 _FORMAT = 1
 _MARK_BYTES_AT_MOST = 1 << 20
 _READ_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -61,6 +64,8 @@ class Mark:
     parent_name: str = ""
     parent_native_id: str = ""
     """Attachments: of what snapshot."""
+    generation: int = 0
+    """Of the inode: how often, or since when, its number is used. 0 where the file system has none."""
 
     @property
     def native_id(self) -> str:
@@ -180,7 +185,8 @@ def begin(store_fd: int, path: str, name: str, mark: Mark) -> Box:
             os.mkdir(temporary, 0o700, dir_fd=store_fd)
             fd = os.open(temporary, _READ_FOLDER, dir_fd=store_fd)
             fcntl.flock(fd, fcntl.LOCK_EX)
-        filled = Mark(**(asdict(mark) | {"nonce": nonce, "inode": os.fstat(fd).st_ino}))
+        own = {"nonce": nonce, "inode": os.fstat(fd).st_ino, "generation": kernel.generation(fd)}
+        filled = Mark(**(asdict(mark) | own))
         write(fd, "begun.json", json.dumps(asdict(filled)).encode())
         os.mkdir(DATA, 0o700, dir_fd=fd)
         kernel.rename_new(temporary, name, store_fd)
@@ -232,10 +238,12 @@ def _recognise(store_fd: int, fd: int, path: str, name: str) -> Box | None:
             continue
         except (OSError, ValueError, TypeError):
             return None
-        if mark.format != _FORMAT or mark.inode != info.st_ino:
+        if (mark.format, mark.inode, mark.generation) != (_FORMAT, info.st_ino, kernel.generation(fd)):
             return None
         return Box(store_fd=store_fd, fd=fd, name=name, path=f"{path}/{name}", mark=mark, state=state)
-    if name.startswith(("begun@", "deleting@")) and not tree.entries(fd):
+    # Killed before its mark was written: nothing is in it but what was to become the mark.
+    begun = all(_UNFINISHED_BOX_MARK.fullmatch(entry.name) for entry in tree.entries(fd))
+    if name.startswith(("begun@", "deleting@")) and begun:
         return Box(store_fd=store_fd, fd=fd, name=name, path=f"{path}/{name}", mark=None, state=None)
     return None
 
