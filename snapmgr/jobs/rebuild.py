@@ -140,8 +140,8 @@ def _lasting(manifest: Manifest) -> Manifest:
 
 def objection(manifest: Manifest, snapshot_id: str) -> str | None:
     """Return what in a note is not as snapmgr writes it, or None."""
-    made = {(intent.pool.backend, intent.pool.id, intent.name) for intent in manifest.intents}
-    stored = {(member.ref.pool.backend, member.ref.pool.id, member.ref.name) for member in manifest.members}
+    made = sorted((intent.pool.backend, intent.pool.id, intent.name) for intent in manifest.intents)
+    stored = sorted((member.ref.pool.backend, member.ref.pool.id, member.ref.name) for member in manifest.members)
     of_it = all(member.ref.snapshot_id == snapshot_id for member in manifest.members)
     times = (manifest.created_at, manifest.taken_at, manifest.proved_at)
     paths = [manifest.path, *(path for member in manifest.members for path in member.places)]
@@ -150,7 +150,7 @@ def objection(manifest: Manifest, snapshot_id: str) -> str | None:
         and manifest.job == job_of(snapshot_id),
         f"it says {manifest.state.upper()}": manifest.state == "ready" and manifest.helper is None,
         "its members are not of this snapshot": bool(manifest.members) and of_it,
-        "what was made is not what was intended": made == stored,
+        "what was made is not what was intended": made == stored and len(stored) == len(set(stored)),
         "it has no sound times": all(time is not None and _is_time(time) for time in times),
         "its paths lead outside": all(map(_is_absolute, paths)) and all(map(_is_sound, manifest.members)),
         "its binlog is no file's name": manifest.position is None or _is_name(manifest.position.file),
@@ -216,7 +216,7 @@ def _place(manifest: Manifest, found: Sequence[Found], answered: Collection[tupl
             what = f"{member.ref.name} at {_pool(member).hint}"
             return Refusal(why=f"it is not whole: {what} is not there", hint=_GONE_HINT)
         ref, key = one.ref, (_pool(member).backend, _pool(member).id)
-        if (ref.backend, ref.volume_id) != (member.ref.backend, member.ref.volume_id):
+        if (ref.backend, ref.volume_id, ref.name) != (member.ref.backend, member.ref.volume_id, member.ref.name):
             return Refusal(why="its note is of a snapshot of something else", hint="look at it")
         if key == (ref.pool.backend, ref.pool.id):
             members.append(member)

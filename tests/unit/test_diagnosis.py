@@ -1,0 +1,252 @@
+"""What doctor thinks of what it saw: no cure for what is not ours, and none that a second look would want again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapmgr.catalog import Entry
+from snapmgr.errors import StorageError
+from snapmgr.jobs.diagnosis import diagnose
+from snapmgr.jobs.facts import Facts, FileFacts, LeaseFacts, PoolFacts
+from snapmgr.manifest import Process, encode
+from snapmgr.records import Found, Pool
+from support.sample import NOW, POOL, lease, manifest
+
+US = {"state_dir": "/state", "machine_id": "m"}
+RECORD = "f" * 16
+
+
+def _manifest(number=0, **fields):
+    return replace(manifest(number), state_dir="/state", **fields)
+
+
+def _found(of, **fields):
+    ref = of.members[0].ref
+    values = {"kind": "snapshot", "pool": ref.pool, "name": ref.name, "snapshot_id": of.id, "ref": ref}
+    return Found(**(values | {"note": encode(of)} | fields))
+
+
+def _facts(*manifests, found=(), error=None, **fields):
+    pools = (PoolFacts(pool=POOL, found=tuple(found), error=error),)
+    entries = tuple(Entry(manifest=one, verification=None) for one in manifests)
+    values = {"boot_id": "b", "now": NOW, "jobs": frozenset({"nightly"}), "entries": entries, "pools": pools}
+    return Facts(**(US | values | fields))
+
+
+def _cures(facts):
+    return [finding.cure.kind for finding in diagnose(facts) if finding.cure is not None]
+
+
+def _problems(facts):
+    return [finding.what for finding in diagnose(facts) if finding.level == "problem"]
+
+
+def test_nothing_is_wrong():
+    assert _problems(_facts(_manifest(), found=[_found(_manifest())])) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "cure"),
+    [
+        ({"state": "pending"}, ["finish-pending"]),
+        ({"state": "pending", "proved_at": None, "members": ()}, ["finish-pending"]),
+        ({"state": "deleting"}, ["finish-deletion"]),
+        ({"state": "broken", "reason": "interrupted before its proof"}, ["remove-remains"]),
+        ({"state": "broken", "reason": "interrupted before its proof", "members": ()}, ["remove-remains"]),
+        ({"state": "broken", "reason": "its storage is gone"}, ["mark-ready"]),
+    ],
+)
+def test_snapshots_whose_storage_is_there(fields, cure):
+    assert _cures(_facts(_manifest(**fields), found=[_found(_manifest())])) == cure
+
+
+@pytest.mark.parametrize(
+    ("fields", "cure"),
+    [
+        ({}, ["mark-broken"]),
+        ({"state": "broken", "reason": "its storage is gone"}, []),
+        ({"state": "broken", "reason": "interrupted before its proof"}, []),
+    ],
+)
+def test_snapshots_whose_storage_is_gone(fields, cure):
+    assert _cures(_facts(_manifest(**fields))) == cure
+
+
+def test_a_storage_that_does_not_answer_says_nothing():
+    facts = _facts(_manifest(), error=StorageError("not there"))
+    assert _cures(facts) == []
+    assert _problems(facts) == ["not there"]
+
+
+def test_a_hanging_helper_is_left():
+    helper = Process(pid=7, start_ticks=1, boot_id="b")
+    one = _manifest(state="pending", proved_at=None, helper=helper)
+    assert _cures(_facts(one, hanging=frozenset({one.id}))) == []
+
+
+def test_what_an_active_run_does_is_left_to_it():
+    broken = _manifest(state="deleting")
+    facts = _facts(broken, found=[_found(broken)], active={"nightly": 12})
+    assert _cures(facts) == []
+    assert _problems(facts) == []
+
+
+def test_something_else_under_our_name_is_never_deleted():
+    one = _manifest(state="broken", reason="interrupted before its proof")
+    swapped = _found(one, ref=replace(one.members[0].ref, native_id="another"))
+    assert _cures(_facts(one, found=[swapped])) == []
+    assert _cures(_facts(_manifest(), found=[swapped])) == ["mark-broken"]
+    # Before there were members only the name and the origin tell.
+    bare = replace(one, members=())
+    elsewhere = _found(one, ref=replace(one.members[0].ref, volume_id="of something else"))
+    assert _cures(_facts(bare, found=[elsewhere])) == []
+
+
+def test_a_set_that_lost_a_member_keeps_the_others():
+    other = Pool(backend="reflink", id="/other", hint="/other")
+    one = _manifest()
+    second = replace(one.members[0], ref=replace(one.members[0].ref, pool=other, native_id="second"))
+    whole = replace(one, members=(*one.members, second))
+    pools = (PoolFacts(pool=POOL, found=(_found(one),)), PoolFacts(pool=other))
+    assert _cures(_facts(whole, pools=pools)) == ["mark-broken"]
+    broken = whole.with_state("broken", reason="its storage is gone")
+    assert _cures(_facts(broken, pools=pools)) == []
+    assert _problems(_facts(broken, pools=pools)) == []
+    silent = (pools[0], PoolFacts(pool=other, error=StorageError("away")))
+    assert _cures(_facts(whole, pools=silent)) == []
+
+
+def test_a_clone_is_removed_only_where_nobody_else_can_have_made_it():
+    one = _manifest()
+    clone = _found(one, kind="attachment", name="clone", record_id=RECORD, note=None)
+    both = [_found(one), clone]
+    assert _cures(_facts(one, found=both)) == ["remove-clone"]
+    assert _cures(_facts(one, found=both, mounted=frozenset({RECORD}))) == []
+    assert _cures(_facts(replace(one, state_dir="/other"), found=both)) == []
+    assert _cures(_facts(replace(one, state_dir=""), found=both)) == []
+    assert _cures(_facts(replace(one, machine_id="another"), found=both)) == []
+    assert _cures(_facts(found=[clone])) == []
+    of_another = replace(clone, ref=replace(one.members[0].ref, native_id="another"))
+    assert _cures(_facts(one, found=[_found(one), of_another])) == []
+    assert _cures(_facts(one, found=both, elsewhere={one.id: "/other"})) == []
+
+
+def test_a_clone_of_a_damaged_lease_waits_until_that_is_aside():
+    one = _manifest()
+    clone = _found(one, kind="attachment", name="clone", record_id=RECORD, note=None)
+    damaged = FileFacts(path=Path(f"/state/leases/{RECORD}.json"), kind="lease", problem="damaged")
+    assert _cures(_facts(one, found=[_found(one), clone], files=(damaged,))) == ["set-aside"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "alive", "mounted", "cures"),
+    [
+        ({}, False, True, ["release"]),  # of another boot
+        ({"boot": "b"}, False, True, []),
+        ({"boot": "b"}, False, False, ["release"]),
+        ({"boot": "b"}, True, False, []),  # about to mount
+        ({"boot": "b", "why": "verify"}, True, False, []),
+        ({"boot": "b", "why": "verify"}, False, True, ["release"]),
+        ({"boot": "b", "why": "prepare"}, False, True, ["release"]),
+        ({"boot": "b", "why": "restore"}, False, True, ["release"]),
+    ],
+)
+def test_leases(fields, alive, mounted, cures):
+    one = lease(_manifest())
+    boot = fields.get("boot", "another")
+    parts = tuple(replace(part, record=replace(part.record, boot_id=boot)) for part in one.parts)
+    one = replace(one, parts=parts, why=fields.get("why", "mount"), until=None)
+    facts = _facts(
+        _manifest(), found=[_found(_manifest())], leases=(LeaseFacts(lease=one, alive=alive, mounted=mounted),)
+    )
+    assert _cures(facts) == cures
+
+
+def test_debris():
+    one = _manifest()
+    half = _found(one, kind="debris", ref=None, note=None, why="half")
+    assert _cures(_facts(found=[half])) == ["repair"]
+    assert _cures(_facts(_manifest(state="broken", members=()), found=[half])) == ["repair"]
+    assert _cures(_facts(_manifest(state="deleting"), found=[half])) == ["finish-deletion"]
+    assert _cures(_facts(found=[replace(half, snapshot_id=None)])) == ["repair"]
+    # A note may be the last word on a snapshot that was moved; a whole snapshot, or a clone, somebody's work.
+    assert _cures(_facts(found=[replace(half, note=encode(one))])) == []
+    assert _cures(_facts(found=[replace(half, ref=one.members[0].ref)])) == []
+    assert _cures(_facts(found=[replace(half, record_id=RECORD)])) == []
+    assert _cures(_facts(one, found=[_found(one), replace(half, record_id=RECORD)])) == ["repair"]
+
+
+def test_unknown_snapshots():
+    one = _manifest()
+    assert _cures(_facts(found=[_found(one)])) == ["adopt"]
+    assert _cures(_facts(found=[_found(one)], exists=False)) == ["adopt"]
+    assert _cures(_facts(found=[_found(one, note=None)])) == []
+    assert _cures(_facts(found=[_found(one)], elsewhere={one.id: "/other"})) == []
+    assert _problems(_facts(found=[_found(one)], elsewhere={one.id: "/other"})) == []
+    path = Path("/state/snapshots", one.id, "manifest.json")
+    damaged = FileFacts(path=path, kind="manifest", problem="damaged", snapshot_id=one.id)
+    assert _cures(_facts(found=[_found(one)], files=(damaged,))) == ["restore-manifest"]
+    assert _cures(_facts(files=(damaged,))) == []
+    for kind in ("too-new", "foreign"):
+        assert _cures(_facts(found=[_found(one)], files=(replace(damaged, kind=kind),))) == []
+
+
+_STATES = st.sampled_from(["pending", "ready", "deleting", "broken"])
+_REASONS = st.sampled_from([None, "its storage is gone", "interrupted before its proof"])
+
+
+@st.composite
+def _anything(draw):
+    manifests = []
+    for number in draw(st.sets(st.integers(0, 4))):
+        one = _manifest(number, state=draw(_STATES), reason=draw(_REASONS))
+        if draw(st.booleans()):
+            one = replace(one, members=(), proved_at=None)
+        manifests.append(replace(one, state_dir=draw(st.sampled_from(["/state", "/other", ""]))))
+    found = []
+    for number in draw(st.lists(st.integers(0, 4), max_size=6)):
+        of = _manifest(number)
+        one = _found(of, kind=draw(st.sampled_from(["snapshot", "attachment", "debris"])))
+        if one.kind != "snapshot":
+            record = draw(st.sampled_from([RECORD, None] if one.kind == "debris" else [RECORD]))
+            one = replace(one, note=None, record_id=record, ref=draw(st.sampled_from([of.members[0].ref, None])))
+        elif draw(st.booleans()):
+            one = replace(one, ref=replace(of.members[0].ref, native_id="another"))
+        found.append(replace(one, note=draw(st.sampled_from([one.note, None, b"{"]))))
+    error = StorageError("away") if draw(st.booleans()) else None
+    return _facts(
+        *manifests,
+        found=() if error else found,
+        error=error,
+        active={"nightly": 1} if draw(st.booleans()) else {},
+        mounted=frozenset({RECORD}) if draw(st.booleans()) else frozenset(),
+        elsewhere={_manifest(0).id: "/other"} if draw(st.booleans()) else {},
+    )
+
+
+@given(_anything())
+def test_whatever_there_is(facts):
+    """A problem has a cure or a hint; nothing is cured of an active job or a silent storage; nothing foreign goes."""
+    known = {entry.manifest.id: entry.manifest for entry in facts.entries}
+    for finding in diagnose(facts):
+        if finding.level == "problem":
+            assert finding.cure is not None or finding.hint is not None or finding.what == "away"
+        if finding.cure is None:
+            continue
+        assert finding.level == "problem"
+        assert finding.job not in facts.active
+        kind, about = finding.cure.kind, finding.cure.about
+        if facts.pools[0].error is not None:
+            assert kind in ("finish-pending", "finish-deletion")
+        if isinstance(about, Found):
+            assert about.kind != "snapshot"
+            assert about.record_id not in facts.mounted
+        if kind == "remove-clone":
+            assert known[about.snapshot_id].state_dir == facts.state_dir
+        if kind in ("adopt", "restore-manifest"):
+            assert about.entry.manifest.id not in known
