@@ -25,7 +25,7 @@ def choose_destination(path: str, *, barred: Mapping[str, str]) -> str:
         path: does not exist, or is an empty folder (or holds what an interrupted restore left). Its parent exists.
         barred: folders that nothing may be restored into, and what they are. They may be restored *to* if they fit.
 
-    Raises ConfigError that says what is wrong with it.
+    Raises ConfigError that says what is wrong with it, LackingError without the right to look.
     """
     parent = os.path.realpath(os.path.dirname(os.path.abspath(path)))
     name = os.path.basename(os.path.abspath(path))
@@ -44,6 +44,8 @@ def choose_destination(path: str, *, barred: Mapping[str, str]) -> str:
         info = os.lstat(dest)
     except FileNotFoundError:
         return dest
+    except PermissionError:
+        raise LackingError(f"no right to look at {dest}", hint="run as root, or name a folder of yours") from None
     except OSError as error:
         raise ConfigError(f"cannot look at {dest}: {error.strerror}") from None
     if not stat.S_ISDIR(info.st_mode):

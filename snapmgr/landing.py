@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.destination import LOST, require_empty
-from snapmgr.errors import BusyError, SnapmgrError, StorageError
+from snapmgr.errors import BusyError, LackingError, SnapmgrError, StorageError
 from snapmgr.host import signals_held, this_process
 from snapmgr.restoration import (
     HIDDEN_NAME,
@@ -44,7 +44,7 @@ from snapmgr.tree.kernel import rename_new
 from snapmgr.tree.walk import FOLDER_FLAGS, remove, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from snapmgr.catalog import Catalog
 
@@ -88,11 +88,14 @@ class Landing:
 
 
 @contextmanager
-def landing(catalog: Catalog, dest: str, snapshot_id: str) -> Iterator[Landing]:
+def landing(
+    catalog: Catalog, dest: str, snapshot_id: str, *, tell: Callable[[str], None] = lambda _line: None
+) -> Iterator[Landing]:
     """Own `dest` (from `choose_destination`) while the context lasts; leaving it unfinished removes all that was made.
 
     What an earlier restore left there is cleared up first. Raises BusyError if another restore is at work there,
-    ConfigError if it is not empty, `FinishedMeanwhileError` if an earlier one only had to be moved up.
+    ConfigError if it is not empty, `FinishedMeanwhileError` if an earlier one only had to be moved up. `tell` takes a
+    line for people.
     """
     record = Restoration(
         token=secrets.token_hex(8),
@@ -113,6 +116,10 @@ def landing(catalog: Catalog, dest: str, snapshot_id: str) -> Iterator[Landing]:
                 record = replace(record, made_dest=True)
                 write_state(catalog, record)
             hidden_fd = _made(dest_fd, record.hidden)
+        except PermissionError:
+            raise LackingError(
+                f"no right to restore to {dest}", hint="run as root, or name a folder of yours"
+            ) from None
         except OSError as error:
             raise StorageError(f"cannot restore to {dest}: {error.strerror}") from error
         try:
@@ -134,7 +141,11 @@ def landing(catalog: Catalog, dest: str, snapshot_id: str) -> Iterator[Landing]:
         try:
             if not record.finishing:
                 with signals_held():
-                    _undo(catalog, record, dest_fd)
+                    try:
+                        _undo(catalog, record, dest_fd)
+                    except (OSError, SnapmgrError) as error:
+                        # Why we are here matters more, and the record stays.
+                        tell(f"could not clear up {dest} ({error}); later: snapmgr doctor --fix")
         finally:
             if dest_fd >= 0:
                 os.close(dest_fd)

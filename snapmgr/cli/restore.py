@@ -91,19 +91,19 @@ def _report(restored: Restored) -> list[str]:
     contents = restored.contents_compared and restored.copied_files
     checked = "attributes and copied contents compared" if contents else "attributes compared"
     others = [
-        f"{number} {what}"
+        f"{what}: {number}"
         for number, what in (
             (restored.folders, "folders"),
             (restored.links, "hard links"),
             (restored.symlinks, "symlinks"),
-            (restored.special, "FIFOs, sockets and devices"),
+            (restored.special, "FIFOs, sockets, devices"),
         )
         if number
     ]
     return [
         f"restored {restored.snapshot_id} to {restored.dest} in {format_duration(restored.duration_s)}",
-        f"  {', '.join([f'{restored.files} files ({format_size(restored.size_bytes)})', *others])}",
-        f"  {restored.shared_files} files share their blocks with the snapshot, {restored.copied_files} were copied "
+        f"  {', '.join([f'files: {restored.files} ({format_size(restored.size_bytes)})', *others])}",
+        f"  sharing their blocks with the snapshot: {restored.shared_files}, copied: {restored.copied_files} "
         f"({format_size(restored.copied_bytes)}); {checked}",
         *_show_places(restored.places),
         *([f"  server options: {shlex.join(restored.options)}"] if restored.options else []),

@@ -75,7 +75,7 @@ def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) ->
     try:
         with (
             deep_trees(),
-            landing(ctx.catalog, where, manifest.id) as place,
+            landing(ctx.catalog, where, manifest.id, tell=ctx.tell) as place,
             attached(ctx, entry, writable=False, why="restore") as lease,
         ):
             restored = Replica(ctx, manifest, place, arrange(copies(lease, manifest))).make(read_back=read_back)

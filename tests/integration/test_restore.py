@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -398,6 +399,40 @@ def test_attributes_that_the_destination_cannot_hold_are_named(files):
         assert (poor / "x" / "plain").read_bytes() == (files.data / "plain").read_bytes()
     finally:
         subprocess.run(["umount", poor], check=True)
+
+
+@pytest.mark.needs("xfs")
+def test_somebody_who_is_not_root_restores_his_own():
+    with loop_filesystem("xfs", 320 << 20) as system, work_folder() as folder:
+        data = system.point / "files"
+        (data / "closed").mkdir(parents=True)
+        (data / "closed/file").write_text("x" * 9000)
+        (data / "open").write_text("y" * 9000)
+        os.link(data / "open", data / "closed/again")
+        (data / "closed").chmod(0o555)
+        config = folder / "snapmgr.toml"
+        config.write_text(
+            f'state_dir = "{folder}/state"\nscratch_dir = "{folder}/scratch"\n'
+            f'[job.demo]\nsource = "directory"\npath = "{data}"\nbackend = "reflink"\n'
+        )
+        user = server_user()
+        owner = f"{user.pw_uid}:{user.pw_gid}"
+        subprocess.run(["chown", "-R", owner, system.point, folder], check=True)
+
+        def run(*arguments):
+            ids = (f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups")
+            command = ("setpriv", *ids, "--", sys.executable, "-m", "snapmgr", "-c", config, *arguments)
+            return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+
+        assert run("backup", "demo").returncode == 0
+        for dest in (system.point / "new", folder / "elsewhere"):
+            done = run("restore", "latest", dest)
+            assert done.returncode == 0, done.stderr
+            trees.same(trees.fingerprint(data), trees.fingerprint(dest))
+        done = run("restore", "latest", "/usr/not-allowed")
+        assert done.returncode == 7
+        assert "no right to restore to /usr/not-allowed" in done.stderr
+        assert os.listdir(folder / "state/restores") == os.listdir(folder / "state/leases") == []
 
 
 # ---- databases
