@@ -127,8 +127,7 @@ def _due(
     known = [schedule.installed_at] if newest is None else [schedule.installed_at, _taken(newest)]
     past = [at for at in known if at <= now + _CLOCK_SLACK]
     # With nothing to believe it counts from now on; the clock is a problem by itself then.
-    base = min(max(past, default=now), now)
-    due = next_time(schedule.expression, base, zone)
+    due = next_time(schedule.expression, max(past, default=now), zone)
     if due is not None and due + timedelta(seconds=job.grace_s + schedule.delay_s + _ACCURACY_S) < now:
         return next_time(schedule.expression, now, zone), due
     return due, None

@@ -223,6 +223,16 @@ def test_a_foreign_file_is_neither_replaced_nor_removed(machine, state, name, co
     assert state.schedules() == ([], [])
 
 
+def test_a_symlink_is_foreign_wherever_it_leads(machine, state, tmp_path):
+    install(machine, state, _plan(machine, "cron"))
+    path = machine.root / "etc/cron.d/snapmgr-nightly"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SnapmgrError, match="is not by snapmgr"):
+        remove(machine, state, "nightly")
+    assert path.is_symlink()
+
+
 @pytest.mark.parametrize("step", ["daemon-reload", "enable", "restart"])
 @pytest.mark.parametrize("before", [False, True])
 def test_a_failure_leaves_everything_as_it_was(machine, state, step, before):
@@ -230,10 +240,17 @@ def test_a_failure_leaves_everything_as_it_was(machine, state, step, before):
         install(machine, state, _plan(machine, expression="04:00"))
     files, schedules = _files(machine), state.schedules()
     broken = Machine(root=machine.root, runner=Recorder(fail=step))
+    link = machine.units / "timers.target.wants/snapmgr-nightly.timer"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to("../snapmgr-nightly.timer")
     with pytest.raises(SnapmgrError, match=f"systemctl {step} failed"):
         install(broken, state, _plan(machine))
     assert _files(machine) == files
     assert state.schedules() == schedules
+    # systemd sees the files as they are now, and waits for nothing that is not there.
+    assert broken.runner.calls[-1] == "daemon-reload"
+    assert ("stop snapmgr-nightly.timer" in broken.runner.calls) != before
+    assert link.is_symlink() == before
 
 
 def test_a_full_disk_leaves_nothing(machine, state, monkeypatch):

@@ -87,7 +87,7 @@ def test_a_schedule_counts_from_when_it_was_installed():
 def test_max_age_is_for_jobs_that_something_else_starts():
     job = _job(max_age_s=26 * 3600.0)
     assert _kinds(judge(job, [_entry(NOW)], None, NOW + 26 * HOUR, UTC)) == []
-    status = judge(job, [_entry(NOW)], None, NOW + 27 * HOUR, UTC)
+    status = judge(job, [_entry(NOW)], None, NOW + 26 * HOUR + timedelta(seconds=1), UTC)
     assert _kinds(status) == ["overdue"]
     assert status.overdue_since == NOW + 26 * HOUR
     assert status.watched
