@@ -18,7 +18,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.command import CommandRunner, Process, find_program, running
-from snapmgr.errors import CommandError, LackingError, VerificationError
+from snapmgr.errors import CommandError, LackingError, StorageError, VerificationError
 from snapmgr.mysql.client import Connection, Credentials, MysqlError, connect
 from snapmgr.mysql.copy import Copy, prepare_copy
 from snapmgr.mysql.serverlog import damage, describe_end
@@ -196,13 +196,16 @@ def run_folder(scratch: str | os.PathLike[str]) -> Iterator[str]:
     """Make a folder for `throwaway` in `scratch` and remove it with all that is in it.
 
     Not tempfile.TemporaryDirectory: with a folder that belongs to the server's user by now, its clean-up may follow a
-    symlink (CVE-2023-6597); shutil.rmtree goes by descriptors.
+    symlink (CVE-2023-6597); shutil.rmtree goes by descriptors. Raises StorageError if it cannot be removed.
     """
     folder = mkdtemp(prefix=f"v{os.getpid()}-", dir=scratch)
     try:
         yield folder
     finally:
-        shutil.rmtree(folder)
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise StorageError(f"cannot remove {folder}: {error}", hint="look who uses it, and remove it") from None
 
 
 def server_options(
