@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from snapmgr.errors import CatalogError
 from snapmgr.jobs.facts import key_of, where
 from snapmgr.jobs.finding import Cure, Finding, of_error
+from snapmgr.jobs.note import decode_note
 from snapmgr.jobs.rebuild import Adoption, adopt, job_of
 
 if TYPE_CHECKING:
@@ -204,6 +206,8 @@ def _members(facts: Facts, view: _View) -> Iterator[Finding]:
         ]
         if manifest.state == "ready" and missing:
             yield _lost(entry, [ref.name for ref in missing])
+        elif manifest.state == "ready" and entry.verification is None:
+            yield from _unverified(view, entry)
         elif manifest.state == "broken":
             yield from _broken(view, entry)
 
@@ -224,6 +228,21 @@ def _lost(entry: Entry, missing: list[str]) -> Finding:
         job=manifest.job,
         cure=Cure(kind="mark-broken", text="marks it BROKEN", about=entry),
     )
+
+
+def _unverified(view: _View, entry: Entry) -> Iterator[Finding]:
+    """A note never runs ahead of the state directory: a verification that it alone knows was lost there."""
+    one = view.snapshots.get(entry.manifest.members[0].ref.identity) if entry.manifest.members else None
+    if one is None or one.note is None:
+        return
+    try:
+        manifest, verification = decode_note(one.note, one.name)
+    except CatalogError:
+        return
+    if manifest.id == entry.manifest.id and verification is not None:
+        about = Adoption(entry=replace(entry, verification=verification))
+        cure = Cure(kind="restore-verification", text="restores it from the note beside the snapshot", about=about)
+        yield _of_state(manifest.id, "its verification is not there any more", job=manifest.job, cure=cure)
 
 
 def _broken(view: _View, entry: Entry) -> Iterator[Finding]:

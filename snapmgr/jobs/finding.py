@@ -26,6 +26,7 @@ CureKind = Literal[
     "remove-remains",
     "adopt",
     "restore-manifest",
+    "restore-verification",
     "release",
     "clear-restore",
     "remove-clone",

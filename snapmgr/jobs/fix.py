@@ -207,8 +207,7 @@ def _adopt(ctx: Context, adoption: Adoption) -> None:
             # On a disk that is attached read-only, say: it can be restored from all the same.
             ctx.tell(f"warning: the note of {entry.manifest.id} stays as it is: {error.message}")
     ctx.catalog.write(entry.manifest)
-    if entry.verification is not None and not _has_verification(ctx, entry):
-        ctx.catalog.write_verification(entry.manifest.id, entry.verification)
+    _restore_verification(ctx, adoption)
 
 
 def _has_verification(ctx: Context, entry: Entry) -> bool:
@@ -235,9 +234,18 @@ _OF_SNAPSHOTS: dict[str, Callable[[Context, Entry], object]] = {
     "mark-ready": _mark_ready,
     "remove-remains": _remove_remains,
 }
+
+
+def _restore_verification(ctx: Context, adoption: Adoption) -> None:
+    entry = adoption.entry
+    if entry.verification is not None and not _has_verification(ctx, entry):
+        ctx.catalog.write_verification(entry.manifest.id, entry.verification)
+
+
 _OF_NOTES: dict[str, Callable[[Context, Adoption], object]] = {
     "adopt": _adopt,
     "restore-manifest": _restore_manifest,
+    "restore-verification": _restore_verification,
 }
 
 # -------------------------------------------------------------------------------------------------------------- storage
