@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,25 +44,29 @@ class Session:
         return self._config
 
     def catalog(self) -> Catalog:
-        """Return the state directory, which is not made by this. Raises ConfigError, CatalogError, LackingError."""
+        """Return the state directory, which is not made by this; servers that dead runs left frozen go on.
+
+        Raises ConfigError, CatalogError, LackingError.
+        """
         from snapmgr.catalog import Catalog
 
-        return Catalog(self.config().state_dir)
+        catalog = Catalog(self.config().state_dir)
+        # Not Path.exists, which raises where we may not look.
+        if os.path.exists(catalog.frozen):
+            from snapmgr.mysql.freeze import thaw_leftovers
+
+            for line in thaw_leftovers(catalog.frozen):
+                self.voice.warn(line)
+        return catalog
 
     def context(self) -> Context:
         """Return what jobs are handed, with our voice. Raises as `catalog`."""
         from snapmgr.cli.running import VerboseRunner
         from snapmgr.jobs.context import Context
 
-        catalog = self.catalog()
-        if catalog.frozen.exists():
-            from snapmgr.mysql.freeze import thaw_leftovers
-
-            for line in thaw_leftovers(catalog.frozen):
-                self.voice.warn(line)
         return Context(
             config=self.config(),
-            catalog=catalog,
+            catalog=self.catalog(),
             runner=VerboseRunner(self.voice.detail),
             tell=self.voice.tell,
             progress=self.voice.progress,

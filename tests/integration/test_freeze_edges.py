@@ -345,7 +345,8 @@ def test_leftovers_of_every_kind(tmp_path: Path) -> None:
         assert thaw_leftovers(folder) == []
 
 
-def test_doctor_by_itself_thaws_several_servers() -> None:
+@pytest.mark.parametrize("command", ["doctor", "list", "status"])
+def test_any_command_by_itself_thaws_several_servers(command: str) -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(work_folder())
         servers = [stack.enter_context(sleeper()) for _ in range(2)]
@@ -359,8 +360,9 @@ def test_doctor_by_itself_thaws_several_servers() -> None:
             os.kill(server.pid, signal.SIGSTOP)
         (state / "frozen" / "junk").write_text("junk")
         config = folder / "snapmgr.toml"
-        config.write_text(f'state_dir = "{state}"\nscratch_dir = "{folder}/scratch"\n')
-        done = faults.run(config, "doctor", "--json")
+        job = f'[job.files]\nsource = "directory"\npath = "{folder}"\n'
+        config.write_text(f'state_dir = "{state}"\nscratch_dir = "{folder}/scratch"\n{job}')
+        done = faults.run(config, command, "--json")
         for server in servers:
             assert f"(pid {server.pid}) frozen; it goes on now" in done.stderr
             assert not is_stopped(server.pid)
