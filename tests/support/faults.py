@@ -32,31 +32,28 @@ def _library() -> Path:
 class Faults:
     """What should go wrong; the default is nothing."""
 
-    kill_at: int | None = None
-    kill_after: bool = False
-    log: Path | None = None
     delay_s: float | None = None
     delay_mark: Path | None = None
     delay_skip: int = 0
+    boot_id: Path | None = None
 
     def environment(self) -> dict[str, str]:
         """Return the variables that make it happen."""
         variables = {"LD_PRELOAD": str(_library())}
-        if self.kill_at is not None:
-            variables["FAULT_KILL_AT"] = str(self.kill_at)
-            variables["FAULT_KILL_WHEN"] = "after" if self.kill_after else "before"
-        if self.log is not None:
-            variables["FAULT_LOG"] = str(self.log)
         if self.delay_s is not None:
             variables["FAULT_DELAY_MS"] = str(round(self.delay_s * 1000))
         if self.delay_skip:
             variables["FAULT_DELAY_SKIP"] = str(self.delay_skip)
         if self.delay_mark is not None:
             variables["FAULT_DELAY_MARK"] = str(self.delay_mark)
+        if self.boot_id is not None:
+            variables["FAULT_BOOT_ID"] = str(self.boot_id)
         return variables
 
 
-def start(config: Path, *arguments: str, faults: Faults | None = None) -> subprocess.Popen[str]:
+def start(
+    config: Path, *arguments: str, faults: Faults | None = None, environment: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
     """Start ``snapmgr --config CONFIG ARGUMENTS…``, in a session of its own; stdout and stderr are pipes."""
     return subprocess.Popen(
         [sys.executable, "-m", "snapmgr", "--config", str(config), *arguments],
@@ -64,16 +61,20 @@ def start(config: Path, *arguments: str, faults: Faults | None = None) -> subpro
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=dict(os.environ) | (faults.environment() if faults else {}),
+        env=os.environ | (faults.environment() if faults else {}) | (environment or {}),
         start_new_session=True,
     )
 
 
 def run(
-    config: Path, *arguments: str, faults: Faults | None = None, timeout_s: float = 120.0
+    config: Path,
+    *arguments: str,
+    faults: Faults | None = None,
+    environment: dict[str, str] | None = None,
+    timeout_s: float = 120.0,
 ) -> subprocess.CompletedProcess[str]:
     """The same, to its end."""
-    with start(config, *arguments, faults=faults) as process:
+    with start(config, *arguments, faults=faults, environment=environment) as process:
         try:
             out, err = process.communicate(timeout=timeout_s)
         except BaseException:

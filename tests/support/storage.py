@@ -140,17 +140,31 @@ def loop_filesystem(
 def _release(device: str) -> None:
     """Unmount everything that is mounted from `device` in this mount namespace, then detach it."""
     complaint = ""
-    for point in reversed(_mounts_of(device)):
-        try:
-            _patiently(lambda point=point: _RUNNER.run(["umount", "--recursive", point]))  # type: ignore[misc]
-        except CommandError as error:
-            complaint = f"{error}; held by {_holders(point) or 'nobody that /proc shows'}"
-            # The next test must not suffer from it.
-            _RUNNER.run(["umount", "--recursive", "--lazy", point])
+    try:
+        unmount_device(device)
+    except LeftBehindError as error:
+        complaint = str(error)
     _RUNNER.run(["losetup", "--detach", device])
     # A device that is still open (a mount in another namespace, a descriptor) is only marked for detaching.
     if not _eventually(lambda: device not in loop_devices()):
         complaint = complaint or f"{device} is still attached: something holds it open"
+    if complaint:
+        raise LeftBehindError(complaint)
+
+
+def unmount_device(device: str) -> None:
+    """Unmount everything that is mounted from `device` in this mount namespace.
+
+    Raises LeftBehindError, naming the processes that hold it, for what is in use for longer than ten seconds; that is
+    unmounted lazily: the next test must not suffer from it.
+    """
+    complaint = ""
+    for point in reversed(mounts_of(device)):
+        try:
+            _patiently(lambda point=point: _RUNNER.run(["umount", "--recursive", point]))  # type: ignore[misc]
+        except CommandError as error:
+            complaint = f"{error}; held by {_holders(point) or 'nobody that /proc shows'}"
+            _RUNNER.run(["umount", "--recursive", "--lazy", point])
     if complaint:
         raise LeftBehindError(complaint)
 
@@ -200,7 +214,8 @@ def _mount_table() -> list[tuple[str, str]]:
     return rows
 
 
-def _mounts_of(device: str) -> list[str]:
+def mounts_of(device: str) -> list[str]:
+    """Return the points where `device` is mounted, in mount order."""
     return [point for source, point in _mount_table() if source == device]
 
 
@@ -256,7 +271,8 @@ def sweep(owner: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     _eventually(lambda: not processes_of(mark))
-    for device, image in loop_devices().items():
+    # One whose image lies on another one first: its path is longer.
+    for device, image in sorted(loop_devices().items(), key=lambda item: len(item[1]), reverse=True):
         if mark in image:
             _release(device)
     for _, point in reversed(_mount_table()):
