@@ -329,7 +329,7 @@ def _thaw(server: Process) -> bool:
     """Let a process go on; return whether it was stopped. Raises PermissionError."""
     try:
         handle = os.pidfd_open(server.pid)
-    except (OSError, ValueError):
+    except (OSError, ValueError, OverflowError):
         return False
     try:
         # Of the very process, now that its id cannot be given to another.
