@@ -140,11 +140,8 @@ def _plan(machine, kind="systemd", expression="02:30", config="/etc/snapmgr/snap
 
 
 def _files(machine):
-    return {
-        str(path.relative_to(machine.root)): path.read_text()
-        for path in machine.root.rglob("*snapmgr*")
-        if path.is_file()
-    }
+    found = [path for path in machine.root.rglob("*snapmgr*") if path.is_file() and not path.is_symlink()]
+    return {str(path.relative_to(machine.root)): path.read_text() for path in found}
 
 
 def test_what_the_machine_has_is_taken(tmp_path):
