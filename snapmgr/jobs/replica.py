@@ -15,7 +15,7 @@ from snapmgr.mysql.relocation import absolute_names, server_options
 from snapmgr.tree.compare import compare
 from snapmgr.tree.copy import TreeCopy, can_share
 from snapmgr.tree.kernel import sync_file_system
-from snapmgr.tree.walk import FOLDER_FLAGS, Survey, reach, survey
+from snapmgr.tree.walk import FOLDER_FLAGS, Survey, reach, shown, survey
 from snapmgr.units import format_size
 
 if TYPE_CHECKING:
@@ -202,7 +202,8 @@ class Replica:
         inside = to == self._dest or to.startswith(self._dest.rstrip("/") + "/")
         # A directory may hold any links; a datadir's are all followed by its server.
         if not inside and (live or self._manifest.source == "mysql"):
-            self._leads.append(Lead(where=where, to=to, live=live))
+            # Names on disk need not be UTF-8; reports are.
+            self._leads.append(Lead(where=shown(where), to=shown(to), live=live))
 
     def _note_names(self) -> None:
         server = self._manifest.server
@@ -240,7 +241,7 @@ class Replica:
                             return [*found, "… and more"]
                 except OSError as error:
                     raise StorageError(
-                        f"cannot compare {prefix}{error.filename}: {error.strerror}",
+                        f"cannot compare {prefix}{shown(error.filename)}: {error.strerror}",
                         hint="look at the kernel's log: a device may be failing",
                     ) from error
         progress.end()

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.destination import choose_destination
-from snapmgr.errors import StorageError, VerificationError
+from snapmgr.errors import SnapmgrError, StorageError, VerificationError
 from snapmgr.host import is_alive
 from snapmgr.jobs.attach import attached, copies, release
 from snapmgr.jobs.pieces import arrange, expected
 from snapmgr.jobs.replica import DIFFERS_FILE, Place, Replica, Restored, list_places
 from snapmgr.landing import FinishedMeanwhileError, clear, landing
+from snapmgr.probe import require_answer
 from snapmgr.restoration import restorations
 from snapmgr.tree.walk import deep_trees
 
@@ -70,6 +71,8 @@ def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) ->
     """
     manifest = entry.manifest
     where = _destination(ctx, manifest, dest)
+    # On a frozen file system the first change would hang, where no signal reaches it.
+    require_answer(where if os.path.isdir(where) else os.path.dirname(where))
     ctx.catalog.make()
     _release_dead(ctx, manifest.id)
     try:
@@ -107,7 +110,10 @@ def _destination(ctx: Context, manifest: Manifest, dest: str) -> str:
 def _release_dead(ctx: Context, snapshot_id: str) -> None:
     for lease in ctx.catalog.leases()[0]:
         if lease.why == "restore" and lease.snapshot_id == snapshot_id and not is_alive(lease.holder):
-            release(ctx, lease)
+            try:
+                release(ctx, lease)
+            except SnapmgrError as error:
+                ctx.tell(f"what a killed restore had attached could not be removed now: {error.message}")
 
 
 @dataclass(frozen=True, kw_only=True)

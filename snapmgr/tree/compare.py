@@ -33,7 +33,8 @@ def compare(
         source_fd: the original's open folder.
         copy_fd: the copy's.
         contents: inode numbers of the files in the copy whose contents are compared too, read from the disk.
-        apart: folders, from the root, whose contents and attributes are somebody else's matter.
+        apart: folders, from the root, whose contents and attributes are somebody else's matter; so are those of the
+            empty folders that btrfs shows for nested subvolumes.
         progress: called with the number of compared bytes since the last call.
 
     Raises OSError with the path as its filename, StorageError as `walk`.
@@ -53,6 +54,7 @@ class _Comparison:
         self._folders: list[int] = []
         self._first_names: dict[int, int] = {}
         self._copies: dict[int, int] = {}
+        self._device = -1
 
     def close(self) -> None:
         for fd in self._folders:
@@ -61,6 +63,7 @@ class _Comparison:
 
     def run(self, source_fd: int, copy_fd: int) -> Iterator[str]:
         missing = ""
+        self._device = os.fstat(source_fd).st_dev
         for step in walk(source_fd, skip=self._apart):
             path = step.path
             if missing and (path == missing or path.startswith(missing + "/")):
@@ -83,7 +86,7 @@ class _Comparison:
         parent = self._folders[-1] if self._folders else root_fd
         fd = os.open(step.name or ".", FOLDER_FLAGS, dir_fd=parent)
         self._folders.append(fd)
-        if step.path in self._apart:
+        if step.path in self._apart or os.fstat(step.fd).st_dev != self._device:
             return
         for text in differences(Handle(step.fd), Handle(fd)):
             yield f"{shown(step.path or '.')} {text}"

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES = 512
+STUB_INODE = 2
+"""Of the empty folder, with a device number of its own, that a btrfs snapshot has in place of a nested subvolume:
+BTRFS_EMPTY_SUBVOL_DIR_OBJECTID of linux/btrfs_tree.h. It is made up anew each time, with the times of then."""
 
 
 def shown(path: str) -> str:
@@ -83,10 +86,10 @@ def walk(root_fd: int, *, skip: Container[str] = (), pry: bool = False) -> Itera
                 info=info,
             )
             levels.append(_Level(step, []))
-            if info.st_dev != device:
-                raise StorageError(f"something else is mounted at {shown(path)}", hint="unmount it first")
             if path not in skip:
                 levels[-1].names = _names(step)
+            if info.st_dev != device and (info.st_ino != STUB_INODE or levels[-1].names):
+                raise StorageError(f"something else is mounted at {shown(path)}", hint="unmount it first")
             yield step
     finally:
         for level in levels:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from snapmgr import probe
 from snapmgr.blockdev import read_mounts
 from snapmgr.catalog import Catalog
 from snapmgr.errors import StorageError
@@ -113,6 +114,42 @@ def test_the_attribute_nocow_is_kept_so_that_blocks_can_be_shared(files):
         trees_time = 981_173_106_123_456_789
         os.utime(files.data, ns=(trees_time, trees_time))
     assert files.run("backup", "demo").returncode == 0
+
+
+def test_what_leads_back_into_the_source_is_named_and_nested_subvolumes_are_empty(large):
+    back, nested = large.data / "back \udcff", large.data / "nested"
+    back.symlink_to(f"{large.data}/\udcff")
+    (large.data / "away").symlink_to("/etc")
+    subprocess.run(["btrfs", "-q", "subvolume", "create", nested], check=True)
+    (nested / "inside").touch()
+    dest = Path(large.file_system.point) / "led"
+    try:
+        assert large.run("backup", "demo").returncode == 0
+        document = large.json("restore", "latest", str(dest))
+        assert document["restored"]["leads"] == [
+            {"where": f"{dest}/back \\xff", "to": f"{large.data}/\\xff", "live": True}
+        ]
+        assert document["restored"]["excluded"] == [str(nested)]
+        assert os.readlink(dest / "back \udcff") == f"{large.data}/\udcff"
+        assert os.listdir(dest / "nested") == []
+    finally:
+        back.unlink()
+        (large.data / "away").unlink()
+        subprocess.run(["btrfs", "-q", "subvolume", "delete", nested], check=True)
+        assert large.run("backup", "demo").returncode == 0
+
+
+def test_a_frozen_destination_is_an_error_not_a_hanging_process(large, monkeypatch):
+    monkeypatch.setattr(probe, "ANSWER_S", 0.5)
+    with loop_filesystem("ext4", 64 << 20, base=Path("/dev/shm")) as frozen:
+        subprocess.run(["fsfreeze", "-f", frozen.point], check=True)
+        try:
+            ctx = large.context()
+            with pytest.raises(StorageError, match="did not answer"):
+                restore(ctx, ctx.catalog.resolve("latest"), str(frozen.point / "x"))
+        finally:
+            subprocess.run(["fsfreeze", "-u", frozen.point], check=True)
+        assert os.listdir(frozen.point) == ["lost+found"]
 
 
 def test_a_new_file_systems_own_folder_does_not_count(files):

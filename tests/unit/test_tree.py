@@ -242,14 +242,14 @@ def test_names_longer_than_a_path_may_be(pair):
 
 def test_a_tree_deeper_than_pythons_stack(pair):
     fd = _folder(pair.source)
-    for _ in range(3000):
+    for _ in range(1500):
         os.mkdir("d", dir_fd=fd)
         following = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
         os.close(fd)
         fd = following
     os.close(fd)
     with deep_trees():
-        assert pair.run().folders == 3000
+        assert pair.run().folders == 1500
         assert pair.differences() == []
         parent = _folder(pair.copy.parent)
         remove(parent, "source")
