@@ -14,5 +14,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not campaign.TALLIES:
         return
     terminalreporter.section("crash campaign")
-    for line in campaign.table(campaign.TALLIES):
-        terminalreporter.write_line(line)
+    terminalreporter.write_line(campaign.HEADS)
+    for tally in (*campaign.TALLIES, campaign.total(campaign.TALLIES)):
+        terminalreporter.write_line(campaign.row(tally))

@@ -48,6 +48,17 @@ COMMANDS = (
     Command(name="delete", scene="three", run=("delete", "--force", "--yes", "latest"), again=()),
     Command(name="pin", scene="one", run=("pin", "latest", "--reason", "why")),
     Command(name="unpin", scene="pinned", run=("unpin", "latest")),
+    Command(
+        name="schedule-install",
+        scene="one",
+        run=("schedule", "install", "demo", "--on-calendar", "02:30", "--systemd", "--yes"),
+        last=(
+            ("schedule", "install", "demo", "--on-calendar", "03:30", "--systemd", "--yes"),
+            ("schedule", "show"),
+            ("schedule", "remove", "demo"),
+        ),
+        own_etc=True,
+    ),
     Command(name="doctor-fix", scene="mess", run=("doctor", "--fix")),
     Command(name="doctor-fix-rebuild", scene="no-state", run=("doctor", "--fix")),
 )

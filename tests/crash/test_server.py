@@ -27,7 +27,10 @@ keep-last = 2
 FREEZE = JOB.replace('user = "root"', 'user = "root"\nquiesce = "freeze-process"')
 
 COMMANDS = (Command(name="backup", scene="one", run=("backup", "demo")),)
-MORE = (Command(name="verify", scene="one", run=("verify", "latest")),)
+MORE = (
+    Command(name="verify", scene="one", run=("verify", "latest")),
+    Command(name="prepare", scene="one", run=("prepare", "latest")),
+)
 
 
 def _site(kind: Kind, job: str) -> Iterator[Site]:

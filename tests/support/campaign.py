@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from snapmgr.catalog import Catalog
 from support.tracer import Kill, read_log
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 EVERY = int(os.environ.get("SNAPMGR_CRASH_EVERY", "12"))
 # One power cut for so many kills.
 _CUT_EVERY = 3
+_COUNT_FD = os.environ.get("SNAPMGR_CRASH_COUNT")
 _ALIKE = 40
 _KEPT = 5
 _ENDINGS = (0, 1, 3, 4, 5, 6, 7)
@@ -46,6 +49,10 @@ class Command:
     """What cannot be saved (mounts), run anew before each trial."""
     again: tuple[tuple[str, ...], ...] | None = None
     """What is run after a kill; by default the command itself. () where a second run says something else."""
+    last: tuple[tuple[str, ...], ...] = ()
+    """What is run in the end, to undo what the command is for."""
+    own_etc: bool = False
+    """Whether it changes /etc; see `Site.own_etc`."""
 
 
 @dataclass(kw_only=True)
@@ -84,6 +91,7 @@ def campaign(site: Site, command: Command, *, label: str, every: int = EVERY) ->
             what = "power cut" if cut else "killed"
             tally.failures.append(f"{what} {kill}:\n    " + "\n    ".join(complaints))
     tally.seconds = time.monotonic() - start
+    _announce(tally)
     return tally
 
 
@@ -93,9 +101,12 @@ def report(tally: Tally) -> str:
     return f"{tally.name}: {len(tally.failures)} of {tally.kills} trials failed\n" + "\n".join(shown)
 
 
-def table(tallies: Sequence[Tally]) -> list[str]:
-    """Return the tallies as lines, with their sum."""
-    total = Tally(
+HEADS = f"{'command':<44}{'points':>8}{'kills':>8}{'power cuts':>12}{'failures':>10}{'time':>9}"
+
+
+def total(tallies: Sequence[Tally]) -> Tally:
+    """Return the sum."""
+    return Tally(
         name="all",
         points=sum(one.points for one in tallies),
         kills=sum(one.kills for one in tallies),
@@ -103,14 +114,20 @@ def table(tallies: Sequence[Tally]) -> list[str]:
         seconds=sum(one.seconds for one in tallies),
         failures=[failure for one in tallies for failure in one.failures],
     )
-    heads = f"{'command':<44}{'points':>8}{'kills':>8}{'power cuts':>12}{'failures':>10}{'time':>9}"
-    return [heads, *(_row(one) for one in (*tallies, total))]
 
 
-def _row(one: Tally) -> str:
+def row(one: Tally) -> str:
+    """Return a tally as a line below `HEADS`."""
     return (
         f"{one.name:<44}{one.points:>8}{one.kills:>8}{one.power_cuts:>12}{len(one.failures):>10}{one.seconds:>7.0f} s"
     )
+
+
+def _announce(tally: Tally) -> None:
+    """Tell tests/crash_all.py, if that has started us; a line that is longer than a pipe takes at once might be cut."""
+    if _COUNT_FD is not None:
+        short = replace(tally, failures=[failure[:40] for failure in tally.failures[:50]])
+        os.write(int(_COUNT_FD), msgspec.json.encode(short) + b"\n")
 
 
 def _trace(site: Site, command: Command) -> Trace:
@@ -150,6 +167,7 @@ def _deleted_by(site: Site, command: Command) -> set[str]:
 
 def _prepare(site: Site, command: Command) -> None:
     site.restore(command.scene)
+    site.own_etc = command.own_etc
     for step in command.first:
         site.must(*step)
 
@@ -200,6 +218,8 @@ def _try(site: Site, command: Command, kill: Kill, may_go: set[str], *, cut: boo
         found.append("a second doctor --fix changed something")
     lost = ready - set(after.ready) - may_go
     found += [f"READY snapshot lost: {one} (now {after.other.get(one, 'forgotten')})" for one in sorted(lost)]
+    for step in command.last:
+        found += _step(site, *step)
     found += site.complaints()
     if cut and site.server is not None and after.ready:
         found += _step(site, "verify", "latest")

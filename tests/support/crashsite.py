@@ -1,16 +1,7 @@
-"""A place for crash trials: file systems that are put back, or lose their power, within milliseconds.
-
-The images lie on an XFS of their own, so that a copy of one shares its blocks and is of one instant (FICLONE), also
-while its file system is mounted and written to. What such a copy shows is what had reached the device: what was written
-and not synced is missing, as after a power cut. It does not show writes that the device itself had accepted and not yet
-made durable, nor writes in another order: whether btrfs, XFS and ext4 flush the device where they must is not ours to
-test.
-"""
+"""A place for crash trials: a job's data, storage and state directory, put back or cut off within milliseconds."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -25,74 +16,31 @@ from typing import TYPE_CHECKING, Literal
 
 from snapmgr.catalog import Catalog
 from support import faults, tracer
+from support.disk import Disk
 from support.faults import Faults
 from support.server import private_server
-from support.storage import loop_devices, loop_filesystem, mounts_of, processes_of, unmount_device, work_folder
+from support.storage import loop_devices, loop_filesystem, mounts_of, processes_of, work_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from snapmgr.catalog import Entry
     from support.server import PrivateServer
-    from support.storage import LoopFileSystem
     from support.tracer import Kill
 
 Kind = Literal["btrfs", "xfs"]
 _SIZES = {"btrfs": 512 << 20, "xfs": 512 << 20, "ext4": 64 << 20}
 _STORES = {"btrfs": ".snapmgr", "xfs": ".snapmgr-reflink"}
-_BLKFLSBUF = 0x1261
-_PATIENCE_S = 120.0
 _WRITE_S = 3.0
 _STORE_MARK = "snapmgr-reflink-store.json"
 
 
-class Disk:
-    """A mounted file system whose image can be copied and exchanged."""
-
-    def __init__(self, system: LoopFileSystem) -> None:
-        self.system = system
-        self.point = system.point
-
-    def copy(self, name: str) -> None:
-        """Keep what has reached the device by now as `name`; the file system may be in use."""
-        _share(self.system.image, self.system.image.with_name(name))
-
-    def unmount(self) -> None:
-        """Unmount all that is mounted from it; nobody may use it."""
-        unmount_device(self.system.device)
-        self._forget()
-
-    def _forget(self) -> None:
-        """Return when the device is in no use and nothing of it is in memory.
-
-        A mount namespace that was copied meanwhile keeps the file system mounted: mounting would show the old one.
-        """
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                fd = os.open(self.system.device, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
-            except OSError as error:
-                if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
-                continue
-            try:
-                fcntl.ioctl(fd, _BLKFLSBUF)
-            finally:
-                os.close(fd)
-            return
-
-    def mount(self, name: str) -> None:
-        """Put the copy `name` in the place of the unmounted file system and mount it."""
-        _share(self.system.image.with_name(name), self.system.image)
-        self._forget()
-        argv = ["mount", "-t", self.system.fs_type, self.system.device, str(self.point)]
-        subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
-
-
-def _share(source: Path, copy: Path) -> None:
-    argv = ["cp", "--reflink=always", "--no-preserve=all", str(source), str(copy)]
-    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
+# In a mount table of its own, hence only for commands that mount nothing.
+_OWN_ETC = (
+    *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
+    'mkdir -p "$0/upper" "$0/work" && '
+    'mount -t overlay own-etc -o "lowerdir=/etc,upperdir=$0/upper,workdir=$0/work" /etc && exec "$@"',
+)
 
 
 @dataclass
@@ -127,6 +75,9 @@ class Site:
         self.server: PrivateServer | None = None
         self.contents: dict[str, str] = {}
         """What each snapshot must hold, by its id; see `tree_digest`."""
+        self.etc = self.top / "etc"
+        self.own_etc = False
+        """Whether commands see an /etc of their own: what they change of it goes to the disk."""
         self._rebooted = False
         self._loops = loop_devices()
         self._foreign = ""
@@ -149,9 +100,12 @@ class Site:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end: under the tracer if it is to be killed or logged; "{top}" is filled in."""
         arguments = tuple(word.replace("{top}", str(self.top)) for word in arguments)
+        prefix = (*_OWN_ETC, str(self.etc)) if self.own_etc else ()
         if kill is None and log is None:
-            return faults.run(self.config_file, *arguments, environment=self._environment)
-        return tracer.run(self.config_file, *arguments, kill=kill, log=log, environment=self._environment)
+            return faults.run(self.config_file, *arguments, environment=self._environment, prefix=prefix)
+        return tracer.run(
+            self.config_file, *arguments, kill=kill, log=log, environment=self._environment, prefix=prefix
+        )
 
     def must(self, *arguments: str) -> None:
         """Run a command that must succeed."""
@@ -325,8 +279,8 @@ class Site:
 
     def _restored_complaints(self) -> list[str]:
         """Whether all that a restore left is a whole copy, or an empty folder for the next one."""
-        known = {self.data, self.store, self.state, *self._foreign_paths()}
-        found = []
+        known = {self.data, self.store, self.state, self.etc, *self._foreign_paths()}
+        found = [f"left in /etc: {path}" for path in (self.etc / "upper").rglob("*") if path.is_file()]
         for path in set(self.top.iterdir()) - known:
             if not path.name.startswith("restored"):
                 found.append(f"beside the data: {path.name}")

@@ -11,6 +11,10 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @cache
@@ -52,11 +56,15 @@ class Faults:
 
 
 def start(
-    config: Path, *arguments: str, faults: Faults | None = None, environment: dict[str, str] | None = None
+    config: Path,
+    *arguments: str,
+    faults: Faults | None = None,
+    environment: dict[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
-    """Start ``snapmgr --config CONFIG ARGUMENTS…``, in a session of its own; stdout and stderr are pipes."""
+    """Start ``PREFIX… snapmgr --config CONFIG ARGUMENTS…``, in a session of its own; stdout and stderr are pipes."""
     return subprocess.Popen(
-        [sys.executable, "-m", "snapmgr", "--config", str(config), *arguments],
+        [*prefix, sys.executable, "-m", "snapmgr", "--config", str(config), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -71,10 +79,11 @@ def run(
     *arguments: str,
     faults: Faults | None = None,
     environment: dict[str, str] | None = None,
+    prefix: Sequence[str] = (),
     timeout_s: float = 120.0,
 ) -> subprocess.CompletedProcess[str]:
     """The same, to its end."""
-    with start(config, *arguments, faults=faults, environment=environment) as process:
+    with start(config, *arguments, faults=faults, environment=environment, prefix=prefix) as process:
         try:
             out, err = process.communicate(timeout=timeout_s)
         except BaseException:

@@ -11,6 +11,10 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @cache
@@ -69,14 +73,15 @@ def run(
     kill: Kill | None = None,
     log: Path | None = None,
     environment: dict[str, str] | None = None,
+    prefix: Sequence[str] = (),
     timeout_s: float = 120.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``snapmgr --config CONFIG ARGUMENTS…`` under the tracer, until it and all that it forked have ended.
+    """Run ``PREFIX… TRACER snapmgr --config CONFIG ARGUMENTS…``, until it and all that it forked have ended.
 
     A negative `returncode` is the signal that ended it. With `log` what it called is written there: see `read_log`.
     """
     command = [sys.executable, "-m", "snapmgr", "--config", str(config), *arguments]
-    argv = [str(_program()), str(log or "-"), kill.argument if kill else "-", *command]
+    argv = [*prefix, str(_program()), str(log or "-"), kill.argument if kill else "-", *command]
     with subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
