@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import LaterStepError, NotQuiescedError, SnapmgrError
-from snapmgr.host import boot_id, machine_id
+from snapmgr.host import machine_id
 from snapmgr.jobs.directory import fingerprint
 from snapmgr.jobs.source import locate_source, name_excluded
 from snapmgr.jobs.sweep import complete, remove_traces, sweep
-from snapmgr.manifest import Manifest, Member, Position, Process, QuiesceRecord, new_id
+from snapmgr.manifest import Manifest, Member, Position, QuiesceRecord, new_id
 from snapmgr.mysql.freeze import frozen
 from snapmgr.mysql.quiesce import Bounds, locked
 from snapmgr.mysql.stopped import stopped
@@ -205,8 +205,7 @@ def _fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger
 
 def _fire_frozen(ctx: Context, live: LiveServer, deadline: float, trigger: Trigger) -> tuple[tuple[Shot, ...], float]:
     """Fire while the server process stands still; return the shots and for how long it did, in seconds."""
-    server = Process(pid=live.identity.pid, start_ticks=live.identity.start_ticks, boot_id=boot_id())
-    with frozen(server, deadline - time.monotonic(), ctx.catalog.frozen / str(server.pid)) as still:
+    with frozen(live.process, deadline - time.monotonic(), ctx.catalog.frozen / str(live.process.pid)) as still:
         shots = trigger.fire(still.deadline)
         still.prove()
     return shots, still.frozen_s or 0.0

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from snapmgr.blockdev import find_target
 from snapmgr.errors import ConfigError, LackingError, NotQuiescedError, SnapmgrError, StorageError
-from snapmgr.manifest import ServerRecord
+from snapmgr.host import boot_id
+from snapmgr.manifest import Process, ServerRecord
 from snapmgr.mysql.client import Credentials, connect
+from snapmgr.mysql.freeze import refuse_unsafe
 from snapmgr.mysql.identity import identify
 from snapmgr.mysql.layout import read_files, read_layout
 from snapmgr.mysql.quiesce import Choice, choose
@@ -38,6 +40,11 @@ class LiveServer:
     identity: ServerIdentity
     layout: Layout
     choice: Choice
+
+    @property
+    def process(self) -> Process:
+        """The server's process."""
+        return Process(pid=self.identity.pid, start_ticks=self.identity.start_ticks, boot_id=boot_id())
 
     def check(self, connection: Connection) -> None:
         """Raise NotQuiescedError unless `connection` leads to this very server with this very layout."""
@@ -126,6 +133,8 @@ def locate_source(ctx: Context, job: Job) -> Source:
         live, layout = None, read_files(os.path.realpath(str(job.datadir)))
     else:
         live = probe_server(job)
+        if live.choice.freeze:
+            refuse_unsafe(live.process, job.lock_hold_s)
         layout = live.layout
     # What neither writes nor moves may be taken file by file, and volume by volume.
     still = live is None or live.choice.freeze

@@ -14,6 +14,7 @@ from snapmgr.jobs.backup import backup
 from snapmgr.jobs.verify import verify
 from support.exactness import take_and_check
 from support.faults import Faults
+from support.freezing import traced
 from support.scene import SERVER_OPTIONS, Scene
 from support.server import private_server
 from support.storage import loop_filesystem, work_folder
@@ -86,6 +87,15 @@ def test_a_forecast_beyond_the_bound_stops_nothing(scene: Scene) -> None:
     finally:
         pieces.unlink()
     assert not ctx.catalog.frozen.exists()
+
+
+def test_a_traced_server_is_refused_before_anything_is_begun(scene: Scene) -> None:
+    with traced(scene.server.pid) as tracer:
+        for command, code in (("backup", 4), ("doctor", 1)):
+            done = scene.run(command, "demo")
+            assert done.returncode == code, done.stderr
+            assert f"debugged by process {tracer}" in done.stdout + done.stderr
+    assert scene.states() == []
 
 
 def test_a_disk_that_fills_up_under_the_copy(scene: Scene) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from snapmgr.host import this_process
 from snapmgr.mysql import freeze
 from snapmgr.mysql.freeze import frozen, refuse_unsafe, thaw_leftovers
 from support import faults
-from support.freezing import frozen_file_system
+from support.freezing import frozen_file_system, traced
 from support.server import private_server
 from support.storage import loop_filesystem, work_folder
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from snapmgr.manifest import Process
     from support.server import PrivateServer
 
-_PTRACE_SEIZE, _PTRACE_DETACH = 0x4206, 17
 TOLERANCE_S = 0.6
 CGROUPS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 
@@ -131,29 +129,22 @@ def test_a_server_in_a_frozen_control_group(server: PrivateServer, tmp_path: Pat
 
 
 def test_somebody_attaches_a_debugger_meanwhile(server: PrivateServer, tmp_path: Path) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
     with frozen(this_process(server.pid), 10.0, tmp_path / "r") as still:
         still.prove()
-        assert libc.ptrace(_PTRACE_SEIZE, server.pid, None, None) == 0
-        try:
+        with traced(server.pid):
             assert soon(lambda: not is_stopped(server.pid))
             with pytest.raises(NotQuiescedError, match="went on"):
                 still.prove()
-        finally:
-            os.waitpid(server.pid, 0x40000000)  # __WALL
-            libc.ptrace(_PTRACE_DETACH, server.pid, None, None)
     assert server.query("SELECT 1") == ((1,),)
 
 
-def test_strace_on_a_server(server: PrivateServer) -> None:
-    tracer = subprocess.Popen(["strace", "-f", "-o", "/dev/null", "-p", str(server.pid)], stderr=subprocess.DEVNULL)
-    try:
-        assert soon(lambda: "TracerPid:\t0" not in Path(f"/proc/{server.pid}/status").read_text())
-        with pytest.raises(NotQuiescedError, match=f"debugged by process {tracer.pid}"):
-            refuse_unsafe(this_process(server.pid), 1.0)
-    finally:
-        tracer.terminate()
-        tracer.wait()
+def test_a_traced_server(server: PrivateServer) -> None:
+    with (
+        traced(server.pid) as tracer,
+        pytest.raises(NotQuiescedError, match=f"debugged by process {tracer}"),
+    ):
+        refuse_unsafe(this_process(server.pid), 1.0)
+    refuse_unsafe(this_process(server.pid), 1.0)
 
 
 def test_a_moment_of_running_is_noticed(server: PrivateServer, tmp_path: Path) -> None:

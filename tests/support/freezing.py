@@ -1,7 +1,10 @@
-"""Frozen file systems that are thawed again whatever happens to the test: what hangs on one cannot be killed."""
+"""Frozen file systems, thawed again whatever the test does: what hangs on one cannot be killed. Traced processes."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,3 +32,27 @@ def frozen_file_system(point: str, *, at_most_s: float = 60.0) -> Iterator[None]
         subprocess.run(["fsfreeze", "--unfreeze", point], check=False, stderr=subprocess.DEVNULL)
         guard.kill()
         guard.wait()
+
+
+_PTRACE_SEIZE = 0x4206
+
+
+@contextmanager
+def traced(pid: int) -> Iterator[int]:
+    """Let a child of ours trace the process `pid`, as strace(1) and gdb(1) do; yields the child's pid."""
+    ready_out, ready_in = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(ready_in, b"\0" if ctypes.CDLL(None).ptrace(_PTRACE_SEIZE, pid, None, None) == 0 else b"\1")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(ready_in)
+    try:
+        assert os.read(ready_out, 1) == b"\0"
+        yield child
+    finally:
+        os.close(ready_out)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
