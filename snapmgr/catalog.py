@@ -95,7 +95,7 @@ class Catalog:
             claim(self.path)
         except OSError as error:
             raise CatalogError(f"cannot write to {self.path}: {error.strerror}", hint=_space_hint(error)) from None
-        for path in self._leases.glob(".*.json.*"):
+        for path in (*self._leases.glob(".*.json.*"), *self.path.glob(".machine.*")):
             # Begun by a process that was killed before its rename: nobody knows of it.
             if not Path("/proc", path.suffix[1:]).exists():
                 path.unlink(missing_ok=True)

@@ -232,6 +232,15 @@ def test_what_others_put_beside_a_manifest_stays_when_it_is_forgotten(catalog: C
     assert manifest(0).id not in {entry.manifest.id for entry in catalog.entries()[0]}
 
 
+def test_what_a_killed_process_had_begun_is_cleared_and_the_machine_is_claimed_once(catalog: Catalog) -> None:
+    claimed = (catalog.path / "machine").read_text()
+    (catalog.path / f".machine.{2**22 + 1}").touch()
+    (catalog.path / f".machine.{os.getpid()}").touch()
+    catalog.make()
+    assert [path.name for path in catalog.path.glob(".machine.*")] == [f".machine.{os.getpid()}"]
+    assert (catalog.path / "machine").read_text() == claimed
+
+
 def test_a_linked_snapshot_folder_is_neither_read_nor_emptied(catalog: Catalog) -> None:
     folder = catalog.path / "snapshots" / manifest(0).id
     folder.rename(catalog.path.parent / "elsewhere")
