@@ -259,6 +259,7 @@ def _write(path: Path, content: bytes) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _clear_unfinished(path)
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with os.fdopen(fd, "wb") as file:
             # Whatever our umask is.
@@ -267,6 +268,7 @@ def _write(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         fresh.rename(path)
+        _sync_folder(path.parent)
     except PermissionError:
         raise LackingError(f"no right to write {path}", hint="run as root") from None
     except OSError as error:
@@ -275,8 +277,27 @@ def _write(path: Path, content: bytes) -> None:
         raise SnapmgrError(f"cannot write {path}: {error.strerror}") from None
 
 
+def _clear_unfinished(path: Path) -> None:
+    """Remove what a process that was killed had begun to write for `path`."""
+    for fresh in path.parent.glob(f".{path.name}.*"):
+        pid = fresh.name.rpartition(".")[2]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            fresh.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make durable that a file of the folder has its new name."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def _take_away(machine: Machine, job: str, kind: Kind) -> list[Path]:
     """Remove the files of one kind, after switching the timer off; what runs now runs on."""
+    for path in machine.paths(job)[kind]:
+        _clear_unfinished(path)
     there = [path for path in machine.paths(job)[kind] if _owner(path, job) == "ours"]
     if kind == "systemd":
         # The timer first: what is left without its service would fail each night.
