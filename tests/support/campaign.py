@@ -28,6 +28,7 @@ EVERY = int(os.environ.get("SNAPMGR_CRASH_EVERY", "12"))
 # One power cut for so many kills.
 _CUT_EVERY = 3
 _COUNT_FD = os.environ.get("SNAPMGR_CRASH_COUNT")
+_MISSED_SHARE = 0.1
 _ALIKE = 40
 _KEPT = 5
 _ENDINGS = (0, 1, 3, 4, 5, 6, 7)
@@ -64,6 +65,8 @@ class Tally:
     """Calls that change something, in the command and in what it forks."""
     kills: int = 0
     power_cuts: int = 0
+    missed: int = 0
+    """Kills that came to nothing: the command had ended, as it may need fewer calls than when they were counted."""
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
 
@@ -84,12 +87,14 @@ def campaign(site: Site, command: Command, *, label: str, every: int = EVERY) ->
         tally.kills += 1
         tally.power_cuts += cut
         try:
-            complaints = _try(site, command, kill, may_go, cut=cut)
+            complaints = _try(site, command, kill, may_go, tally, cut=cut)
         except (AssertionError, OSError) as error:
             complaints = [f"{type(error).__name__}: {error}"]
         if complaints:
             what = "power cut" if cut else "killed"
             tally.failures.append(f"{what} {kill}:\n    " + "\n    ".join(complaints))
+    if tally.missed > max(tally.kills * _MISSED_SHARE, 1):
+        tally.failures.append(f"{tally.missed} of {tally.kills} kills came to nothing: what was tried?")
     tally.seconds = time.monotonic() - start
     _announce(tally)
     return tally
@@ -193,12 +198,13 @@ def _some(calls: Sequence[Call], every: int) -> list[Call]:
     return [call for index, call in enumerate(calls) if index % every == 0 or index == len(calls) - 1]
 
 
-def _try(site: Site, command: Command, kill: Kill, may_go: set[str], *, cut: bool) -> list[str]:
+def _try(site: Site, command: Command, kill: Kill, may_go: set[str], tally: Tally, *, cut: bool) -> list[str]:
     """Kill, clear up, look; return what is wrong."""
     _prepare(site, command)
     ready = site.trusted()
     done = site.run(*command.run, kill=kill)
     found = _ending(kill, done.returncode, done.stderr)
+    tally.missed += not kill.victim and done.returncode != -signal.SIGKILL
     if kill.victim is not None and site.is_stopped():
         found.append("the server is stopped, though only one process of ours was killed")
     if cut:
