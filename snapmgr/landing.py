@@ -82,8 +82,9 @@ class Landing:
         """
         # From here on it is finished rather than removed: a few renames, which no signal needs to cut short.
         with signals_held():
-            self.record = replace(self.record, finishing=True, report=report)
-            write_record(self.hidden_fd, self.record)
+            record = replace(self.record, finishing=True, report=report)
+            write_record(self.hidden_fd, record)
+            self.record = record
             _complete(self._catalog, self.record, self.dest_fd, self.hidden_fd)
 
 

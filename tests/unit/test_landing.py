@@ -12,7 +12,7 @@ import pytest
 from snapmgr import landing as module
 from snapmgr.catalog import Catalog
 from snapmgr.destination import choose_destination
-from snapmgr.errors import BusyError, ConfigError, StorageError
+from snapmgr.errors import BusyError, CatalogError, ConfigError, StorageError
 from snapmgr.landing import FinishedMeanwhileError, clear, landing
 from snapmgr.restoration import restorations
 from snapmgr.testing import trees
@@ -236,3 +236,18 @@ def test_the_place_of_the_source_itself_will_do_if_it_is_free(tmp_path):
     (source / "ibdata1").touch()
     with pytest.raises(ConfigError, match="is not empty"):
         choose_destination(str(source), barred={str(source): "the source"})
+
+
+def test_a_disk_that_is_full_at_the_last_record_leaves_nothing(catalog, dest, monkeypatch):
+    real = module.write_record
+
+    def full(hidden_fd, record):
+        if record.finishing:
+            raise CatalogError("cannot write record.json: No space left on device")
+        real(hidden_fd, record)
+
+    monkeypatch.setattr(module, "write_record", full)
+    with pytest.raises(CatalogError):
+        _restore(catalog, dest)
+    assert not dest.exists()
+    assert _records(catalog) == []
