@@ -206,49 +206,52 @@ def _choose_backend(ctx: Context, job: Job, wanted: _Wanted) -> tuple[Backend, t
     And the volumes that it finds.
     """
     names = [plugin.name for plugin in list_plugins()] if job.backend == "auto" else [job.backend]
-    refusals: list[str] = []
-    lacking = False
-    strays: NotQuiescedError | None = None
+    refusals: dict[str, SnapmgrError] = {}
     fitting: list[tuple[bool, Backend, tuple[Share, ...]]] = []
     for name in names:
         try:
-            backend = ctx.backend(name)
-            found = _locate_all(ctx, backend, wanted)
+            fitting.append(_try_backend(ctx, name, wanted))
         except ConfigError:
             raise  # a typo in [backend.NAME] must not end in another backend
-        except NotQuiescedError as error:
-            strays = error
-            continue
         except SnapmgrError as error:
-            lacking = lacking or isinstance(error, LackingError)
-            refusals.append(f"{name}: {error.message}" + (f" ({error.hint})" if error.hint else ""))
+            refusals[name] = error
             continue
-        if isinstance(found, NotMine):
-            refusals.append(f"{name}: {found.reason}" + (f" ({found.hint})" if found.hint else ""))
-            continue
-        atomic = backend.capabilities(tuple(share.volume for share in found)).atomicity == "volume"
-        if wanted.one_instant and not atomic:
-            refusals.append(
-                f"{name}: it copies file by file, which is not consistent under a running server; "
-                'quiesce = "freeze-process" makes it so, at the price of a stall'
-            )
-            continue
-        fitting.append((atomic, backend, found))
-        if atomic:
+        if fitting[-1][0]:
             break  # none can be better, and another may have to walk through a whole tree before it answers
     if not fitting:
-        if strays is not None:
-            raise strays
-        kind = LackingError if lacking else StorageError
-        stop = ", or stop the server" if wanted.one_instant else ""
-        raise kind(
-            f"no backend can snapshot {wanted.path}: {'; '.join(refusals) or 'none is installed'}",
-            hint=None if lacking else f"move it to a btrfs subvolume{stop}",
-        )
+        raise _none_fits(wanted, refusals)
     _, backend, shares = max(fitting, key=lambda candidate: candidate[0])
     if wanted.one_instant:
         _refuse_set(shares, wanted)
     return backend, shares
+
+
+def _try_backend(ctx: Context, name: str, wanted: _Wanted) -> tuple[bool, Backend, tuple[Share, ...]]:
+    """Return whether the backend is atomic over a volume, the backend, and the volumes. Raises why it will not do."""
+    backend = ctx.backend(name)
+    found = _locate_all(ctx, backend, wanted)
+    if isinstance(found, NotMine):
+        raise StorageError(found.reason, hint=found.hint)
+    atomic = backend.capabilities(tuple(share.volume for share in found)).atomicity == "volume"
+    if wanted.one_instant and not atomic:
+        raise StorageError(
+            "it copies file by file, which is not consistent under a running server; "
+            'quiesce = "freeze-process" makes it so, at the price of a stall'
+        )
+    return atomic, backend, found
+
+
+def _none_fits(wanted: _Wanted, refusals: dict[str, SnapmgrError]) -> SnapmgrError:
+    for refusal in refusals.values():
+        if isinstance(refusal, NotQuiescedError):
+            return refusal
+    lacking = any(isinstance(refusal, LackingError) for refusal in refusals.values())
+    texts = [f"{name}: {one.message}" + (f" ({one.hint})" if one.hint else "") for name, one in refusals.items()]
+    stop = ", or stop the server" if wanted.one_instant else ""
+    return (LackingError if lacking else StorageError)(
+        f"no backend can snapshot {wanted.path}: {'; '.join(texts) or 'none is installed'}",
+        hint=None if lacking else f"move it to a btrfs subvolume{stop}",
+    )
 
 
 def _locate_all(ctx: Context, backend: Backend, wanted: _Wanted) -> tuple[Share, ...] | NotMine:
