@@ -129,8 +129,8 @@ def _known_elsewhere(pools: Iterable[PoolFacts], us: str) -> dict[str, str]:
         if one.snapshot_id is None or one.note is None or job_of(one.snapshot_id) is None:
             continue
         owner = claimed_by(one.note)
-        if owner.startswith("/") and "\0" not in owner and os.path.realpath(owner) != os.path.realpath(us):
-            with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
+            if owner.startswith("/") and os.path.realpath(owner) != os.path.realpath(us):
                 os.lstat(os.path.join(owner, "snapshots", one.snapshot_id, "manifest.json"))
                 elsewhere[one.snapshot_id] = owner
     return elsewhere

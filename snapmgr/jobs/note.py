@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from snapmgr.errors import CatalogError
 from snapmgr.manifest import Manifest, Verification, decode, encode
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ _MAX_BYTES = 64 << 10
 
 
 class _Noted(msgspec.Struct):
-    verification: Verification | None = None
+    verification: msgspec.Raw = msgspec.Raw(b"null")
 
 
 def encode_note(entry: Entry) -> bytes:
@@ -45,10 +44,12 @@ def _join(manifest: Manifest, verification: Verification) -> bytes:
 def decode_note(data: bytes, where: str) -> tuple[Manifest, Verification | None]:
     """Given a note, return what it says. Raises CatalogError that names `where` if it is damaged or too new."""
     manifest = decode(data, Manifest, where)
-    try:
-        return manifest, msgspec.json.decode(data, type=_Noted).verification
-    except msgspec.DecodeError as error:
-        raise CatalogError(f"{where} is damaged: {error}") from None
+    noted = bytes(msgspec.json.decode(data, type=_Noted).verification)
+    if noted == b"null":
+        return manifest, None
+    verification = decode(noted, Verification, where)
+    # What could not be written down again (an infinite duration) is not taken over either.
+    return manifest, decode(encode(verification), Verification, where)
 
 
 def store_note(ctx: Context, entry: Entry) -> None:

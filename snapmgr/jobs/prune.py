@@ -93,7 +93,15 @@ def prune(ctx: Context, job: Job) -> Pruned:
                 in_use.append(decision.id)
             except SnapmgrError as error:
                 failures.append(error)
-        for entry in ctx.catalog.entries(job.name)[0]:
-            if entry.manifest.state == "broken" and entry.manifest.created_at < now - _BROKEN_KEPT:
-                ctx.catalog.forget(entry.manifest.id)
+        _forget_broken(ctx, job, now)
     return Pruned(plan=planned, deleted=tuple(deleted), kept_in_use=tuple(in_use), failures=tuple(failures))
+
+
+def _forget_broken(ctx: Context, job: Job, now: datetime) -> None:
+    """Forget BROKEN snapshots after a while; what is left of a set that lost a member needs its manifest."""
+    old = [entry.manifest for entry in ctx.catalog.entries(job.name)[0] if entry.manifest.state == "broken"]
+    old = [manifest for manifest in old if manifest.created_at < now - _BROKEN_KEPT]
+    presences = look(ctx, (manifest for manifest in old if manifest.members))
+    for manifest in old:
+        if presences.get(manifest.id, "gone") == "gone":
+            ctx.catalog.forget(manifest.id)

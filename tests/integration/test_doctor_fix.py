@@ -10,6 +10,7 @@ import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -465,6 +466,10 @@ def test_a_set_that_lost_a_member(btrfs: Storage) -> None:
     first, second = (member.ref.name for member in manifest.members)
     btrfs.move(btrfs.folder / second, btrfs.point / "away")
     assert btrfs.fix()["mark-broken"] == "done"
+    # Nor does prune forget it, however old it is.
+    (entry,) = btrfs.scene.entries()
+    _alter(btrfs, replace(entry.manifest, created_at=entry.manifest.created_at - timedelta(days=90)))
+    assert btrfs.scene.run("prune", "demo").returncode == 0
     assert first in btrfs.names()
     assert any("is what is left of" in one["what"] for one in btrfs.doctor()["findings"])
     shutil.rmtree(btrfs.scene.state)

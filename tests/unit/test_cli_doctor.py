@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from snapmgr.jobs.diagnosis import diagnose
 from snapmgr.jobs.doctor import Finding, exit_code
 from snapmgr.jobs.leftovers import active_run, look
 from snapmgr.jobs.servers import running_servers
+from snapmgr.manifest import encode
 from snapmgr.records import Found
 from support.sample import lease, manifest
 
@@ -196,6 +198,27 @@ def test_a_storage_that_is_not_there_is_no_empty_one(ctx):
     ctx._backends["reflink"] = _Storage()
     problems = _problems([one for one in _examine(ctx) if one.area == "storage"])
     assert problems == [("reflink /nowhere/snapshots", "the pool is not there")]
+
+
+@pytest.mark.parametrize(
+    "owner", ["/", "", "relative", "/a\\u0000b", "/\\udc80", "/" + "x" * 5000, "/dev/null", "/proc/self"]
+)
+def test_a_note_may_claim_to_be_of_any_state_directory(ctx, owner):
+    stray = manifest(8)
+    note = encode(replace(stray, state_dir="OWNER")).replace(b"OWNER", owner.encode())
+    ctx._backends["reflink"] = _Storage(*(_found(manifest(number)) for number in range(3)), _found(stray, note=note))
+    (told,) = [one for one in _examine(ctx) if stray.id in one.what]
+    assert "is not in this state directory" in told.what
+
+
+def test_what_another_state_directory_knows_is_its_own(ctx, tmp_path):
+    stray, other = manifest(8), Catalog(tmp_path / "other")
+    other.make()
+    other.write(stray)
+    note = encode(replace(stray, state_dir=str(other.path)))
+    ctx._backends["reflink"] = _Storage(*(_found(manifest(number)) for number in range(3)), _found(stray, note=note))
+    (told,) = [one for one in _examine(ctx) if stray.id in one.what]
+    assert (told.level, told.what) == ("note", f"{stray.id} belongs to the state directory {other.path}")
 
 
 def test_nothing_is_made_by_looking(config, tmp_path):

@@ -178,7 +178,7 @@ def _is_harmless(result) -> None:
         assert folder not in (".", "..")
         assert "/" not in folder
     # It can be written and read again.
-    assert decode_note(encode_note(result.entry), "it")[0] == taken
+    assert decode_note(encode_note(result.entry), "it") == (taken, result.entry.verification)
 
 
 _NOTE = encode_note(Entry(manifest=OURS, verification=PASSED))
