@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,13 +18,16 @@ import pytest
 
 from snapmgr.jobs.attach import attach, release
 from snapmgr.jobs.backup import backup
+from snapmgr.jobs.delete import delete_snapshots, examine
 from snapmgr.jobs.sweep import sweep
 from snapmgr.manifest import Verification, new_id
+from snapmgr.testing import processes
 from support.scene import Scene, btrfs_scene
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from snapmgr.api import SnapshotRef
     from snapmgr.manifest import Manifest
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
@@ -230,6 +234,31 @@ def test_half_deleted_it_is_named_again(scene: Scene) -> None:
     ctx.catalog.write(replace(first, pinned=True).with_state("deleting"))
     assert scene.run("delete", first.id).returncode == 0
     assert _left(scene) == [second.id]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_before_or_after_the_storage_call_the_next_run_goes_on(scene: Scene, after: bool) -> None:
+    first, newest = _take(scene, 2)
+
+    def killed() -> None:
+        ctx = scene.context()
+        backend = ctx.backend("btrfs")
+        delete = backend.delete
+
+        def die(ref: SnapshotRef) -> None:
+            if after:
+                delete(ref)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        backend.delete = die  # type: ignore[method-assign,assignment]
+        delete_snapshots(ctx, examine(ctx, [first.id]), force=False)
+
+    assert not processes.succeeds(processes.spawn(killed))
+    assert scene.states() == ["deleting", "ready"]
+    ctx = scene.context()
+    with ctx.catalog.job_lock("files"):
+        assert sweep(ctx, "files") == ()
+    assert _left(scene) == [newest.id]
 
 
 def test_waiting_ends_when_the_space_is_free(scene: Scene) -> None:
