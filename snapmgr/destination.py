@@ -32,14 +32,7 @@ def choose_destination(path: str, *, barred: Mapping[str, str]) -> str:
     if not os.path.isdir(parent):
         raise ConfigError(f"{shown(parent)} is no folder that exists", hint=f"make it first: mkdir -p {shown(parent)}")
     dest = os.path.join(parent, name) if name else parent
-    try:
-        dest.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{shown(dest)} has a name that is not UTF-8", hint="name another folder") from None
-    for folder, what in barred.items():
-        real = os.path.realpath(folder)
-        if dest.startswith(real.rstrip("/") + "/"):
-            raise ConfigError(f"{dest} lies in {what} {real}", hint="name a folder outside of it")
+    _refuse_barred(dest, barred)
     try:
         info = os.lstat(dest)
     except FileNotFoundError:
@@ -56,15 +49,28 @@ def choose_destination(path: str, *, barred: Mapping[str, str]) -> str:
     except OSError as error:
         raise LackingError(f"cannot open {dest}: {error.strerror}", hint="run as root") from None
     try:
-        require_empty(fd, dest, ours=frozenset(name for name in os.listdir(fd) if HIDDEN_NAME.fullmatch(name)))
+        # What an earlier restore left may be half moved up: that is judged once the folder is locked.
+        if not any(HIDDEN_NAME.fullmatch(name) for name in os.listdir(fd)):
+            require_empty(fd, dest)
     finally:
         os.close(fd)
     return dest
 
 
-def require_empty(fd: int, dest: str, ours: frozenset[str] = frozenset()) -> None:
-    """Raise ConfigError if the open folder `fd` holds anything but `ours` and the lost+found of a new file system."""
-    names = sorted(name for name in os.listdir(fd) if name not in ours and not _is_new_mounts(fd, dest, name))
+def _refuse_barred(dest: str, barred: Mapping[str, str]) -> None:
+    try:
+        dest.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{shown(dest)} has a name that is not UTF-8", hint="name another folder") from None
+    for folder, what in barred.items():
+        real = os.path.realpath(folder)
+        if dest.startswith(real.rstrip("/") + "/"):
+            raise ConfigError(f"{dest} lies in {what} {real}", hint="name a folder outside of it")
+
+
+def require_empty(fd: int, dest: str) -> None:
+    """Raise ConfigError if the open folder `fd` holds anything but the lost+found of a new file system."""
+    names = sorted(name for name in os.listdir(fd) if not _is_new_mounts(fd, dest, name))
     if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise ConfigError(

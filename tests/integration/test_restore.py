@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr import probe
+from snapmgr import landing, probe
 from snapmgr.blockdev import read_mounts
 from snapmgr.catalog import Catalog
 from snapmgr.errors import StorageError
@@ -23,6 +23,7 @@ from snapmgr.jobs import replica
 from snapmgr.jobs.backup import backup
 from snapmgr.jobs.restore import RestoreDiffersError, restore, restore_leftovers
 from snapmgr.testing import trees
+from snapmgr.tree.kernel import rename_new
 from support.load import check_invariant, write_load
 from support.scene import SERVER_OPTIONS, Scene, btrfs_scene
 from support.server import private_server, server_user
@@ -304,6 +305,31 @@ def test_after_sigkill_the_next_one_clears_up_and_restores(large, other):
     trees.same(trees.fingerprint(large.data), trees.fingerprint(dest))
     _nothing_left(large)
     subprocess.run(["rm", "-r", dest], check=True)
+
+
+def test_killed_while_it_moves_all_up_the_next_one_finishes_and_reports_the_same(files):
+    dest = Path(files.file_system.point) / "almost"
+    child = os.fork()
+    if child == 0:
+        calls = iter(range(5))
+
+        def die(*arguments):
+            if next(calls) == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rename_new(*arguments)
+
+        landing.rename_new = die
+        ctx = files.context()
+        restore(ctx, ctx.catalog.resolve("latest"), str(dest))
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(os.listdir(dest)) == 5
+    done = files.run("restore", "latest", str(dest), "--json")
+    assert done.returncode == 0, done.stderr
+    assert "complete but for its last step, which is done now" in done.stderr
+    assert json.loads(done.stdout)["restored"]["shared_files"] > 10
+    trees.same(trees.fingerprint(files.data), trees.fingerprint(dest))
+    _nothing_left(files)
 
 
 def test_leftovers_are_named_and_removed_and_nothing_else(large, other):
