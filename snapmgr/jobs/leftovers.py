@@ -191,7 +191,7 @@ def active_run(catalog: Catalog, job: str) -> int | None:
     Read from /proc/locks: trying the lock would, for a moment, make a real run fail.
     """
     try:
-        inode = os.stat(catalog.path / "locks" / f"{job}.lock").st_ino
+        lock = os.stat(catalog.path / "locks" / f"{job}.lock")
         with open("/proc/locks", encoding="ascii", errors="replace") as file:
             lines = file.read().splitlines()
     except OSError:
@@ -199,9 +199,26 @@ def active_run(catalog: Catalog, job: str) -> int | None:
     for line in lines:
         # "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF"; "->" instead of FLOCK: only waits.
         fields = line.split()
-        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):  # noqa: PLR2004
+        if len(fields) <= 5 or fields[1] != "FLOCK":  # noqa: PLR2004
+            continue
+        device, _, inode = fields[5].rpartition(":")
+        if inode == str(lock.st_ino) and (device == _device(lock) or _has_open(int(fields[4]), lock)):
             return int(fields[4])
     return None
+
+
+def _device(status: os.stat_result) -> str:
+    return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+
+
+def _has_open(pid: int, status: os.stat_result) -> bool:
+    """Whether a process has a file open: /proc/locks and stat(2) name a file of btrfs by different devices."""
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), status):
+                    return True
+    return False
 
 
 def _active_runs(catalog: Catalog) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -126,6 +127,19 @@ def test_an_active_run_is_seen_without_touching_its_lock(catalog):
         assert active_run(catalog, "other") is None
         process.stdin.close()
     assert active_run(catalog, "nightly") is None
+
+
+def test_a_lock_on_another_file_system_is_no_run_of_ours(catalog, monkeypatch):
+    with catalog.job_lock("nightly"):
+        pass
+    lock = (catalog.path / "locks/nightly.lock").stat()
+    table = f"1: FLOCK  ADVISORY  WRITE {os.getppid()} fe:fe:{lock.st_ino} 0 EOF\n"
+    monkeypatch.setattr("snapmgr.jobs.leftovers.open", lambda *_, **__: io.StringIO(table), raising=False)
+    assert active_run(catalog, "nightly") is None
+    # btrfs: stat(2) and /proc/locks name its device differently; who holds it has it open.
+    with (catalog.path / "locks/nightly.lock").open():
+        table = table.replace(str(os.getppid()), str(os.getpid()))
+        assert active_run(catalog, "nightly") == os.getpid()
 
 
 def _examine(ctx):
