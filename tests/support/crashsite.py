@@ -32,6 +32,7 @@ Kind = Literal["btrfs", "xfs"]
 _SIZES = {"btrfs": 512 << 20, "xfs": 512 << 20, "ext4": 64 << 20}
 _STORES = {"btrfs": ".snapmgr", "xfs": ".snapmgr-reflink"}
 _WRITE_S = 3.0
+_SHOWN = 6
 _STORE_MARK = "snapmgr-reflink-store.json"
 
 
@@ -284,8 +285,9 @@ class Site:
         for path in set(self.top.iterdir()) - known:
             if not path.name.startswith("restored"):
                 found.append(f"beside the data: {path.name}")
-            elif any(path.iterdir()) and self.server is None and tree_digest(path) != tree_digest(self.data):
-                found.append(f"{path.name} is not what was restored")
+            elif any(path.iterdir()) and self.server is None:
+                differing = sorted({*_facts(path)} ^ {*_facts(self.data)})[:_SHOWN]
+                found += [f"{path.name} is not what was restored: {line}" for line in differing]
         return found
 
     def _is_true(self, one: str) -> bool:
@@ -308,19 +310,24 @@ def tree_digest(path: Path, *, identity: bool = False) -> str:
 
     With `identity` also inode numbers and ctimes: equal only if nothing was touched.
     """
-    digest = hashlib.blake2b(digest_size=16)
+    return hashlib.blake2b("\n".join(_facts(path, identity=identity)).encode(), digest_size=16).hexdigest()
+
+
+def _facts(path: Path, *, identity: bool = False) -> list[str]:
+    """Return a line for each thing below `path`."""
+    lines = []
     for one in sorted([path, *path.rglob("*")]):
         status = one.lstat()
-        facts: tuple[object, ...] = (status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns)
+        facts: list[object] = [oct(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns]
         if identity:
-            facts += (status.st_ino, status.st_ctime_ns)
-        digest.update(f"{os.fsencode(one.relative_to(path))!r} {facts}".encode())
-        digest.update(repr([(name, os.getxattr(one, name, follow_symlinks=False)) for name in _xattrs(one)]).encode())
+            facts += [status.st_ino, status.st_ctime_ns]
+        facts += [(name, os.getxattr(one, name, follow_symlinks=False)) for name in _xattrs(one)]
         if stat.S_ISLNK(status.st_mode):
-            digest.update(os.readlink(one).encode())
+            facts.append(os.readlink(one))
         elif stat.S_ISREG(status.st_mode):
-            digest.update(one.read_bytes())
-    return digest.hexdigest()
+            facts += [status.st_size, hashlib.blake2b(one.read_bytes(), digest_size=8).hexdigest()]
+        lines.append(f"{os.fsencode(one.relative_to(path))!r} {facts}")
+    return lines
 
 
 def _xattrs(path: Path) -> list[str]:
