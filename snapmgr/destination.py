@@ -12,18 +12,19 @@ from snapmgr.restoration import HIDDEN_NAME
 from snapmgr.tree.walk import FOLDER_FLAGS, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 LOST = "lost+found"
 _SHOWN = 4
 
 
-def choose_destination(path: str, *, barred: Mapping[str, str]) -> str:
+def choose_destination(path: str, *, sources: Collection[str], barred: Mapping[str, str]) -> str:
     """Given where to restore to, return it absolute with its parent resolved. Looks only; changes nothing.
 
     Args:
         path: does not exist, or is an empty folder (or holds what an interrupted restore left). Its parent exists.
-        barred: folders that nothing may be restored into, and what they are. They may be restored *to* if they fit.
+        sources: folders of the source: nothing may be restored into them, but *to* them if they are gone or empty.
+        barred: other folders that nothing may be restored to or into, and what they are.
 
     Raises ConfigError that says what is wrong with it, LackingError without the right to look.
     """
@@ -32,7 +33,7 @@ def choose_destination(path: str, *, barred: Mapping[str, str]) -> str:
     if not os.path.isdir(parent):
         raise ConfigError(f"{shown(parent)} is no folder that exists", hint=f"make it first: mkdir -p {shown(parent)}")
     dest = os.path.join(parent, name) if name else parent
-    _refuse_barred(dest, barred)
+    _refuse_barred(dest, sources, barred)
     try:
         info = os.lstat(dest)
     except FileNotFoundError:
@@ -57,14 +58,14 @@ def choose_destination(path: str, *, barred: Mapping[str, str]) -> str:
     return dest
 
 
-def _refuse_barred(dest: str, barred: Mapping[str, str]) -> None:
+def _refuse_barred(dest: str, sources: Collection[str], barred: Mapping[str, str]) -> None:
     try:
         dest.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"{shown(dest)} has a name that is not UTF-8", hint="name another folder") from None
-    for folder, what in barred.items():
+    for folder, what in [*((folder, "the source") for folder in sources), *barred.items()]:
         real = os.path.realpath(folder)
-        if dest.startswith(real.rstrip("/") + "/"):
+        if dest.startswith(real.rstrip("/") + "/") or (dest == real and folder in barred):
             raise ConfigError(f"{dest} lies in {what} {real}", hint="name a folder outside of it")
 
 

@@ -100,11 +100,9 @@ def _destination(ctx: Context, manifest: Manifest, dest: str) -> str:
             f"snapshot {manifest.id} is {manifest.state.upper()}{why}: it cannot be restored",
             hint="see: snapmgr list",
         )
-    sources = {path: "the source" for member in manifest.members for path in member.places} | {
-        manifest.path: "the source"
-    }
+    sources = {manifest.path, *(path for member in manifest.members for path in member.places)}
     ours = {str(ctx.config.state_dir): "the state directory", str(ctx.config.scratch_dir): "the scratch directory"}
-    return choose_destination(dest, barred=sources | ours)
+    return choose_destination(dest, sources=sources, barred=ours)
 
 
 def _release_dead(ctx: Context, snapshot_id: str) -> None:

@@ -222,20 +222,20 @@ def test_a_default_acl_of_the_destination_is_not_given_to_the_tree(catalog, dest
 def test_the_destination_is_named_without_symlinks_on_the_way(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    chosen = choose_destination(f"{tmp_path}/link/../link/x/", barred={})
+    chosen = choose_destination(f"{tmp_path}/link/../link/x/", sources=(), barred={})
     assert chosen == f"{tmp_path.resolve()}/link/x".replace("/link/", "/real/")
 
 
 def test_the_place_of_the_source_itself_will_do_if_it_is_free(tmp_path):
     source = tmp_path / "source"
-    assert choose_destination(str(source), barred={str(source): "the source"}) == str(source)
+    assert choose_destination(str(source), sources={str(source)}, barred={}) == str(source)
     source.mkdir()
-    assert choose_destination(str(source), barred={str(source): "the source"}) == str(source)
+    assert choose_destination(str(source), sources={str(source)}, barred={}) == str(source)
     with pytest.raises(ConfigError, match="lies in the source"):
-        choose_destination(f"{source}/x", barred={str(source): "the source"})
+        choose_destination(f"{source}/x", sources={str(source)}, barred={})
     (source / "ibdata1").touch()
     with pytest.raises(ConfigError, match="is not empty"):
-        choose_destination(str(source), barred={str(source): "the source"})
+        choose_destination(str(source), sources={str(source)}, barred={})
 
 
 def test_a_disk_that_is_full_at_the_last_record_leaves_nothing(catalog, dest, monkeypatch):
@@ -251,3 +251,9 @@ def test_a_disk_that_is_full_at_the_last_record_leaves_nothing(catalog, dest, mo
         _restore(catalog, dest)
     assert not dest.exists()
     assert _records(catalog) == []
+
+
+def test_our_own_folders_are_not_restored_to(tmp_path):
+    for path in (tmp_path, tmp_path / "x"):
+        with pytest.raises(ConfigError, match="lies in the scratch directory"):
+            choose_destination(str(path), sources=(), barred={str(tmp_path): "the scratch directory"})
