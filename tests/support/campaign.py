@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from support.crashsite import Site
     from support.tracer import Call, Trace
 
-EVERY = int(os.environ.get("SNAPMGR_CRASH_EVERY", "12"))
+EVERY = int(os.environ.get("SNAPMGR_CRASH_EVERY", "30"))
 # One power cut for so many kills.
 _CUT_EVERY = 3
 _COUNT_FD = os.environ.get("SNAPMGR_CRASH_COUNT")
