@@ -17,6 +17,8 @@ _HEAD = """\
 [defaults]
 backend = "auto"                       # or the storage's name: "btrfs", "reflink", …
 after_backup = []                      # ["verify", "prune"] proves each snapshot and drops old ones
+# max_age = "26h"                      # `snapmgr status` complains of a job without a snapshot as young as this
+# grace = "1h"                         # … or this long after the time that `snapmgr schedule` knows of
 
 # How many READY snapshots to keep (UTC; ISO weeks). Without a rule `prune` deletes nothing.
 [defaults.retention]
@@ -34,7 +36,7 @@ _MYSQL = """\
 source = "mysql"
 {way}
 {datadir}
-quiesce = "auto"                       # or "backup-lock", "global-read-lock", "stopped"
+quiesce = "auto"                       # or "backup-lock", "global-read-lock", "freeze-process", "stopped"
 lock_wait = "3s"                       # how long each try may wait for the lock …
 lock_attempts = 5                      # … and how many tries
 lock_hold = "10s"                      # the lock ends after this, whatever happens
