@@ -272,6 +272,9 @@ def _complete(catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: in
             root = os.fstat(root_fd)
         finally:
             os.close(root_fd)
+    # Its record last: without that nobody would know what the rest is.
+    remove(hidden_fd, _TREE)
+    remove(hidden_fd, _ROOT)
     remove(dest_fd, record.hidden)
     if root is not None:
         os.utime(dest_fd, ns=(root.st_atime_ns, root.st_mtime_ns))

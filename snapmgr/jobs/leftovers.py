@@ -302,10 +302,14 @@ def _scratch(scratch: Path, leases: list[Lease], mounts: tuple[Mount, ...]) -> I
     """Find what dead servers on clones left in the scratch directory, and mount points that no lease knows."""
     points = {lease.point for lease in leases} | {mount.point for mount in mounts}
     with suppress(OSError):
+        private = not scratch.stat().st_mode & 0o022
         for path in sorted(scratch.absolute().iterdir()):
-            if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.geteuid():
+            if path.is_symlink() or not path.is_dir():
                 continue
             run = _RUN_FOLDER.fullmatch(path.name)
+            # A server's folder belongs to the server's user.
+            if path.stat().st_uid != os.geteuid() and not (run and private):
+                continue
             if run is not None and not Path("/proc", run["pid"]).exists():
                 yield FileFacts(path=path, kind="scratch", problem="is of a server on a clone that was killed")
             elif (

@@ -334,10 +334,11 @@ def _read_from(fd: int, offset: int) -> bytes:
 
 
 def _as_owner(uid: int, gid: int) -> list[str]:
-    if os.geteuid() != 0:
-        return ["setpriv", "--pdeathsig", "KILL", "--"]
     # The user changes before the death signal is set: changing it afterwards would clear the signal.
-    return ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--pdeathsig", "KILL", "--"]
+    user = [f"--reuid={uid}", f"--regid={gid}", "--clear-groups"] if os.geteuid() == 0 else []
+    # Whoever died before it was set sends none: then nobody would ever end the server.
+    alive = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
+    return ["setpriv", *user, "--pdeathsig", "KILL", "--", *alive]
 
 
 def _prefix(copy: Copy, uid: int, gid: int) -> list[str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+
 import pytest
 
 from snapmgr.errors import LackingError
 from snapmgr.mysql.copy import Copy, absolute_paths, page_size, prepare_copy
-from snapmgr.mysql.server import ServerBinary, find_server, server_options
+from snapmgr.mysql.server import ServerBinary, _as_owner, find_server, server_options
 from snapmgr.mysql.serverlog import damage, describe_end, excerpt
 
 MARIADB = ServerBinary(path="/usr/sbin/mariadbd", flavor="mariadb", version="10.11.6-MariaDB-0+deb12u1")
@@ -220,3 +224,11 @@ def test_damage_is_told_from_other_errors_and_notes():
         "2026-01-02  3:04:07 5 [ERROR] Could not open mysql.plugin table\n"
     )
     assert damage(log) == ("[ERROR] InnoDB: File './shop/t.ibd' is corrupted",)
+
+
+def test_a_server_whose_starter_is_dead_already_does_not_start():
+    # It was killed between the fork and PR_SET_PDEATHSIG: no signal will come.
+    argv = [*_as_owner(os.getuid(), os.getgid()), "echo", "started"]
+    assert subprocess.run(argv, check=True, capture_output=True, text=True).stdout == "started\n"
+    by_another = subprocess.run(["sh", "-c", f"{shlex.join(argv)}; :"], check=True, capture_output=True, text=True)
+    assert by_another.stdout == ""
