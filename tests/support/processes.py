@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def wait_until(true: Callable[[], object], limit_s: float = 5.0) -> None:
+def wait_until(true: Callable[[], object], limit_s: float = 20.0) -> None:
     """Return once `true` says so; AssertionError after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not true():

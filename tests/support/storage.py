@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PREFIX = "snapmgr-test-"
 _RUNNER = CommandRunner()
 # How long something may still be held (the kernel's own lazy work, a child that is just ending) before it is a leak.
-_PATIENCE_S = 10.0
+_PATIENCE_S = 30.0
 _MKFS = {
     "btrfs": ("mkfs.btrfs", "--quiet", "--force"),
     "xfs": ("mkfs.xfs", "-q", "-f"),
