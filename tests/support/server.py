@@ -213,6 +213,8 @@ def _initialise(datadir: Path, options: Sequence[str] = ()) -> None:
             *options,
         ],
         timeout_s=120,
+        # A server that starts removes all temporary tables in its temporary folder, be they another one's.
+        env={"TMPDIR": str(datadir)},
     )
 
 
