@@ -69,7 +69,8 @@ def arrange(there: Mapping[str, Path]) -> Arrangement:
     bases = [original for original in roots if original not in inner]
     targets: dict[str, str] = {}
     for original in bases:
-        targets[original] = _free(os.path.basename(original) or "root", targets.values()) if len(bases) > 1 else ""
+        name = os.path.basename(os.path.normpath(original)) or "root"
+        targets[original] = _free(name, targets.values()) if len(bases) > 1 else ""
     for original in sorted(inner, key=len):
         targets[original] = os.path.join(targets[inner[original]], os.path.relpath(original, inner[original]))
     pieces = tuple(Piece(original=original, source=roots[original], target=targets[original]) for original in targets)
@@ -91,7 +92,9 @@ def _within(path: Path, folder: Path) -> bool:
 
 
 def _outer(original: str, roots: Mapping[str, Path]) -> str | None:
-    holders = [other for other in roots if other != original and _within(Path(original), Path(other))]
+    # Without "..", as a stranger's note may have it: what is put into another folder must not leave it again.
+    path = Path(os.path.normpath(original))
+    holders = [other for other in roots if other != original and _within(path, Path(os.path.normpath(other)))]
     return max(holders, key=len, default=None)
 
 

@@ -76,6 +76,14 @@ def test_names_that_only_begin_alike_are_not_inside():
     }
 
 
+def test_no_target_leads_out_whatever_a_stranger_wrote():
+    assert _targets(_arranged(("/a/b/data", "/m/data"), ("/a/b/data/../../../etc/cron.d", "/m/evil"))) == {
+        "/a/b/data": "data",
+        "/a/b/data/../../../etc/cron.d": "cron.d",
+    }
+    assert _targets(_arranged(("/a/data", "/m/data"), ("/b/c/..", "/m/evil"))) == {"/a/data": "data", "/b/c/..": "b"}
+
+
 def test_a_manifest_alone_tells_the_same():
     ref = sample.manifest().members[0].ref
     manifest = sample.manifest(
