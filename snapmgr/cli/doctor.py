@@ -150,7 +150,7 @@ def _print_actions(session: Session, fixed: Fixed) -> None:
     if not rows and not fixed.thawed:
         print_lines(["there is nothing to fix"])
     if rows:
-        _print_rows(("", "WHERE", "WHAT"), [(*row, "") for row in rows])
+        _print_rows([(*row, "") for row in rows])
     for action in fixed.actions:
         if action.error is not None:
             session.voice.fail(action.error)
@@ -158,20 +158,23 @@ def _print_actions(session: Session, fixed: Fixed) -> None:
 
 
 def _print(findings: Sequence[Finding]) -> None:
-    rows = [(one.level, f"{one.area} {one.subject}".strip(), *_words(one)) for one in findings]
-    _print_rows(("", "WHERE", "WHAT", "WHAT TO DO"), rows)
+    _print_rows([(one.level, f"{one.area} {one.subject}".strip(), *_words(one)) for one in findings])
 
 
-def _print_rows(heads: tuple[str, ...], rows: Sequence[tuple[str, str, str, str]]) -> None:
-    if is_terminal(sys.stdout):
-        from snapmgr.cli.render import print_table
+def _print_rows(rows: Sequence[tuple[str, str, str, str]]) -> None:
+    """Print a line for each and its hint below it: texts this long are unreadable in columns, also on a terminal."""
+    lines = format_table(("", ""), [row[:2] for row in rows])[1:]
+    width = max(len(line) for line in lines)
+    for line, (word, _, what, hint) in zip(lines, rows, strict=True):
+        rest = clean(f"{line.ljust(width)[len(word) :]}  {what}")
+        if is_terminal(sys.stdout):
+            from snapmgr.cli.render import print_line
 
-        print_table(heads, [[clean(cell) for cell in row[: len(heads)]] for row in rows])
-        return
-    # Long texts in columns are unreadable without a terminal's wrapping: the last goes on a line of its own.
-    lines = format_table(heads[:2], [row[:2] for row in rows])
-    for line, (_, _, what, hint) in zip(lines[1:], rows, strict=True):
-        print_lines([f"{line.ljust(len(max(lines, key=len)))}  {what}", *([f"    hint: {hint}"] if hint else [])])
+            print_line(word, rest)
+        else:
+            print_lines([word + rest])
+        if hint:
+            print_lines([f"    hint: {hint}"])
 
 
 def _words(finding: Finding) -> tuple[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -24,21 +23,32 @@ _STYLES = {
     "lacking": "yellow",
     "keep": "green",
     "delete": "red",
+    "done": "green",
+    "failed": "red",
+    "left": "yellow",
 }
+_UNBOUNDED = 10_000
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows of safe texts to stdout; words such as "ready" and cells that begin with "FAILED" get their colour."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for number, head in enumerate(heads):
-        # Only the last column may be folded: ids, times and words are for copying.
-        table.add_column(head, no_wrap=number < len(heads) - 1, overflow="fold")
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        # Ids, times and words are for copying.
+        table.add_column(head, no_wrap=True)
     for row in rows:
         table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
     console = Console(highlight=False, emoji=False, markup=False)
-    # A terminal too narrow for that wraps the lines itself.
-    console.width = max(console.width, console.measure(table).minimum)
+    # A terminal too narrow for that wraps the lines itself. Measured within its width it would never be too narrow.
+    unbounded = console.options.update(max_width=_UNBOUNDED)
+    console.width = max(console.width, console.measure(table, options=unbounded).maximum)
     console.print(table)
+
+
+def print_line(word: str, rest: str) -> None:
+    """Print one line of safe texts to stdout, its first word in its colour; the terminal wraps it."""
+    console = Console(highlight=False, emoji=False, markup=False)
+    console.print(Text.assemble((word, _style(word)), rest), soft_wrap=True)
 
 
 def _style(cell: str) -> str:

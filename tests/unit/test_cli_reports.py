@@ -324,10 +324,10 @@ def test_quiet_says_only_what_needs_attention(capsys):
 # ----------------------------------------------------------------------------------------------------------- terminals
 
 
-def _on_a_terminal(*command, **variables):
-    """Run a command whose stdout and stderr are a terminal of 200 columns, and return what it wrote there."""
+def _on_a_terminal(*command, columns=200, code=0, **variables):
+    """Run a command whose stdout and stderr are a terminal, and return what it wrote there."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=environment | variables
@@ -339,7 +339,7 @@ def _on_a_terminal(*command, **variables):
             while piece := os.read(ours, 1 << 16):
                 written += piece
     os.close(ours)
-    assert process.returncode == 0, written.decode()
+    assert process.returncode == code, written.decode()
     return written.decode()
 
 
@@ -352,6 +352,21 @@ def test_a_terminal_gets_colours_and_names_still_cannot_control_it(config, catal
     assert "\x1b[2J" not in written
     for plain in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
         assert "\x1b[3" not in _on_a_terminal(*command, **plain)
+
+
+@pytest.mark.parametrize("columns", [30, 80, 120])
+def test_a_narrow_terminal_cuts_no_words_off(config, catalog, columns):
+    catalog.write(manifest(9, pinned=True, pin_reason="before the migration"))
+    told = {"TERM": "xterm", "NO_COLOR": "1", "columns": columns}
+    snapmgr = (sys.executable, "-m", "snapmgr", "--config", str(config))
+    listed = _on_a_terminal(*snapmgr, "list", **told)
+    for word in ("00000009", "nightly", "2026-01-31T11:30:00Z", "ready", "backup-lock", "4.2 ms", "migration"):
+        assert word in listed
+    found = _on_a_terminal(*snapmgr, "doctor", columns=columns, code=1, TERM="xterm-256color")
+    assert "\x1b[31mproblem\x1b[0m" in found
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", found).replace("\r\n", "\n")
+    with_hints = subprocess.run([*snapmgr, "doctor"], capture_output=True, text=True, check=False)
+    assert with_hints.stdout in plain
 
 
 def test_a_bar_has_no_thread_and_lines_do_not_disturb_it():
