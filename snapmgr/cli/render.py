@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -27,28 +27,35 @@ _STYLES = {
     "failed": "red",
     "left": "yellow",
 }
-_UNBOUNDED = 10_000
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of safe texts to stdout; words such as "ready" and cells that begin with "FAILED" get their colour."""
-    table = Table(box=None, pad_edge=False)
-    for head in heads:
-        # Ids, times and words are for copying.
-        table.add_column(head, no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
-    console = Console(highlight=False, emoji=False, markup=False)
-    # A terminal too narrow for that wraps the lines itself. Measured within its width it would never be too narrow.
-    unbounded = console.options.update(max_width=_UNBOUNDED)
-    console.width = max(console.width, console.measure(table, options=unbounded).maximum)
-    console.print(table)
+    """Print rows of safe texts to stdout; words such as "ready" and cells that begin with "FAILED" get their colour.
+
+    Nothing is folded or cut off, ids and times are for copying: a terminal that is too narrow wraps the lines itself.
+    """
+    widths = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
+    styled = [[(head, "bold") for head in heads], *([(cell, _style(cell)) for cell in row] for row in rows)]
+    for cells in styled:
+        line = Text("  ").join(
+            Text(cell.ljust(width), style) for (cell, style), width in zip(cells, widths, strict=True)
+        )
+        line.rstrip()
+        _print(line)
 
 
 def print_line(word: str, rest: str) -> None:
     """Print one line of safe texts to stdout, its first word in its colour; the terminal wraps it."""
-    console = Console(highlight=False, emoji=False, markup=False)
-    console.print(Text.assemble((word, _style(word)), rest), soft_wrap=True)
+    _print(Text.assemble((word, _style(word)), rest))
+
+
+@cache
+def _console() -> Console:
+    return Console(highlight=False, emoji=False, markup=False)
+
+
+def _print(line: Text) -> None:
+    _console().print(line, soft_wrap=True)
 
 
 def _style(cell: str) -> str:
