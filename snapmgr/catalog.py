@@ -124,9 +124,9 @@ class Catalog:
         entries.sort(key=_order)
         return entries, damaged
 
-    def next_number(self) -> int:
-        """Return the number for a snapshot that is taken now; see `Manifest.number`."""
-        return 1 + max((entry.manifest.number for entry in self.entries()[0]), default=0)
+    def next_number(self, now: datetime) -> int:
+        """Return the next `Manifest.number`: at least the time, to be above what a lost state directory had given."""
+        return max(int(now.timestamp()), 1 + max((entry.manifest.number for entry in self.entries()[0]), default=0))
 
     def load(self, snapshot_id: str) -> Entry:
         """Return one snapshot; a damaged verification counts as none.

@@ -111,7 +111,7 @@ class Manifest:
     reason: str | None = None
     """Why it is broken."""
     number: int = 0
-    """Counts up over all snapshots of a state directory: the order in which they were begun, whatever clocks said."""
+    """Grows over all snapshots of a state directory: the order in which they were begun, whatever clocks said."""
     pinned: bool = False
     """Kept whatever retention says, until somebody unpins it."""
     pin_reason: str | None = None

@@ -117,7 +117,7 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
         state="pending",
         created_at=now,
         machine_id=machine_id(),
-        number=ctx.catalog.next_number(),
+        number=ctx.catalog.next_number(now),
         state_dir=str(ctx.catalog.path.absolute()),
         excluded=name_excluded(source.shares),
         server=source.server,

@@ -7,7 +7,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -255,14 +255,28 @@ def test_a_linked_snapshot_folder_is_neither_read_nor_emptied(catalog: Catalog) 
 
 
 def test_latest_is_what_was_taken_last_whatever_the_clock_said(catalog: Catalog) -> None:
-    assert catalog.next_number() == 1
+    before = catalog.next_number(NOW)
+    catalog.write(replace(manifest(6), number=before))
     year_ago = datetime(2025, 1, 1, tzinfo=UTC)
-    late = replace(manifest(7), number=catalog.next_number(), taken_at=year_ago, created_at=year_ago)
+    late = replace(manifest(7), number=catalog.next_number(year_ago), taken_at=year_ago, created_at=year_ago)
+    assert late.number == before + 1
     catalog.write(late)
-    assert catalog.next_number() == 2
+    assert catalog.next_number(year_ago) == before + 2
     assert catalog.resolve("latest").manifest == late
     assert catalog.resolve("nightly@latest").manifest == late
     assert catalog.entries()[0][-1].manifest == late
+
+
+def test_latest_is_what_was_taken_after_the_state_directory_was_lost(catalog: Catalog) -> None:
+    """Not what `doctor --fix` takes over afterwards, however many those are."""
+    numbers = [catalog.next_number(NOW)]
+    for _ in range(3):
+        numbers.append(numbers[-1] + 1)
+    fresh = replace(manifest(9), number=catalog.next_number(NOW + timedelta(hours=9)))
+    catalog.write(fresh)
+    for hours, number in enumerate(numbers):
+        catalog.write(replace(manifest(hours), number=number))
+    assert catalog.resolve("latest").manifest == fresh
 
 
 # ----------------------------------------------------------------------------------------------- who may change it all
