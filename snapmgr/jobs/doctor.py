@@ -124,7 +124,7 @@ def _examine_server(job: Job) -> Iterator[Finding]:
             server = f"{identity.flavor} {identity.version} (pid {identity.pid})"
             yield _finding(job, "ok", f"{server} has the datadir {identity.datadir} open")
             choice = choose(job.quiesce, identity.flavor)
-            yield _finding(job, "ok", f"level {choice.level}: {choice.why}")
+            yield _finding(job, "ok", f"level {choice.name}: {choice.why}")
             missing = missing_privileges(read_grants(connection))
     except SnapmgrError as error:
         yield of_error("job", job.name, error)

@@ -200,6 +200,10 @@ class _Wanted:
     """Whether all of it must be taken in one instant, because somebody goes on writing."""
 
 
+class _FileByFileError(StorageError):
+    """A backend could, if the server stood still."""
+
+
 def _choose_backend(ctx: Context, job: Job, wanted: _Wanted) -> tuple[Backend, tuple[Share, ...]]:
     """Return the job's backend, or with "auto" the best that can: one atomic over a volume before one that is not.
 
@@ -234,10 +238,7 @@ def _try_backend(ctx: Context, name: str, wanted: _Wanted) -> tuple[bool, Backen
         raise StorageError(found.reason, hint=found.hint)
     atomic = backend.capabilities(tuple(share.volume for share in found)).atomicity == "volume"
     if wanted.one_instant and not atomic:
-        raise StorageError(
-            "it copies file by file, which is not consistent under a running server; "
-            'quiesce = "freeze-process" makes it so, at the price of a stall'
-        )
+        raise _FileByFileError("it copies file by file, which is not consistent under a running server")
     return atomic, backend, found
 
 
@@ -247,10 +248,12 @@ def _none_fits(wanted: _Wanted, refusals: dict[str, SnapmgrError]) -> SnapmgrErr
             return refusal
     lacking = any(isinstance(refusal, LackingError) for refusal in refusals.values())
     texts = [f"{name}: {one.message}" + (f" ({one.hint})" if one.hint else "") for name, one in refusals.items()]
-    stop = ", or stop the server" if wanted.one_instant else ""
+    ways = ["move it to a btrfs subvolume", *(["stop the server"] if wanted.one_instant else [])]
+    if any(isinstance(refusal, _FileByFileError) for refusal in refusals.values()):
+        ways.insert(0, 'set quiesce = "freeze-process" in the job (clients wait for the copy: docs/freeze.md)')
     return (LackingError if lacking else StorageError)(
         f"no backend can snapshot {wanted.path}: {'; '.join(texts) or 'none is installed'}",
-        hint=None if lacking else f"move it to a btrfs subvolume{stop}",
+        hint=None if lacking else ", or ".join(ways),
     )
 
 

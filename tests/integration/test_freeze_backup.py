@@ -67,9 +67,15 @@ def test_copies_under_load_restore_exactly(scene: Scene) -> None:
 def test_without_freezing_a_file_by_file_copy_is_refused(scene: Scene) -> None:
     scene.configure()
     ctx = scene.context()
-    with pytest.raises(StorageError, match="freeze-process"):
+    with pytest.raises(StorageError, match="file by file") as refused:
         backup(ctx, ctx.config.job("demo"))
+    assert 'set quiesce = "freeze-process" in the job' in str(refused.value.hint)
     assert server_state(scene) != "T"
+
+
+def test_doctor_names_the_level(scene: Scene) -> None:
+    said = scene.run("doctor", "demo").stdout
+    assert "level freeze-process: " in said
 
 
 def test_a_forecast_beyond_the_bound_stops_nothing(scene: Scene) -> None:
