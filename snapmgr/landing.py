@@ -328,6 +328,8 @@ def _remove(record: Restoration, dest_fd: int) -> None:
         finally:
             os.close(hidden_fd)
         remove(dest_fd, record.hidden)
+        # Before the state directory forgets it: a power cut would bring it back, and nobody would know whose it is.
+        os.fsync(dest_fd)
     if record.made_dest:
         with suppress(OSError):
             os.rmdir(record.dest)
