@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.manifest import Manifest, Verification, decode, encode
+from snapmgr.probe import require_pools_answer
 
 if TYPE_CHECKING:
     from snapmgr.catalog import Entry
@@ -53,7 +54,8 @@ def decode_note(data: bytes, where: str) -> tuple[Manifest, Verification | None]
 
 
 def store_note(ctx: Context, entry: Entry) -> None:
-    """Write the note beside each member of a snapshot. Raises what the backend raises."""
+    """Write the note beside each member of a snapshot. Raises what the backend raises; StorageError if it hangs."""
     note = encode_note(entry)
+    require_pools_answer((member.ref.pool for member in entry.manifest.members), ctx.mounter.mounts())
     for member in entry.manifest.members:
         ctx.backend(member.ref.backend).annotate(member.ref, note)

@@ -21,6 +21,7 @@ from snapmgr import probe
 from snapmgr.errors import SnapmgrError, StorageError
 from snapmgr.jobs.attach import attach, release
 from snapmgr.jobs.backup import backup
+from snapmgr.jobs.pin import pin
 from snapmgr.jobs.prune import prune
 from snapmgr.jobs.sweep import sweep
 from support.faults import Faults
@@ -334,6 +335,8 @@ def test_a_file_system_that_is_frozen_already(site: Site, monkeypatch: pytest.Mo
                     attach(ctx, newest, writable=writable, why="mount")
             with pytest.raises(StorageError, match="did not answer"):
                 release(ctx, lease)
+            with pytest.raises(StorageError, match="did not answer"):
+                pin(ctx, newest.manifest.id)
             assert sweep(ctx, "demo")
             assert prune(ctx, job).failures
             # One child hangs for all of them.
