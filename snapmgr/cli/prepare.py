@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,8 @@ def command(session: Session, snapshot: str, folder: Path | None, *, pool_bytes:
     """Mount a recovered, cleanly shut-down copy of a datadir, and print its path.
 
     A throwaway server recovers a writable clone and shuts it down; started once more it must find nothing to recover.
-    The snapshot does not change. The clone stays until "snapmgr umount".
+    The snapshot does not change. The clone stays until "snapmgr umount". A server on it needs the options that are
+    printed: a my.cnf may name the live server's folders.
     """
     from snapmgr.config import Verify
     from snapmgr.jobs.prepare import prepare
@@ -75,6 +77,8 @@ def command(session: Session, snapshot: str, folder: Path | None, *, pool_bytes:
             f"{manifest.id}: {what}, cleanly shut down by {prepared.server} in {format_duration(prepared.duration_s)}"
             + (f"; GTID {prepared.gtid}" if prepared.gtid else "")
         )
+        if prepared.options:
+            session.voice.tell(f"server options: {shlex.join(prepared.options)}")
         session.voice.tell(f"to end it: snapmgr umount {prepared.lease.point}")
         print_lines([str(prepared.data_path)])
     return EXIT_OK
@@ -93,6 +97,7 @@ def _document(session: Session, snapshot_id: str, prepared: Prepared) -> None:
             "recovered": prepared.recovered,
             "server_uuid": prepared.server_uuid,
             "gtid": prepared.gtid,
+            "options": list(prepared.options),
             "duration_s": prepared.duration_s,
         },
     )

@@ -16,6 +16,7 @@ from snapmgr.errors import ConfigError, LackingError, SnapmgrError, Verification
 from snapmgr.host import signals_held
 from snapmgr.jobs.attach import attach, copies, data_path, place_of, release
 from snapmgr.jobs.verify import flavor_of
+from snapmgr.mysql.relocation import server_options
 from snapmgr.mysql.server import find_server, throwaway
 from snapmgr.tree.kernel import sync_file_system
 
@@ -47,6 +48,8 @@ class Prepared:
     """MySQL: the new one, which differs from the source's. MariaDB has none."""
     gtid: str
     """Of the recovered server; "" without binary logs."""
+    options: tuple[str, ...]
+    """What a server on it has to be told, every path included; empty where no server was asked for them."""
     duration_s: float
 
 
@@ -107,6 +110,7 @@ def prepare(
         recovered=recovered,
         server_uuid=last.server_uuid,
         gtid=last.gtid,
+        options=recovery.server_options(),
         duration_s=time.monotonic() - start,
     )
 
@@ -162,6 +166,12 @@ class _Recovery:
         finally:
             os.close(fd)
         return _RECOVERY.search(first.log) is not None, second
+
+    def server_options(self) -> tuple[str, ...]:
+        """Return the options of a server that is to run on the clone."""
+        if self._recorded is None:
+            return ()
+        return server_options(self._recorded, lambda path: str(place_of(path, self._there) or path))
 
     def _start(self) -> _Run:
         with (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import time
@@ -50,7 +52,7 @@ def test_the_clone_is_recovered_and_cleanly_shut_down(scene):
         "prepared",
     }
     prepared = document["prepared"]
-    assert set(prepared) == {"server", "recovered", "server_uuid", "gtid", "duration_s"}
+    assert set(prepared) == {"server", "recovered", "server_uuid", "gtid", "options", "duration_s"}
     assert manifest.position is not None
     assert prepared["gtid"] == manifest.position.gtid
     assert prepared["recovered"] is True
@@ -200,7 +202,11 @@ def test_tablespaces_and_logs_elsewhere_are_recovered_at_the_clone():
             server.stop()
             (volume / "tables").rename(volume / "gone")
             (data / "d/t.isl").write_text(f"{there}/tables/d/t.ibd")
-            given = [f"--innodb-log-group-home-dir={there}/redo", f"--log-bin={there}/log/binlog"]
+            # All its paths lead into the clone: a my.cnf may name the live ones.
+            (told,) = re.findall("^server options: (.*)$", done.stderr, re.MULTILINE)
+            given = shlex.split(told)
+            assert str(volume) not in told.replace(str(there), "")
+            assert {f"--innodb-log-group-home-dir={there}/redo", f"--log-bin={there}/log/binlog"} <= set(given)
             with private_server(data, given, install_options=None) as copy:
                 assert "crash recovery" not in copy.log_text()
                 assert copy.query("SELECT * FROM d.t") == ((1,), (2,))
