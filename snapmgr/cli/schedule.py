@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from snapmgr.errors import EXIT_OK, ConfigError, LackingError, SnapmgrError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from snapmgr.cli.session import Session
     from snapmgr.manifest import Schedule
@@ -74,10 +76,11 @@ def install(
     yes: bool,
     dry_run: bool,
 ) -> int:
-    """Let a job run at given times: by a systemd timer, or by cron where systemd does not run.
+    """Let a job run at given times.
 
-    The files are shown before they are written. The command line in them is tried with --dry-run in an empty
-    environment, and the units are checked by systemd-analyze. A schedule that is there is replaced.
+    By a systemd timer, or by cron where systemd does not run. The files are shown before they are written. The command
+    line in them is tried with --dry-run in an empty environment, and the units are checked by systemd-analyze. A
+    schedule that is there is replaced.
     """
     machine = _machine(session)
     wanted = kind or machine.choose()
@@ -88,7 +91,8 @@ def install(
     if wanted is None:
         error = LackingError(
             "nothing here starts programs at given times: systemd does not run, and there is no cron with /etc/cron.d",
-            hint="apt-get install cron; or let something else run that command line, and set max_age in the job",
+            hint=f"apt-get install cron; or let something else run it, and set max_age in the job: "
+            f"{shlex.join(plan.command)}",
         )
     elif not dry_run:
         _do_install(session, machine, plan, unchecked=unchecked, yes=yes)
@@ -116,6 +120,9 @@ def _do_install(session: Session, machine: Machine, plan: Plan, *, unchecked: bo
         check_command(machine, plan)
     install(machine, session.catalog(), plan)
     job = session.config().job(plan.schedule.job)
+    absent = {"systemd": not machine.runs_systemd, "cron": not machine.has_cron}
+    if absent[plan.schedule.kind]:
+        session.voice.warn(f"{plan.schedule.kind} does not run here: until it does, nothing starts the job")
     session.voice.tell(
         f"installed; `snapmgr status` tells when the job has missed its time by {format_duration(job.grace_s)}"
     )
@@ -209,10 +216,13 @@ Examples:
 @json_option
 @click.pass_obj
 def show(session: Session, job: str | None) -> int:
-    """Show what is scheduled, its next times, and how its last run ended as far as systemd knows.
+    """Show what is scheduled, and its next times.
 
-    Exit code 1: files are missing, or the timer was stopped.
+    Also how the last run ended, as far as systemd knows. Exit code 1: files are missing, the timer was stopped, or the
+    state directory does not know a schedule whose files are there.
     """
+    from snapmgr.schedule.machine import installed_files
+
     machine, catalog = _machine(session), session.catalog()
     if job is not None and job not in session.config().jobs and job not in {one.job for one in catalog.schedules()[0]}:
         session.jobs([job])
@@ -221,6 +231,9 @@ def show(session: Session, job: str | None) -> int:
     now = datetime.now(UTC)
     documents = [_shown(machine, one, now) for one in schedules if job in {None, one.job}]
     failures = [failure for document in documents for failure in _failures(document)]
+    for name in [job] if job is not None else session.config().jobs:
+        if name not in {one.job for one in schedules}:
+            failures += _unknown(name, installed_files(machine, name))
     for failure in failures:
         session.voice.fail(failure)
     code = 1 if problems or failures else EXIT_OK
@@ -246,9 +259,19 @@ def _shown(machine: Machine, schedule: Schedule, now: datetime) -> dict[str, Any
     }
 
 
+def _again(job: str) -> str:
+    return f"snapmgr schedule install {job} …, or: snapmgr schedule remove {job}"
+
+
+def _unknown(job: str, files: list[Path]) -> list[SnapmgrError]:
+    """Return what is wrong with files of a schedule that went with a lost state directory."""
+    what = "is there, but not known in the state directory: `snapmgr status` does not miss its runs"
+    return [SnapmgrError(f"job {job}: {path} {what}", hint=_again(job)) for path in files[-1:]]
+
+
 def _failures(document: dict[str, Any]) -> list[SnapmgrError]:
     name = document["job"]
-    again = f"snapmgr schedule install {name} …, or: snapmgr schedule remove {name}"
+    again = _again(name)
     missing = [
         SnapmgrError(f"job {name}: {path} is missing, or not by snapmgr", hint=again)
         for path in document["missing_files"]
@@ -259,12 +282,14 @@ def _failures(document: dict[str, Any]) -> list[SnapmgrError]:
 
 
 def _lines(documents: Iterable[dict[str, Any]]) -> list[str]:
+    from snapmgr.cli.documents import show_time
+
     lines = []
     for one in documents:
         lines += [
             f"{one['job']}: {one['expression']} ({one['kind']})",
             *(f"  file  {path}" for path in one["files"]),
-            *(f"  next  {at}" for at in one["next_times"]),
+            *(f"  next  {show_time(datetime.fromisoformat(at))}" for at in one["next_times"]),
         ]
         if one["last_result"]:
             lines.append(f"  last  {one['last_result']}")

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -58,6 +59,7 @@ def test_install_shows_what_it_writes_and_writes_what_it_shows(run, root, config
     shown = run("schedule", "show")
     assert shown[0] == 0
     assert shown[1].startswith(f"nightly: Mon..Fri 02:30 (cron)\n  file  {path}\n  next  2")
+    assert re.search(r"next  \S+T\d\d:\d\d:00Z$", shown[1], re.MULTILINE)
     assert run("schedule", "remove", "nightly")[1] == f"removed {path}\n"
     assert not path.exists()
     assert run("schedule", "remove", "nightly") == (0, "", "job nightly has no schedule here\n")
@@ -138,6 +140,7 @@ def test_a_machine_with_neither_is_told_what_would_have_been_written(run, root):
     assert code == 7
     assert "ExecStart=" in out
     assert "systemd does not run, and there is no cron" in err
+    assert re.search("set max_age in the job: .* --quiet --config .* backup nightly$", err, re.MULTILINE)
     document = _json(_install(run, "--json"))
     assert document["error"]["exit_code"] == 7
     assert len(document["files"]) == 2
@@ -151,6 +154,29 @@ def test_show_finds_what_somebody_has_removed(run, root):
     assert code == 1
     assert "snapmgr-nightly is missing" in err
     assert _json(run("schedule", "show", "--json"))["schedules"][0]["missing_files"]
+
+
+@pytest.mark.parametrize("kind", ["systemd", "cron"])
+def test_installed_where_nothing_reads_it_is_said(run, root, kind):
+    (root / "usr/sbin/cron").unlink()
+    code, _, err = _install(run, f"--{kind}")
+    assert code == 0
+    assert f"snapmgr: warning: {kind} does not run here: until it does, nothing starts the job" in err
+    (root / "usr/sbin/cron").touch()
+    assert "warning" not in _install(run)[2]
+
+
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize("kind", ["systemd", "cron"])
+def test_show_finds_files_that_a_lost_state_directory_no_longer_knows(run, tmp_path, kind):
+    _install(run, f"--{kind}")
+    shutil.rmtree(tmp_path / "state")
+    for named in ([], ["nightly"]):
+        code, _, err = run("schedule", "show", *named)
+        assert code == 1
+        assert err.count("is there, but not known in the state directory") == 1
+    _install(run, f"--{kind}")
+    assert run("schedule", "show")[0] == 0
 
 
 def test_show_finds_a_timer_that_somebody_has_stopped(run, root, monkeypatch):
