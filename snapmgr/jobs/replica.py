@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import StorageError
 from snapmgr.jobs.attach import place_of
-from snapmgr.mysql.relocation import absolute_names, server_options
+from snapmgr.mysql.relocation import LISTS, absolute_folders, absolute_names, server_options
 from snapmgr.tree.compare import compare
 from snapmgr.tree.copy import TreeCopy, can_share
 from snapmgr.tree.kernel import sync_file_system
@@ -206,12 +206,22 @@ class Replica:
             self._leads.append(Lead(where=shown(where), to=shown(to), live=live))
 
     def _note_names(self) -> None:
-        server = self._manifest.server
-        index = server.settings.get("log_bin_index") if server is not None else None
         datadir = self._moved(self._manifest.path)
         with _reached(self._place.tree_fd, os.path.relpath(datadir, self._dest)) as datadir_fd:
-            for name, path in absolute_names(datadir_fd, index):
+            for name, path in absolute_names(datadir_fd):
                 self._note(os.path.normpath(os.path.join(datadir, name)), path)
+        settings = self._manifest.server.settings if self._manifest.server is not None else {}
+        for key in LISTS:
+            path = os.path.normpath(os.path.join(self._manifest.path, settings.get(key, "")))
+            moved = self._moved(path)
+            if key in settings and moved != path:
+                self._note_list(moved)
+
+    def _note_list(self, path: str) -> None:
+        folder, name = os.path.split(path)
+        with suppress(FileNotFoundError), _reached(self._place.tree_fd, os.path.relpath(folder, self._dest)) as fd:
+            for to in absolute_folders(name, fd):
+                self._note(path, to)
 
     def _sync(self) -> None:
         try:

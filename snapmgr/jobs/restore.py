@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.destination import choose_destination
-from snapmgr.errors import SnapmgrError, StorageError, VerificationError
+from snapmgr.errors import ConfigError, SnapmgrError, StorageError, VerificationError
 from snapmgr.host import is_alive
 from snapmgr.jobs.attach import attached, copies, release
 from snapmgr.jobs.pieces import arrange, expected
 from snapmgr.jobs.replica import DIFFERS_FILE, Place, Replica, Restored, list_places
 from snapmgr.landing import FinishedMeanwhileError, clear, landing
+from snapmgr.mysql.stopped import server_process
 from snapmgr.probe import require_answer
 from snapmgr.restoration import restorations
 from snapmgr.tree.walk import deep_trees
@@ -102,7 +103,13 @@ def _destination(ctx: Context, manifest: Manifest, dest: str) -> str:
         )
     sources = {manifest.path, *(path for member in manifest.members for path in member.places)}
     ours = {str(ctx.config.state_dir): "the state directory", str(ctx.config.scratch_dir): "the scratch directory"}
-    return choose_destination(dest, sources=sources, barred=ours)
+    where = choose_destination(dest, sources=sources, barred=ours)
+    if os.path.isdir(where) and (pid := server_process(where)) is not None:
+        raise ConfigError(
+            f"a server (pid {pid}) still runs on {where}: it would write into what is restored",
+            hint="stop it first, or name another folder",
+        )
+    return where
 
 
 def _release_dead(ctx: Context, snapshot_id: str) -> None:

@@ -68,6 +68,9 @@ PATH_SETTINGS = (
     "aria_log_dir_path",
     "log_bin_basename",
     "log_bin_index",
+    "relay_log_basename",
+    "relay_log_index",
+    "relay_log_info_file",
 )
 # Tables of InnoDB's tablespaces by age: MySQL 8, MariaDB, MySQL 5.7 and old MariaDB.
 _TABLESPACE_TABLES = (

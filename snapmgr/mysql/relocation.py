@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 # Without these, or with others, the files are refused or read differently.
 _FORMAT_SETTINGS = ("innodb_page_size", "innodb_undo_tablespaces", "lower_case_table_names", "aria_block_size")
+_OPTIONS = {"log_bin_basename": "log-bin", "relay_log_basename": "relay-log"}
 _DATA_FILE = re.compile(r"(?P<space>\s*)(?P<path>/.+?)(?P<size>:\d)")
 _ISL_BYTES = 4096
+LISTS = ("log_bin_index", "relay_log_index", "relay_log_info_file")
+"""Settings: files that name logs, perhaps by absolute paths."""
 
 
 def server_options(server: ServerRecord, moved: Callable[[str], str]) -> tuple[str, ...]:
@@ -33,7 +36,7 @@ def server_options(server: ServerRecord, moved: Callable[[str], str]) -> tuple[s
     options = [f"--datadir={moved(server.datadir)}"]
     for name in PATH_SETTINGS:
         if name in server.settings:
-            option = "log-bin" if name == "log_bin_basename" else name.replace("_", "-")
+            option = _OPTIONS.get(name, name.replace("_", "-"))
             path = os.path.normpath(os.path.join(server.datadir, server.settings[name]))
             options.append(f"--{option}={moved(path)}")
     files = server.settings.get("innodb_data_file_path")
@@ -42,7 +45,8 @@ def server_options(server: ServerRecord, moved: Callable[[str], str]) -> tuple[s
     options += [
         f"--{name.replace('_', '-')}={server.settings[name]}" for name in _FORMAT_SETTINGS if name in server.settings
     ]
-    return tuple(options)
+    # A replica's copy has its server_id: connecting to the source at once, it would push the live replica off.
+    return (*options, "--skip-slave-start")
 
 
 def _move_files(data_file_path: str, moved: Callable[[str], str]) -> str:
@@ -55,13 +59,8 @@ def _move_files(data_file_path: str, moved: Callable[[str], str]) -> str:
     )
 
 
-def absolute_names(datadir_fd: int, index: str | None) -> Iterator[tuple[str, str]]:
-    """Yield (file, path) for every absolute path in .isl files and in the index of the binary logs.
-
-    Args:
-        datadir_fd: the open datadir.
-        index: the index's path from the datadir, or absolute; None if there is none.
-    """
+def absolute_names(datadir_fd: int) -> Iterator[tuple[str, str]]:
+    """Yield (file, path) for every absolute path in the .isl files of the open datadir."""
     for folder in (".", *_folders(datadir_fd)):
         folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=datadir_fd)
         try:
@@ -72,10 +71,11 @@ def absolute_names(datadir_fd: int, index: str | None) -> Iterator[tuple[str, st
                             yield os.path.normpath(os.path.join(folder, name)), line
         finally:
             os.close(folder_fd)
-    if index is not None:
-        named = [line for line in _lines(index, datadir_fd, None) if line.startswith("/")]
-        for line in sorted({os.path.dirname(line) for line in named}):
-            yield index, line
+
+
+def absolute_folders(name: str, folder_fd: int) -> list[str]:
+    """Return the folders of every absolute path in a file of an open folder: the index of the binary logs, say."""
+    return sorted({os.path.dirname(line) for line in _lines(name, folder_fd, None) if line.startswith("/")})
 
 
 def _folders(datadir_fd: int) -> list[str]:

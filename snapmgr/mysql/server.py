@@ -21,6 +21,7 @@ from snapmgr.command import CommandRunner, Process, find_program, running
 from snapmgr.errors import CommandError, LackingError, StorageError, VerificationError
 from snapmgr.mysql.client import Connection, Credentials, MysqlError, connect
 from snapmgr.mysql.copy import Copy, prepare_copy
+from snapmgr.mysql.layout import PATH_SETTINGS
 from snapmgr.mysql.serverlog import damage, describe_end
 from snapmgr.units import format_duration
 
@@ -267,7 +268,7 @@ def server_options(
     # Where the other version does not know a setting any more (loose), it does not need it either.
     strict = ("innodb_page_size", "innodb_data_file_path", "lower_case_table_names")
     for name, value in copy.settings.items():
-        if name not in copy.paths and name not in ("log_bin_basename", "log_bin_index"):
+        if name not in PATH_SETTINGS:
             options.append(f"--{'' if name in strict else 'loose-'}{name.replace('_', '-')}={value}")
     options += [f"--{name.replace('_', '-')}={path}" for name, path in copy.paths.items()]
     return [*options, *copy.log_bin_options]

@@ -9,7 +9,7 @@ import pytest
 
 from snapmgr.jobs.pieces import arrange, expected
 from snapmgr.manifest import Member, ServerRecord
-from snapmgr.mysql.relocation import absolute_names, server_options
+from snapmgr.mysql.relocation import absolute_folders, absolute_names, server_options
 from support import sample
 
 
@@ -115,6 +115,7 @@ def test_every_path_is_named_so_that_no_configuration_leads_back():
         innodb_undo_directory=".",
         log_bin_basename="../log/bin",
         log_bin_index="../log/bin.index",
+        relay_log_basename="../log/relay",
         innodb_page_size="4096",
         innodb_data_file_path="ibdata1:12M;/srv/redo/ibdata2:1G:autoextend",
         gtid_mode="ON",
@@ -127,6 +128,8 @@ def test_every_path_is_named_so_that_no_configuration_leads_back():
         "--log-bin-index=/new/log/bin.index",
         "--innodb-data-file-path=ibdata1:12M;/new/redo/ibdata2:1G:autoextend",
         "--innodb-page-size=4096",
+        "--relay-log=/new/log/relay",
+        "--skip-slave-start",
     }
 
 
@@ -143,6 +146,6 @@ def _datadir(tmp_path):
 
 
 def test_absolute_names_in_the_data_are_found(datadir):
-    assert list(absolute_names(datadir, "bin.index")) == [("d/t.isl", "/live/d/t.ibd"), ("bin.index", "/live/log")]
-    assert list(absolute_names(datadir, None)) == [("d/t.isl", "/live/d/t.ibd")]
-    assert list(absolute_names(datadir, "no.index")) == [("d/t.isl", "/live/d/t.ibd")]
+    assert list(absolute_names(datadir)) == [("d/t.isl", "/live/d/t.ibd")]
+    assert absolute_folders("bin.index", datadir) == ["/live/log"]
+    assert absolute_folders("no.index", datadir) == []
