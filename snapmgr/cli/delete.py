@@ -60,10 +60,11 @@ def _tell_losses(session: Session, ctx: Context, verdicts: Sequence[Verdict]) ->
 
     for verdict in verdicts:
         if verdict.rules:
-            manifest = verdict.entry.manifest
+            manifest, verification = verdict.entry.manifest, verdict.entry.verification
+            verified = f"verified {show_verified(verification)}" if verification else "never verified"
             session.voice.warn(
                 f"{manifest.id} is protected: {', '.join(verdict.rules)}; of {manifest.path}, taken "
-                f"{show_time(manifest.taken_at)}, verified {show_verified(verdict.entry.verification)}"
+                f"{show_time(manifest.taken_at)}, {verified}"
             )
     going = {verdict.id for verdict in verdicts}
     for job in dict.fromkeys(verdict.entry.manifest.job for verdict in verdicts):

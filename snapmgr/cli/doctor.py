@@ -44,7 +44,7 @@ Examples:
 @json_option
 @click.pass_obj
 def command(session: Session, jobs: tuple[str, ...], *, mend: bool, pool_paths: tuple[str, ...], dry_run: bool) -> int:
-    """Look for what is lacking here, wrong with a job, or left over.
+    """Look for what is lacking, wrong with a job or left over; --fix mends it.
 
     Nothing is changed or locked without --fix. Looked at are the storage backends, each job's server, account, files
     and storage, and the state directory against what the storage really holds. --fix completes or removes what runs

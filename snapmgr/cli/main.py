@@ -41,7 +41,7 @@ COMMANDS = {
     "status": "Say whether every job has its snapshots.",
     "schedule": "Let jobs run at given times, by systemd or by cron.",
     "config": "Write or check the configuration.",
-    "doctor": "Look for what is lacking here, wrong with a job, or left over.",
+    "doctor": "Look for what is lacking, wrong with a job or left over; --fix mends it.",
     "completion": "Print the script that completes words in a shell.",
 }
 _EPILOG = """\b

@@ -25,15 +25,15 @@ Examples:
 """
 )
 @click.argument("what", metavar="WHAT...", nargs=-1, type=MountName())
-@click.option("-a", "--all", "everything", is_flag=True, help="All that `snapmgr mount` mounted.")
+@click.option("-a", "--all", "everything", is_flag=True, help="All that `mount` and `prepare` mounted.")
 @dry_run_option
 @json_option
 @click.pass_obj
 def command(session: Session, what: tuple[str, ...], *, everything: bool, dry_run: bool) -> int:
     """Undo mounts, and remove the clones that they were of.
 
-    WHAT is a mount point or a snapshot. What was written to a clone is gone then. A mount that is in use stays, and the
-    error names who uses it.
+    WHAT is a mount point, a snapshot, or the number that doctor names. What was written to a clone is gone then. A
+    mount that is in use stays, and the error names who uses it.
     """
     if everything == bool(what):
         raise click.UsageError("Name mounts, or give --all." if not what else "Name mounts or give --all, not both.")

@@ -96,7 +96,8 @@ def attach(
 
 
 def _require_answer(ctx: Context, lease: Lease) -> None:
-    """Raise StorageError if the storage hangs: a backend may write there even for a read-only attachment."""
+    """Raise StorageError if the storage or the state directory hangs: even a read-only attachment is written down."""
+    ctx.catalog.require_answer()
     require_pools_answer((part.record.ref.pool for part in lease.parts), ctx.mounter.mounts())
 
 
@@ -226,7 +227,7 @@ def find_lease(ctx: Context, what: str) -> Lease:
         if what in (lease.id, lease.snapshot_id) or (what and lease.snapshot_id.rsplit(".", 1)[-1].startswith(what))
     ]
     if not by_id:
-        raise NotFoundError(f"nothing of ours is mounted at {what}", hint="see: snapmgr list")
+        raise NotFoundError(f"{what} is not mounted by snapmgr", hint="see: snapmgr mount --list")
     if len(by_id) > 1:
         raise ConfigError(
             f"{what} is mounted {len(by_id)} times: {', '.join(lease.point for lease in by_id)}",

@@ -138,7 +138,7 @@ def _orphans(facts: Facts) -> Iterator[Finding]:
         yield Finding(area="state", subject=job, level="note", what=what, job=job)
     ready = sum(entry.manifest.state == "ready" for entry in facts.entries)
     proved = sum(entry.verified for entry in facts.entries)
-    what = f"{ready} snapshots are READY, {proved} of all are proved restorable"
+    what = f"snapshots that are READY: {ready}, proved restorable: {proved}"
     yield Finding(area="state", subject=facts.state_dir, level="ok", what=what)
 
 
@@ -395,5 +395,5 @@ def _pools(facts: Facts, view: _View) -> Iterator[Finding]:
                 yield Finding(area="storage", subject=place, level="note", what="is not there yet")
         elif key_of(pool.pool) not in lost:
             held = sum(one.kind == "snapshot" for one in pool.found)
-            what = f"holds {held} snapshots; none is missing"
+            what = f"snapshots in it: {held}; none is missing"
             yield Finding(area="storage", subject=place, level="ok", what=what)

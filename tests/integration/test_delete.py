@@ -98,6 +98,7 @@ def test_one_that_is_refused_keeps_all_that_were_named(scene: Scene) -> None:
 
 def test_force_says_what_is_lost_and_needs_a_word(scene: Scene) -> None:
     (only,) = _take(scene, 1)
+    assert ", never verified\n" in scene.run("delete", "--force", only.id).stderr
     _verified(scene, only)
     refused = scene.run("delete", "--force", only.id)
     assert refused.returncode == 2
