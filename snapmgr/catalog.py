@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import BusyError, CatalogError, ConfigError, InUseError, LackingError, NotFoundError
 from snapmgr.manifest import Lease, Manifest, Schedule, Verification, decode, encode
+from snapmgr.probe import require_answer
 from snapmgr.statedir import claim, require_sound
 from snapmgr.trust import changeable
 
@@ -77,10 +78,18 @@ class Catalog:
         self._locks = path / "locks"
         self.frozen = path / "frozen"
         """Folder of what is frozen right now (`snapmgr.mysql.freeze`)."""
+        self._answers = False
         require_sound(path)
 
+    def require_answer(self) -> None:
+        """Raise StorageError if the file system of the state directory hangs; tried once."""
+        if not self._answers:
+            require_answer(str(self.path))
+            self._answers = True
+
     def make(self) -> None:
-        """Make the folders that are missing. Raises CatalogError or LackingError."""
+        """Make the folders that are missing. Raises CatalogError or LackingError, StorageError if it hangs."""
+        self.require_answer()
         for folder in (self.path, self._snapshots, self._leases, self._schedules, self._locks):
             try:
                 folder.mkdir(mode=0o700, parents=folder is self.path, exist_ok=True)
@@ -210,7 +219,8 @@ class Catalog:
 
     @contextmanager
     def job_lock(self, job: str) -> Iterator[None]:
-        """Hold a job's lock. Raises BusyError if another run has it."""
+        """Hold a job's lock. Raises BusyError if another run has it, StorageError as `require_answer`."""
+        self.require_answer()
         path = self._locks / f"{job}.lock"
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -252,6 +262,7 @@ class Catalog:
 
     @contextmanager
     def _flock(self, snapshot_id: str, how: int, why: str) -> Iterator[None]:
+        self.require_answer()
         try:
             fd = os.open(self._snapshots / snapshot_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from snapmgr import probe
+from snapmgr.catalog import Catalog
 from snapmgr.errors import SnapmgrError, StorageError
 from snapmgr.jobs.attach import attach, release
 from snapmgr.jobs.backup import backup
@@ -375,3 +376,16 @@ def test_commands_on_a_frozen_file_system(site: Site) -> None:
         assert code == 1, (name, text)
         assert "did not answer within" in text, name
     assert site.scene.run("backup", "demo").returncode == 0
+
+
+def test_a_state_directory_that_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found before anything is locked: readers and deleters would wait for a lock that nothing can end."""
+    monkeypatch.setattr(probe, "ANSWER_S", 0.5)
+    with loop_filesystem("ext4", 64 << 20) as system, ExitStack() as held:
+        Catalog(system.point / "state").make()
+        with frozen_file_system(str(system.point), at_most_s=20):
+            with pytest.raises(StorageError, match="did not answer"):
+                Catalog(system.point / "state").make()
+            for take in (Catalog.job_lock, Catalog.reading, Catalog.deleting):
+                with pytest.raises(StorageError, match="did not answer"):
+                    held.enter_context(take(Catalog(system.point / "state"), "demo"))
