@@ -9,8 +9,9 @@ The rules, in full (``docs/retention.md`` explains them to users):
   clock that jumps ahead deletes nothing.
 - A snapshot from the future shows that a clock was wrong, then or now. It is kept, and it fills no period and is none
   of the last N, or a handful of them would push out all that is real.
-- The newest READY one, the newest VERIFIED one (both by time and by the order of taking, which no clock that was set
-  back can change), pinned ones and those in use stay. So does everything if the policy is empty.
+- The newest READY one, the newest one whose verification did not fail, the newest VERIFIED one (each by time and by the
+  order of taking, which no clock that was set back can change), pinned ones and those in use stay.
+  So does everything if the policy is empty.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class Candidate:
     ready: bool
     verified: bool
     pinned: bool
+    failed: bool = False
+    """Its newest verification failed: no backup to rely on."""
     pin_reason: str | None = None
     in_use: bool = False
     """Mounted, being read or being verified now."""
@@ -154,6 +157,9 @@ def _keep_guarded(ready: list[Candidate], past: list[Candidate], reasons: dict[s
     # By time and by the order of taking: a clock that was set back does not make an old one of the newest.
     for listed in (ready, past, _last_taken_first(ready)):
         for one in listed[:1]:
+            _add(reasons[one.id], "newest READY")
+        # One that is known not to restore does not replace one that may.
+        for one in [one for one in listed if not one.failed][:1]:
             _add(reasons[one.id], "newest READY")
         for one in [one for one in listed if one.verified][:1]:
             _add(reasons[one.id], "newest VERIFIED")

@@ -41,6 +41,7 @@ def to_candidate(entry: Entry, *, in_use: bool = False) -> Candidate:
         taken_at=manifest.taken_at or manifest.created_at,
         ready=True,
         verified=entry.verified,
+        failed=entry.verification is not None and not entry.verified,
         pinned=manifest.pinned,
         pin_reason=manifest.pin_reason,
         in_use=in_use,

@@ -195,13 +195,15 @@ def _unverified(job: Job, ready: list[Entry], now: datetime) -> list[Problem]:
     if "verify" not in job.after_backup or not ready:
         return []
     patience = timedelta(seconds=job.grace_s + job.settle_timeout_s + job.verify.time_limit_s)
-    newest = ready[-1]
-    if newest.verification is None and _taken(newest) + patience < now:
+    # The newest one may be too young to be judged, always, where a job runs often.
+    due = [entry for entry in ready if _taken(entry) + patience < now]
+    if due and not any(entry.verification is not None for entry in ready[ready.index(due[-1]) :]):
+        snapshot_id = due[-1].manifest.id
         return [
             Problem(
                 kind="verification",
-                what=f"the job wants each snapshot verified, and {newest.manifest.id} is not",
-                hint=f"snapmgr verify {newest.manifest.id}",
+                what=f"the job wants each snapshot verified, and {snapshot_id} is not",
+                hint=f"snapmgr verify {ready[-1].manifest.id}",
             )
         ]
     return []

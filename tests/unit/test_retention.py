@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.retention import Candidate, Policy, plan
+from snapmgr.retention import Candidate, Policy, plan, protect
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -276,6 +276,14 @@ def test_nonsense_is_refused():
     for wrong in ({"keep_last": -1}, {"keep_weekly": -1}, {"keep_within_s": -1.0}, {"keep_within_s": float("nan")}):
         with pytest.raises(ValueError, match=r"from 0 up|0 or more"):
             Policy(**wrong)
+
+
+def test_one_that_failed_its_verification_does_not_stand_in_for_one_that_may_restore():
+    good = snapshot("2026-11-20 23:00", id="unproved")
+    bad = [replace(snapshot(f"2026-11-21 0{hour}:00", id=f"failed {hour}"), failed=True) for hour in (1, 2)]
+    result = plan([snapshot("2026-11-19 23:00", id="old"), good, *bad], Policy(keep_last=1), NOW)
+    assert kept(result) == {"failed 2": ("newest READY", "last 1 of 1"), "unproved": ("newest READY",)}
+    assert protect([good, *bad], NOW) == {"unproved": ("newest READY",), "failed 2": ("newest READY",), "failed 1": ()}
 
 
 def test_a_verified_snapshot_from_the_future_does_not_replace_the_real_one():

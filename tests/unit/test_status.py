@@ -132,6 +132,18 @@ def test_a_verification_that_the_job_wants_and_that_never_came():
     assert _kinds(judge(_job(), [_entry(NOW)], None, NOW + patience + HOUR, UTC)) == []
 
 
+def test_verifications_that_never_come_are_found_where_the_newest_snapshot_is_always_young():
+    job = _job(after_backup=("verify",), verify=Verify(command=("true",), time_limit_s=600.0))
+    hourly = [_entry(NOW + number * HOUR, number) for number in range(4)]
+    now = NOW + 3 * HOUR + timedelta(minutes=5)
+    status = judge(job, hourly, None, now, UTC)
+    assert _kinds(status) == ["verification"]
+    assert hourly[1].manifest.id in status.problems[0].what
+    # A later one is proof enough.
+    assert _kinds(judge(job, [*hourly[:3], _entry(NOW + 3 * HOUR, 3, result="passed")], None, now, UTC)) == []
+    assert _kinds(judge(job, [_entry(NOW, result="passed"), *hourly[2:]], None, now, UTC)) == []
+
+
 def test_what_is_from_the_future_is_no_evidence():
     future = _entry(NOW + 365 * 24 * HOUR, 1)
     status = judge(_job(), [_entry(NOW), future], _schedule(), NOW + 27 * HOUR, UTC)
