@@ -29,6 +29,7 @@ CAPABILITIES = (
     "CAP_SETUID",  # the same
     "CAP_SYS_ADMIN",  # mounts, snapshots
     "CAP_SYS_PTRACE",  # /proc/PID of the server: which datadir it has open, its environment
+    "CAP_SYS_RESOURCE",  # the process that thaws a frozen server is exempt from the out-of-memory killer
 )
 
 # Nothing of this touches mounts. Without CAP_SYS_TIME, CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_SYS_BOOT and CAP_SYSLOG
