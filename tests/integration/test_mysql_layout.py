@@ -10,7 +10,7 @@ import pytest
 
 from snapmgr.mysql.client import Credentials, MysqlError, connect
 from snapmgr.mysql.identity import identify
-from snapmgr.mysql.layout import Layout, outside, read_layout
+from snapmgr.mysql.layout import Layout, read_layout
 from support.server import PrivateServer, private_server, server_user
 from support.storage import work_folder
 
@@ -61,9 +61,7 @@ def test_a_plain_server_writes_nothing_outside(plain):
     assert layout.settings["innodb_log_group_home_dir"] == "."
     assert layout.settings["innodb_page_size"] == "16384"
     assert layout.engines == {}
-    assert outside(layout, lambda _: "volume") == ()
-    # Where not even the datadir is in a volume, that is what is said.
-    assert [place.path for place in outside(layout, lambda _: None)] == [layout.datadir]
+    assert "relay_log_basename" not in layout.settings
 
 
 def test_logs_and_system_files_elsewhere_are_each_named(base):
@@ -96,16 +94,7 @@ def test_logs_and_system_files_elsewhere_are_each_named(base):
     assert layout.settings["log_bin_basename"] == "../logs/bin"
     assert layout.settings["innodb_log_group_home_dir"] == "../redo"
     assert layout.settings["innodb_undo_tablespaces"] == "3"
-    # Each distinct folder is asked for once, files by their folder.
-    asked: list[str] = []
-
-    def located(path: str) -> str:
-        asked.append(path)
-        assert os.path.isdir(path)
-        return "other" if path in (str(redo), str(base / "system2")) else "home"
-
-    assert {place.path for place in outside(layout, located)} == {str(redo), str(base / "system2/ibdata2")}
-    assert len(asked) == len(set(asked))
+    assert layout.settings["relay_log_basename"] == "../relay/r"
 
 
 def test_tables_elsewhere_are_found_before_and_after_a_restart(plain, base):
@@ -152,12 +141,10 @@ def test_a_folder_on_another_file_system_is_a_place_of_its_own(plain):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs", str(point)], check=True)
     try:
         layout = layout_of(plain)
-        strays = outside(layout, lambda path: "other" if path == str(point) else "home")
     finally:
         subprocess.run(["umount", str(point)], check=True)
         point.rmdir()
     assert places(layout) == {str(point): "folder on another file system or subvolume"}
-    assert strays == layout.places
 
 
 def test_a_symlink_above_the_datadir_changes_nothing(base):
