@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # What MariaDB's and MySQL's InnoDB, Aria, and the binary log's coordinator print when they have something to recover.
 _RECOVERY = re.compile(
-    r"Starting crash recovery|Log scan progressed|Recovering after a crash|starting recovery|"
+    r"Starting crash recovery|Log scan progressed|Recovering after a crash|Aria engine: starting recovery|"
     r"Doing recovery|XA crash recovery|was not shut ?down normally|Applying a batch of \d+ redo log records",
     re.IGNORECASE,
 )

@@ -212,3 +212,21 @@ def test_tablespaces_and_logs_elsewhere_are_recovered_at_the_clone():
                 assert copy.query("SELECT * FROM d.t") == ((1,), (2,))
             (volume / "gone").rename(volume / "tables")
         assert scene.run("umount", "--all").returncode == 0
+
+
+def test_transactions_that_a_client_has_prepared_are_no_crash(scene):
+    """InnoDB names them at each start, until they are committed or rolled back: they are data."""
+    scene.server.query("CREATE DATABASE IF NOT EXISTS xa")
+    scene.server.query("CREATE TABLE xa.t (a INT) ENGINE=InnoDB")
+    with scene.server.connect() as connection, connection.cursor() as cursor:
+        for statement in ("XA START 'x'", "INSERT INTO xa.t VALUES (1)", "XA END 'x'", "XA PREPARE 'x'"):
+            cursor.execute(statement)
+        assert scene.run("backup", "demo").returncode == 0
+        cursor.execute("XA ROLLBACK 'x'")
+    scene.server.query("DROP DATABASE xa")
+    document = scene.json("prepare", "latest")
+    with private_server(Path(document["mount"]["data_path"]), SERVER_OPTIONS, install_options=None) as server:
+        assert [row[3] for row in server.query("XA RECOVER")] == [b"x"]
+        server.query("XA COMMIT 'x'")
+        assert server.query("SELECT * FROM xa.t") == ((1,),)
+    assert scene.run("umount", "--all").returncode == 0
