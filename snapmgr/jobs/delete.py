@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import InUseError, SnapmgrError, StorageError
+from snapmgr.jobs.diagnosis import GONE
 from snapmgr.jobs.presence import look
 from snapmgr.jobs.prune import to_candidate
 from snapmgr.jobs.sweep import delete, remove_traces
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from snapmgr.jobs.presence import Presence
     from snapmgr.manifest import Lease, Manifest
 
+_LEFT = "what is left of it may be the last copy"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
@@ -28,9 +31,9 @@ class Verdict:
 
     entry: Entry
     presence: Presence | None
-    """None for what is not READY: that is nothing to rely on, whatever is left of it."""
+    """None for what never was READY: that is nothing to rely on, whatever is left of it."""
     rules: tuple[str, ...]
-    """What protects it: "newest READY", "newest VERIFIED", "pinned". Force goes further."""
+    """What protects it: "newest READY", "newest VERIFIED", "pinned"; or `_LEFT`. Force goes further."""
     obstacle: SnapmgrError | None
     """Why it cannot be deleted now, force or not."""
 
@@ -71,10 +74,13 @@ def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
     rules: dict[str, tuple[str, ...]] = {}
     presences: dict[str, Presence] = {}
     for job in {entry.manifest.job for entry in chosen.values()}:
-        ready = [entry for entry in ctx.catalog.entries(job)[0] if _is_ready(entry, job)]
-        there = look(ctx, (entry.manifest for entry in ready))
+        entries = [entry for entry in ctx.catalog.entries(job)[0] if entry.manifest.job == job]
+        ready = [entry for entry in entries if entry.manifest.state == "ready"]
+        lost = [entry for entry in entries if _was_lost(entry.manifest)]
+        there = look(ctx, (entry.manifest for entry in (*ready, *lost)))
         presences |= there
         rules |= _protections(ready, there)
+        rules |= {one.manifest.id: (_LEFT,) for one in lost if there[one.manifest.id] != "gone"}
     return tuple(
         Verdict(
             entry=entry,
@@ -86,8 +92,9 @@ def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
     )
 
 
-def _is_ready(entry: Entry, job: str) -> bool:
-    return entry.manifest.state == "ready" and entry.manifest.job == job
+def _was_lost(manifest: Manifest) -> bool:
+    """Whether a snapshot was READY until its storage, or a part of that, was gone: it may come back."""
+    return manifest.state == "broken" and (manifest.reason or "").startswith(GONE)
 
 
 def _protections(ready: list[Entry], presences: dict[str, Presence]) -> dict[str, tuple[str, ...]]:

@@ -19,6 +19,7 @@ import pytest
 from snapmgr.jobs.attach import attach, release
 from snapmgr.jobs.backup import backup
 from snapmgr.jobs.delete import delete_snapshots, examine
+from snapmgr.jobs.diagnosis import GONE
 from snapmgr.jobs.sweep import sweep
 from snapmgr.manifest import Verification, new_id
 from snapmgr.testing import processes
@@ -170,6 +171,25 @@ def test_of_a_broken_one_the_record_goes_with_what_is_left_of_it(scene: Scene) -
     done = scene.run("delete", first.short_id)
     assert (done.returncode, done.stdout) == (0, f"deleted {first.id} (BROKEN)\n")
     assert _left(scene) == [second.id]
+
+
+def test_one_whose_storage_was_away_and_is_there_again_goes_by_force_only(scene: Scene) -> None:
+    first, second = _take(scene, 2)
+    ctx = scene.context()
+    ctx.catalog.write(first.with_state("broken", reason=GONE))
+    done = scene.run("delete", first.short_id)
+    assert done.returncode == 1
+    assert f"snapshot {first.id} is protected: what is left of it may be the last copy" in done.stderr
+    assert scene.run("doctor", "--fix").returncode == 0
+    assert ctx.catalog.load(first.id).manifest.state == "ready"
+    ctx.catalog.write(first.with_state("broken", reason=GONE))
+    assert scene.run("delete", first.short_id, "--force", "--yes").returncode == 0
+    assert _left(scene) == [second.id]
+    # Of what is not there nothing can be lost.
+    path = Path(scene.file_system.point, ".snapmgr", second.id)
+    subprocess.run(["btrfs", "-q", "subvolume", "delete", path], check=True)
+    ctx.catalog.write(second.with_state("broken", reason=GONE))
+    assert scene.run("delete", second.short_id).returncode == 0
 
 
 def test_what_somebody_else_deleted_is_the_newest_of_nothing(scene: Scene) -> None:
