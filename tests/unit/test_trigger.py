@@ -15,6 +15,7 @@ import pytest
 from snapmgr.errors import StorageError
 from snapmgr.host import is_alive
 from snapmgr.records import FireError, Intent, Pool, Shot, SnapshotRef
+from snapmgr.testing.processes import spawn
 from snapmgr.trigger import DeadlineError, Trigger
 
 POOL = Pool(backend="fake", id="p", hint="p")
@@ -129,11 +130,12 @@ def test_a_late_snapshot_is_removed_by_the_helper_itself(tmp_path: Path) -> None
 
 def test_a_snapshot_nobody_awaits_any_more_is_removed(tmp_path: Path) -> None:
     armed = FakeArmed(tmp_path, delay_s=0.4)
-    parent = os.fork()
-    if parent == 0:
+
+    def fire() -> None:
         with Trigger(armed, armed.undo) as trigger:
             trigger.fire(time.monotonic() + 30)
-        os._exit(0)
+
+    parent = spawn(fire)
     assert wait_for(tmp_path / "sid")
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
@@ -144,11 +146,13 @@ def test_a_snapshot_nobody_awaits_any_more_is_removed(tmp_path: Path) -> None:
 def test_a_helper_without_order_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     armed = FakeArmed(tmp_path)
     reader, writer = os.pipe()
-    parent = os.fork()
-    if parent == 0:
+
+    def wait() -> None:
         trigger = Trigger(armed, armed.undo)
         os.write(writer, f"{trigger.pid}".encode())
         time.sleep(60)
+
+    parent = spawn(wait)
     helper = int(os.read(reader, 32))
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
