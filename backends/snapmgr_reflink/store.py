@@ -353,20 +353,36 @@ def _read(dir_fd: int, name: str) -> bytes:
         return file.read(_MARK_BYTES_AT_MOST)
 
 
+def _doom(found: Box) -> str:
+    """Make sure that a box is durably taken for a whole one no more; return its name from now on."""
+    nonce = found.mark.nonce if found.mark else found.name.partition("@")[2]
+    doomed = f"deleting@{nonce}"
+    if found.name == doomed:
+        return doomed
+    try:
+        kernel.rename_new(found.name, doomed, found.store_fd)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or found.state is None:
+            raise
+        # A full XFS has no room for one more name in the store. In the box there is: it is begun again, hence debris.
+        advance(found, found.state, "begun", durable=True)
+        return found.name
+    os.fsync(found.store_fd)
+    return doomed
+
+
 def discard(found: Box) -> None:
     """Remove a locked box with all that is in it, its mark last: what is left by a crash is still provably ours.
 
     The box gets another name first, so that the old one is gone durably before the slow part. Raises InUseError or
     StorageError for what cannot be removed; then the rest stays as debris.
     """
-    nonce = found.mark.nonce if found.mark else found.name.partition("@")[2]
-    doomed = f"deleting@{nonce}"
     try:
-        if found.name != doomed:
-            kernel.rename_new(found.name, doomed, found.store_fd)
-            os.fsync(found.store_fd)
+        doomed = _doom(found)
         marks = frozenset(f"{state}.json" for state in _STATES)
         removal.remove_contents(found.fd, found.path, keep=marks)
+        if doomed == found.name:
+            doomed = _doom(found)  # there is room by now: without its mark nobody could tell that it is ours
         with _locked(found.store_fd):
             for mark in marks:
                 with suppress(FileNotFoundError):

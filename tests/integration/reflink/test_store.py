@@ -19,6 +19,7 @@ from snapmgr.testing import FolderLab, fingerprint, plant, processes
 from snapmgr.testing.lab import new_id, new_record
 from snapmgr.testing.trees import same
 from snapmgr_reflink import ReflinkBackend, ReflinkConfig
+from support.btrfs import run
 from support.reflink import SIZE_BYTES, store_of
 from support.storage import loop_filesystem
 
@@ -223,3 +224,29 @@ def test_identity_survives_a_remount() -> None:
         _RUNNER.run(["mount", other.device, str(other.point)])
         assert lab.volume(origin) == volume
         assert [found.ref for found in lab.found(ref.pool)] == [ref]
+
+
+def _fill(folder: Path) -> None:
+    """Leave no room: neither for a block nor for an inode."""
+    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 20))
+    with suppress(OSError):
+        for number in range(100_000):
+            (folder / f"filler-{number}").write_bytes(b"x")
+    run("sync", "-f", folder)
+
+
+def test_a_full_file_system_lets_snapshots_go() -> None:
+    """Deleting is what makes room, so it must not need any."""
+    with loop_filesystem("xfs", 320 << 20) as system:
+        lab = FolderLab(ReflinkBackend, ReflinkConfig(), system.point)
+        origin = lab.make_origin()
+        (origin / "file").write_bytes(os.urandom(1 << 20))
+        refs = [lab.take(origin, snapshot_id=f"demo.20260301T02300{number}Z.0000000{number}")[0] for number in range(4)]
+        _fill(system.point)
+        with pytest.raises(StorageError, match="No space left"):
+            lab.take(origin)
+        for ref in refs:
+            lab.backend().delete(ref)
+        assert [path.name for path in store_of(lab).iterdir()] == ["snapmgr-reflink-store.json"]
