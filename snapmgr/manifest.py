@@ -7,17 +7,14 @@ half understood.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from snapmgr.errors import CatalogError
 from snapmgr.records import AttachRecord, Intent, SnapshotRef
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 SCHEMA = 1
 _FIRST_YEAR, _LAST_YEAR = 1970, 9000
@@ -257,7 +254,7 @@ def decode(data: bytes, kind: type[_Record], where: str) -> _Record:
                 f"{where} is of schema {schema}; this snapmgr understands {SCHEMA}", hint="use the newer snapmgr"
             )
         record = msgspec.json.decode(data, type=kind)
-        _require_usable(record)
+        _require_usable(record, data)
         return record
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise CatalogError(
@@ -265,19 +262,19 @@ def decode(data: bytes, kind: type[_Record], where: str) -> _Record:
         ) from None
 
 
-def _require_usable(value: object) -> None:
-    """Raise ValueError for a text or time anywhere in a record that the type allows and the system calls do not."""
-    if isinstance(value, str) and "\0" in value:
+def _require_usable(record: object, data: bytes) -> None:
+    """Raise ValueError for a text or time in a record that the type allows and the system calls do not."""
+    # JSON can write it only so; looking at each text of a thousand manifests takes longer than reading them.
+    if b"\\u0000" in data and _holds_nul(record):
         raise ValueError("a text in it holds a NUL character")
-    if isinstance(value, datetime) and (value.tzinfo is None or not _FIRST_YEAR <= value.year <= _LAST_YEAR):
-        raise ValueError(f"{value.isoformat()} is no time with a zone, or not one of these centuries")
-    for inner in _inside(value):
-        _require_usable(inner)
+    for value in vars(record).values():
+        if isinstance(value, datetime) and (value.tzinfo is None or not _FIRST_YEAR <= value.year <= _LAST_YEAR):
+            raise ValueError(f"{value.isoformat()} is no time with a zone, or not one of these centuries")
 
 
-def _inside(value: object) -> Iterable[object]:
+def _holds_nul(value: object) -> bool:
     if isinstance(value, dict):
-        return (*value, *value.values())
+        return any(map(_holds_nul, (*value, *value.values())))
     if is_dataclass(value):
-        return (getattr(value, one.name) for one in fields(value))
-    return value if isinstance(value, tuple) else ()
+        return any(map(_holds_nul, vars(value).values()))
+    return any(map(_holds_nul, value)) if isinstance(value, tuple) else isinstance(value, str) and "\0" in value

@@ -107,6 +107,15 @@ def test_what_the_type_allows_and_the_system_calls_do_not(field: str, value: obj
         decode(json.dumps(document).encode(), Manifest, "x")
 
 
+def test_a_nul_is_found_wherever_it_is_and_nothing_is_taken_for_one() -> None:
+    member = manifest().members[0]
+    for bad in (replace(member, subpath="a\0"), replace(member, places={"/srv\0": ""})):
+        with pytest.raises(CatalogError, match="NUL"):
+            decode(encode(replace(manifest(), members=(bad,))), Manifest, "x")
+    named = replace(manifest(), pin_reason="\\u0000")
+    assert decode(encode(named), Manifest, "x") == named
+
+
 @pytest.mark.parametrize("folder", ["../../etc", "/etc", "..", ".", "a/b"])
 def test_a_lease_cannot_name_a_folder_elsewhere(folder: str) -> None:
     one = lease(manifest())
