@@ -198,7 +198,7 @@ class Replica:
 
     def _note(self, where: str, aim: str) -> None:
         to = os.path.normpath(os.path.join(os.path.dirname(where), aim))
-        live = place_of(to, self._arrangement.there) is not None
+        live = any(place_of(path, self._arrangement.there) is not None for path in (to, os.path.realpath(to)))
         inside = to == self._dest or to.startswith(self._dest.rstrip("/") + "/")
         # A directory may hold any links; a datadir's are all followed by its server.
         if not inside and (live or self._manifest.source == "mysql"):

@@ -17,7 +17,7 @@ from snapmgr.mysql.layout import data_files
 from snapmgr.mysql.plainfile import open_plain, read_isl
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _FOLDERS = (
     "innodb_data_home_dir",
@@ -119,7 +119,8 @@ def absolute_paths(datadir: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 def _check_covered(leads: Mapping[str, str], originals: Mapping[str, str]) -> None:
     for path, where in sorted(leads.items()):
-        if not any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in originals):
+        # The covers lie over resolved folders; who named one by a symlink reaches it all the same.
+        if not (_lies_in(path, originals) or _lies_in(os.path.realpath(path), originals)):
             raise LackingError(
                 f"{where} names {path}, which lies outside of the copy: a server on it might open the live data",
                 hint="such a snapshot can be mounted and copied, but not verified here",
@@ -130,6 +131,10 @@ def _check_covered(leads: Mapping[str, str], originals: Mapping[str, str]) -> No
                 f"the copy holds absolute paths below {folder}, and there is no such folder here",
                 hint=f"mkdir -p {folder} (it may stay empty)",
             )
+
+
+def _lies_in(path: str, folders: Iterable[str]) -> bool:
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 def _log_bin_options(datadir: str, seen_as: str, settings: Mapping[str, str]) -> tuple[str, ...]:

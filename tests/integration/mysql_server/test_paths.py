@@ -54,17 +54,22 @@ def test_an_absolute_index_of_the_binary_log_leads_to_the_copy(base, run_dir, bi
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_tablespace_elsewhere_is_refused_or_covered_and_the_live_one_is_never_opened(base, run_dir, binary):
+@pytest.mark.parametrize("by_symlink", [False, True])
+def test_a_tablespace_elsewhere_is_refused_or_covered_and_the_live_one_is_never_opened(
+    base, run_dir, binary, by_symlink
+):
     """DATA DIRECTORY names the live file by its absolute path, in .isl files, symlinks and the redo log."""
-    volume, clone = base / "volume3", base / "clone3"
+    volume, clone, link = base / "volume3", base / "clone3", base / "link3"
     elsewhere = volume / "elsewhere"
     elsewhere.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    named = link if by_symlink else elsewhere
     os.chown(elsewhere, server_user().pw_uid, server_user().pw_gid)
     try:
         with private_server(volume / "data") as server:
             server.query("CREATE DATABASE shop")
             for engine in ("InnoDB", "MyISAM"):
-                server.query(f"CREATE TABLE shop.{engine} (a INT) ENGINE={engine} DATA DIRECTORY='{elsewhere}'")
+                server.query(f"CREATE TABLE shop.{engine} (a INT) ENGINE={engine} DATA DIRECTORY='{named}'")
                 server.query(f"INSERT INTO shop.{engine} VALUES (1)")
             with connect(Credentials(socket=server.socket)) as connection:
                 layout = read_layout(connection, identify(connection))
@@ -96,5 +101,6 @@ def test_a_tablespace_elsewhere_is_refused_or_covered_and_the_live_one_is_never_
             with open("/proc/self/mountinfo") as file:
                 assert str(volume) not in file.read()
     finally:
+        link.unlink()
         for folder in (volume, clone):
             shutil.rmtree(folder, ignore_errors=True)
