@@ -40,7 +40,7 @@ def attach(
 
     Writable means a clone: the original never changes. The members of a set are mounted in folders of the point.
     Without root nothing can be mounted, so there a clone's own folder is the point. Raises StorageError for a snapshot
-    that is not READY, and what the backend raises.
+    that is not READY, or where a symlink leads out of it, and what the backend raises.
     """
     manifest = entry.manifest
     if manifest.state != "ready":
@@ -86,6 +86,7 @@ def attach(
         try:
             for number in range(len(parts)):
                 lease = _attach_part(ctx, lease, number, mount=can_mount)
+            _refuse_detours(lease, manifest)
         except BaseException:
             try:
                 release(ctx, lease)
@@ -132,6 +133,22 @@ def _attach_part(ctx: Context, lease: Lease, number: int, *, mount: bool) -> Lea
         lease = replace(lease, point=str(attachment.directory))
     ctx.catalog.write_lease(lease)
     return lease
+
+
+def _refuse_detours(lease: Lease, manifest: Manifest) -> None:
+    """Raise StorageError if a symlink in the snapshot stands where a folder of the source was: it may lead outside.
+
+    Who owns the folder above may have put it there just before the snapshot, or it is a disk from elsewhere.
+    """
+    for number, member in enumerate(manifest.members):
+        root = os.path.realpath(part_point(lease, lease.parts[number]))
+        for subpath in (member.subpath, *member.places.values()):
+            path = os.path.normpath(os.path.join(root, subpath))
+            if os.path.realpath(path) != path:
+                raise StorageError(
+                    f"in snapshot {manifest.id} a symlink stands on the way to {subpath}: it is not followed",
+                    hint="take another snapshot, of a folder that is reached without symlinks",
+                )
 
 
 def part_point(lease: Lease, part: LeasePart) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,12 @@ import pytest
 
 from snapmgr.blockdev import read_mounts
 from snapmgr.errors import SnapmgrError, StorageError
+from snapmgr.jobs.attach import attach, release
+from snapmgr.jobs.backup import backup
 from snapmgr.mount import bind, remove_point, unmount
 from snapmgr.mysql.server import _make_run_dir, run_folder
 from support.btrfs import run
+from support.scene import btrfs_scene
 from support.storage import work_folder
 
 if TYPE_CHECKING:
@@ -170,3 +174,26 @@ def test_the_folder_of_a_throwaway_server_is_removed_without_following_anything(
         (Path(made) / "tmp").symlink_to(folder / "outside")
     assert not Path(made).exists()
     assert (folder / "outside" / "point").is_dir()
+
+
+@pytest.mark.needs("loop", "btrfs", "btrfsutil")
+def test_a_symlink_in_a_snapshot_in_place_of_a_folder_is_not_followed() -> None:
+    with btrfs_scene(server=False, size_bytes=256 << 20) as scene:
+        data = Path(scene.file_system.point, "mysql", "above", "data")
+        data.mkdir(parents=True)
+        scene.configure(text=f'[job.demo]\nsource = "directory"\npath = "{data}"\n')
+        ctx = scene.context()
+        backup(ctx, ctx.config.job("demo"))
+        # As if it had been exchanged after we looked and before the snapshot.
+        (data.parent / "link").symlink_to("/etc")
+        taken = backup(ctx, ctx.config.job("demo"))
+        (member,) = taken.members
+        for subpath, places in (("above/link", {}), ("above/data", {str(data): "above/link/ssl"})):
+            changed = replace(taken, members=(replace(member, subpath=subpath, places=places),))
+            ctx.catalog.write(changed)
+            with pytest.raises(StorageError, match="symlink"):
+                attach(ctx, ctx.catalog.load(taken.id), writable=True, why="mount")
+            assert ctx.catalog.leases() == ([], [])
+        assert len(scene.stored()) == 2
+        ctx.catalog.write(taken)
+        release(ctx, attach(ctx, ctx.catalog.load(taken.id), writable=True, why="mount"))
