@@ -52,8 +52,7 @@ class LiveServer:
         now = identify(connection)
         if now != self.identity:
             raise NotQuiescedError("the server was restarted or exchanged since it was looked at", hint="try again")
-        if read_layout(connection, now).places != self.layout.places:
-            raise NotQuiescedError("the server's files moved since they were looked at", hint="try again")
+        _refuse_new(_folders(read_layout(connection, now)) - _folders(self.layout))
 
     def record(self) -> ServerRecord:
         """Return what a later restore has to know of the server."""
@@ -109,14 +108,20 @@ class Source:
         """
         if self.layout is None:
             return
-        known = {place.path for place in self.layout.places}
-        new = [place for place in read_files(self.layout.datadir).places if place.path not in known]
-        if new:
-            raise NotQuiescedError(
-                "the server's files moved since they were looked at: "
-                + "; ".join(f"{place.what} at {place.path}" for place in new),
-                hint="try again",
-            )
+        _refuse_new(_folders(read_files(self.layout.datadir)) - {path for share in self.shares for path in share.places})
+
+
+def _folders(layout: Layout) -> set[str]:
+    return {_folder(place) for place in layout.places}
+
+
+def _refuse_new(folders: set[str]) -> None:
+    # Further tables in a folder that is taken anyhow, or fewer, are no matter.
+    if folders:
+        raise NotQuiescedError(
+            f"the server began to write elsewhere since it was looked at: in {', '.join(sorted(folders))}",
+            hint="try again",
+        )
 
 
 def locate_source(ctx: Context, job: Job) -> Source:
