@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from snapmgr.catalog import Entry, read_file, sync_folder, write_file
-from snapmgr.errors import BusyError, CatalogError, NotFoundError, SnapmgrError
+from snapmgr.errors import BusyError, CatalogError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.host import boot_id
 from snapmgr.jobs.attach import release
 from snapmgr.jobs.diagnosis import GONE, diagnose, is_of
@@ -293,7 +293,11 @@ def _remove_folder(_ctx: Context, path: Path) -> None:
     path.rmdir()
 
 
-def _remove_tree(_ctx: Context, path: Path) -> None:
+def _remove_tree(ctx: Context, path: Path) -> None:
+    real = os.path.realpath(path)
+    for mount in ctx.mounter.mounts():
+        if mount.point == real or mount.point.startswith(f"{real}/"):
+            raise StorageError(f"something is mounted at {mount.point}", hint=f"umount {mount.point}")
     shutil.rmtree(path)
 
 

@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from snapmgr.blockdev import read_mounts
+from snapmgr.catalog import Catalog
+from snapmgr.config import Config
 from snapmgr.errors import SnapmgrError, StorageError
 from snapmgr.jobs.attach import attach, release
 from snapmgr.jobs.backup import backup
+from snapmgr.jobs.context import Context
+from snapmgr.jobs.fix import fix
 from snapmgr.mount import bind, remove_point, unmount
 from snapmgr.mysql.server import _make_run_dir, run_folder
 from support.btrfs import run
@@ -197,3 +201,20 @@ def test_a_symlink_in_a_snapshot_in_place_of_a_folder_is_not_followed() -> None:
         assert len(scene.stored()) == 2
         ctx.catalog.write(taken)
         release(ctx, attach(ctx, ctx.catalog.load(taken.id), writable=True, why="mount"))
+
+
+def test_doctor_empties_no_mount_in_what_a_dead_server_left(folder: Path) -> None:
+    scratch = folder / "scratch"
+    left = scratch / "v4194305-abcdefgh"  # beyond the largest pid
+    (left / "tmp").mkdir(parents=True)
+    run("mount", "--bind", folder / "source", left / "tmp")
+    config = Config(files=(), state_dir=folder / "state", scratch_dir=scratch, jobs={}, backends={})
+    ctx = Context(config=config, catalog=Catalog(config.state_dir), tell=print)
+    ctx.catalog.make()
+    (action,) = fix(ctx, ()).actions
+    assert action.result == "failed"
+    assert "mounted at" in str(action.error)
+    assert (folder / "source" / "file").read_text() == "ours"
+    run("umount", left / "tmp")
+    assert [one.result for one in fix(ctx, ()).actions] == ["done"]
+    assert not left.exists()
