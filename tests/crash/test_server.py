@@ -1,4 +1,4 @@
-"""Commands on a running server: by lock on btrfs, by freezing the process on XFS."""
+"""Commands on a running server: by lock on btrfs, by freezing the process on XFS, there a set of two volumes."""
 
 from __future__ import annotations
 

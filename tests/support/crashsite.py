@@ -18,7 +18,7 @@ from snapmgr.catalog import Catalog
 from support import faults, tracer
 from support.disk import Disk
 from support.faults import Faults
-from support.server import private_server
+from support.server import private_server, server_user
 from support.storage import loop_devices, loop_filesystem, mounts_of, processes_of, work_folder
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class Site:
         self.disks = tuple(disks)
         self.top = disks[0].point
         self.data = self.top / "data"
+        self.redo = self.top / "redo"
+        """Where the redo log of a server on XFS is: a volume of its own, for file by file."""
         self.store = self.top / _STORES[kind]
         self.folder = folder
         self.state = disks[-1].point / "state" if state_apart else self.top / "state"
@@ -265,7 +267,12 @@ class Site:
     def _storage_complaints(self, ready: list[str]) -> list[str]:
         names = {path.name for path in self.store.iterdir()} if self.store.exists() else set()
         names = {name for name in names if not name.startswith("foreign")}
-        wanted = set(ready)
+        wanted = {
+            member.ref.name
+            for entry in self.entries()
+            if entry.manifest.id in ready
+            for member in entry.manifest.members
+        }
         if self.kind == "btrfs":
             wanted |= {f"{one}.json" for one in ready}
         elif not all(name.startswith(f"{_STORE_MARK}.") for name in names):
@@ -280,7 +287,7 @@ class Site:
 
     def _restored_complaints(self) -> list[str]:
         """Whether all that a restore left is a whole copy, or an empty folder for the next one."""
-        known = {self.data, self.store, self.state, self.etc, *self._foreign_paths()}
+        known = {self.data, self.redo, self.store, self.state, self.etc, *self._foreign_paths()}
         found = [f"left in /etc: {path}" for path in (self.etc / "upper").rglob("*") if path.is_file()]
         for path in set(self.top.iterdir()) - known:
             if not path.name.startswith("restored"):
@@ -359,7 +366,12 @@ def crash_site(kind: Kind, *, state_apart: bool, server: bool = False) -> Iterat
         else:
             site.data.mkdir()
         if server:
-            site.server = stack.enter_context(private_server(site.data))
+            options: tuple[str, ...] = ()
+            if kind == "xfs":
+                site.redo.mkdir()
+                os.chown(site.redo, server_user().pw_uid, server_user().pw_gid)
+                options = (f"--innodb-log-group-home-dir={site.redo}",)
+            site.server = stack.enter_context(private_server(site.data, options, install_options=options))
             site.server.query("CREATE DATABASE probe")
             site.server.query("CREATE TABLE probe.t (v INT) ENGINE=InnoDB")
         yield site
