@@ -11,36 +11,34 @@
     STATE/machine                       whose it is: two machines must not share it
     STATE/restores/TOKEN.json           a restore that is under way or was cut short (`snapmgr.landing`)
 
-Every file is written under another name, fsynced and renamed, its folder fsynced before and after, so that a crash
-leaves the old content or the new one.
+Every file is replaced as a whole (`snapmgr.files`): a crash leaves the old content or the new one.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
-import stat
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from snapmgr.errors import BusyError, CatalogError, ConfigError, InUseError, LackingError, NotFoundError
-from snapmgr.manifest import Lease, Manifest, Schedule, Verification, decode, encode
+from snapmgr.files import drop_file, is_abandoned, read_file, space_hint, sync_folder, write_file
+from snapmgr.manifest import Lease, Manifest, Restoration, Schedule, Verification, decode, encode
 from snapmgr.probe import require_answer
 from snapmgr.statedir import claim, require_sound
-from snapmgr.trust import changeable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from datetime import datetime
 
-_MAX_BYTES = 1 << 20
 _SHOWN = 4
 # Files whose writer was killed before the rename.
 _BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
+
+_Record = TypeVar("_Record", Lease, Schedule, Restoration)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +73,7 @@ class Catalog:
         self._snapshots = path / "snapshots"
         self._leases = path / "leases"
         self._schedules = path / "schedules"
+        self._restores = path / "restores"
         self._locks = path / "locks"
         self.frozen = path / "frozen"
         """Folder of what is frozen right now (`snapmgr.mysql.freeze`)."""
@@ -90,7 +89,7 @@ class Catalog:
     def make(self) -> None:
         """Make the folders that are missing. Raises CatalogError or LackingError, StorageError if it hangs."""
         self.require_answer()
-        for folder in (self.path, self._snapshots, self._leases, self._schedules, self._locks):
+        for folder in (self.path, self._snapshots, self._leases, self._schedules, self._restores, self._locks):
             try:
                 folder.mkdir(mode=0o700, parents=folder is self.path, exist_ok=True)
             except PermissionError:
@@ -98,15 +97,14 @@ class Catalog:
                     f"no right to make {folder}", hint="run as root, or set state_dir to a folder of yours"
                 ) from None
             except OSError as error:
-                raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=_space_hint(error)) from None
+                raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=space_hint(error)) from None
         require_sound(self.path)
         try:
             claim(self.path)
         except OSError as error:
-            raise CatalogError(f"cannot write to {self.path}: {error.strerror}", hint=_space_hint(error)) from None
+            raise CatalogError(f"cannot write to {self.path}: {error.strerror}", hint=space_hint(error)) from None
         for path in (*self._leases.glob(".*.json.*"), *self.path.glob(".machine.*")):
-            # Begun by a process that was killed before its rename: nobody knows of it.
-            if not Path("/proc", path.suffix[1:]).exists():
+            if is_abandoned(path):
                 path.unlink(missing_ok=True)
 
     # ---- snapshots
@@ -195,7 +193,7 @@ class Catalog:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=_space_hint(error)) from None
+            raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=space_hint(error)) from None
         write_file(folder / "manifest.json", encode(manifest))
         sync_folder(self._snapshots)
 
@@ -225,7 +223,7 @@ class Catalog:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise CatalogError(f"cannot open {path}: {error.strerror}", hint=_space_hint(error)) from None
+            raise CatalogError(f"cannot open {path}: {error.strerror}", hint=space_hint(error)) from None
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -282,18 +280,7 @@ class Catalog:
 
     def leases(self) -> tuple[list[Lease], list[Damaged]]:
         """Return all leases, oldest first, and what could not be read."""
-        leases: list[Lease] = []
-        damaged: list[Damaged] = []
-        for name in _names(self._leases):
-            path = self._leases / name
-            try:
-                lease = decode(read_file(path), Lease, str(path))
-                _require_name(path, f"{lease.id}.json")
-                leases.append(lease)
-            except NotFoundError:
-                continue
-            except CatalogError as error:
-                damaged.append(Damaged(path=path, problem=error.message))
+        leases, damaged = _read_all(self._leases, Lease, lambda lease: lease.id)
         return sorted(leases, key=lambda lease: lease.created_at), damaged
 
     def write_lease(self, lease: Lease) -> None:
@@ -302,26 +289,13 @@ class Catalog:
 
     def drop_lease(self, lease: Lease) -> None:
         """Remove a lease, after its attachment is gone; idempotent."""
-        (self._leases / f"{lease.id}.json").unlink(missing_ok=True)
-        sync_folder(self._leases)
+        drop_file(self._leases / f"{lease.id}.json")
 
     # ---- schedules
 
     def schedules(self) -> tuple[list[Schedule], list[Damaged]]:
         """Return when jobs are to run, by job, and what could not be read."""
-        schedules: list[Schedule] = []
-        damaged: list[Damaged] = []
-        for name in sorted(_names(self._schedules)):
-            path = self._schedules / name
-            try:
-                schedule = decode(read_file(path), Schedule, str(path))
-                _require_name(path, f"{schedule.job}.json")
-                schedules.append(schedule)
-            except NotFoundError:
-                continue
-            except CatalogError as error:
-                damaged.append(Damaged(path=path, problem=error.message))
-        return schedules, damaged
+        return _read_all(self._schedules, Schedule, lambda schedule: schedule.job)
 
     def write_schedule(self, schedule: Schedule) -> None:
         """Store when a job is to run, durably."""
@@ -329,10 +303,41 @@ class Catalog:
 
     def drop_schedule(self, job: str) -> None:
         """Forget when a job is to run; idempotent."""
-        path = self._schedules / f"{job}.json"
-        if path.exists():
-            path.unlink(missing_ok=True)
-            sync_folder(self._schedules)
+        drop_file(self._schedules / f"{job}.json")
+
+    # ---- restores
+
+    def restorations(self) -> tuple[list[Restoration], list[Damaged]]:
+        """Return the restores that are under way or were cut short, oldest first, and what could not be read."""
+        restorations, damaged = _read_all(self._restores, Restoration, lambda record: record.token)
+        return sorted(restorations, key=lambda record: record.began_at), damaged
+
+    def write_restoration(self, record: Restoration) -> None:
+        """Store a restore durably; before anything is made."""
+        write_file(self._restores / f"{record.token}.json", encode(record))
+
+    def drop_restoration(self, record: Restoration) -> None:
+        """Forget a restore, after all that it made is gone or in place; idempotent."""
+        drop_file(self._restores / f"{record.token}.json")
+
+
+def _read_all(
+    folder: Path, kind: type[_Record], name_of: Callable[[_Record], str]
+) -> tuple[list[_Record], list[Damaged]]:
+    """Return the records in a folder, by name, and what could not be read."""
+    records: list[_Record] = []
+    damaged: list[Damaged] = []
+    for name in sorted(_names(folder)):
+        path = folder / name
+        try:
+            record = decode(read_file(path), kind, str(path))
+            _require_name(path, f"{name_of(record)}.json")
+            records.append(record)
+        except NotFoundError:
+            continue  # dropped meanwhile
+        except CatalogError as error:
+            damaged.append(Damaged(path=path, problem=error.message))
+    return records, damaged
 
 
 def _order(entry: Entry) -> tuple[int, datetime, str]:
@@ -355,63 +360,3 @@ def _names(folder: Path) -> Iterator[str]:
         raise LackingError(
             f"no right to read {folder}", hint="run as root, or set state_dir to a folder of yours"
         ) from None
-
-
-def read_file(path: Path) -> bytes:
-    """Return what is in one of our files. Raises NotFoundError, LackingError without the right, CatalogError."""
-    try:
-        # A FIFO in its place would be waited for without O_NONBLOCK.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
-    except (FileNotFoundError, NotADirectoryError):
-        raise NotFoundError(f"{path} does not exist") from None
-    except PermissionError:
-        raise LackingError(f"no right to read {path}") from None
-    except OSError as error:
-        raise CatalogError(f"cannot read {path}: {error.strerror}") from None
-    try:
-        status = os.fstat(fd)
-        why = changeable(status) if stat.S_ISREG(status.st_mode) else "it is no regular file"
-        if why is not None:
-            raise CatalogError(f"{path} is none of our files: {why}", hint="look at it and move it away")
-        with open(fd, "rb", closefd=False) as file:
-            data = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise CatalogError(f"cannot read {path}: {error.strerror}") from None
-    finally:
-        os.close(fd)
-    if len(data) > _MAX_BYTES:
-        raise CatalogError(f"{path} is larger than any of our files ({_MAX_BYTES} bytes)")
-    return data
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a file durably: new content under another name, fsync, rename, fsync of the folder.
-
-    Raises CatalogError, with the old content still in place.
-    """
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            fresh.unlink()
-        raise CatalogError(f"cannot write {path}: {error.strerror}", hint=_space_hint(error)) from None
-
-
-def sync_folder(path: Path) -> None:
-    """Make what was made or removed in a folder durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _space_hint(error: OSError) -> str | None:
-    return "make room on its file system" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.blockdev import read_mounts
 from snapmgr.errors import ConfigError, LackingError
-from snapmgr.restoration import HIDDEN_NAME
+from snapmgr.manifest import HIDDEN_NAME
 from snapmgr.tree.walk import FOLDER_FLAGS, shown
 
 if TYPE_CHECKING:

@@ -25,20 +25,14 @@ import stat
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.destination import LOST, require_empty
-from snapmgr.errors import BusyError, LackingError, SnapmgrError, StorageError
+from snapmgr.errors import BusyError, CatalogError, LackingError, NotFoundError, SnapmgrError, StorageError
+from snapmgr.files import read_file, write_file
 from snapmgr.host import signals_held, this_process
-from snapmgr.restoration import (
-    HIDDEN_NAME,
-    Restoration,
-    drop_state,
-    recognise,
-    restorations,
-    write_record,
-    write_state,
-)
+from snapmgr.manifest import HIDDEN_NAME, Restoration, decode, encode
 from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.kernel import rename_new
 from snapmgr.tree.walk import FOLDER_FLAGS, remove, shown
@@ -48,7 +42,7 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog import Catalog
 
-_TREE, _ROOT = "tree", "root"
+_TREE, _ROOT, _RECORD = "tree", "root", "record.json"
 _DEST_MODE = 0o755
 
 Outcome = Literal["active", "finished", "removed"]
@@ -83,7 +77,7 @@ class Landing:
         # From here on it is finished rather than removed: a few renames, which no signal needs to cut short.
         with signals_held():
             record = replace(self.record, finishing=True, report=report)
-            write_record(self.hidden_fd, record)
+            _write_record(self.hidden_fd, record)
             self.record = record
             _complete(self._catalog, self.record, self.dest_fd, self.hidden_fd)
 
@@ -107,7 +101,7 @@ def landing(
         user=pwd.getpwuid(os.getuid()).pw_name,
         began_at=datetime.now(UTC),
     )
-    write_state(catalog, record)
+    catalog.write_restoration(record)
     dest_fd = hidden_fd = -1
     try:
         try:
@@ -115,7 +109,7 @@ def landing(
                 dest_fd = _own(record)
             if _clear_earlier(catalog, record, dest_fd):
                 record = replace(record, made_dest=True)
-                write_state(catalog, record)
+                catalog.write_restoration(record)
             hidden_fd = _made(dest_fd, record.hidden)
         except PermissionError:
             raise LackingError(
@@ -129,7 +123,7 @@ def landing(
                 os.removexattr(hidden_fd, "system.posix_acl_default")
             os.fchmod(hidden_fd, 0o700)
             record = replace(record, inode=os.fstat(hidden_fd).st_ino)
-            write_record(hidden_fd, record)
+            _write_record(hidden_fd, record)
             place = Landing(catalog, record, dest_fd, hidden_fd)
             try:
                 yield place
@@ -170,6 +164,14 @@ def _made(parent_fd: int, name: str) -> int:
     return os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
 
 
+def _in(hidden_fd: int) -> Path:
+    return Path(f"/proc/self/fd/{hidden_fd}", _RECORD)
+
+
+def _write_record(hidden_fd: int, record: Restoration) -> None:
+    write_file(_in(hidden_fd), encode(record))
+
+
 def _own(record: Restoration) -> int:
     """Make the destination if need be, and lock it. Return its descriptor."""
     if record.made_dest:
@@ -205,7 +207,7 @@ def _clear_earlier(catalog: Catalog, record: Restoration, dest_fd: int) -> bool:
     earlier = [found for name in os.listdir(dest_fd) if (found := _recognise(catalog, dest_fd, name)) is not None]
     # Those that were cut short before they made anything there, or when all of it was gone again.
     tokens = {record.token, *(found.token for found in earlier)}
-    earlier += [known for known in restorations(catalog)[0] if known.dest == record.dest and known.token not in tokens]
+    earlier += [known for known in catalog.restorations()[0] if known.dest == record.dest and known.token not in tokens]
     for found in earlier:
         # Its file system may have been mounted elsewhere then.
         here = replace(found, dest=record.dest, made_dest=False)
@@ -224,9 +226,27 @@ def _recognise(catalog: Catalog, dest_fd: int, name: str) -> Restoration | None:
     except OSError:
         return None
     try:
-        return recognise(catalog, fd, match["token"])
+        return _known(catalog, fd, match["token"])
     finally:
         os.close(fd)
+
+
+def _known(catalog: Catalog, hidden_fd: int, token: str) -> Restoration | None:
+    """Given an open folder with a hidden one's name, return what it is of, or None if it is none of ours."""
+    info = os.fstat(hidden_fd)
+    if info.st_uid not in {0, os.geteuid()}:
+        return None
+    try:
+        record = decode(read_file(_in(hidden_fd)), Restoration, _RECORD)
+    except NotFoundError:
+        # Killed before it was written, or when all else was removed already.
+        if not all(name.startswith(f".{_RECORD}.") for name in os.listdir(hidden_fd)):
+            return None
+        known = next((one for one in catalog.restorations()[0] if one.token == token), None)
+        return replace(known, inode=info.st_ino) if known is not None else None
+    except CatalogError:
+        return None
+    return record if (record.token, record.inode) == (token, info.st_ino) else None
 
 
 def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
@@ -235,7 +255,7 @@ def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
         hidden_fd = os.open(record.hidden, FOLDER_FLAGS, dir_fd=dest_fd)
         try:
             # The folder's own record is the newer one.
-            known = recognise(catalog, hidden_fd, record.token)
+            known = _known(catalog, hidden_fd, record.token)
             if known is None:
                 raise StorageError(
                     f"{record.dest}/{record.hidden} is not what a restore made: it is left alone",
@@ -248,7 +268,7 @@ def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
         finally:
             os.close(hidden_fd)
     _remove(record, dest_fd)
-    drop_state(catalog, record)
+    catalog.drop_restoration(record)
     return "removed"
 
 
@@ -279,7 +299,7 @@ def _complete(catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: in
     if root is not None:
         os.utime(dest_fd, ns=(root.st_atime_ns, root.st_mtime_ns))
     os.fsync(dest_fd)
-    drop_state(catalog, record)
+    catalog.drop_restoration(record)
 
 
 def _move(tree_fd: int, name: str, dest_fd: int, record: Restoration) -> None:
@@ -315,7 +335,7 @@ def _move(tree_fd: int, name: str, dest_fd: int, record: Restoration) -> None:
 def _undo(catalog: Catalog, record: Restoration, dest_fd: int) -> None:
     if dest_fd >= 0:
         _remove(record, dest_fd)
-    drop_state(catalog, record)
+    catalog.drop_restoration(record)
 
 
 def _remove(record: Restoration, dest_fd: int) -> None:
@@ -343,7 +363,7 @@ def clear(catalog: Catalog, record: Restoration) -> Outcome:
     try:
         dest_fd = os.open(record.dest, FOLDER_FLAGS)
     except (FileNotFoundError, NotADirectoryError):
-        drop_state(catalog, record)
+        catalog.drop_restoration(record)
         return "removed"
     except OSError as error:
         raise StorageError(f"cannot open {record.dest}: {error.strerror}") from None

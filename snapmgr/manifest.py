@@ -7,6 +7,7 @@ half understood.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Literal, TypeVar
@@ -18,6 +19,8 @@ from snapmgr.records import AttachRecord, Intent, SnapshotRef
 
 SCHEMA = 1
 _FIRST_YEAR, _LAST_YEAR = 1970, 9000
+HIDDEN_NAME = re.compile(r"\.snapmgr-restore-(?P<token>[0-9a-f]{16})")
+"""`Restoration.hidden`."""
 
 State = Literal["pending", "ready", "deleting", "broken"]
 Purpose = Literal["mount", "verify", "prepare", "restore"]
@@ -220,7 +223,33 @@ class Schedule:
     schema: int = SCHEMA
 
 
-_Record = TypeVar("_Record", Manifest, Verification, Lease, Schedule)
+@dataclass(frozen=True, kw_only=True)
+class Restoration:
+    """A restore that is under way or was cut short: on disk before anything is made, and in its hidden folder."""
+
+    token: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+    snapshot_id: str
+    dest: str
+    """Absolute, its parent resolved."""
+    made_dest: bool
+    """Whether the folder `dest` was made by this restore: then it goes with it."""
+    holder: Process
+    user: str
+    began_at: datetime
+    inode: int = 0
+    """Of the hidden folder: a copy of it, made by somebody else, is not ours."""
+    finishing: bool = False
+    report: str = ""
+    """The restore's result as JSON, once it is finishing."""
+    schema: int = SCHEMA
+
+    @property
+    def hidden(self) -> str:
+        """Name of the hidden folder."""
+        return f".snapmgr-restore-{self.token}"
+
+
+_Record = TypeVar("_Record", Manifest, Verification, Lease, Schedule, Restoration)
 
 
 class _Versioned(msgspec.Struct):
@@ -232,7 +261,7 @@ def new_id(job: str, now: datetime) -> str:
     return f"{job}.{now.astimezone(UTC):%Y%m%dT%H%M%SZ}.{os.urandom(4).hex()}"
 
 
-def encode(record: Manifest | Verification | Lease | Schedule) -> bytes:
+def encode(record: Manifest | Verification | Lease | Schedule | Restoration) -> bytes:
     """Return a record as JSON, indented: people read these files in emergencies.
 
     Raises CatalogError if it names something that is not UTF-8.

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from snapmgr.catalog import Entry, read_file, sync_folder, write_file
+from snapmgr.catalog import Entry
 from snapmgr.errors import BusyError, CatalogError, NotFoundError, SnapmgrError, StorageError
+from snapmgr.files import read_file, sync_folder, write_file
 from snapmgr.host import boot_id
 from snapmgr.jobs.attach import release
 from snapmgr.jobs.diagnosis import GONE, diagnose, is_of
@@ -166,7 +167,6 @@ def _carry_out(ctx: Context, cure: Cure) -> None:
             require_pools_answer((found.pool,), ctx.mounter.mounts())
             _OF_STORAGE[cure.kind](ctx, found)
         case Lease() as lease:
-            require_pools_answer((part.record.ref.pool for part in lease.parts), ctx.mounter.mounts())
             release(ctx, lease)
         case Leftover() as leftover:
             ctx.tell(leftover.remove())

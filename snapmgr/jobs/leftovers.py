@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.blockdev import find_target
-from snapmgr.catalog import read_file
 from snapmgr.errors import CatalogError, ConfigError, NotFoundError, SnapmgrError
+from snapmgr.files import BEGUN, is_abandoned, read_file
 from snapmgr.host import boot_id, is_alive, machine_id
 from snapmgr.jobs.attach import part_point
 from snapmgr.jobs.diagnosis import GONE
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from snapmgr.manifest import Lease
     from snapmgr.records import Mount
 
-# As `snapmgr.catalog.write_file` names what it has not renamed yet.
-_BEGUN = re.compile(r"\..+\.(?P<pid>[0-9]+)")
 # As `snapmgr.jobs.verify`, `prepare` and `attach` name what they make in the scratch directory.
 _RUN_FOLDER = re.compile(r"[vp](?P<pid>[0-9]+)-[a-z0-9_]{8}")
 _POINT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{6}")
@@ -277,12 +275,11 @@ def _stray_files(catalog: Catalog, known: set[str], damaged: list[Damaged]) -> I
     snapshots = [path for path in _listed(catalog.path / "snapshots") if path.is_dir() and not path.is_symlink()]
     for folder in (catalog.path, *(catalog.path / name for name in ("leases", "schedules", "restores")), *snapshots):
         for path in _listed(folder):
-            match = _BEGUN.fullmatch(path.name)
-            if match is not None and path.is_file() and not Path("/proc", match["pid"]).exists():
+            if is_abandoned(path) and path.is_file():
                 what = "was begun by a process that was killed"
                 yield FileFacts(path=path, kind="temporary", problem=what)
     for folder in snapshots:
-        names = [path.name for path in _listed(folder) if not _BEGUN.fullmatch(path.name)]
+        names = [path.name for path in _listed(folder) if not BEGUN.fullmatch(path.name)]
         if folder.name in known or "manifest.json" in names:
             continue
         if names:

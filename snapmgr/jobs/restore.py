@@ -17,7 +17,6 @@ from snapmgr.jobs.replica import DIFFERS_FILE, Place, Replica, Restored, list_pl
 from snapmgr.landing import FinishedMeanwhileError, clear, landing
 from snapmgr.mysql.stopped import server_process
 from snapmgr.probe import require_answer
-from snapmgr.restoration import restorations
 from snapmgr.tree.walk import deep_trees
 
 if TYPE_CHECKING:
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog import Entry
     from snapmgr.jobs.context import Context
-    from snapmgr.manifest import Manifest
-    from snapmgr.restoration import Restoration
+    from snapmgr.manifest import Manifest, Restoration
 
 _DIFFERENCES_SHOWN = 5
 
@@ -137,7 +135,7 @@ class Leftover:
 
 def restore_leftovers(ctx: Context) -> tuple[Leftover, ...]:
     """Return what restores that were cut short left, as far as the state directory knows, oldest first. Looks only."""
-    return tuple(_leftover(ctx, record) for record in restorations(ctx.catalog)[0])
+    return tuple(_leftover(ctx, record) for record in ctx.catalog.restorations()[0])
 
 
 def _leftover(ctx: Context, record: Restoration) -> Leftover:

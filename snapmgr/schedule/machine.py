@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from snapmgr.command import CommandRunner
 from snapmgr.errors import CommandError, LackingError, SnapmgrError
+from snapmgr.files import is_abandoned, replace_file
 from snapmgr.schedule.command import own_command
 from snapmgr.schedule.cron import ENVIRONMENT, cron_text, shell_command
 from snapmgr.schedule.systemd import PATH, service_text, timer_text
@@ -254,44 +255,24 @@ def _restored_on_failure(paths: tuple[Path, ...]) -> Iterator[None]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Put a whole file in place, or none. cron obeys only files that nobody but root may write to."""
-    # cron passes over names with a dot, systemd over those without a known suffix: neither sees it half written.
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    """Put a whole file in place, or none."""
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         _clear_unfinished(path)
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        with os.fdopen(fd, "wb") as file:
-            # Whatever our umask is.
-            os.fchmod(file.fileno(), 0o644)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(path)
-        _sync_folder(path.parent)
+        # cron passes over names with a dot, systemd over those without a known suffix: neither sees it half written.
+        # cron obeys only files that nobody but root may write to.
+        replace_file(path, content, mode=0o644)
     except PermissionError:
         raise LackingError(f"no right to write {path}", hint="run as root") from None
     except OSError as error:
-        with suppress(OSError):
-            fresh.unlink()
         raise SnapmgrError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _clear_unfinished(path: Path) -> None:
     """Remove what a process that was killed had begun to write for `path`."""
     for fresh in path.parent.glob(f".{path.name}.*"):
-        pid = fresh.name.rpartition(".")[2]
-        if pid.isdecimal() and not Path("/proc", pid).exists():
+        if is_abandoned(fresh):
             fresh.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make durable that a file of the folder has its new name."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _take_away(machine: Machine, job: str, kind: Kind) -> list[Path]:

@@ -14,7 +14,6 @@ from snapmgr.catalog import Catalog
 from snapmgr.destination import choose_destination
 from snapmgr.errors import BusyError, CatalogError, ConfigError, StorageError
 from snapmgr.landing import FinishedMeanwhileError, clear, landing
-from snapmgr.restoration import restorations
 from snapmgr.testing import trees
 
 NAMES = ("a", "b", "c", "\udcff")
@@ -54,7 +53,7 @@ def _complete(dest):
 
 
 def _records(catalog):
-    return restorations(catalog)[0]
+    return catalog.restorations()[0]
 
 
 def test_it_appears_at_the_end_with_its_own_attributes(catalog, dest, tmp_path):
@@ -94,19 +93,21 @@ def test_what_fails_leaves_nothing(catalog, dest, existed):
 
 
 def _die_at(catalog, dest, function, number):
-    """Restore in a child that is killed right before its `number`th call of a function of the module."""
+    """Restore in a child that is killed right before its `number`th call of a function of the module or the catalog."""
     child = os.fork()
     if child == 0:
-        calls = iter(range(number, -1, -1))
-        real = getattr(module, function)
-
-        def call(*arguments):
-            if next(calls) == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments)
-
-        setattr(module, function, call)
+        # Whatever happens here: the child must not go on with pytest's work.
         try:
+            calls = iter(range(number, -1, -1))
+            owner = Catalog if hasattr(Catalog, function) else module
+            real = getattr(owner, function)
+
+            def call(*arguments):
+                if next(calls) == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments)
+
+            setattr(owner, function, call)
             _restore(catalog, dest)
         finally:
             os._exit(0)
@@ -118,32 +119,32 @@ def _die_at(catalog, dest, function, number):
     [
         ("_own", 0),
         ("_made", 0),
-        ("write_record", 0),
+        ("_write_record", 0),
         ("_made", 1),
         ("_made", 2),
-        ("write_record", 1),
+        ("_write_record", 1),
         ("rename_new", 0),
         ("rename_new", 2),
         ("rename_new", 4),
         ("keep", 1),
         ("remove", 0),
-        ("drop_state", 0),
+        ("drop_restoration", 0),
     ],
 )
 @pytest.mark.parametrize("how", ["restore", "clear"])
 def test_killed_anywhere_it_converges(catalog, dest, function, number, how):
     assert _die_at(catalog, dest, function, number) == -signal.SIGKILL
-    finishing = function in ("rename_new", "remove", "drop_state") or (function, number) == ("keep", 1)
+    finishing = function in ("rename_new", "remove", "drop_restoration") or (function, number) == ("keep", 1)
     assert len(_records(catalog)) == 1
     if how == "clear":
         (record,) = _records(catalog)
         outcome = clear(catalog, record)
-        assert outcome == ("finished" if finishing and function != "drop_state" else "removed")
+        assert outcome == ("finished" if finishing and function != "drop_restoration" else "removed")
         assert dest.exists() == finishing
         assert clear(catalog, record) == "removed"
     elif not finishing:
         _restore(catalog, dest)
-    elif function == "drop_state":
+    elif function == "drop_restoration":
         # Complete but for the note of it in the state directory.
         with pytest.raises(ConfigError, match="is not empty"):
             _restore(catalog, dest)
@@ -201,10 +202,8 @@ def test_a_folder_that_only_has_such_a_name_is_not_ours(catalog, dest):
 
 
 def test_a_damaged_record_is_named(catalog):
-    folder = Path(catalog.path, "restores")
-    folder.mkdir()
-    (folder / "00.json").write_text("nonsense")
-    records, damaged = restorations(catalog)
+    Path(catalog.path, "restores", "00.json").write_text("nonsense")
+    records, damaged = catalog.restorations()
     assert records == []
     assert [one.path.name for one in damaged] == ["00.json"]
 
@@ -239,14 +238,14 @@ def test_the_place_of_the_source_itself_will_do_if_it_is_free(tmp_path):
 
 
 def test_a_disk_that_is_full_at_the_last_record_leaves_nothing(catalog, dest, monkeypatch):
-    real = module.write_record
+    real = module._write_record
 
     def full(hidden_fd, record):
         if record.finishing:
             raise CatalogError("cannot write record.json: No space left on device")
         real(hidden_fd, record)
 
-    monkeypatch.setattr(module, "write_record", full)
+    monkeypatch.setattr(module, "_write_record", full)
     with pytest.raises(CatalogError):
         _restore(catalog, dest)
     assert not dest.exists()
