@@ -101,6 +101,9 @@ def _destination(ctx: Context, manifest: Manifest, dest: str) -> str:
         )
     sources = {manifest.path, *(path for member in manifest.members for path in member.places)}
     ours = {str(ctx.config.state_dir): "the state directory", str(ctx.config.scratch_dir): "the scratch directory"}
+    # A copy that is written to is none any more.
+    pools = (member.ref.pool.id for member in manifest.members)
+    ours |= {pool: "the folder of copies" for pool in pools if pool.startswith("/")}
     where = choose_destination(dest, sources=sources, barred=ours)
     if os.path.isdir(where) and (pid := server_process(where)) is not None:
         raise ConfigError(

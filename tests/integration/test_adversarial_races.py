@@ -16,11 +16,12 @@ import pytest
 from snapmgr.blockdev import read_mounts
 from snapmgr.catalog import Catalog
 from snapmgr.config import Config
-from snapmgr.errors import SnapmgrError, StorageError
+from snapmgr.errors import ConfigError, SnapmgrError, StorageError
 from snapmgr.jobs.attach import attach, release
 from snapmgr.jobs.backup import backup
 from snapmgr.jobs.context import Context
 from snapmgr.jobs.fix import fix
+from snapmgr.jobs.restore import restore
 from snapmgr.mount import bind, remove_point, unmount
 from snapmgr.mysql.server import _make_run_dir, run_folder
 from support.btrfs import run
@@ -218,3 +219,18 @@ def test_doctor_empties_no_mount_in_what_a_dead_server_left(folder: Path) -> Non
     run("umount", left / "tmp")
     assert [one.result for one in fix(ctx, ()).actions] == ["done"]
     assert not left.exists()
+
+
+@pytest.mark.needs("loop", "btrfs", "btrfsutil")
+def test_a_copy_is_no_place_to_restore_to() -> None:
+    with btrfs_scene(server=False, size_bytes=256 << 20) as scene:
+        data = Path(scene.file_system.point, "data")
+        data.mkdir()
+        scene.configure(text=f'[job.demo]\nsource = "directory"\npath = "{data}"\nbackend = "reflink"\n')
+        ctx = scene.context()
+        taken = backup(ctx, ctx.config.job("demo"))
+        store = Path(taken.members[0].ref.pool.id)
+        for dest in (store / taken.id / "data" / "x", store / "x", store):
+            with pytest.raises(ConfigError, match="lies in the folder of copies"):
+                restore(ctx, ctx.catalog.load(taken.id), str(dest))
+        assert restore(ctx, ctx.catalog.load(taken.id), f"{scene.file_system.point}/x").differences == ()
