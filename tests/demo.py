@@ -1,18 +1,22 @@
 """The demonstration: the main job, step by step, on a file system and a server of its own. Leaves nothing behind.
 
 btrfs on a loop file, a private MariaDB in it under a real write load; then the real command line: backup, list, show,
-mount, umount, verify, a second backup, prune. Ends with snapmgr's own exit code if a step fails, 130 when interrupted.
+mount, umount, verify, a second backup, prune, restore, and doctor --fix after the state directory was lost. Ends with
+snapmgr's own exit code if a step fails, 130 when interrupted.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -133,7 +137,18 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-def _prepare(stack: ExitStack) -> tuple[CommandLine, WriteLoad]:
+@dataclass(frozen=True, kw_only=True)
+class Laboratory:
+    """What there is to work with."""
+
+    snapmgr: CommandLine
+    state: Path
+    data: Path
+    """The live server's datadir, a subvolume."""
+    load: WriteLoad
+
+
+def _prepare(stack: ExitStack) -> Laboratory:
     _title("A laboratory: btrfs on a loop file, a private MariaDB in a subvolume of it, four writers")
     folder = stack.enter_context(work_folder())
     system = stack.enter_context(loop_filesystem("btrfs", _SIZE_BYTES))
@@ -160,7 +175,7 @@ def _prepare(stack: ExitStack) -> tuple[CommandLine, WriteLoad]:
     _say("  the configuration:")
     for line in config.read_text().splitlines():
         _say(f"    {line}")
-    return CommandLine(config), load
+    return Laboratory(snapmgr=CommandLine(config), state=folder / "state", data=data, load=load)
 
 
 @contextmanager
@@ -199,8 +214,27 @@ def _look_inside(snapmgr: CommandLine) -> None:
     snapmgr.show("umount", "latest")
 
 
+def _restore(lab: Laboratory) -> None:
+    dest = lab.data.parent / "restored"
+    said = lab.snapmgr.show("restore", "latest", str(dest))
+    options = next(line.partition("server options: ")[2] for line in said.splitlines() if "server options: " in line)
+    _say("$ mariadbd <the server options above> --socket=…")
+    with private_server(dest, shlex.split(options), install_options=None) as server:
+        count = "SELECT COUNT(*) FROM load_test.ledger"
+        _say(f"$ mariadb -e '{count}'\n  {server.query(count)[0][0]}")
+
+
+def _lose_the_state_directory(lab: Laboratory) -> None:
+    shutil.rmtree(lab.state)
+    _say(f"$ rm -r {lab.state}")
+    lab.snapmgr.show("list")
+    lab.snapmgr.show("doctor", "--fix")
+    lab.snapmgr.show("list")
+
+
 def _demonstrate(stack: ExitStack) -> None:
-    snapmgr, load = _prepare(stack)
+    lab = _prepare(stack)
+    snapmgr, load = lab.snapmgr, lab.load
     _title("Back up: the lock is held for the snapshot call only")
     _backup(snapmgr, load)
     _title("What there is, and what is known of it")
@@ -216,6 +250,10 @@ def _demonstrate(stack: ExitStack) -> None:
     snapmgr.show("prune", "--dry-run", "demo")
     snapmgr.show("prune", "demo")
     snapmgr.show("list")
+    _title("Restore to a new folder, and start a server on it with the options that were printed")
+    _restore(lab)
+    _title("Lose the state directory, and have it rebuilt from the notes beside the snapshots")
+    _lose_the_state_directory(lab)
     load.check_alive()
     load.stop()
     total = load.statistics()

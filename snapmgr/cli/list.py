@@ -50,7 +50,8 @@ def command(session: Session, job: str | None) -> int:
     else:
         _print(entries, leases)
         if not entries:
-            session.voice.tell("no snapshots" + (f" of job {job}" if job else "") + f" in {catalog.path}")
+            lost = "" if catalog.path.exists() else ", which does not exist; if it was lost, see: snapmgr doctor"
+            session.voice.tell("no snapshots" + (f" of job {job}" if job else "") + f" in {catalog.path}{lost}")
     return code
 
 

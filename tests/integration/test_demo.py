@@ -33,13 +33,20 @@ def test_demonstration_from_end_to_end(pytestconfig):
     assert said.count("proved restorable in") == 2
     assert said.count("the clone is writable, the snapshot never changes") == 1
     assert re.search(r"deleted +demo\.\S+ +no rule keeps it", said), said
+    # A server has started on the restored folder, and the lost state directory is as it was.
+    assert re.search(r"COUNT\(\*\) FROM load_test.ledger'\n  [1-9]", said), said
+    listed = re.findall(r"\$ snapmgr list\n((?:  .*\n)*?)  \[", said)
+    assert len(listed) == 4
+    assert "no snapshots in" in listed[2]
+    assert listed[3] == listed[1]
     assert "Nothing is left behind" in said
     assert leftovers(process.pid) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    "moment", ["MariaDB ", "$ snapmgr backup", "arming", "$ snapmgr mount", "$ ls ", "starting mariadb"]
+    "moment",
+    ["MariaDB ", "$ snapmgr backup", "arming", "$ snapmgr mount", "$ ls ", "starting mariadb", "$ mariadbd", "mending"],
 )
 def test_demonstration_interrupted(pytestconfig, moment, number):
     with _start(pytestconfig) as process:

@@ -54,7 +54,7 @@ def test_list_names_what_is_damaged_and_shows_the_rest(run, catalog):
 def test_list_before_the_first_backup_makes_nothing(run, tmp_path):
     code, out, err = run("list")
     assert (code, out) == (0, "")
-    assert f"no snapshots in {tmp_path / 'state'}" in err
+    assert f"no snapshots in {tmp_path / 'state'}, which does not exist; if it was lost, see: snapmgr doctor" in err
     assert not (tmp_path / "state").exists()
 
 
