@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from snapmgr.records import Mount
 
 # As `snapmgr.jobs.verify`, `prepare` and `attach` name what they make in the scratch directory.
-_RUN_FOLDER = re.compile(r"[vp](?P<pid>[0-9]+)-[a-z0-9_]{8}")
+_RUN_FOLDER = re.compile(r"v(?P<pid>[0-9]+)-[a-z0-9_]{8}")
 _POINT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{6}")
 # Another state directory may be just about to mount there.
 _POINT_AGE_S = 3600.0

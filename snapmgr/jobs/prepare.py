@@ -8,7 +8,6 @@ import re
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from snapmgr.config import Verify
@@ -17,7 +16,7 @@ from snapmgr.host import signals_held
 from snapmgr.jobs.attach import attach, copies, data_path, place_of, release
 from snapmgr.jobs.verify import flavor_of
 from snapmgr.mysql.relocation import server_options
-from snapmgr.mysql.server import find_server, throwaway
+from snapmgr.mysql.server import find_server, run_folder, throwaway
 from snapmgr.tree.kernel import sync_file_system
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ class _Recovery:
 
     def _start(self) -> _Run:
         with (
-            TemporaryDirectory(prefix=f"p{os.getpid()}-", dir=self._ctx.config.scratch_dir) as run_dir,
+            run_folder(self._ctx.config.scratch_dir) as run_dir,
             throwaway(
                 self.binary,
                 self._data,
@@ -196,7 +195,7 @@ class _Recovery:
                     f"the server on the clone did not shut down cleanly: {server.excerpt()}",
                     hint="is there room on the clone's file system?",
                 )
-            log = Path(server.log).read_text(encoding="utf-8", errors="replace")
+            log = server.log_text()
         return _Run(log=log, gtid=str(gtid or ""), server_uuid=uuid)
 
     def _settle_index(self) -> None:

@@ -108,7 +108,9 @@ class Source:
         """
         if self.layout is None:
             return
-        _refuse_new(_folders(read_files(self.layout.datadir)) - {path for share in self.shares for path in share.places})
+        _refuse_new(
+            _folders(read_files(self.layout.datadir)) - {path for share in self.shares for path in share.places}
+        )
 
 
 def _folders(layout: Layout) -> set[str]:

@@ -111,7 +111,7 @@ class ThrowawayServer:
 
     def excerpt(self) -> str:
         """Return what matters of the log so far, bounded: for a failure's message."""
-        return describe_end(self._read_log(), self._process.poll()).text
+        return describe_end(self.log_text(), self._process.poll()).text
 
     def complaints(self) -> tuple[str, ...]:
         """Return what the log says of damaged data since the last call: a server may log it and answer all the same."""
@@ -131,11 +131,12 @@ class ThrowawayServer:
 
     def failure(self, what: str) -> VerificationError | LackingError:
         """Return the error for a server that ended by itself: LackingError if the machine is why."""
-        end = describe_end(self._read_log(), self._process.poll())
+        end = describe_end(self.log_text(), self._process.poll())
         kind = LackingError if end.machine else VerificationError
         return kind(f"{what}: {end.text}", hint=end.hint)
 
-    def _read_log(self) -> str:
+    def log_text(self) -> str:
+        """Return all of the log so far."""
         return _read_from(self._log_fd, 0).decode("utf-8", "replace")
 
 
@@ -382,7 +383,7 @@ def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None
         else:
             return
         time.sleep(0.05)
-    end = describe_end(server._read_log(), None)  # noqa: SLF001 - one module
+    end = describe_end(server.log_text(), None)
     # A server on a full file system waits for room instead of ending.
     kind = LackingError if end.machine else VerificationError
     raise kind(

@@ -118,7 +118,7 @@ def test_at_a_folder_of_ones_choice(scene):
 def _caught_preparing(scene):
     process = scene.start("prepare", "latest")
     deadline = time.monotonic() + 30
-    while not list(scene.scratch.glob("p*/server.log")):
+    while not list(scene.scratch.glob("v*/server.log")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -150,7 +150,7 @@ def test_a_killed_one_is_swept_by_the_next_run_of_its_job(scene):
     assert scene.run("backup", "demo").returncode == 0
     assert _leases(scene) == []
     # Its server's folder is doctor's.
-    subprocess.run(["rm", "-rf", *scene.scratch.glob("p*")], check=True)
+    subprocess.run(["rm", "-rf", *scene.scratch.glob("v*")], check=True)
     _nothing_left(scene)
 
 
