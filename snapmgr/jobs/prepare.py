@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from snapmgr.host import signals_held
 from snapmgr.jobs.attach import attach, copies, data_path, place_of, release
 from snapmgr.jobs.verify import flavor_of
 from snapmgr.mysql.relocation import server_options
+from snapmgr.mysql.plainfile import open_plain
 from snapmgr.mysql.server import find_server, run_folder, throwaway
 from snapmgr.tree.kernel import sync_file_system
 
@@ -158,7 +160,7 @@ class _Recovery:
                 f"after a clean shutdown the server had to recover again: {left[0]!r} in its log",
                 hint="look at it: snapmgr verify, snapmgr mount; this should not happen",
             )
-        self._settle_index()
+        self._settle_indexes()
         fd = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             sync_file_system(fd)
@@ -198,18 +200,21 @@ class _Recovery:
             log = server.log_text()
         return _Run(log=log, gtid=str(gtid or ""), server_uuid=uuid)
 
-    def _settle_index(self) -> None:
-        """Let the index of the binary logs name the clone's: the server has written paths that it saw."""
+    def _settle_indexes(self) -> None:
+        """Let the indexes of the binary logs and of the relay logs name the clone's: a replica would purge live ones."""
         settings = self._recorded.settings if self._recorded is not None else {}
-        base = settings.get("log_bin_basename")
-        if base is None:
-            return
-        index = self._where(settings.get("log_bin_index", f"{base}.index"))
-        logs = self._where(base).parent
+        for kind in ("log_bin", "relay_log"):
+            if base := settings.get(f"{kind}_basename"):
+                self._settle_index(
+                    self._where(settings.get(f"{kind}_index", f"{base}.index")), self._where(base).parent
+                )
+
+    def _settle_index(self, index: Path, logs: Path) -> None:
         inside = logs == self._data or self._data in logs.parents
         prefix = Path("./", logs.relative_to(self._data)) if inside else logs
-        lines = [line for line in index.read_bytes().splitlines() if line]
-        with index.open("r+b") as file:
+        with suppress(FileNotFoundError), open_plain(str(index), write=True) as file:
+            lines = [line for line in file.read().splitlines() if line]
+            file.seek(0)
             for line in lines:
                 name = os.fsdecode(os.path.basename(line))
                 file.write(os.fsencode(f"./{prefix / name}" if inside else str(prefix / name)) + b"\n")

@@ -93,3 +93,8 @@ def test_a_restored_replica_leaves_source_and_live_replica_alone():
                 time.sleep(1)
             assert [row[0] for row in source.query("SHOW PROCESSLIST") if row[4] == "Binlog Dump"] == dumps
             assert replica.query("SHOW SLAVE STATUS")[0][10:12] == ("Yes", "Yes")
+            # Prepared, its index is right already.
+            there = Path(scene.json("prepare", "latest")["mount"]["data_path"]).parent
+            named = (there / "relay/relay.index").read_text().splitlines()
+            assert {os.path.dirname(line) for line in named} == {f"{there}/relay"}
+            assert scene.run("umount", "--all").returncode == 0
