@@ -42,6 +42,10 @@ class CatalogError(SnapmgrError):
     """A manifest or the state directory is damaged, unwritable or too new."""
 
 
+class NoRoomError(CatalogError):
+    """The file system of the state directory is full, or its quota is used up."""
+
+
 class NotFoundError(SnapmgrError):
     """The named snapshot, job or mount does not exist (or no longer does)."""
 

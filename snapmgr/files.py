@@ -12,7 +12,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from snapmgr.errors import CatalogError, LackingError, NotFoundError
+from snapmgr.errors import CatalogError, LackingError, NoRoomError, NotFoundError
 from snapmgr.trust import changeable
 
 _MAX_BYTES = 1 << 20
@@ -48,11 +48,13 @@ def read_file(path: Path) -> bytes:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace a file durably. Raises CatalogError, with the old content still in place."""
+    """Replace a file durably. Raises NoRoomError or another CatalogError, with the old content still in place."""
     try:
         replace_file(path, data)
     except OSError as error:
-        raise CatalogError(f"cannot write {path}: {error.strerror}", hint=space_hint(error)) from None
+        hint = space_hint(error)
+        kind = CatalogError if hint is None else NoRoomError
+        raise kind(f"cannot write {path}: {error.strerror}", hint=hint) from None
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:

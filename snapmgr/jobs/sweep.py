@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import InUseError, LaterStepError, SnapmgrError, StorageError
+from snapmgr.errors import InUseError, LaterStepError, NoRoomError, SnapmgrError, StorageError
 from snapmgr.host import is_alive
 from snapmgr.jobs.attach import release
 from snapmgr.manifest import Manifest, encode
@@ -131,15 +132,21 @@ def delete(ctx: Context, snapshot_id: str, *, pinned: bool = False) -> None:
         if manifest.pinned and manifest.state == "ready" and not pinned:
             raise InUseError(f"snapshot {manifest.id} is pinned", hint=f"snapmgr unpin {manifest.short_id}")
         _require_answer(ctx, manifest)
-        ctx.catalog.write(manifest.with_state("deleting", reason=manifest.reason))
+        deleting = manifest.with_state("deleting", reason=manifest.reason)
+        try:
+            ctx.catalog.write(deleting)
+        except NoRoomError as error:
+            # Deleting is what makes room. Killed now, it is READY without its storage: doctor and prune see that.
+            ctx.tell(f"{manifest.id}: is deleted all the same: {error.message}")
         backend = ctx.backend(manifest.backend)
         for number, member in enumerate(manifest.members):
             try:
                 backend.delete(member.ref)
-            except InUseError:
-                if number == 0:
-                    # Nothing is gone yet: it is as good as before.
-                    ctx.catalog.write(manifest)
+            except SnapmgrError as error:
+                # In use, and nothing is gone yet: it is as good as before. Else there may be the room by now.
+                untouched = number == 0 and isinstance(error, InUseError)
+                with suppress(NoRoomError):
+                    ctx.catalog.write(manifest if untouched else deleting)
                 raise
         ctx.catalog.forget(manifest.id)
 

@@ -288,3 +288,14 @@ def sweep_dead() -> None:
     for owner in owners:
         if not Path(f"/proc/{owner}").exists():
             sweep(owner)
+
+
+def fill(folder: Path) -> None:
+    """Leave no room on the file system of `folder`: neither for a block nor for an inode."""
+    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 20))
+    with suppress(OSError):
+        for number in range(100_000):
+            (folder / f"filler-{number}").write_bytes(b"x")
+    _RUNNER.run(["sync", "-f", str(folder)])

@@ -16,6 +16,7 @@ CODES = {
     "AlteredError": 1,
     "CommandError": 1,
     "CatalogError": 1,
+    "NoRoomError": 1,
     "NotFoundError": 1,
     "InUseError": 1,
     "ConfigError": 2,

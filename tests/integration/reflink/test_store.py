@@ -19,9 +19,8 @@ from snapmgr.testing import FolderLab, fingerprint, plant, processes
 from snapmgr.testing.lab import new_id, new_record
 from snapmgr.testing.trees import same
 from snapmgr_reflink import ReflinkBackend, ReflinkConfig
-from support.btrfs import run
 from support.reflink import SIZE_BYTES, store_of
-from support.storage import loop_filesystem
+from support.storage import fill, loop_filesystem
 
 if TYPE_CHECKING:
     from support.storage import LoopFileSystem
@@ -226,17 +225,6 @@ def test_identity_survives_a_remount() -> None:
         assert [found.ref for found in lab.found(ref.pool)] == [ref]
 
 
-def _fill(folder: Path) -> None:
-    """Leave no room: neither for a block nor for an inode."""
-    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 20))
-    with suppress(OSError):
-        for number in range(100_000):
-            (folder / f"filler-{number}").write_bytes(b"x")
-    run("sync", "-f", folder)
-
-
 def test_a_full_file_system_lets_snapshots_go() -> None:
     """Deleting is what makes room, so it must not need any."""
     with loop_filesystem("xfs", 320 << 20) as system:
@@ -244,7 +232,7 @@ def test_a_full_file_system_lets_snapshots_go() -> None:
         origin = lab.make_origin()
         (origin / "file").write_bytes(os.urandom(1 << 20))
         refs = [lab.take(origin, snapshot_id=f"demo.20260301T02300{number}Z.0000000{number}")[0] for number in range(4)]
-        _fill(system.point)
+        fill(system.point)
         with pytest.raises(StorageError, match="No space left"):
             lab.take(origin)
         for ref in refs:
