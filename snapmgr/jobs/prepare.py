@@ -201,7 +201,7 @@ class _Recovery:
         return _Run(log=log, gtid=str(gtid or ""), server_uuid=uuid)
 
     def _settle_indexes(self) -> None:
-        """Let the indexes of the binary logs and of the relay logs name the clone's: a replica would purge live ones."""
+        """Let the indexes of the binary and the relay logs name the clone's: a replica would purge live ones."""
         settings = self._recorded.settings if self._recorded is not None else {}
         for kind in ("log_bin", "relay_log"):
             if base := settings.get(f"{kind}_basename"):
