@@ -16,8 +16,8 @@ from snapmgr.errors import ConfigError, LackingError, SnapmgrError, Verification
 from snapmgr.host import signals_held
 from snapmgr.jobs.attach import attach, copies, data_path, place_of, release
 from snapmgr.jobs.verify import flavor_of
-from snapmgr.mysql.relocation import server_options
 from snapmgr.mysql.plainfile import open_plain
+from snapmgr.mysql.relocation import server_options
 from snapmgr.mysql.server import find_server, run_folder, throwaway
 from snapmgr.tree.kernel import sync_file_system
 
