@@ -252,10 +252,7 @@ class Catalog:
         with self._flock(snapshot_id, fcntl.LOCK_EX, "is being read"):
             for lease in self.leases()[0]:
                 if lease.snapshot_id == snapshot_id:
-                    raise InUseError(
-                        f"snapshot {snapshot_id} is attached at {lease.point} ({lease.why} by {lease.user})",
-                        hint=f"snapmgr umount {lease.point}",
-                    )
+                    raise attached_error(lease)
             yield
 
     @contextmanager
@@ -319,6 +316,14 @@ class Catalog:
     def drop_restoration(self, record: Restoration) -> None:
         """Forget a restore, after all that it made is gone or in place; idempotent."""
         drop_file(self._restores / f"{record.token}.json")
+
+
+def attached_error(lease: Lease) -> InUseError:
+    """Return the error that says who uses a snapshot, and where."""
+    return InUseError(
+        f"snapshot {lease.snapshot_id} is attached at {lease.point} ({lease.why} by {lease.user})",
+        hint=f"snapmgr umount {lease.point}",
+    )
 
 
 def _read_all(

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from snapmgr.errors import CatalogError
+from snapmgr.errors import CatalogError, StorageError
 from snapmgr.records import AttachRecord, Intent, SnapshotRef
 
 SCHEMA = 1
@@ -137,6 +137,14 @@ class Manifest:
     def short_id(self) -> str:
         """The id's random part, enough to name it."""
         return self.id.rsplit(".", 1)[-1]
+
+    def require_ready(self, what: str) -> None:
+        """Raise StorageError unless it is READY: nothing else can be `what` ("mounted", "restored")."""
+        if self.state != "ready":
+            why = f": {self.reason}" if self.reason else ""
+            raise StorageError(
+                f"snapshot {self.id} is {self.state.upper()}{why}: it cannot be {what}", hint="see: snapmgr list"
+            )
 
     def with_state(self, state: State, *, reason: str | None = None) -> Manifest:
         """Return a copy in another state."""

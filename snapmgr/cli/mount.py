@@ -10,7 +10,7 @@ import click
 
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.params import DurationText, SnapshotName, dry_run_option, json_option
-from snapmgr.errors import EXIT_OK, StorageError
+from snapmgr.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from snapmgr.cli.session import Session
@@ -68,8 +68,7 @@ def command(
     point = Path(os.path.abspath(folder)) if folder is not None else None
     if dry_run:
         manifest = entry.manifest
-        if manifest.state != "ready":
-            raise StorageError(f"snapshot {manifest.id} is {manifest.state.upper()}: it cannot be mounted")
+        manifest.require_ready("mounted")
         if session.json:
             session.document(EXIT_OK, dry_run=True, mount=None, snapshot_id=manifest.id)
         else:

@@ -69,12 +69,10 @@ def _change(
     *,
     dry_run: bool,
 ) -> dict[str, Any]:
-    from snapmgr.jobs.pin import refuse_unready
-
     manifest, failure = entry.manifest, None
     try:
         if dry_run:
-            refuse_unready(manifest)
+            manifest.require_ready("pinned")
         else:
             manifest = change(ctx, manifest.id)
         if not session.json:

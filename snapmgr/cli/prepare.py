@@ -11,7 +11,7 @@ import click
 
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import SizeText, SnapshotName, dry_run_option, json_option
-from snapmgr.errors import EXIT_OK, ConfigError, StorageError
+from snapmgr.errors import EXIT_OK, ConfigError
 from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def command(session: Session, snapshot: str, folder: Path | None, *, pool_bytes:
     manifest = entry.manifest
     point = Path(os.path.abspath(folder)) if folder is not None else None
     if dry_run:
-        if manifest.state != "ready":
-            raise StorageError(f"snapshot {manifest.id} is {manifest.state.upper()}: it cannot be prepared")
+        manifest.require_ready("prepared")
         if manifest.source == "directory":
             raise ConfigError(f"{manifest.id} is of a directory: only a database's files have to be recovered")
         if session.json:

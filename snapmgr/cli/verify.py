@@ -8,7 +8,7 @@ import click
 
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import ShareText, SnapshotName, dry_run_option, json_option
-from snapmgr.errors import EXIT_OK, StorageError, VerificationError
+from snapmgr.errors import EXIT_OK, VerificationError
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def _how(session: Session, entry: Entry, check: str | None, tables: float | None
 
 def _plan(session: Session, entry: Entry, how: Verify) -> int:
     manifest = entry.manifest
-    if manifest.state != "ready":
-        raise StorageError(f"snapshot {manifest.id} is {manifest.state.upper()}: it cannot be verified")
+    manifest.require_ready("verified")
     if session.json:
         _document(session, entry, None, dry_run=True)
     elif manifest.source == "directory":

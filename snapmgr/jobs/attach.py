@@ -43,10 +43,7 @@ def attach(
     that is not READY, or where a symlink leads out of it, and what the backend raises.
     """
     manifest = entry.manifest
-    if manifest.state != "ready":
-        raise StorageError(
-            f"snapshot {manifest.id} is {manifest.state.upper()}" + (f": {manifest.reason}" if manifest.reason else "")
-        )
+    manifest.require_ready("attached")
     can_mount = os.geteuid() == 0
     if point is not None and not can_mount:
         raise ConfigError("mounting at a folder of your choice needs root", hint="leave DIR away, or run as root")
@@ -88,10 +85,7 @@ def attach(
                 lease = _attach_part(ctx, lease, number, mount=can_mount)
             _refuse_detours(lease, manifest)
         except BaseException:
-            try:
-                release(ctx, lease)
-            except SnapmgrError as error:
-                ctx.tell(f"could not clear up ({error.message}); later: snapmgr umount {lease.id}")
+            release_or_tell(ctx, lease)
             raise
     return lease
 
@@ -226,6 +220,14 @@ def release(ctx: Context, lease: Lease) -> None:
         if Path(lease.point).parent == ctx.config.scratch_dir.absolute():
             remove_point(lease.point)
         ctx.catalog.drop_lease(lease)
+
+
+def release_or_tell(ctx: Context, lease: Lease) -> None:
+    """Undo an attachment after a failure, which matters more than that it cannot be undone now."""
+    try:
+        release(ctx, lease)
+    except SnapmgrError as error:
+        ctx.tell(f"could not clear up ({error.message}); later: snapmgr umount {lease.id}")
 
 
 def find_lease(ctx: Context, what: str) -> Lease:

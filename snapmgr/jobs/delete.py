@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from snapmgr.catalog import attached_error
 from snapmgr.errors import InUseError, SnapmgrError, StorageError
 from snapmgr.jobs.diagnosis import GONE
 from snapmgr.jobs.presence import look
@@ -110,10 +111,7 @@ def _protections(ready: list[Entry], presences: dict[str, Presence]) -> dict[str
 def _obstacle(manifest: Manifest, leases: list[Lease]) -> SnapmgrError | None:
     for lease in leases:
         if lease.snapshot_id == manifest.id:
-            return InUseError(
-                f"snapshot {manifest.id} is attached at {lease.point} ({lease.why} by {lease.user})",
-                hint=f"snapmgr umount {lease.point}",
-            )
+            return attached_error(lease)
     if manifest.state == "pending":
         return StorageError(
             f"snapshot {manifest.id} is PENDING: a run is taking it, or was cut short",

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import ConfigError, StorageError
+from snapmgr.errors import ConfigError
 from snapmgr.jobs.note import store_note
 
 if TYPE_CHECKING:
@@ -36,15 +36,6 @@ def unpin(ctx: Context, snapshot_id: str) -> Manifest:
     return _change(ctx, snapshot_id, lambda old: replace(old, pinned=False, pin_reason=None))
 
 
-def refuse_unready(manifest: Manifest) -> None:
-    """Raise StorageError unless a snapshot is READY: nothing else is there to be kept."""
-    if manifest.state != "ready":
-        raise StorageError(
-            f"snapshot {manifest.id} is {manifest.state.upper()}" + (f": {manifest.reason}" if manifest.reason else ""),
-            hint="only what is READY can be pinned",
-        )
-
-
 def _change(ctx: Context, snapshot_id: str, change: Callable[[Manifest], Manifest]) -> Manifest:
     """Write a changed manifest, and the note beside the snapshot.
 
@@ -54,7 +45,7 @@ def _change(ctx: Context, snapshot_id: str, change: Callable[[Manifest], Manifes
     """
     with ctx.catalog.reading(snapshot_id):
         entry = ctx.catalog.load(snapshot_id)
-        refuse_unready(entry.manifest)
+        entry.manifest.require_ready("pinned")
         entry = replace(entry, manifest=change(entry.manifest))
         store_note(ctx, entry)
         ctx.catalog.write(entry.manifest)

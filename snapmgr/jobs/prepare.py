@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.config import Verify
-from snapmgr.errors import ConfigError, LackingError, SnapmgrError, VerificationError
+from snapmgr.errors import ConfigError, LackingError, VerificationError
 from snapmgr.host import signals_held
-from snapmgr.jobs.attach import attach, copies, data_path, place_of, release
+from snapmgr.jobs.attach import attach, copies, data_path, place_of, release_or_tell
 from snapmgr.jobs.verify import flavor_of
 from snapmgr.mysql.plainfile import open_plain
 from snapmgr.mysql.relocation import server_options
@@ -93,7 +93,7 @@ def prepare(
             lease = replace(lease, why="mount")
             ctx.catalog.write_lease(lease)
     except OSError as error:
-        _release(ctx, lease)
+        release_or_tell(ctx, lease)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise LackingError(
@@ -102,7 +102,7 @@ def prepare(
         ) from None
     except BaseException:
         if lease.why == "prepare":
-            _release(ctx, lease)
+            release_or_tell(ctx, lease)
         raise
     return Prepared(
         lease=lease,
@@ -114,13 +114,6 @@ def prepare(
         options=recovery.server_options(),
         duration_s=time.monotonic() - start,
     )
-
-
-def _release(ctx: Context, lease: Lease) -> None:
-    try:
-        release(ctx, lease)
-    except SnapmgrError as error:
-        ctx.tell(f"could not clear up ({error.message}); later: snapmgr umount {lease.id}")
 
 
 @dataclass(frozen=True, kw_only=True)

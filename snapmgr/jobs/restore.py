@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.destination import choose_destination
-from snapmgr.errors import ConfigError, SnapmgrError, StorageError, VerificationError
+from snapmgr.errors import ConfigError, SnapmgrError, VerificationError
 from snapmgr.host import is_alive
 from snapmgr.jobs.attach import attached, copies, release
 from snapmgr.jobs.pieces import arrange, expected
@@ -93,12 +93,7 @@ def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) ->
 
 
 def _destination(ctx: Context, manifest: Manifest, dest: str) -> str:
-    if manifest.state != "ready":
-        why = f": {manifest.reason}" if manifest.reason else ""
-        raise StorageError(
-            f"snapshot {manifest.id} is {manifest.state.upper()}{why}: it cannot be restored",
-            hint="see: snapmgr list",
-        )
+    manifest.require_ready("restored")
     sources = {manifest.path, *(path for member in manifest.members for path in member.places)}
     ours = {str(ctx.config.state_dir): "the state directory", str(ctx.config.scratch_dir): "the scratch directory"}
     # A copy that is written to is none any more.
