@@ -50,7 +50,7 @@ def init(session: Session, *, socket: str | None, defaults_file: str | None, out
     It is valid as it stands. A file that exists is never overwritten.
     """
     from snapmgr.config import example_config
-    from snapmgr.jobs.doctor import running_servers
+    from snapmgr.jobs.servers import running_servers
 
     servers = running_servers()
     found = next((server for server in servers if socket in (None, server.socket)), None)

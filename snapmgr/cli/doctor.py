@@ -56,7 +56,7 @@ def command(session: Session, jobs: tuple[str, ...], *, mend: bool, pool_paths: 
         raise click.UsageError("--dry-run belongs to --fix: without it nothing is changed anyway.")
     if jobs and pool_paths and not mend:
         raise click.UsageError("With JOB the storage is compared by --fix only: leave JOB or --pool away.")
-    from snapmgr.jobs.doctor import exit_code
+    from snapmgr.jobs.finding import exit_code
 
     fixed: Fixed | None = None
     try:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from snapmgr.command import CommandRunner
 from snapmgr.errors import SnapmgrError
 from snapmgr.jobs.account import grant_statement, missing_privileges, read_grants
-from snapmgr.jobs.finding import Finding, exit_code, of_error
+from snapmgr.jobs.finding import Finding, of_error
 from snapmgr.jobs.leftovers import pools_near
-from snapmgr.jobs.servers import running_servers
 from snapmgr.jobs.source import locate_source, name_excluded
 from snapmgr.mount import KernelMounter
 from snapmgr.mysql.client import Credentials, connect
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from snapmgr.jobs.context import Context
     from snapmgr.jobs.finding import Level
     from snapmgr.records import Pool, Volume
-
-__all__ = ["Finding", "examine_backends", "examine_jobs", "exit_code", "running_servers"]
 
 # Snapshots grow behind one's back: beyond this somebody should look.
 _FULL_SHARE = 0.9

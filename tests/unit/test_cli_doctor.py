@@ -17,7 +17,7 @@ from snapmgr.host import this_process
 from snapmgr.jobs.account import grant_statement, missing_privileges
 from snapmgr.jobs.context import Context
 from snapmgr.jobs.diagnosis import diagnose
-from snapmgr.jobs.doctor import Finding, exit_code
+from snapmgr.jobs.finding import Finding, exit_code
 from snapmgr.jobs.leftovers import active_run, look
 from snapmgr.jobs.servers import running_servers
 from snapmgr.manifest import encode
