@@ -99,8 +99,9 @@ def test_sets_under_load_restore_exactly(scene: TwoVolumes) -> None:
 def test_without_standing_still_several_volumes_are_refused(scene: TwoVolumes) -> None:
     scene.configure()
     ctx = scene.context()
-    with pytest.raises(StorageError, match="freeze-process"):
+    with pytest.raises(StorageError, match="file by file") as refused:
         backup(ctx, ctx.config.job("demo"))
+    assert "freeze-process" in str(refused.value.hint)
     assert scene.stored() == []
 
 
