@@ -210,9 +210,11 @@ def _adopt(ctx: Context, adoption: Adoption) -> None:
     _restore_verification(ctx, adoption)
 
 
-def _has_verification(ctx: Context, entry: Entry) -> bool:
-    """Whether a sound one lies in the state directory, which then is the newer one."""
-    return ctx.catalog.load(entry.manifest.id).verification is not None
+def _restore_verification(ctx: Context, adoption: Adoption) -> None:
+    """Write down what the note says, unless a sound one lies in the state directory: that is the newer one."""
+    snapshot_id, verification = adoption.entry.manifest.id, adoption.entry.verification
+    if verification is not None and ctx.catalog.load(snapshot_id).verification is None:
+        ctx.catalog.write_verification(snapshot_id, verification)
 
 
 def _restore_manifest(ctx: Context, adoption: Adoption) -> None:
@@ -234,14 +236,6 @@ _OF_SNAPSHOTS: dict[str, Callable[[Context, Entry], object]] = {
     "mark-ready": _mark_ready,
     "remove-remains": _remove_remains,
 }
-
-
-def _restore_verification(ctx: Context, adoption: Adoption) -> None:
-    entry = adoption.entry
-    if entry.verification is not None and not _has_verification(ctx, entry):
-        ctx.catalog.write_verification(entry.manifest.id, entry.verification)
-
-
 _OF_NOTES: dict[str, Callable[[Context, Adoption], object]] = {
     "adopt": _adopt,
     "restore-manifest": _restore_manifest,
