@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from snapmgr.errors import BusyError, CatalogError, ConfigError, InUseError, LackingError, NotFoundError
+from snapmgr.errors import BusyError, CatalogError, ConfigError, InUseError, LackingError, NotFoundError, SnapmgrError
 from snapmgr.files import drop_file, is_abandoned, read_file, space_hint, sync_folder, write_file
-from snapmgr.manifest import Lease, Manifest, Restoration, Schedule, Verification, decode, encode
+from snapmgr.manifest import Lease, Manifest, Restoration, Schedule, Verification, decode, decode_number, encode
 from snapmgr.probe import require_answer
 from snapmgr.statedir import claim, require_sound
 
@@ -133,7 +133,11 @@ class Catalog:
 
     def next_number(self, now: datetime) -> int:
         """Return the next `Manifest.number`: at least the time, to be above what a lost state directory had given."""
-        return max(int(now.timestamp()), 1 + max((entry.manifest.number for entry in self.entries()[0]), default=0))
+        number = int(now.timestamp())
+        for name in _names(self._snapshots):
+            with suppress(SnapmgrError):
+                number = max(number, 1 + decode_number(read_file(self._snapshots / name / "manifest.json")))
+        return number
 
     def load(self, snapshot_id: str) -> Entry:
         """Return one snapshot; a damaged verification counts as none.

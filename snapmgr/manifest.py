@@ -262,6 +262,7 @@ _Record = TypeVar("_Record", Manifest, Verification, Lease, Schedule, Restoratio
 
 class _Versioned(msgspec.Struct):
     schema: int
+    number: int = 0
 
 
 def new_id(job: str, now: datetime) -> str:
@@ -297,6 +298,14 @@ def decode(data: bytes, kind: type[_Record], where: str) -> _Record:
         raise CatalogError(
             f"{where} is damaged: {error}", hint="restore it from the copy beside the snapshot, or see: snapmgr doctor"
         ) from None
+
+
+def decode_number(data: bytes) -> int:
+    """Return a manifest's number without reading the rest; 0 if it is damaged."""
+    try:
+        return msgspec.json.decode(data, type=_Versioned).number
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 0
 
 
 def _require_usable(record: object, data: bytes) -> None:
