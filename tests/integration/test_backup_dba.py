@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import NotQuiescedError
+from snapmgr.errors import LaterStepError, NotQuiescedError
 from snapmgr.jobs import backup as backup_module
 from snapmgr.jobs import run as run_module
 from snapmgr.jobs.backup import backup
@@ -179,11 +179,12 @@ def test_storage_that_is_gone_stops_no_backup(scene: Scene) -> None:
     ctx.catalog.write(replace(pending, id=f"{old.id[:-8]}00000001", proved_at=None))
     lost = replace(old.members[0], ref=replace(old.members[0].ref, pool=gone))
     ctx.catalog.write(replace(old, id=f"{old.id[:-8]}00000002", members=(lost,)))
-    new = backup(ctx, ctx.config.job("demo"))
+    with pytest.raises(LaterStepError, match="is READY, but what an earlier run left") as told:
+        backup(ctx, ctx.config.job("demo"))
     pruned = prune(ctx, ctx.config.job("demo"))
     assert pruned.deleted == (old.id,)
     assert len(pruned.failures) == 2, "the unfinished one, and the lost one that no rule keeps"
-    assert scene.stored() == [new.id]
+    assert scene.stored() == [told.value.snapshot_id]
 
 
 def test_no_room_to_verify_says_nothing_about_the_snapshot(scene: Scene) -> None:
