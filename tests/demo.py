@@ -66,7 +66,13 @@ class StepFailedError(Exception):
         self.code = code
 
 
+_swallowed: list[int] = []
+"""Signals whose KeyboardInterrupt nobody has caught yet: PyMySQL has an `except: pass` that may have been in the way."""
+
+
 def _say(text: str = "") -> None:
+    if _swallowed:
+        raise KeyboardInterrupt
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -284,6 +290,7 @@ def _main() -> int:
         _say(f"\nFAILED: {error}")
         code = 1
     except KeyboardInterrupt:
+        _swallowed.clear()
         _say("\ninterrupted: everything has been removed")
         code = 130
     _deafen()
@@ -298,7 +305,8 @@ def _main() -> int:
 
 
 def _listen() -> None:
-    def interrupt(_number: int, _frame: object) -> NoReturn:
+    def interrupt(number: int, _frame: object) -> NoReturn:
+        _swallowed.append(number)
         raise KeyboardInterrupt
 
     # Also where we were started with SIGINT ignored (in the background of a script).

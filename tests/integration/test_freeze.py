@@ -147,6 +147,7 @@ def test_a_record_cut_short_and_one_of_another_process_stop_nothing(server: Priv
     (tmp_path / "b").write_text(f"{ours.pid} {ours.start_ticks + 1} {ours.boot_id}\n1 1 {ours.boot_id}\n")
     os.kill(server.pid, signal.SIGSTOP)
     try:
+        wait_until(lambda: state(server.pid) == "T")
         assert thaw_leftovers(tmp_path) == []
         assert state(server.pid) == "T"
     finally:
