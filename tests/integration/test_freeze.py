@@ -16,6 +16,7 @@ from snapmgr.errors import NotQuiescedError
 from snapmgr.host import is_alive, this_process
 from snapmgr.mysql.freeze import frozen, refuse_unsafe, thaw_leftovers
 from support.load import write_load
+from support.processes import wait_until
 from support.server import private_server
 from support.storage import work_folder
 
