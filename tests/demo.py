@@ -67,7 +67,7 @@ class StepFailedError(Exception):
 
 
 _swallowed: list[int] = []
-"""Signals whose KeyboardInterrupt nobody has caught yet: PyMySQL has an `except: pass` that may have been in the way."""
+"""Signals whose KeyboardInterrupt nobody has caught yet: one raised in a destructor, for instance, is lost."""
 
 
 def _say(text: str = "") -> None:

@@ -333,13 +333,15 @@ def _thaw(server: Process) -> bool:
         return False
     try:
         # Of the very process, now that its id cannot be given to another.
-        if not is_alive(server) or "T" not in _threads(server.pid).states.values():
+        if not is_alive(server):
             return False
+        stood_still = "T" in _threads(server.pid).states.values()
+        # In any case: a stop may be pending until a thread's call returns, and this takes it back.
         signal.pidfd_send_signal(handle, signal.SIGCONT)
     except (ProcessLookupError, NotQuiescedError):
         return False
     else:
-        return True
+        return stood_still
     finally:
         os.close(handle)
 

@@ -16,7 +16,7 @@ from snapmgr.errors import NotQuiescedError
 from snapmgr.host import is_alive, this_process
 from snapmgr.mysql.freeze import frozen, refuse_unsafe, thaw_leftovers
 from support.load import write_load
-from support.processes import wait_until
+from support.processes import state, wait_until
 from support.server import private_server
 from support.storage import work_folder
 
@@ -38,11 +38,6 @@ def server() -> Iterator[PrivateServer]:
 def _no_load_left(server: PrivateServer) -> Iterator[None]:
     yield
     server.query("DROP DATABASE IF EXISTS load_test")
-
-
-def state(pid: int) -> str:
-    """Return the state letter of a process."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def eventually_runs(pid: int, timeout_s: float) -> bool:
@@ -159,6 +154,7 @@ def test_a_record_cut_short_and_one_of_another_process_stop_nothing(server: Priv
 def test_a_stopped_server_and_one_that_is_gone_are_refused(server: PrivateServer, tmp_path: Path) -> None:
     os.kill(server.pid, signal.SIGSTOP)
     try:
+        wait_until(lambda: state(server.pid) == "T")
         with (
             pytest.raises(NotQuiescedError, match="stopped already"),
             frozen(this_process(server.pid), 1, tmp_path / "r"),

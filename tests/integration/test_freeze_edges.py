@@ -18,8 +18,9 @@ from snapmgr.errors import LackingError, NotQuiescedError
 from snapmgr.host import this_process
 from snapmgr.mysql import freeze
 from snapmgr.mysql.freeze import frozen, refuse_unsafe, thaw_leftovers
-from support import faults
+from support import faults, processes
 from support.freezing import frozen_file_system, traced
+from support.processes import wait_until
 from support.server import private_server
 from support.storage import loop_filesystem, work_folder
 
@@ -311,6 +312,7 @@ def test_leftovers_of_every_kind(tmp_path: Path) -> None:
         servers = [stack.enter_context(sleeper()) for _ in range(6)]
         for server in servers:
             os.kill(server.pid, signal.SIGSTOP)
+            wait_until(lambda pid=server.pid: processes.state(pid) == "T")  # type: ignore[misc]
         alive = stack.enter_context(sleeper())
         with sleeper() as dead:
             pass
