@@ -30,3 +30,20 @@ def scene(shared: Scene) -> Iterator[Scene]:
     shared.lines.clear()
     yield shared
     subprocess.run(["btrfs", "-q", "subvolume", "delete", *shared.snapshot_paths()], check=False)
+
+
+@pytest.fixture(scope="module")
+def shared_files() -> Iterator[Scene]:
+    """One scene without a server."""
+    with btrfs_scene(server=False, size_bytes=256 << 20) as scene:
+        yield scene
+
+
+@pytest.fixture
+def files(shared_files: Scene) -> Iterator[Scene]:
+    """The scene without a server, with a fresh state directory and no snapshots; not configured."""
+    shared_files.state = shared_files.folder / f"state-{time.monotonic_ns()}"
+    shared_files.lines.clear()
+    yield shared_files
+    for path in shared_files.snapshot_paths():
+        subprocess.run(["btrfs", "-q", "subvolume", "delete", path], check=True)

@@ -21,34 +21,22 @@ from snapmgr.jobs.backup import backup
 from snapmgr.jobs.delete import delete_snapshots, examine
 from snapmgr.jobs.diagnosis import GONE
 from snapmgr.jobs.sweep import sweep
-from snapmgr.manifest import Verification, new_id
+from snapmgr.manifest import Verification
 from snapmgr.testing import processes
-from support.scene import Scene, btrfs_scene
+from support.scene import Scene
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from snapmgr.api import SnapshotRef
     from snapmgr.manifest import Manifest
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Scene]:
-    with btrfs_scene(server=False, size_bytes=256 << 20) as scene:
-        yield scene
-
-
 @pytest.fixture
-def scene(shared: Scene) -> Iterator[Scene]:
-    """A directory job "files" with a fresh state directory and no snapshots."""
-    shared.state = shared.folder / f"state-{new_id('x', datetime.now(UTC))}"
-    _configure(shared, "files")
-    shared.lines.clear()
-    yield shared
-    for path in shared.snapshot_paths():
-        subprocess.run(["btrfs", "-q", "subvolume", "delete", path], check=True)
+def scene(files: Scene) -> Scene:
+    """A directory job "files"."""
+    _configure(files, "files")
+    return files
 
 
 def _configure(scene: Scene, job: str) -> None:

@@ -5,36 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.manifest import new_id
 from support.processes import ended, wait_until
-from support.scene import Scene, btrfs_scene
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from support.scene import Scene
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Scene]:
-    with btrfs_scene(server=False, size_bytes=256 << 20) as scene:
-        yield scene
-
-
 @pytest.fixture
-def scene(shared: Scene) -> Iterator[Scene]:
-    """A directory job "files" with a check command of its own, a fresh state directory and no snapshots."""
-    shared.state = shared.folder / f"state-{new_id('x', datetime.now(UTC))}"
-    _configure(shared, "true")
-    yield shared
-    for snapshot in shared.snapshot_paths():
-        subprocess.run(["btrfs", "-q", "subvolume", "delete", snapshot], check=True)
+def scene(files: Scene) -> Scene:
+    """A directory job "files" with a check command of its own."""
+    _configure(files, "true")
+    return files
 
 
 def _configure(scene: Scene, check: str) -> None:

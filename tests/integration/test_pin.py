@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,33 +15,21 @@ from snapmgr.jobs.note import decode_note
 from snapmgr.jobs.pin import pin
 from snapmgr.jobs.prune import prune
 from snapmgr.jobs.sweep import delete
-from snapmgr.manifest import new_id
 from snapmgr.testing import processes
-from support.scene import Scene, btrfs_scene
+from support.scene import Scene
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from snapmgr.manifest import Manifest
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Scene]:
-    with btrfs_scene(server=False, size_bytes=256 << 20) as scene:
-        yield scene
-
-
 @pytest.fixture
-def scene(shared: Scene) -> Iterator[Scene]:
-    """A directory job "files" that keeps but one, with a fresh state directory and no snapshots."""
-    shared.state = shared.folder / f"state-{new_id('x', datetime.now(UTC))}"
-    path = f"{shared.file_system.point}/mysql"
-    shared.configure(text=f'[job.files]\nsource = "directory"\npath = "{path}"\nretention.keep-last = 1\n')
-    yield shared
-    for snapshot in shared.snapshot_paths():
-        subprocess.run(["btrfs", "-q", "subvolume", "delete", snapshot], check=True)
+def scene(files: Scene) -> Scene:
+    """A directory job "files" that keeps but one."""
+    path = f"{files.file_system.point}/mysql"
+    files.configure(text=f'[job.files]\nsource = "directory"\npath = "{path}"\nretention.keep-last = 1\n')
+    return files
 
 
 def _take(scene: Scene, count: int) -> list[Manifest]:
