@@ -16,7 +16,7 @@ from snapmgr.blockdev import read_mounts
 from snapmgr.catalog import Catalog
 from snapmgr.jobs.backup import backup
 from support.load import check_invariant, write_load
-from support.scene import SERVER_OPTIONS, btrfs_scene
+from support.scene import SERVER_OPTIONS, btrfs_scene, scattered_scene
 from support.server import private_server
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "mariadbd")
@@ -176,41 +176,29 @@ def test_a_directorys_snapshot_is_refused():
 
 
 def test_tablespaces_and_logs_elsewhere_are_recovered_at_the_clone():
-    with btrfs_scene(server=False) as scene:
-        volume = Path(scene.file_system.point) / "mysql"
-        for name in ("redo", "log", "tables"):
-            (volume / name).mkdir()
-            (volume / name).chmod(0o777)
-        options = [f"--innodb-log-group-home-dir={volume}/redo", f"--log-bin={volume}/log/binlog"]
-        install = [f"--innodb-log-group-home-dir={volume}/redo"]
-        with private_server(volume / "data", options, install_options=install) as server:
-            scene._server = server
-            scene.configure()
-            server.query("CREATE DATABASE d")
-            server.query(f"CREATE TABLE d.t (a INT) DATA DIRECTORY='{volume}/tables'")
-            server.query("INSERT INTO d.t VALUES (1), (2)")
-            assert scene.run("backup", "demo").returncode == 0
-            server.query("INSERT INTO d.t VALUES (3)")
-            live = (volume / "log/binlog.index").read_text()
-            done = scene.run("prepare", "latest")
-            assert done.returncode == 0, done.stderr
-            assert (volume / "log/binlog.index").read_text() == live
-            data = Path(done.stdout.strip())
-            there = data.parent
-            names = (there / "log/binlog.index").read_text().splitlines()
-            assert {os.path.dirname(name) for name in names} == {f"{there}/log"}
-            server.stop()
-            (volume / "tables").rename(volume / "gone")
-            (data / "d/t.isl").write_text(f"{there}/tables/d/t.ibd")
-            # All its paths lead into the clone: a my.cnf may name the live ones.
-            (told,) = re.findall("^server options: (.*)$", done.stderr, re.MULTILINE)
-            given = shlex.split(told)
-            assert str(volume) not in told.replace(str(there), "")
-            assert {f"--innodb-log-group-home-dir={there}/redo", f"--log-bin={there}/log/binlog"} <= set(given)
-            with private_server(data, given, install_options=None) as copy:
-                assert "crash recovery" not in copy.log_text()
-                assert copy.query("SELECT * FROM d.t") == ((1,), (2,))
-            (volume / "gone").rename(volume / "tables")
+    with scattered_scene() as scene:
+        server, volume = scene.server, Path(scene.file_system.point) / "mysql"
+        server.query("INSERT INTO d.t VALUES (3)")
+        live = (volume / "log/binlog.index").read_text()
+        done = scene.run("prepare", "latest")
+        assert done.returncode == 0, done.stderr
+        assert (volume / "log/binlog.index").read_text() == live
+        data = Path(done.stdout.strip())
+        there = data.parent
+        names = (there / "log/binlog.index").read_text().splitlines()
+        assert {os.path.dirname(name) for name in names} == {f"{there}/log"}
+        server.stop()
+        (volume / "tables").rename(volume / "gone")
+        (data / "d/t.isl").write_text(f"{there}/tables/d/t.ibd")
+        # All its paths lead into the clone: a my.cnf may name the live ones.
+        (told,) = re.findall("^server options: (.*)$", done.stderr, re.MULTILINE)
+        given = shlex.split(told)
+        assert str(volume) not in told.replace(str(there), "")
+        assert {f"--innodb-log-group-home-dir={there}/redo", f"--log-bin={there}/log/binlog"} <= set(given)
+        with private_server(data, given, install_options=None) as copy:
+            assert "crash recovery" not in copy.log_text()
+            assert copy.query("SELECT * FROM d.t") == ((1,), (2,))
+        (volume / "gone").rename(volume / "tables")
         assert scene.run("umount", "--all").returncode == 0
 
 

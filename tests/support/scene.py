@@ -108,3 +108,26 @@ def btrfs_scene(*options: str, size_bytes: int = 1 << 30, server: bool = True) -
         if server:
             scene.configure()
         yield scene
+
+
+@contextmanager
+def scattered_scene() -> Iterator[Scene]:
+    """Yield a scene whose server has redo log, binary log and the table d.t (1, 2) beside its datadir; backed up once.
+
+    All are folders of the one subvolume: "data", "redo", "log" and "tables".
+    """
+    with btrfs_scene(server=False) as scene:
+        volume = Path(scene.file_system.point) / "mysql"
+        for name in ("redo", "log", "tables"):
+            (volume / name).mkdir()
+            (volume / name).chmod(0o777)
+        install = [f"--innodb-log-group-home-dir={volume}/redo"]
+        options = [*install, f"--log-bin={volume}/log/binlog"]
+        with private_server(volume / "data", options, install_options=install) as server:
+            scene._server = server
+            scene.configure()
+            server.query("CREATE DATABASE d")
+            server.query(f"CREATE TABLE d.t (a INT) DATA DIRECTORY='{volume}/tables'")
+            server.query("INSERT INTO d.t VALUES (1), (2)")
+            assert scene.run("backup", "demo").returncode == 0
+            yield scene

@@ -12,7 +12,7 @@ import pytest
 from snapmgr.jobs.backup import backup
 from support.load import check_invariant, write_load
 from support.restored import require_nothing_left
-from support.scene import SERVER_OPTIONS, Scene, btrfs_scene
+from support.scene import SERVER_OPTIONS, Scene, btrfs_scene, scattered_scene
 from support.server import private_server, server_user
 from support.storage import loop_filesystem, work_folder
 
@@ -42,48 +42,36 @@ def test_a_server_on_the_restored_datadir_has_all_that_was_acknowledged(other):
 
 @pytest.mark.needs("mariadbd")
 def test_folders_elsewhere_get_folders_of_their_own_and_what_leads_back_is_named(other):
-    with btrfs_scene(server=False) as scene:
-        volume = Path(scene.file_system.point) / "mysql"
-        for name in ("redo", "log", "tables"):
-            (volume / name).mkdir(mode=0o777)
-            (volume / name).chmod(0o777)
-        options = [f"--innodb-log-group-home-dir={volume}/redo", f"--log-bin={volume}/log/binlog"]
-        install = [f"--innodb-log-group-home-dir={volume}/redo"]
-        with private_server(volume / "data", options, install_options=install) as server:
-            scene._server = server
-            scene.configure()
-            server.query("CREATE DATABASE d")
-            server.query(f"CREATE TABLE d.t (a INT) DATA DIRECTORY='{volume}/tables'")
-            server.query("INSERT INTO d.t VALUES (1), (2)")
-            assert scene.run("backup", "demo").returncode == 0
-            dest = other.point / "several"
-            done = scene.run("restore", "latest", str(dest))
-            assert done.returncode == 0, done.stderr
-            assert sorted(os.listdir(dest)) == ["d", "data", "log", "redo"]
-            # The .isl file and the index of the binary logs name the live ones.
-            assert f"{dest}/data/d/t.isl names {volume}/tables/d/t.ibd, where the source has it" in done.stderr
-            assert f"{dest}/log/binlog.index names {volume}/log, where the source has it" in done.stderr
-            assert "before a server starts on it" in done.stderr
-            assert f"{volume}/redo -> {dest}/redo" in done.stdout
-            line = next(line for line in done.stdout.splitlines() if "server options: " in line)
-            given = shlex.split(line.partition("server options: ")[2])
-            assert f"--innodb-log-group-home-dir={dest}/redo" in given
-            assert f"--log-bin={dest}/log/binlog" in given
-            assert "the redo log names the tablespaces elsewhere as well" in done.stderr
-            subprocess.run(["rm", "-r", dest], check=True)
-            # Without such tables the index is all that has to be changed: it then stands by itself.
-            server.query("CREATE TABLE d.u SELECT * FROM d.t")
-            server.query("DROP TABLE d.t")
-            assert scene.run("backup", "demo").returncode == 0
-            assert scene.run("restore", "latest", str(dest)).returncode == 0
-            index = dest / "log/binlog.index"
-            index.write_text(index.read_text().replace(f"{volume}/log", f"{dest}/log"))
-            server.stop()
-            (volume / "redo").rename(volume / "gone")
-            with private_server(dest / "data", given, install_options=None) as restored:
-                assert restored.query("SELECT * FROM d.u") == ((1,), (2,))
-                assert restored.query("SELECT @@innodb_log_group_home_dir") == ((f"{dest}/redo",),)
+    with scattered_scene() as scene:
+        server, volume = scene.server, Path(scene.file_system.point) / "mysql"
+        dest = other.point / "several"
+        done = scene.run("restore", "latest", str(dest))
+        assert done.returncode == 0, done.stderr
+        assert sorted(os.listdir(dest)) == ["d", "data", "log", "redo"]
+        # The .isl file and the index of the binary logs name the live ones.
+        assert f"{dest}/data/d/t.isl names {volume}/tables/d/t.ibd, where the source has it" in done.stderr
+        assert f"{dest}/log/binlog.index names {volume}/log, where the source has it" in done.stderr
+        assert "before a server starts on it" in done.stderr
+        assert f"{volume}/redo -> {dest}/redo" in done.stdout
+        line = next(line for line in done.stdout.splitlines() if "server options: " in line)
+        given = shlex.split(line.partition("server options: ")[2])
+        assert f"--innodb-log-group-home-dir={dest}/redo" in given
+        assert f"--log-bin={dest}/log/binlog" in given
+        assert "the redo log names the tablespaces elsewhere as well" in done.stderr
         subprocess.run(["rm", "-r", dest], check=True)
+        # Without such tables the index is all that has to be changed: it then stands by itself.
+        server.query("CREATE TABLE d.u SELECT * FROM d.t")
+        server.query("DROP TABLE d.t")
+        assert scene.run("backup", "demo").returncode == 0
+        assert scene.run("restore", "latest", str(dest)).returncode == 0
+        index = dest / "log/binlog.index"
+        index.write_text(index.read_text().replace(f"{volume}/log", f"{dest}/log"))
+        server.stop()
+        (volume / "redo").rename(volume / "gone")
+        with private_server(dest / "data", given, install_options=None) as restored:
+            assert restored.query("SELECT * FROM d.u") == ((1,), (2,))
+            assert restored.query("SELECT @@innodb_log_group_home_dir") == ((f"{dest}/redo",),)
+    subprocess.run(["rm", "-r", dest], check=True)
 
 
 @pytest.mark.needs("mariadbd", "xfs")
