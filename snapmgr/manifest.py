@@ -24,7 +24,7 @@ HIDDEN_NAME = re.compile(r"\.snapmgr-restore-(?P<token>[0-9a-f]{16})")
 
 State = Literal["pending", "ready", "deleting", "broken"]
 Purpose = Literal["mount", "verify", "prepare", "restore"]
-Level = Literal["none", "backup-lock", "global-read-lock", "freeze-process", "stopped"]
+Level = Literal["none", "backup-lock", "global-read-lock", "freeze-process", "stopped", "crash-consistent"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,25 @@ class Position:
     file: str
     offset: int
     gtid: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePosition:
+    """How far a replica had executed what it gets from one source: where another replica of it would have to begin.
+
+    What was received and not yet executed does not count. Exact or absent: `file` is empty and `offset` 0 where only
+    the GTID is exact (several applier threads), `gtid` is empty where replication goes by file and offset.
+    """
+
+    channel: str
+    """MySQL's channel or MariaDB's connection name; "" is the default one."""
+    host: str
+    port: int
+    file: str = ""
+    """Of the source's binary logs."""
+    offset: int = 0
+    gtid: str = ""
+    """MySQL: the replica's gtid_executed; MariaDB: its gtid_slave_pos. Of all channels together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +93,9 @@ class QuiesceRecord:
     """Granted to released."""
     frozen_s: float = 0.0
     """How long the server process stood still (freeze-process): no client was served."""
+    stall_s: float = 0.0
+    """The longest that a writer can have waited for us: from asking for what stops writers until it was gone, in the
+    worst of all attempts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +147,12 @@ class Manifest:
     state_dir: str = ""
     """The state directory that it was taken for: another one that meets it in the storage leaves it to this one."""
     quiesce: QuiesceRecord | None = None
+    absent: tuple[str, ...] = ()
+    """Folders that the server writes and that no member holds: those of its binary and relay logs."""
     server: ServerRecord | None = None
     position: Position | None = None
+    sources: tuple[SourcePosition, ...] = ()
+    """Of a replica: one for each of its sources."""
 
     @property
     def backend(self) -> str:

@@ -36,7 +36,11 @@ _MYSQL = """\
 source = "mysql"
 {way}
 {datadir}
-quiesce = "auto"                       # or "backup-lock", "global-read-lock", "freeze-process", "stopped"
+quiesce = "auto"                       # or "backup-lock", "global-read-lock", "freeze-process", "stopped", …
+position = "exact"                     # the binlog position; "none": a lesser lock, or no lock, may do
+blocker_wait = "1m"                    # how long to wait first for what would hold the lock off …
+# kill_selects_after = "10m"           # … and SELECTs that are older are killed
+# stop_replica = true                  # a replica's applier stands still meanwhile
 lock_wait = "3s"                       # how long each try may wait for the lock …
 lock_attempts = 5                      # … and how many tries
 lock_hold = "10s"                      # the lock ends after this, whatever happens

@@ -24,6 +24,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Source = Literal["mysql", "directory"]
 Quiesce = Literal["auto", "backup-lock", "global-read-lock", "stopped", "crash-consistent", "freeze-process"]
 Check = Literal["none", "quick", "extended"]
+WantedPosition = Literal["exact", "none"]
 Step = Literal["verify", "prune"]
 
 
@@ -71,6 +72,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lock_attempts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 5
     lock_hold_s: Duration = msgspec.field(default=10.0, name="lock_hold")
     """The bound from the lock granted to the lock released."""
+    position: WantedPosition = "exact"
+    """Whether the binlog position must be exact; without it a lesser lock, or none, may do."""
+    blocker_wait_s: Duration = msgspec.field(default=60.0, name="blocker_wait")
+    """How long to wait, before asking for the lock, for what would hold it off."""
+    kill_selects_after_s: Duration | None = msgspec.field(default=None, name="kill_selects_after")
+    """SELECTs that hold off the lock and run longer than this are killed; None: never."""
+    stop_replica: bool = False
+    """Whether a replica's applier stands still during the snapshot."""
     # directory
     path: AbsolutePath | None = None
     # both
@@ -111,7 +120,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 # Keys of `Job` (and of its table `verify`) that belong to one source only.
 MYSQL_KEYS = frozenset(
-    {"socket", "defaults_file", "user", "datadir", "quiesce", "lock_wait", "lock_attempts", "lock_hold"}
+    {
+        "socket",
+        "defaults_file",
+        "user",
+        "datadir",
+        "quiesce",
+        "lock_wait",
+        "lock_attempts",
+        "lock_hold",
+        "position",
+        "blocker_wait",
+        "kill_selects_after",
+        "stop_replica",
+    }
 )
 MYSQL_VERIFY_KEYS = frozenset({"check", "tables", "assertions", "memory", "server", "options"})
 DIRECTORY_KEYS = frozenset({"path"})
