@@ -15,8 +15,8 @@ from snapmgr.jobs.source import locate_source, name_excluded
 from snapmgr.mount import KernelMounter
 from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.identity import identify
+from snapmgr.mysql.program import find_server
 from snapmgr.mysql.quiesce import choose
-from snapmgr.mysql.server import find_server
 from snapmgr.mysql.stopped import server_process
 from snapmgr.plugins import list_plugins, make_backend
 from snapmgr.probe import require_answer

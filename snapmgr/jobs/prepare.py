@@ -17,8 +17,9 @@ from snapmgr.host import signals_held
 from snapmgr.jobs.attach import attach, copies, data_path, place_of, release_or_tell
 from snapmgr.jobs.verify import flavor_of
 from snapmgr.mysql.plainfile import open_plain
+from snapmgr.mysql.program import find_server
 from snapmgr.mysql.relocation import server_options
-from snapmgr.mysql.server import find_server, run_folder, throwaway
+from snapmgr.mysql.server import run_folder, throwaway
 from snapmgr.tree.kernel import sync_file_system
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from snapmgr.jobs.note import store_note
 from snapmgr.manifest import Verification
 from snapmgr.mysql.check import check_tables, run_assertions
 from snapmgr.mysql.client import MysqlError
-from snapmgr.mysql.server import find_server, run_folder, throwaway
+from snapmgr.mysql.program import find_server
+from snapmgr.mysql.server import run_folder, throwaway
 
 if TYPE_CHECKING:
     from snapmgr.catalog import Entry

@@ -7,21 +7,18 @@ killed. It is shown the copy only: a path that leads out of it, into the live da
 from __future__ import annotations
 
 import os
-import re
-import secrets
 import shutil
 import signal
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from snapmgr.command import CommandRunner, Process, find_program, running
-from snapmgr.errors import CommandError, LackingError, StorageError, VerificationError
+from snapmgr.command import CommandRunner, Process, running
+from snapmgr.errors import LackingError, StorageError, VerificationError
 from snapmgr.mysql.client import Connection, Credentials, MysqlError, connect
 from snapmgr.mysql.copy import Copy, prepare_copy
-from snapmgr.mysql.layout import PATH_SETTINGS
+from snapmgr.mysql.options import server_options
 from snapmgr.mysql.serverlog import damage, describe_end
 from snapmgr.units import format_duration
 
@@ -29,58 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import BinaryIO
 
-_NAMES: dict[str, tuple[str, ...]] = {"mariadb": ("mariadbd", "mysqld"), "mysql": ("mysqld",)}
-_VERSION = re.compile(r"\bVer (?P<version>(?P<major>\d+)\.(?P<minor>\d+)\.(?P<patch>\d+)\S*)")
+    from snapmgr.mysql.program import ServerBinary
+
 # sun_path has 108 bytes; clients cut or refuse at different lengths before that.
 _SOCKET_LIMIT = 100
 _GRACE_S = 10.0
 _LOG = "server.log"
 _MIB = 1024 * 1024
-_FIXED_BUFFERS = 48 * _MIB
-_SMALLEST_POOL = 32 * _MIB
 # Mounts the copy over the paths that the source server knew, in a mount namespace of its own: pairs up to "--".
 _COVER = 'while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 97; shift 2; done; shift; exec "$@"'
 _COVER_FAILED = 97
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerBinary:
-    """A server program."""
-
-    path: str
-    flavor: Literal["mariadb", "mysql"]
-    version: str
-    """As printed: "10.11.6-MariaDB-0+deb12u1", "8.4.3"."""
-
-    @property
-    def number(self) -> tuple[int, ...]:
-        """The version's first three numbers."""
-        return tuple(int(part) for part in re.findall(r"\d+", self.version)[:3])
-
-
-def find_server(flavor: Literal["mariadb", "mysql"], explicit: str | None = None) -> ServerBinary:
-    """Return the server program of `flavor`: the `explicit` path, or the one installed.
-
-    Raises LackingError if there is none, or only one of the other flavor: that says nothing about any snapshot.
-    """
-    package = "mariadb-server-core" if flavor == "mariadb" else "mysql-server-core"
-    seen: list[str] = []
-    for name in (explicit,) if explicit else _NAMES[flavor]:
-        try:
-            path = name if "/" in name else find_program(name)
-            said = CommandRunner().run([path, "--no-defaults", "--version"]).stdout
-        except (LackingError, CommandError) as error:
-            seen.append(error.message)
-            continue
-        match = _VERSION.search(said)
-        actual: Literal["mariadb", "mysql"] = "mariadb" if "mariadb" in said.lower() else "mysql"
-        if match and actual == flavor:
-            return ServerBinary(path=path, flavor=flavor, version=match["version"])
-        seen.append(f"{path} is no {flavor} server: {said.strip()[:200] or 'it prints no version'}")
-    raise LackingError(
-        f"no {flavor} server program to start on a copy ({'; '.join(seen)})",
-        hint=f"apt-get install {package} (it starts no service), or name the program in the configuration",
-    )
 
 
 class ThrowawayServer:
@@ -155,7 +110,7 @@ def throwaway(
     """Run a server on a writable copy of a datadir while the context lasts; it is always ended and reaped.
 
     Args:
-        binary: from `find_server`.
+        binary: from `snapmgr.mysql.program.find_server`.
         datadir: the copy; it is changed: recovery, a new UUID, the binary log's index.
         settings: `Layout.settings` of the source.
         memory_bytes: what its buffers may take together; never less than about 80 MiB is used.
@@ -208,71 +163,6 @@ def run_folder(scratch: str | os.PathLike[str]) -> Iterator[str]:
             shutil.rmtree(folder)
         except OSError as error:
             raise StorageError(f"cannot remove {folder}: {error}", hint="look who uses it, and remove it") from None
-
-
-def server_options(
-    binary: ServerBinary,
-    copy: Copy,
-    *,
-    memory_bytes: int,
-    run_dir: str,
-    socket: str,
-    uid: int,
-) -> list[str]:
-    """Return the options of a throwaway server: pure but for the random server id."""
-    mariadb = binary.flavor == "mariadb"
-    replica = "slave" if mariadb or binary.number < (8, 0, 26) else "replica"
-    options = [
-        "--no-defaults",
-        f"--datadir={copy.datadir}",
-        f"--socket={socket}",
-        f"--pid-file={run_dir}/pid",
-        f"--tmpdir={os.path.join(run_dir, 'tmp')}",
-        f"--secure-file-priv={os.path.join(run_dir, 'tmp')}",
-        "--skip-networking",
-        # The socket is private; and whether the accounts are intact is CHECK TABLE's question.
-        "--skip-grant-tables",
-        f"--skip-{replica}-start",
-        f"--relay-log={run_dir}/relay",
-        "--event-scheduler=DISABLED",
-        f"--server-id={2**31 + secrets.randbelow(2**31 - 1)}",
-        "--performance-schema=OFF",
-        "--max-connections=10",
-        "--key-buffer-size=8M",
-        f"--innodb-buffer-pool-size={max(memory_bytes - _FIXED_BUFFERS, _SMALLEST_POOL) // _MIB}M",
-        "--innodb-buffer-pool-load-at-startup=OFF",
-        "--innodb-buffer-pool-dump-at-shutdown=OFF",
-        "--innodb-log-buffer-size=8M",
-        # The copy is thrown away: nothing needs to be durable, everything needs to be found broken rather than mended.
-        "--innodb-flush-log-at-trx-commit=0",
-        "--sync-binlog=0",
-        "--myisam-recover-options=OFF",
-    ]
-    if mariadb:
-        options += [
-            "--aria-recover-options=OFF",
-            "--aria-pagecache-buffer-size=16M",
-            "--expire-logs-days=0",
-            f"--master-info-file={run_dir}/master.info",
-            f"--relay-log-info-file={run_dir}/relay-log.info",
-        ]
-    else:
-        options += [
-            "--loose-mysqlx=OFF",
-            "--loose-persisted-globals-load=OFF",
-            "--loose-binlog-expire-logs-seconds=0",
-            "--loose-expire-logs-days=0",
-        ]
-    if uid == 0:
-        # The source's datadir is root's, so its server ran as root: that takes saying so.
-        options.append("--user=root")
-    # Where the other version does not know a setting any more (loose), it does not need it either.
-    strict = ("innodb_page_size", "innodb_data_file_path", "lower_case_table_names")
-    for name, value in copy.settings.items():
-        if name not in PATH_SETTINGS:
-            options.append(f"--{'' if name in strict else 'loose-'}{name.replace('_', '-')}={value}")
-    options += [f"--{name.replace('_', '-')}={path}" for name, path in copy.paths.items()]
-    return [*options, *copy.log_bin_options]
 
 
 def _owner(datadir: str) -> tuple[int, int]:

@@ -10,7 +10,9 @@ import pytest
 
 from snapmgr.errors import LackingError
 from snapmgr.mysql.copy import Copy, absolute_paths, page_size, prepare_copy
-from snapmgr.mysql.server import ServerBinary, _as_owner, find_server, server_options
+from snapmgr.mysql.options import server_options
+from snapmgr.mysql.program import ServerBinary, find_server
+from snapmgr.mysql.server import _as_owner
 from snapmgr.mysql.serverlog import damage, describe_end, excerpt
 
 MARIADB = ServerBinary(path="/usr/sbin/mariadbd", flavor="mariadb", version="10.11.6-MariaDB-0+deb12u1")

@@ -11,7 +11,7 @@ import pytest
 from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.identity import identify
 from snapmgr.mysql.layout import read_layout
-from snapmgr.mysql.server import find_server
+from snapmgr.mysql.program import find_server
 from support.copies import ROWS, frozen
 from support.server import PrivateServer, private_server
 from support.storage import work_folder
