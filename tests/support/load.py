@@ -1,4 +1,4 @@
-"""A write load in processes of its own, with an invariant over three storage engines.
+"""A write load in processes of its own, with an invariant over up to three storage engines.
 
 Each writer repeats, each step being one acknowledged write:
 
@@ -9,7 +9,7 @@ Each writer repeats, each step being one acknowledged write:
 So in a consistent copy: the money's sum is unchanged; every ledger is 1…n without a hole; and, for each writer, Aria is
 at n or n-1 and MyISAM at Aria's or one less, never ahead. A copy without the right lock breaks one of these. What was
 acknowledged, and how long each write took, is kept in files that can be read while the load runs, and after it was
-killed.
+killed. Aria, MyISAM or both can be left out.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ import pymysql
 from support.storage import shielded, work_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 SCHEMA = "load_test"
 ACCOUNTS = 100
@@ -45,16 +46,14 @@ _SLOT = struct.Struct("=QQQQ")
 _SAMPLE = struct.Struct("=QQ")  # start and duration of one write, ns
 _PR_SET_PDEATHSIG = 1
 
+ENGINES = ("aria", "myisam")
+"""Engines beside InnoDB, in the order in which a writer comes to them."""
+_JOURNAL = "(writer INT, n BIGINT, note VARCHAR(200), PRIMARY KEY (writer, n))"
 _TABLES = (
     "CREATE TABLE accounts (id INT PRIMARY KEY, balance BIGINT NOT NULL) ENGINE=InnoDB",
-    "CREATE TABLE ledger (writer INT, n BIGINT, note VARCHAR(200), PRIMARY KEY (writer, n)) ENGINE=InnoDB",
-    "CREATE TABLE journal_aria (writer INT, n BIGINT, note VARCHAR(200), PRIMARY KEY (writer, n))"
-    " ENGINE=Aria TRANSACTIONAL=1",
-    "CREATE TABLE journal_myisam (writer INT, n BIGINT, note VARCHAR(200), PRIMARY KEY (writer, n)) ENGINE=MyISAM",
-    "CREATE TABLE counter_aria (writer INT PRIMARY KEY, n BIGINT NOT NULL) ENGINE=Aria TRANSACTIONAL=1",
-    "CREATE TABLE counter_myisam (writer INT PRIMARY KEY, n BIGINT NOT NULL) ENGINE=MyISAM",
+    f"CREATE TABLE ledger {_JOURNAL} ENGINE=InnoDB",
 )
-_TABLE_NAMES = ("accounts", "ledger", "journal_aria", "journal_myisam", "counter_aria", "counter_myisam")
+_ENGINE_OPTIONS = {"aria": "ENGINE=Aria TRANSACTIONAL=1", "myisam": "ENGINE=MyISAM"}
 
 
 class InvariantError(AssertionError):
@@ -105,7 +104,7 @@ class _Slot:
         _SLOT.pack_into(self._memory, self._offset, *self.acknowledged, 0)
 
 
-def _write_forever(socket: str, folder: Path, writer: int, pause_s: float) -> None:
+def _write_forever(socket: str, folder: Path, writer: int, pause_s: float, engines: Sequence[str]) -> None:
     rng = random.Random(writer)
     slot = _Slot(folder, writer)
     connection = pymysql.connect(unix_socket=socket, user="root", database=SCHEMA, autocommit=False)
@@ -122,8 +121,8 @@ def _write_forever(socket: str, folder: Path, writer: int, pause_s: float) -> No
                 cursor.execute("UPDATE accounts SET balance = balance + %s WHERE id = %s", (amount, high))
                 cursor.execute("INSERT INTO ledger VALUES (%s, %s, %s)", (writer, number, note))
                 connection.commit()
-            for engine, name in ((1, "aria"), (2, "myisam")):
-                with slot.write(engine, number):
+            for name in engines:
+                with slot.write(1 + ENGINES.index(name), number):
                     cursor.execute(f"INSERT INTO journal_{name} VALUES (%s, %s, %s)", (writer, number, note))
                     cursor.execute(f"REPLACE INTO counter_{name} VALUES (%s, %s)", (writer, number))
                     # Ends Aria's and MyISAM's statements in the binlog's eyes too.
@@ -138,11 +137,12 @@ def _main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("writer", type=int)
     parser.add_argument("pause_s", type=float)
+    parser.add_argument("engines", nargs="*")
     arguments = parser.parse_args()
     # A killed test must not leave writers behind.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
-        _write_forever(arguments.socket, arguments.folder, arguments.writer, arguments.pause_s)
+        _write_forever(arguments.socket, arguments.folder, arguments.writer, arguments.pause_s, arguments.engines)
     except pymysql.err.MySQLError as error:
         sys.exit(str(error))
 
@@ -153,8 +153,9 @@ def _main() -> None:
 class WriteLoad:
     """Writers that run (or have run) against a server. Made by `write_load`."""
 
-    def __init__(self, socket: str, folder: Path, writers: int, pause_s: float) -> None:
+    def __init__(self, socket: str, folder: Path, writers: int, pause_s: float, engines: Sequence[str]) -> None:
         self.writers = writers
+        self._engines = engines
         self._socket = socket
         self._folder = folder
         self._pause_s = pause_s
@@ -167,12 +168,13 @@ class WriteLoad:
         (self._folder / "stop").unlink(missing_ok=True)
         self._since_ns = time.monotonic_ns()
         pause = str(self._pause_s)
+        program = [sys.executable, "-m", "support.load"]
         with shielded():
             for writer in range(self.writers):
                 with (self._folder / f"errors-{writer}").open("ab") as errors:
                     self._processes.append(
                         subprocess.Popen(
-                            [sys.executable, "-m", "support.load", self._socket, self._folder, str(writer), pause],
+                            [*program, self._socket, self._folder, str(writer), pause, *self._engines],
                             stdin=subprocess.DEVNULL,
                             stdout=errors,
                             stderr=errors,
@@ -258,13 +260,16 @@ class WriteLoad:
 
 
 @contextmanager
-def write_load(socket: str, *, writers: int = 4, pause_s: float = 0.0) -> Iterator[WriteLoad]:
+def write_load(
+    socket: str, *, writers: int = 4, pause_s: float = 0.0, engines: Sequence[str] = ENGINES
+) -> Iterator[WriteLoad]:
     """Make the tables on the server at `socket` and write to them while the context lasts.
 
     Args:
         socket: of a server that lets root in without a password.
         writers: number of connections, each a process.
         pause_s: rest after each round; 0 writes as fast as it goes.
+        engines: those beside InnoDB, of `ENGINES`; MySQL has no Aria.
     """
     connection = pymysql.connect(unix_socket=socket, user="root", autocommit=True)
     with connection, connection.cursor() as cursor:
@@ -272,10 +277,15 @@ def write_load(socket: str, *, writers: int = 4, pause_s: float = 0.0) -> Iterat
         cursor.execute(f"USE {SCHEMA}")
         for statement in _TABLES:
             cursor.execute(statement)
+        for name in engines:
+            cursor.execute(f"CREATE TABLE journal_{name} {_JOURNAL} {_ENGINE_OPTIONS[name]}")
+            cursor.execute(
+                f"CREATE TABLE counter_{name} (writer INT PRIMARY KEY, n BIGINT NOT NULL) {_ENGINE_OPTIONS[name]}"
+            )
         rows = ", ".join(f"({number}, {_OPENING_BALANCE})" for number in range(ACCOUNTS))
         cursor.execute(f"INSERT INTO accounts VALUES {rows}")
     with work_folder() as folder:
-        load = WriteLoad(socket, folder, writers, pause_s)
+        load = WriteLoad(socket, folder, writers, pause_s, engines)
         try:
             load.start()
             yield load
@@ -292,6 +302,7 @@ def check_invariant(
     *,
     before: tuple[Acknowledged, ...] | None = None,
     after: tuple[Acknowledged, ...] | None = None,
+    engines: Sequence[str] = ENGINES,
 ) -> tuple[Acknowledged, ...]:
     """Given a connection to a server on a copy, return what each writer had written in it.
 
@@ -299,6 +310,7 @@ def check_invariant(
         connection: to the copy's server.
         before: `WriteLoad.acknowledged` before the copy was made: none of it may be lost.
         after: the same after: nothing beyond it, but for the one write that was under way, may be there.
+        engines: as `write_load` had them; what an engine that was left out wrote is 0.
 
     Raises InvariantError that lists everything that is wrong.
     """
@@ -308,28 +320,35 @@ def check_invariant(
             cursor.execute(sql)
             return list(cursor.fetchall())
 
-        reached, wrong = _inspect(rows)
+        reached, wrong = _inspect(rows, engines)
     count = len(before or after or ()) or max((1 + max(tops) for tops in reached.values() if tops), default=0)
     found = tuple(
         Acknowledged(
             innodb=reached["ledger"].get(writer, 0),
-            aria=reached["journal_aria"].get(writer, 0),
-            myisam=reached["journal_myisam"].get(writer, 0),
+            aria=reached.get("journal_aria", {}).get(writer, 0),
+            myisam=reached.get("journal_myisam", {}).get(writer, 0),
         )
         for writer in range(count)
     )
     for writer, line in enumerate(found):
-        wrong += _compare(writer, line, before[writer] if before else None, after[writer] if after else None)
+        wrong += _compare(writer, line, engines, before[writer] if before else None, after[writer] if after else None)
     if wrong:
         raise InvariantError("; ".join(wrong))
     return found
 
 
-def _inspect(rows: Callable[[str], list[tuple[Any, ...]]]) -> tuple[dict[str, dict[int, int]], list[str]]:
+def table_names(engines: Sequence[str] = ENGINES) -> tuple[str, ...]:
+    """Return the names of the load's tables in `SCHEMA`."""
+    return ("accounts", "ledger", *(f"{what}_{name}" for name in engines for what in ("journal", "counter")))
+
+
+def _inspect(
+    rows: Callable[[str], list[tuple[Any, ...]]], engines: Sequence[str]
+) -> tuple[dict[str, dict[int, int]], list[str]]:
     """Return how far each writer came in each journal, and what is wrong inside the copy."""
     wrong = [
         f"CHECK TABLE {name}: {kind} {text}"
-        for name in _TABLE_NAMES
+        for name in table_names(engines)
         for _, _, kind, text in rows(f"CHECK TABLE {SCHEMA}.{name} EXTENDED")
         if kind == "error" or (kind == "status" and text != "OK")
     ]
@@ -337,13 +356,13 @@ def _inspect(rows: Callable[[str], list[tuple[Any, ...]]]) -> tuple[dict[str, di
     if total != ACCOUNTS * _OPENING_BALANCE:
         wrong.append(f"the accounts hold {total}, not {ACCOUNTS * _OPENING_BALANCE}")
     reached: dict[str, dict[int, int]] = {}
-    for name in ("ledger", "journal_aria", "journal_myisam"):
+    for name in ("ledger", *(f"journal_{engine}" for engine in engines)):
         reached[name] = {}
         for writer, count, top in rows(f"SELECT writer, COUNT(*), MAX(n) FROM {SCHEMA}.{name} GROUP BY writer"):
             reached[name][writer] = top
             if count != top:
                 wrong.append(f"{name}: writer {writer} is at {top} but has {count} rows")
-    for name in ("aria", "myisam"):
+    for name in engines:
         counter = dict(rows(f"SELECT writer, n FROM {SCHEMA}.counter_{name}"))
         # Row first, counter second: the counter may be one behind.
         wrong += [
@@ -354,12 +373,15 @@ def _inspect(rows: Callable[[str], list[tuple[Any, ...]]]) -> tuple[dict[str, di
     return reached, wrong
 
 
-def _compare(writer: int, line: Acknowledged, before: Acknowledged | None, after: Acknowledged | None) -> list[str]:
+def _compare(
+    writer: int, line: Acknowledged, engines: Sequence[str], before: Acknowledged | None, after: Acknowledged | None
+) -> list[str]:
     """Return what is wrong with one writer's journals, against each other and against what was acknowledged."""
     wrong = []
-    if not (line.innodb - 1 <= line.aria <= line.innodb and line.aria - 1 <= line.myisam <= line.aria):
+    steps = ("innodb", *engines)
+    if not all(0 <= getattr(line, first) - getattr(line, then) <= 1 for first, then in pairwise(steps)):
         wrong.append(f"writer {writer}'s engines are of different instants: {line}")
-    for engine in ("innodb", "aria", "myisam"):
+    for engine in steps:
         here = getattr(line, engine)
         if before is not None and here < getattr(before, engine):
             wrong.append(f"writer {writer}: {engine} {getattr(before, engine)} was acknowledged, {here} is there")
