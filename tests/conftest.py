@@ -35,10 +35,13 @@ class _Tally:
         self.collected: Counter[str] = Counter()
         self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self.not_run: dict[tuple[str, str], int] = Counter()
+        self.not_covered: Counter[str] = Counter()
         self.leftovers: list[str] = []
 
 
 _TALLY = pytest.StashKey[_Tally]()
+# Of a test: why the server that it needs is not to be had, which fails no run.
+_NOT_COVERED = pytest.StashKey[str]()
 
 
 def _tier(path: Path) -> str:
@@ -72,6 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             absent = requirements.lacking(wanted)
         except KeyError as error:
             raise pytest.UsageError(f"{item.nodeid}: {error.args[0]}") from None
+        if reason := requirements.uncovered(wanted):
+            item.stash[_NOT_COVERED] = reason
         if absent:
             item.add_marker(pytest.mark.skip(reason="; ".join(absent)), append=False)
     # The quick tiers first: what is broken there explains failures further on.
@@ -90,7 +95,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = _skip_reason(report)
         tally.not_run[tier, reason] += 1
-        if _FORBID_SKIP:
+        if uncovered := item.stash.get(_NOT_COVERED, None):
+            tally.not_covered[uncovered] += 1
+        elif _FORBID_SKIP:
             report.outcome = "failed"
             report.longrepr = f"{item.nodeid} did not run, and here everything must: {reason}"
     if report.when == "call" or report.outcome != "passed":
@@ -135,6 +142,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("not run, and why")
         for (tier, reason), count in sorted(tally.not_run.items()):
             write(f"{tier:<12}{count:>4} × {reason}")
+    if tally.not_covered:
+        terminalreporter.section("NOT COVERED", red=True)
+        for reason, count in sorted(tally.not_covered.items()):
+            write(f"{count:>4} tests × {reason}")
     if tally.leftovers:
         terminalreporter.section("LEFT BEHIND by the tests (removed now)", red=True)
         for line in tally.leftovers:

@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from support.kinds import KINDS, SYSTEM
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -94,6 +96,8 @@ _CHECKS: dict[str, Callable[[], str | None]] = {
     "mariadbd": _mariadbd,
     "btrfsutil": _btrfsutil,
     "device-mapper": _device_mapper,
+    SYSTEM: _mariadbd,
+    **{kind.name: kind.lacking for kind in KINDS.values() if kind.unpacked},
 }
 
 NAMES = tuple(_CHECKS)
@@ -113,3 +117,15 @@ def lacking(names: Iterable[str]) -> list[str]:
     if unknown:
         raise KeyError(f"unknown requirements {unknown}; there are {', '.join(_CHECKS)}")
     return [reason for name in dict.fromkeys(names) if (reason := _lacking(name)) is not None]
+
+
+def uncovered(names: Iterable[str]) -> str | None:
+    """Given names of requirements, return why a test is not covered; None if it runs, or if anything else is lacking.
+
+    Not covered: all it lacks is a server that its archive, an unstable one, did not give. That fails no test run.
+    """
+    absent = [name for name in dict.fromkeys(names) if _lacking(name) is not None]
+    reasons = [KINDS[name].uncovered() if name in KINDS else None for name in absent]
+    if not absent or None in reasons:
+        return None
+    return "; ".join(f"{name}: {reason}" for name, reason in zip(absent, reasons, strict=True))

@@ -1,4 +1,4 @@
-"""A private MariaDB server for a test: its own datadir, socket and log, no network, always ended by its process id."""
+"""A private server for a test: its own datadir, socket and log, no network, always ended by its process id."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pymysql
 
 from snapmgr.command import CommandRunner, clean_environment, find_program
+from support.kinds import KINDS, SYSTEM
 from support.storage import shielded, work_folder
 
 if TYPE_CHECKING:
@@ -27,18 +28,6 @@ _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 60.0
 # sun_path has 108 bytes; clients cut or refuse at different lengths before that.
 _SOCKET_LIMIT = 100
-_DEFAULT_OPTIONS = (
-    "--skip-networking",
-    "--innodb-buffer-pool-size=64M",
-    "--innodb-log-file-size=16M",
-    "--innodb-flush-log-at-trx-commit=1",
-    "--server-id=1",
-    "--log-bin=binlog",
-    "--binlog-format=ROW",
-    "--sync-binlog=1",
-    "--performance-schema=OFF",
-    "--max-connections=200",
-)
 
 
 def server_user() -> pwd.struct_passwd:
@@ -54,12 +43,13 @@ def server_user() -> pwd.struct_passwd:
 class PrivateServer:
     """A running (or stopped, or killed) private server. Made by `private_server`."""
 
-    def __init__(self, datadir: Path, folder: Path, options: Sequence[str]) -> None:
+    def __init__(self, datadir: Path, folder: Path, options: Sequence[str], kind: str = SYSTEM) -> None:
         self.datadir = datadir
+        self.kind = KINDS[kind]
         self.socket = str(folder / "s")
         self.log = folder / "error.log"
         self._folder = folder
-        self._options = (*_DEFAULT_OPTIONS, *options)
+        self._options = (*self.kind.options, *options)
         self._process: subprocess.Popen[bytes] | None = None
         self._answered = False
         if len(self.socket) >= _SOCKET_LIMIT:
@@ -89,11 +79,10 @@ class PrivateServer:
         user = server_user()
         argv = [find_program("setpriv"), "--pdeathsig", "KILL"]
         if os.geteuid() == 0:
-            # The user changes before mariadbd starts: it would itself clear the death signal by changing it.
+            # The user changes before the server starts: it would itself clear the death signal by changing it.
             argv += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
         argv += [
-            find_program("mariadbd"),
-            "--no-defaults",
+            *self.kind.server_command(),
             f"--datadir={self.datadir}",
             f"--socket={self.socket}",
             f"--pid-file={self._folder}/pid",
@@ -125,7 +114,7 @@ class PrivateServer:
                 code = self._process.poll()
                 if code is not None or time.monotonic() > deadline:
                     how = "did not answer" if code is None else f"ended with {code}"
-                    raise RuntimeError(f"mariadbd {how} ({error}); log:\n{self._tail()}") from None
+                    raise RuntimeError(f"{self.kind.name} {how} ({error}); log:\n{self._tail()}") from None
                 time.sleep(0.05)
             else:
                 self._answered = True
@@ -177,41 +166,32 @@ class PrivateServer:
             process.wait(_STOP_TIMEOUT_S)
 
 
-def install(datadir: Path, options: Sequence[str] = ()) -> None:
+def install(datadir: Path, options: Sequence[str] = (), kind: str = SYSTEM) -> None:
     """Make an initialised datadir at `datadir` (created, owned by the server's user).
 
     Without `options` it is copied from one that was made once in this process: 0.1 s instead of 4 s. Options that move
-    files (``--innodb-undo-directory=…``) must be given here *and* to the server.
+    files (``--innodb-undo-directory=…``) must be given here *and* to the server. `kind` is one of `KINDS`.
     """
     user = server_user()
     if not options:
-        shutil.copytree(_template(), datadir, dirs_exist_ok=True)
+        shutil.copytree(_template(kind), datadir, dirs_exist_ok=True)
     else:
         datadir.mkdir(parents=True, exist_ok=True)
-        _initialise(datadir, options)
+        _initialise(datadir, kind, options)
+    # MySQL's server UUID: two servers must not have the same, and one without makes its own.
+    (datadir / "auto.cnf").unlink(missing_ok=True)
     if os.geteuid() == 0:
         for path in [datadir, *datadir.rglob("*")]:
             os.chown(path, user.pw_uid, user.pw_gid)
 
 
-def _initialise(datadir: Path, options: Sequence[str] = ()) -> None:
+def _initialise(datadir: Path, kind: str, options: Sequence[str] = ()) -> None:
     user = server_user()
-    if os.geteuid() == 0:
+    as_root = os.geteuid() == 0
+    if as_root:
         os.chown(datadir, user.pw_uid, user.pw_gid)
-        # root logs in by the socket, as on a Debian server.
-        who = [f"--user={user.pw_name}", "--auth-root-authentication-method=socket"]
-    else:
-        who = ["--auth-root-authentication-method=normal"]
     CommandRunner().run(
-        [
-            "mariadb-install-db",
-            "--no-defaults",
-            f"--datadir={datadir}",
-            "--skip-test-db",
-            "--innodb-log-file-size=16M",
-            *who,
-            *options,
-        ],
+        [*KINDS[kind].install_command(datadir, user.pw_name if as_root else None), *options],
         timeout_s=120,
         # A server that starts removes all temporary tables in its temporary folder, be they another one's.
         env={"TMPDIR": str(datadir)},
@@ -222,17 +202,17 @@ _templates = ExitStack()
 
 
 @cache
-def _template() -> Path:
+def _template(kind: str) -> Path:
     """Initialise a datadir once for this process and return it; `close_template` removes it."""
     folder = _templates.enter_context(work_folder())
     datadir = folder / "template"
     datadir.mkdir()
-    _initialise(datadir)
+    _initialise(datadir, kind)
     return datadir
 
 
 def close_template() -> None:
-    """Remove the datadir that `install` copies from; it is made again where one is needed."""
+    """Remove the datadirs that `install` copies from; they are made again where one is needed."""
     _templates.close()
     _template.cache_clear()
 
@@ -242,7 +222,12 @@ atexit.register(close_template)
 
 @contextmanager
 def private_server(
-    datadir: Path, options: Sequence[str] = (), *, install_options: Sequence[str] | None = (), start: bool = True
+    datadir: Path,
+    options: Sequence[str] = (),
+    *,
+    install_options: Sequence[str] | None = (),
+    start: bool = True,
+    kind: str = SYSTEM,
 ) -> Iterator[PrivateServer]:
     """Run a private server on `datadir` while the context lasts.
 
@@ -251,6 +236,7 @@ def private_server(
         options: further options; the last one given wins.
         install_options: further options for the initialisation.
         start: False leaves the first `start` to the caller.
+        kind: one of `support.kinds.KINDS`; by default the system's MariaDB.
 
     The server runs as `server_user`, without network, its socket and log in a folder of its own outside the datadir.
     """
@@ -259,8 +245,8 @@ def private_server(
         if os.geteuid() == 0:
             os.chown(folder, server_user().pw_uid, server_user().pw_gid)
         if install_options is not None:
-            install(datadir, install_options)
-        server = PrivateServer(datadir, folder, options)
+            install(datadir, install_options, kind)
+        server = PrivateServer(datadir, folder, options, kind)
         try:
             if start:
                 server.start()
