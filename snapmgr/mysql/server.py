@@ -10,28 +10,25 @@ import os
 import shutil
 import signal
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from snapmgr.command import CommandRunner, Process, running
+from snapmgr.command import Process, running
 from snapmgr.errors import LackingError, StorageError, VerificationError
 from snapmgr.mysql.client import Connection, Credentials, MysqlError, connect
 from snapmgr.mysql.copy import Copy, prepare_copy
 from snapmgr.mysql.options import server_options
+from snapmgr.mysql.rundir import LOG, as_user, check_reachable, make_run_dir, owner_of
 from snapmgr.mysql.serverlog import damage, describe_end
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import BinaryIO
 
     from snapmgr.mysql.program import ServerBinary
 
-# sun_path has 108 bytes; clients cut or refuse at different lengths before that.
-_SOCKET_LIMIT = 100
 _GRACE_S = 10.0
-_LOG = "server.log"
 _MIB = 1024 * 1024
 # Mounts the copy over the paths that the source server knew, in a mount namespace of its own: pairs up to "--".
 _COVER = 'while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 97; shift 2; done; shift; exec "$@"'
@@ -126,11 +123,11 @@ def throwaway(
     space, an absolute path that is not covered).
     """
     datadir, run_dir = os.path.realpath(datadir), os.path.abspath(run_dir)
-    uid, gid = _owner(datadir)
+    uid, gid = owner_of(datadir)
     copy = prepare_copy(datadir, settings, originals or {})
-    socket, log = _make_run_dir(run_dir, uid, gid)
+    socket, log = make_run_dir(run_dir, uid, gid)
     with log:
-        _check_reachable(datadir, run_dir, uid, gid)
+        check_reachable(datadir, run_dir, uid, gid)
         argv = [
             *_prefix(copy, uid, gid),
             binary.path,
@@ -138,7 +135,7 @@ def throwaway(
             *options,
         ]
         with running(argv, output=log, grace_s=_GRACE_S) as process:
-            server = ThrowawayServer(process, socket, os.path.join(run_dir, _LOG), log.fileno())
+            server = ThrowawayServer(process, socket, os.path.join(run_dir, LOG), log.fileno())
             try:
                 _wait_until_it_answers(server, time_limit_s)
             except BaseException:
@@ -165,57 +162,6 @@ def run_folder(scratch: str | os.PathLike[str]) -> Iterator[str]:
             raise StorageError(f"cannot remove {folder}: {error}", hint="look who uses it, and remove it") from None
 
 
-def _owner(datadir: str) -> tuple[int, int]:
-    facts = os.stat(datadir)
-    if facts.st_uid == 0:
-        others = {entry.stat(follow_symlinks=False).st_uid for entry in os.scandir(datadir)} - {0}
-        if others:
-            raise VerificationError(
-                f"the datadir {datadir} belongs to root, but files in it to user {min(others)}: no server could use it"
-            )
-    if os.geteuid() not in (0, facts.st_uid):
-        raise LackingError(
-            f"the datadir {datadir} belongs to user {facts.st_uid}, and only root can start a server as that user",
-            hint="run snapmgr as root",
-        )
-    return facts.st_uid, facts.st_gid
-
-
-def _make_run_dir(run_dir: str, uid: int, gid: int) -> tuple[str, BinaryIO]:
-    """Make the folder for the socket and temporary files, and the log in it; return the socket's path and the log.
-
-    The folder itself is given away last: from then on its owner may lay symlinks there.
-    """
-    socket = os.path.join(run_dir, "s")
-    if len(os.fsencode(socket)) >= _SOCKET_LIMIT:
-        raise LackingError(f"{socket} is too long for a socket", hint="choose a shorter runtime folder")
-    os.makedirs(run_dir, mode=0o700, exist_ok=True)
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(run_dir, flags)
-    try:
-        with suppress(FileExistsError):
-            os.mkdir("tmp", 0o700, dir_fd=fd)
-        inner = os.open("tmp", flags, dir_fd=fd)
-        try:
-            _give(inner, uid, gid)
-        finally:
-            os.close(inner)
-        # Always a new file: an older one is its owner's, who may have linked it to anything.
-        with suppress(FileNotFoundError):
-            os.unlink(_LOG, dir_fd=fd)
-        log = os.open(_LOG, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
-        _give(fd, uid, gid)
-    finally:
-        os.close(fd)
-    return socket, os.fdopen(log, "r+b", buffering=0)
-
-
-def _give(fd: int, uid: int, gid: int) -> None:
-    os.fchmod(fd, 0o700)
-    if os.geteuid() == 0:
-        os.fchown(fd, uid, gid)
-
-
 def _read_from(fd: int, offset: int) -> bytes:
     """Return what is in a file from `offset` on; its position, which the server shares, stays."""
     pieces = []
@@ -226,11 +172,10 @@ def _read_from(fd: int, offset: int) -> bytes:
 
 
 def _as_owner(uid: int, gid: int) -> list[str]:
-    # The user changes before the death signal is set: changing it afterwards would clear the signal.
-    user = [f"--reuid={uid}", f"--regid={gid}", "--clear-groups"] if os.geteuid() == 0 else []
-    # Whoever died before it was set sends none: then nobody would ever end the server.
+    # Whoever died before the signal was set sends none: then nobody would ever end the server.
     alive = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
-    return ["setpriv", *user, "--pdeathsig", "KILL", "--", *alive]
+    # The user changes before the death signal is set: changing it afterwards would clear the signal.
+    return [*as_user(uid, gid), "setpriv", "--pdeathsig", "KILL", "--", *alive]
 
 
 def _prefix(copy: Copy, uid: int, gid: int) -> list[str]:
@@ -246,16 +191,6 @@ def _prefix(copy: Copy, uid: int, gid: int) -> list[str]:
         *(*pairs, "--"),
         *_as_owner(uid, gid),
     ]
-
-
-def _check_reachable(datadir: str, run_dir: str, uid: int, gid: int) -> None:
-    """Raise LackingError if a folder above is closed to the owner: the server would call that damage."""
-    for path in (os.path.dirname(datadir), run_dir):
-        if CommandRunner().run([*_as_owner(uid, gid), "test", "-x", path], ok=(0, 1)).returncode != 0:
-            raise LackingError(
-                f"user {uid}, who owns the datadir, cannot reach {path}",
-                hint="the folders above it must be open for passing through (chmod o+x)",
-            )
 
 
 def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None:

@@ -23,7 +23,8 @@ from snapmgr.jobs.context import Context
 from snapmgr.jobs.fix import fix
 from snapmgr.jobs.restore import restore
 from snapmgr.mount import bind, remove_point, unmount
-from snapmgr.mysql.server import _make_run_dir, run_folder
+from snapmgr.mysql.rundir import make_run_dir
+from snapmgr.mysql.server import run_folder
 from support.btrfs import run
 from support.scene import btrfs_scene
 from support.storage import work_folder
@@ -148,13 +149,13 @@ def test_the_folder_of_a_throwaway_server_is_given_away_without_following_anythi
     run_dir, target, secret = folder / "v", folder / "outside", folder / "outside" / "secret"
     secret.write_text("precious")
     secret.chmod(0o600)
-    _, log = _make_run_dir(str(run_dir), USER, USER)
+    _, log = make_run_dir(str(run_dir), USER, USER)
     log.close()
     assert run_dir.stat().st_uid == (run_dir / "tmp").stat().st_uid == USER
     assert (run_dir / "server.log").stat().st_uid == 0
     (run_dir / "server.log").unlink()
     (run_dir / "server.log").symlink_to(secret)
-    _, log = _make_run_dir(str(run_dir), USER, USER)
+    _, log = make_run_dir(str(run_dir), USER, USER)
     log.write(b"said")
     log.close()
     assert secret.read_text() == "precious"
@@ -163,7 +164,7 @@ def test_the_folder_of_a_throwaway_server_is_given_away_without_following_anythi
     (run_dir / "tmp").symlink_to(target)
     before = target.stat()
     with pytest.raises(OSError, match="Not a directory|symbolic links"):
-        _make_run_dir(str(run_dir), USER, USER)
+        make_run_dir(str(run_dir), USER, USER)
     assert (target.stat().st_uid, target.stat().st_mode) == (before.st_uid, before.st_mode)
 
 
