@@ -6,6 +6,7 @@ import time
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import LaterStepError, NotQuiescedError, SnapmgrError
@@ -15,6 +16,7 @@ from snapmgr.jobs.source import locate_source, name_excluded
 from snapmgr.jobs.sweep import complete, remove_traces, sweep
 from snapmgr.manifest import Manifest, Member, Position, QuiesceRecord, new_id
 from snapmgr.mysql.freeze import frozen
+from snapmgr.mysql.lockless import lockless
 from snapmgr.mysql.quiesce import Bounds, locked
 from snapmgr.mysql.stopped import stopped
 from snapmgr.probe import require_answer
@@ -23,12 +25,14 @@ from snapmgr.trigger import Trigger
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from snapmgr.api import Armed
     from snapmgr.config import Job
     from snapmgr.jobs.context import Context
     from snapmgr.jobs.source import LiveServer, Source
+    from snapmgr.manifest import SourcePosition
+    from snapmgr.mysql.levels import Choice
     from snapmgr.records import Shot
 
 _SYNC_TRIES = 8
@@ -50,6 +54,8 @@ class Plan:
     level: str
     why: str
     excluded: tuple[str, ...]
+    absent: tuple[str, ...]
+    """Folders of logs that the server writes and that are not in it."""
     warnings: tuple[str, ...]
 
 
@@ -57,8 +63,8 @@ def plan_backup(ctx: Context, job: Job) -> Plan:
     """Return what `backup` would do; locks nothing, writes nothing."""
     source = locate_source(ctx, job)
     level, why = ("none", "a plain directory") if job.source == "directory" else ("stopped", "asked for by the job")
-    if source.live is not None:
-        level, why = source.live.choice.name, source.live.choice.why
+    if source.choice is not None:
+        level, why = source.choice.name, source.choice.why
     return Plan(
         job=job.name,
         path=source.path,
@@ -66,7 +72,8 @@ def plan_backup(ctx: Context, job: Job) -> Plan:
         volumes=tuple(volume.id for volume in source.volumes),
         level=level,
         why=why,
-        excluded=name_excluded(source.shares),
+        excluded=name_excluded(source.shares, source.absent),
+        absent=source.absent,
         warnings=source.warnings,
     )
 
@@ -105,6 +112,7 @@ class _Evidence:
     shots: tuple[Shot, ...]
     quiesce: QuiesceRecord
     position: Position | None
+    sources: tuple[SourcePosition, ...] = ()
 
 
 def _take(ctx: Context, job: Job, source: Source) -> Manifest:
@@ -119,7 +127,8 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
         machine_id=machine_id(),
         number=ctx.catalog.next_number(now),
         state_dir=str(ctx.catalog.path.absolute()),
-        excluded=name_excluded(source.shares),
+        excluded=name_excluded(source.shares, source.absent),
+        absent=source.absent,
         server=source.server,
     )
     backend = source.backend
@@ -151,6 +160,7 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
                 proved_at=datetime.now(UTC),
                 quiesce=evidence.quiesce,
                 position=evidence.position,
+                sources=evidence.sources,
                 helper=None,
             )
             ctx.catalog.write(manifest)
@@ -161,30 +171,15 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
 
 
 def _fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger) -> _Evidence:
-    def sync() -> None:
-        _sync_until_short(armed, job.sync_target_s)
-
-    if source.live is not None:
-        bounds = Bounds(lock_wait_s=job.lock_wait_s, lock_attempts=job.lock_attempts, lock_hold_s=job.lock_hold_s)
-        _refuse_long_stall(armed, bounds.lock_hold_s)
-        live = source.live
-        with locked(live.credentials, live.choice, bounds, check=live.check, sync=sync) as lock:
-            frozen_s = 0.0
-            if live.choice.freeze:
-                shots, frozen_s = _fire_frozen(ctx, live, lock.deadline, trigger)
-            else:
-                shots = trigger.fire(lock.deadline)
-            lock.prove()
-            lock.release()
+    sync = partial(_sync_until_short, armed, job.sync_target_s)
+    if source.live is not None and source.choice is not None:
+        if source.choice.level == "crash-consistent":
+            evidence = _fire_unlocked(job, source.live, source.choice, trigger, sync)
+        else:
+            _refuse_long_stall(armed, job.lock_hold_s)
+            evidence = _fire_locked(ctx, job, source.live, source.choice, trigger=trigger, sync=sync)
         source.refuse_new_places()
-        record = replace(lock.record(), frozen_s=frozen_s)
-        call_s = sum(shot.finish_ns - shot.start_ns for shot in shots) / 1e9
-        ctx.tell(
-            f"{record.level}: waited {format_duration(record.waited_s)}, held {format_duration(record.held_s)} "
-            f"(storage call {format_duration(call_s)})"
-            + (f", the server stood still for {format_duration(frozen_s)}" if live.choice.freeze else "")
-        )
-        return _Evidence(shots=shots, quiesce=record, position=lock.position)
+        return evidence
     sync()
     if job.source == "mysql":
         with stopped(source.path) as still:
@@ -200,6 +195,47 @@ def _fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger
         shots=shots,
         quiesce=QuiesceRecord(level="none", why="a plain directory", proof=proof, attempts=1, waited_s=0.0, held_s=0.0),
         position=None,
+    )
+
+
+def _fire_unlocked(job: Job, live: LiveServer, choice: Choice, trigger: Trigger, sync: Callable[[], None]) -> _Evidence:
+    with lockless(live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync) as free:
+        shots = trigger.fire(free.deadline)
+        free.prove()
+    # Its position comes from its own binlog, once that can be read (`snapmgr.jobs.sweep.complete`).
+    return _Evidence(shots=shots, quiesce=free.record(), position=None)
+
+
+def _fire_locked(
+    ctx: Context, job: Job, live: LiveServer, choice: Choice, *, trigger: Trigger, sync: Callable[[], None]
+) -> _Evidence:
+    with locked(
+        live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync, tell=ctx.tell
+    ) as lock:
+        frozen_s = 0.0
+        if choice.freeze:
+            shots, frozen_s = _fire_frozen(ctx, live, lock.deadline, trigger)
+        else:
+            shots = trigger.fire(lock.deadline)
+        lock.prove()
+        lock.release()
+    record = replace(lock.record(), frozen_s=frozen_s)
+    call_s = sum(shot.finish_ns - shot.start_ns for shot in shots) / 1e9
+    ctx.tell(
+        f"{record.level}: waited {format_duration(record.waited_s)}, held {format_duration(record.held_s)} "
+        f"(storage call {format_duration(call_s)})"
+        + (f", the server stood still for {format_duration(frozen_s)}" if choice.freeze else "")
+    )
+    return _Evidence(shots=shots, quiesce=record, position=lock.position, sources=lock.sources)
+
+
+def _bounds(job: Job) -> Bounds:
+    return Bounds(
+        lock_wait_s=job.lock_wait_s,
+        lock_attempts=job.lock_attempts,
+        lock_hold_s=job.lock_hold_s,
+        blocker_wait_s=job.blocker_wait_s,
+        kill_selects_after_s=job.kill_selects_after_s,
     )
 
 

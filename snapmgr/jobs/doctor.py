@@ -13,10 +13,10 @@ from snapmgr.jobs.finding import Finding, of_error
 from snapmgr.jobs.leftovers import pools_near
 from snapmgr.jobs.source import locate_source, name_excluded
 from snapmgr.mount import KernelMounter
+from snapmgr.mysql.abilities import probe_abilities
 from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.identity import identify
 from snapmgr.mysql.program import find_server
-from snapmgr.mysql.quiesce import choose
 from snapmgr.mysql.stopped import server_process
 from snapmgr.plugins import list_plugins, make_backend
 from snapmgr.probe import require_answer
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from snapmgr.config import Config, Job
     from snapmgr.jobs.context import Context
     from snapmgr.jobs.finding import Level
+    from snapmgr.jobs.source import Source
     from snapmgr.records import Pool, Volume
 
 # Snapshots grow behind one's back: beyond this somebody should look.
@@ -120,8 +121,7 @@ def _examine_server(job: Job) -> Iterator[Finding]:
             identity = identify(connection)
             server = f"{identity.flavor} {identity.version} (pid {identity.pid})"
             yield _finding(job, "ok", f"{server} has the datadir {identity.datadir} open")
-            choice = choose(job.quiesce, identity.flavor)
-            yield _finding(job, "ok", f"level {choice.name}: {choice.why}")
+            probe_abilities(connection, identity).refuse_cluster()
             missing = missing_privileges(read_grants(connection))
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
@@ -169,6 +169,8 @@ def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[F
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
         return
+    if source.choice is not None:
+        yield _finding(job, "ok", f"level {source.choice.name}: {source.choice.why}")
     pools.extend(volume.pool for volume in source.volumes)
     try:
         for volume in source.volumes:
@@ -180,15 +182,20 @@ def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[F
     chosen = "the best that can" if job.backend == "auto" else "asked for by the job"
     for volume in source.volumes:
         yield _finding(job, "ok", f"{volume.path}: {source.backend.name} ({chosen}) takes volume {volume.id} {why}")
-    for path in name_excluded(source.shares):
-        yield _finding(job, "note", f"not in a snapshot: {path} (a nested subvolume or mount)")
-    for warning in source.warnings:
-        yield _finding(job, "note", warning)
+    yield from (_finding(job, "note", what) for what in _caveats(source))
     try:
         for volume in source.volumes:
             yield from _examine_headroom(ctx, job, volume)
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
+
+
+def _caveats(source: Source) -> Iterator[str]:
+    for path in source.absent:
+        yield f"not in a snapshot: the logs in {path}, which {source.backend.name} cannot take"
+    for path in name_excluded(source.shares, source.absent):
+        yield f"not in a snapshot: {path} (a nested subvolume or mount)"
+    yield from source.warnings
 
 
 def _examine_headroom(ctx: Context, job: Job, volume: Volume) -> Iterator[Finding]:

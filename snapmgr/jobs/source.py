@@ -10,11 +10,12 @@ from snapmgr.blockdev import find_target
 from snapmgr.errors import ConfigError, LackingError, NotQuiescedError, SnapmgrError, StorageError
 from snapmgr.host import boot_id
 from snapmgr.manifest import Process, ServerRecord
+from snapmgr.mysql.abilities import Abilities, probe_abilities
 from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.freeze import refuse_unsafe
 from snapmgr.mysql.identity import identify
 from snapmgr.mysql.layout import read_files, read_layout
-from snapmgr.mysql.quiesce import Choice, choose
+from snapmgr.mysql.levels import Choice, Needs, choose
 from snapmgr.plugins import list_plugins
 from snapmgr.records import NotMine
 
@@ -34,12 +35,14 @@ _PROBE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class LiveServer:
-    """A running server that has to be locked: who it is, what it writes where, and the lock to take."""
+    """A running server: who it is, what it can do, what it writes where."""
 
     credentials: Credentials
     identity: ServerIdentity
+    abilities: Abilities
     layout: Layout
-    choice: Choice
+    durability: dict[str, str]
+    """sync_binlog and innodb_flush_log_at_trx_commit."""
 
     @property
     def process(self) -> Process:
@@ -86,10 +89,14 @@ class Source:
     """One for each volume; the first holds `path`."""
     live: LiveServer | None
     """None for directories and stopped servers."""
+    choice: Choice | None
+    """How the live server is held still; None where there is none."""
     server: ServerRecord | None
     """What the manifest says of the live server."""
     layout: Layout | None = None
     """Of a server, running or not: all that the snapshot must hold."""
+    absent: tuple[str, ...] = ()
+    """Folders of logs that no backend can take, and that the snapshot does not need."""
 
     @property
     def volumes(self) -> tuple[Volume, ...]:
@@ -108,9 +115,8 @@ class Source:
         """
         if self.layout is None:
             return
-        _refuse_new(
-            _folders(read_files(self.layout.datadir)) - {path for share in self.shares for path in share.places}
-        )
+        held = {path for share in self.shares for path in share.places}
+        _refuse_new(_folders(read_files(self.layout.datadir)) - held - set(self.absent))
 
 
 def _folders(layout: Layout) -> set[str]:
@@ -134,32 +140,52 @@ def locate_source(ctx: Context, job: Job) -> Source:
     this machine lacks something.
     """
     if job.source == "directory":
-        backend, shares = _choose_backend(ctx, job, _Wanted(path=str(job.path)))
-        return Source(path=str(job.path), backend=backend, shares=shares, live=None, server=None)
+        taken = _choose_backend(ctx, job, _Wanted(path=str(job.path)))
+        return Source(
+            path=str(job.path), backend=taken.backend, shares=taken.shares, live=None, choice=None, server=None
+        )
+    freeze = job.quiesce == "freeze-process"
     if job.quiesce == "stopped":
         live, layout = None, read_files(os.path.realpath(str(job.datadir)))
     else:
         live = probe_server(job)
-        if live.choice.freeze:
+        live.abilities.refuse_cluster()
+        if freeze:
             refuse_unsafe(live.process, job.lock_hold_s)
         layout = live.layout
     # What neither writes nor moves may be taken file by file, and volume by volume.
-    still = live is None or live.choice.freeze
-    wanted = _Wanted(path=layout.datadir, places=layout.places, one_instant=not still)
-    backend, shares = _choose_backend(ctx, job, wanted)
-    _refuse_excluded(shares)
+    still = live is None or freeze
+    taken = _choose_backend(
+        ctx,
+        job,
+        _Wanted(path=layout.datadir, places=layout.places, one_instant=not still, logs_needed=live is None),
+    )
+    _refuse_excluded(taken)
     return Source(
         path=layout.datadir,
-        backend=backend,
-        shares=shares,
+        backend=taken.backend,
+        shares=taken.shares,
         live=live,
+        choice=choose(job.quiesce, live.abilities, _needs(job, live, taken, still=still)) if live is not None else None,
         server=live.record() if live is not None else None,
         layout=layout,
+        absent=taken.absent,
+    )
+
+
+def _needs(job: Job, live: LiveServer, taken: _Taken, *, still: bool) -> Needs:
+    apart = () if still else tuple(folder for share in taken.shares[1:] for folder in share.places)
+    return Needs(
+        position=job.position == "exact",
+        engines=live.layout.engines,
+        atomic=taken.atomic,
+        logs_apart=(*apart, *taken.absent),
+        settings=live.durability,
     )
 
 
 def probe_server(job: Job) -> LiveServer:
-    """Connect, look, disconnect: return the job's server and the lock it needs. Takes no lock."""
+    """Connect, look, disconnect: return the job's server. Takes no lock."""
     credentials = Credentials(socket=job.socket, defaults_file=job.defaults_file, user=job.user)
     with connect(credentials) as connection:
         # No lock is held: a server with 200,000 tables may take its time to list them.
@@ -170,17 +196,21 @@ def probe_server(job: Job) -> LiveServer:
                 f"the server at {identity.socket} has its datadir at {identity.datadir}, the job says {job.datadir}",
                 hint="correct the job's socket or datadir",
             )
-        choice = choose(job.quiesce, identity.flavor)
-        layout = read_layout(connection, identity)
-    return LiveServer(credentials=credentials, identity=identity, layout=layout, choice=choice)
+        return LiveServer(
+            credentials=credentials,
+            identity=identity,
+            abilities=probe_abilities(connection, identity),
+            layout=read_layout(connection, identity),
+            durability=connection.variables("sync_binlog", "innodb_flush_log_at_trx_commit"),
+        )
 
 
-def name_excluded(shares: tuple[Share, ...]) -> tuple[str, ...]:
+def name_excluded(shares: tuple[Share, ...], absent: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return what a snapshot of these volumes does not hold: first paths, then how many more (snapper makes thousands).
 
-    What is left out of one volume may be in another one.
+    What is left out of one volume may be in another one. `absent` is named elsewhere.
     """
-    held = {path for share in shares for path in share.places}
+    held = {path for share in shares for path in share.places} | set(absent)
     excluded = [path for share in shares for path in share.volume.excluded if path not in held]
     more = len(excluded) - _EXCLUDED_SHOWN
     # Names on disk need not be UTF-8; manifests are.
@@ -188,8 +218,8 @@ def name_excluded(shares: tuple[Share, ...]) -> tuple[str, ...]:
     return (*named, *([f"… and {more} more"] if more > 0 else []))
 
 
-def _refuse_excluded(shares: tuple[Share, ...]) -> None:
-    excluded = name_excluded(shares)
+def _refuse_excluded(taken: _Taken) -> None:
+    excluded = name_excluded(taken.shares, taken.absent)
     if excluded:
         raise NotQuiescedError(
             f"inside the server's folders a snapshot would leave out: {', '.join(excluded)}",
@@ -205,20 +235,38 @@ class _Wanted:
     places: tuple[Place, ...] = ()
     one_instant: bool = False
     """Whether all of it must be taken in one instant, because somebody goes on writing."""
+    logs_needed: bool = True
+    """Whether logs may not be left out: nobody can flush the engines' logs so that the data are whole without."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Taken:
+    """What a backend would take."""
+
+    backend: Backend
+    shares: tuple[Share, ...]
+    absent: tuple[str, ...]
+    """Folders of logs that it cannot take."""
+
+    @property
+    def atomic(self) -> bool:
+        """Whether all is of one instant by itself."""
+        volumes = tuple(share.volume for share in self.shares)
+        return len(volumes) == 1 and self.backend.capabilities(volumes).atomicity == "volume"
 
 
 class _FileByFileError(StorageError):
     """A backend could, if the server stood still."""
 
 
-def _choose_backend(ctx: Context, job: Job, wanted: _Wanted) -> tuple[Backend, tuple[Share, ...]]:
+def _choose_backend(ctx: Context, job: Job, wanted: _Wanted) -> _Taken:
     """Return the job's backend, or with "auto" the best that can: one atomic over a volume before one that is not.
 
     And the volumes that it finds.
     """
     names = [plugin.name for plugin in list_plugins()] if job.backend == "auto" else [job.backend]
     refusals: dict[str, SnapmgrError] = {}
-    fitting: list[tuple[bool, Backend, tuple[Share, ...]]] = []
+    fitting: list[tuple[bool, _Taken]] = []
     for name in names:
         try:
             fitting.append(_try_backend(ctx, name, wanted))
@@ -231,22 +279,22 @@ def _choose_backend(ctx: Context, job: Job, wanted: _Wanted) -> tuple[Backend, t
             break  # none can be better, and another may have to walk through a whole tree before it answers
     if not fitting:
         raise _none_fits(wanted, refusals)
-    _, backend, shares = max(fitting, key=lambda candidate: candidate[0])
+    taken = max(fitting, key=lambda candidate: candidate[0])[1]
     if wanted.one_instant:
-        _refuse_set(shares, wanted)
-    return backend, shares
+        _refuse_set(taken.shares, wanted)
+    return taken
 
 
-def _try_backend(ctx: Context, name: str, wanted: _Wanted) -> tuple[bool, Backend, tuple[Share, ...]]:
-    """Return whether the backend is atomic over a volume, the backend, and the volumes. Raises why it will not do."""
+def _try_backend(ctx: Context, name: str, wanted: _Wanted) -> tuple[bool, _Taken]:
+    """Return whether the backend is atomic over a volume, and what it would take. Raises why it will not do."""
     backend = ctx.backend(name)
     found = _locate_all(ctx, backend, wanted)
     if isinstance(found, NotMine):
         raise StorageError(found.reason, hint=found.hint)
-    atomic = backend.capabilities(tuple(share.volume for share in found)).atomicity == "volume"
+    atomic = backend.capabilities(tuple(share.volume for share in found.shares)).atomicity == "volume"
     if wanted.one_instant and not atomic:
         raise _FileByFileError("it copies file by file, which is not consistent under a running server")
-    return atomic, backend, found
+    return atomic, found
 
 
 def _none_fits(wanted: _Wanted, refusals: dict[str, SnapmgrError]) -> SnapmgrError:
@@ -264,12 +312,14 @@ def _none_fits(wanted: _Wanted, refusals: dict[str, SnapmgrError]) -> SnapmgrErr
     )
 
 
-def _locate_all(ctx: Context, backend: Backend, wanted: _Wanted) -> tuple[Share, ...] | NotMine:
+def _locate_all(ctx: Context, backend: Backend, wanted: _Wanted) -> _Taken | NotMine:
     """Return the volumes that hold the source and its places, or why `backend` cannot snapshot one of them."""
     home = backend.locate(find_target(wanted.path, runner=ctx.runner))
     if isinstance(home, NotMine):
         return home
     shares = [Share(volume=home, places={wanted.path: home.subpath})]
+    absent: list[str] = []
+    logs = _log_folders(wanted)
     # An outer folder first: its volume may hold the inner one.
     for folder in sorted({_folder(place) for place in wanted.places}):
         holder = next((share for share in shares if _subpath(share.volume, folder) is not None), None)
@@ -277,6 +327,9 @@ def _locate_all(ctx: Context, backend: Backend, wanted: _Wanted) -> tuple[Share,
             holder.places[folder] = _subpath(holder.volume, folder) or ""
             continue
         found = backend.locate(find_target(folder, runner=ctx.runner))
+        if isinstance(found, NotMine) and folder in logs and not wanted.logs_needed:
+            absent.append(folder)
+            continue
         if isinstance(found, NotMine):
             if wanted.one_instant:
                 # Whatever the backend, it is not in the same instant.
@@ -292,7 +345,12 @@ def _locate_all(ctx: Context, backend: Backend, wanted: _Wanted) -> tuple[Share,
             shares.append(Share(volume=found, places={folder: found.subpath}))
         else:
             known.places[folder] = found.subpath
-    return tuple(shares)
+    return _Taken(backend=backend, shares=tuple(shares), absent=tuple(absent))
+
+
+def _log_folders(wanted: _Wanted) -> set[str]:
+    """Return the folders that hold nothing but logs of the binary log or of replication."""
+    return {_folder(place) for place in wanted.places} - {_folder(place) for place in wanted.places if not place.log}
 
 
 def _folder(place: Place) -> str:
@@ -311,7 +369,8 @@ def _subpath(volume: Volume, folder: str) -> str | None:
 
 
 def _refuse_set(shares: tuple[Share, ...], wanted: _Wanted) -> None:
-    elsewhere = {folder for share in shares[1:] for folder in share.places}
+    # Logs need not be of the same instant: they stand still under the lock, and the engines' logs are flushed.
+    elsewhere = {folder for share in shares[1:] for folder in share.places} - _log_folders(wanted)
     strays = tuple(place for place in wanted.places if _folder(place) in elsewhere)
     if strays:
         _refuse_strays(strays, shares[0].volume)

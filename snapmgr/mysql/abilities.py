@@ -53,7 +53,7 @@ class Abilities:
             raise NotQuiescedError(
                 f"the server is a member of a {self.cluster} cluster: a lock may stall the whole cluster or make it "
                 "drop this member, and snapmgr was never tested there",
-                hint='take them of an asynchronous replica of the cluster, or of a stopped member (quiesce = "stopped")',
+                hint='take them of an asynchronous replica of it, or of a stopped member (quiesce = "stopped")',
             )
 
 

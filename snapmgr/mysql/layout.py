@@ -40,6 +40,8 @@ _FILES = {
     "relay_log_index": "index of the relay log",
     "relay_log_info_file": "replication state",
 }
+# What a lock and a flush of the engines' logs make a matter of its own: the data need none of it to be whole.
+_LOGS = frozenset({"binary log", "index of the binary log", "relay log", "index of the relay log"})
 # What a throwaway server on a copy must be told, or it refuses the files or reads them differently. Missing ones do not
 # exist in this version.
 _SETTINGS = (
@@ -91,6 +93,8 @@ class Place:
     what: str
     path: str
     """Absolute, symlinks resolved."""
+    log: bool = False
+    """Whether it holds nothing but binary or relay logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +165,9 @@ def gather(found: list[Place], datadir: str, foreign: tuple[str, ...] = ()) -> t
             whats.setdefault(path, [])
             if place.what not in whats[path]:
                 whats[path].append(place.what)
-    return tuple(Place(what=", ".join(names), path=path) for path, names in sorted(whats.items()))
+    return tuple(
+        Place(what=", ".join(names), path=path, log=_LOGS.issuperset(names)) for path, names in sorted(whats.items())
+    )
 
 
 def data_files(data_file_path: str) -> tuple[str, ...]:

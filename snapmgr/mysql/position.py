@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from snapmgr.manifest import Position
 
 if TYPE_CHECKING:
+    from snapmgr.mysql.abilities import Abilities
     from snapmgr.mysql.client import Connection
 
 
@@ -20,17 +21,21 @@ class Sighting:
     """None when the server writes no binary log."""
 
 
-def sight(connection: Connection) -> Sighting:
+def sight(connection: Connection, abilities: Abilities) -> Sighting:
     """Read the position and this connection's id: two round trips, so that it is cheap under a lock.
 
     Exact only while commits are blocked (BACKUP STAGE BLOCK_COMMIT or FLUSH TABLES WITH READ LOCK); otherwise it was
     measured to be wrong by up to 8 transactions. Raises MysqlError.
     """
-    session = connection.rows("SELECT CONNECTION_ID() AS id, @@GLOBAL.gtid_binlog_pos AS gtid")[0]
-    status = connection.rows("SHOW MASTER STATUS")
+    gtid = "@@GLOBAL.gtid_binlog_pos" if abilities.flavor == "mariadb" else "@@GLOBAL.gtid_executed"
+    session = connection.rows(f"SELECT CONNECTION_ID() AS id, {gtid} AS gtid")[0]
+    status = connection.rows(abilities.binlog_status)
     position = None
     if status:
         position = Position(
-            file=str(status[0]["File"]), offset=int(str(status[0]["Position"])), gtid=str(session["gtid"] or "")
+            file=str(status[0]["File"]),
+            offset=int(str(status[0]["Position"])),
+            # MySQL breaks long sets into lines.
+            gtid="".join(str(session["gtid"] or "").split()),
         )
     return Sighting(connection_id=int(str(session["id"])), position=position)

@@ -1,9 +1,9 @@
-"""Holding a server still: which lock, for how long at most, and the proof that it held.
+"""Holding a server still: for how long at most, and the proof that it was.
 
-Sources: MariaDB's documentation of BACKUP STAGE and FLUSH TABLES WITH READ LOCK. Measured, not documented: a failed
-FTWRL may still hold part of its locks until the connection ends; a lock dies silently with its connection (KILL,
-wait_timeout) and writers go on at once. Hence: after any failure the connection is dropped, and a snapshot counts only
-if the same connection still answers afterwards and the position has not moved.
+Which lock: `snapmgr.mysql.levels`. Measured, not documented: an FTWRL that failed may still hold part of its locks
+until the connection ends; a lock dies silently with its connection (KILL, wait_timeout) and writers go on at once.
+Hence: after any failure the connection is dropped, and a snapshot counts only if the same connection still answers
+afterwards and the position has not moved.
 """
 
 from __future__ import annotations
@@ -11,40 +11,30 @@ from __future__ import annotations
 import math
 import random
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from snapmgr.errors import NotQuiescedError
 from snapmgr.manifest import QuiesceRecord
-from snapmgr.mysql.client import MysqlError, connect
+from snapmgr.mysql.client import ConnectionLostError, MysqlError, connect
 from snapmgr.mysql.position import Sighting, sight
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from snapmgr.manifest import Level, Position
+    from snapmgr.manifest import Position, SourcePosition
+    from snapmgr.mysql.abilities import Abilities
     from snapmgr.mysql.client import Connection, Credentials
-
-LockLevel = Literal["backup-lock", "global-read-lock"]
+    from snapmgr.mysql.levels import Choice
 
 # lock_wait_timeout, and MariaDB's max_statement_time.
 _WAITED_TOO_LONG = frozenset({1205, 1969})
 # Flushing dirty data may take minutes, longer than an administrator lets connections idle; nobody is blocked meanwhile.
 _SYNC_IDLE_S = 600
-# What comes before the last flush of dirty data: START keeps other backups off, and blocks nobody else.
-_BEFORE = {"backup-lock": ("BACKUP STAGE START",), "global-read-lock": ()}
-_LOCK = {
-    # Each stage is quick by itself; only BLOCK_COMMIT stops writers. An error in between ends with the connection.
-    "backup-lock": (
-        "BACKUP STAGE FLUSH",
-        "BACKUP STAGE BLOCK_DDL",
-        "BACKUP STAGE BLOCK_COMMIT",
-    ),
-    "global-read-lock": ("FLUSH TABLES WITH READ LOCK",),
-}
-_UNLOCK = {"backup-lock": "BACKUP STAGE END", "global-read-lock": "UNLOCK TABLES"}
+# Ending a connection whose statement still waits.
+_KILL_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,80 +46,49 @@ class Bounds:
     lock_attempts: int
     lock_hold_s: float
     """From granted to released; the connection is dropped at its end, whatever happens."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A lock level and the reason for it, for people."""
-
-    level: LockLevel
-    why: str
-    freeze: bool = False
-    """Whether the process is frozen as well, while the lock is held (`snapmgr.mysql.freeze`)."""
-
-    @property
-    def name(self) -> Level:
-        """What the job, the manifest and people call it."""
-        return "freeze-process" if self.freeze else self.level
+    blocker_wait_s: float = 0.0
+    """Over all tries: waiting for what would hold the lock off, while nobody waits for us."""
+    kill_selects_after_s: float | None = None
+    """SELECTs that hold the lock off and run longer are killed; None: none is."""
 
 
 class LockLostError(NotQuiescedError):
     """The lock did not hold until the proof: the snapshot is worth nothing."""
 
 
-def choose(asked: str, flavor: str) -> Choice:
-    """Given the asked-for level and the server's flavor, return the lock to take.
-
-    Raises NotQuiescedError for what is not supported here; "stopped" is not a lock and is the caller's business.
-    """
-    if flavor != "mariadb":
-        raise NotQuiescedError(
-            "this server is MySQL: its locks are not supported yet", hint='stop it and use quiesce = "stopped"'
-        )
-    if asked == "auto":
-        return Choice(
-            level="backup-lock", why="BACKUP STAGE BLOCK_COMMIT blocks commits only, and makes the position exact"
-        )
-    if asked == "backup-lock":
-        return Choice(level="backup-lock", why="asked for by the job")
-    if asked == "global-read-lock":
-        return Choice(level="global-read-lock", why="asked for by the job")
-    if asked == "freeze-process":
-        return Choice(level="backup-lock", why="asked for by the job; the lock makes the position exact", freeze=True)
-    raise NotQuiescedError(
-        f'quiesce = "{asked}" is not supported yet',
-        hint='use "auto", "backup-lock", "global-read-lock", "freeze-process" or "stopped"',
-    )
-
-
 class HeldLock:
     """A granted lock and its connection."""
 
-    def __init__(
-        self, connection: Connection, choice: Choice, bounds: Bounds, *, attempts: int, waited_s: float, granted: float
-    ) -> None:
+    def __init__(self, connection: Connection, waiting: _Waiting) -> None:
         self._connection = connection
-        self._choice = choice
-        self._attempts = attempts
-        self._waited_s = waited_s
-        self._granted = granted
+        self._waiting = waiting
+        self._choice = waiting.choice
+        self._granted = waiting.granted
         self._held_s: float | None = None
         self._proof: str | None = None
-        self.deadline = granted + bounds.lock_hold_s
+        self.deadline = self._granted + waiting.bounds.lock_hold_s
         """time.monotonic() at which the lock must be gone."""
+        self._bound_reads()
+        for statement in self._choice.flush:
+            connection.execute(statement)
+        self.sources: tuple[SourcePosition, ...] = ()
+        """How far a replica has executed, which stands still as well."""
         self._before = self._sight()
 
     @property
     def position(self) -> Position | None:
-        """The binlog position, which stands still while the lock holds; None without binary log."""
-        return self._before.position
+        """The binlog position, if it stands still while the lock holds; None without binary log."""
+        return self._before.position if self._choice.position else None
 
-    def _sight(self) -> Sighting:
+    def _bound_reads(self) -> None:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise LockLostError("the lock's time was over before the snapshot was proven")
         self._connection.set_read_timeout(left)
-        return sight(self._connection)
+
+    def _sight(self) -> Sighting:
+        self._bound_reads()
+        return sight(self._connection, self._waiting.abilities)
 
     def prove(self) -> None:
         """Show that the lock still holds: same connection, same position. Raises LockLostError."""
@@ -142,15 +101,19 @@ class HeldLock:
             ) from None
         if after.connection_id != self._before.connection_id or after.connection_id != self._connection.connection_id:
             raise LockLostError("the lock was lost during the snapshot: another connection answers")
+        self._proof = f"connection {after.connection_id} answered after the snapshot"
+        if not self._choice.position:
+            return
         if after.position != self._before.position:
             raise LockLostError(f"the position moved under the lock: {self._before.position} to {after.position}")
-        self._proof = f"connection {after.connection_id} answered after the snapshot and the position had not moved"
+        self._proof += " and the position had not moved"
 
     def release(self) -> None:
         """Give the lock back; cut the connection if that does not work at once. Never raises: the proof is done."""
         try:
             self._connection.set_read_timeout(max(self.deadline - time.monotonic(), 0.1))
-            self._connection.execute(_UNLOCK[self._choice.level])
+            for statement in self._choice.unlock:
+                self._connection.execute(statement)
         except MysqlError:
             self._connection.drop()
         self._held_s = time.monotonic() - self._granted
@@ -163,33 +126,39 @@ class HeldLock:
             level=self._choice.name,
             why=self._choice.why,
             proof=self._proof,
-            attempts=self._attempts,
-            waited_s=self._waited_s,
+            attempts=self._waiting.attempts,
+            waited_s=self._waiting.waited_s,
             held_s=self._held_s,
+            stall_s=max(self._waiting.stall_s, self._granted - self._waiting.asked + self._held_s),
         )
 
 
 @contextmanager
 def locked(
     credentials: Credentials,
+    abilities: Abilities,
     choice: Choice,
     bounds: Bounds,
     *,
     check: Callable[[Connection], None],
     sync: Callable[[], None],
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[HeldLock]:
     """Lock the server while the context lasts; whatever leaves it, the connection is closed and the lock gone.
 
     Args:
         credentials: how to log in.
+        abilities: what the server can do.
         choice: which lock.
         bounds: tries, wait and hold.
         check: looks at each new connection before its lock (identity, layout) and raises if it is the wrong server.
         sync: flushes dirty data; called until right before anybody is blocked.
+        tell: for people: what is waited for.
 
     Raises NotQuiescedError when no try got the lock: nothing is locked then.
     """
-    connection, lock = _acquire(credentials, choice, bounds, check, sync)
+    lock = _acquire(_Waiting(credentials, abilities, choice, bounds), check, sync, tell)
+    connection = lock._connection  # noqa: SLF001 - one module
     try:
         yield lock
     except BaseException:
@@ -199,60 +168,111 @@ def locked(
         connection.close()
 
 
+class _Waiting:
+    """What asking for the lock has cost so far."""
+
+    def __init__(self, credentials: Credentials, abilities: Abilities, choice: Choice, bounds: Bounds) -> None:
+        self.credentials = credentials
+        self.abilities = abilities
+        self.choice = choice
+        self.bounds = bounds
+        self.attempts = 0
+        self.waited_s = 0.0
+        self.stall_s = 0.0
+        """The longest that writers can have queued behind a try that failed."""
+        self.asked = 0.0
+        """time.monotonic() at which the last try began to stop writers."""
+        self.granted = 0.0
+
+    def begin(self, connection: Connection) -> None:
+        """Keep other backups and DDL off. Raises MysqlError."""
+        start = time.monotonic()
+        try:
+            self._execute(connection, self.choice.begin, start)
+        finally:
+            self.waited_s += time.monotonic() - start
+
+    def lock(self, connection: Connection) -> None:
+        """Stop writers. Raises MysqlError; then they go on once the connection is gone."""
+        self.asked = time.monotonic()
+        try:
+            self._execute(connection, self.choice.lock, self.asked)
+        except MysqlError:
+            self.stall_s = max(self.stall_s, time.monotonic() - self.asked)
+            raise
+        finally:
+            self.granted = time.monotonic()
+            self.waited_s += self.granted - self.asked
+        if self.granted - self.asked > self.bounds.lock_wait_s + 1:
+            # We were stopped while it was granted: its time began before we knew of it.
+            raise LockLostError("we did not run for longer than the lock may be waited for", hint="try again")
+
+    def _execute(self, connection: Connection, statements: tuple[str, ...], asked: float) -> None:
+        """Run statements that together wait until lock_wait is over.
+
+        lock_wait_timeout counts for each lock that a statement waits for, one after another, while the writers that
+        the first one stopped go on waiting.
+        """
+        for statement in statements:
+            left = max(asked + self.bounds.lock_wait_s - time.monotonic(), 0.001)
+            if self.abilities.statement_time:
+                connection.execute(f"SET STATEMENT max_statement_time = {left:.3f} FOR {statement}")
+                continue
+            # MySQL bounds nothing but SELECT: we wait no longer, and end the statement by another connection.
+            connection.set_read_timeout(left)
+            try:
+                connection.execute(statement)
+            except ConnectionLostError:
+                if time.monotonic() < asked + self.bounds.lock_wait_s:
+                    raise
+                self._end(connection)
+            else:
+                connection.set_read_timeout(self.bounds.lock_wait_s + 5)
+
+    def _end(self, connection: Connection) -> None:
+        """End a connection that waits in the server: it does not notice that its client is gone. Raises MysqlError."""
+        with suppress(MysqlError), connect(self.credentials, timeout_s=_KILL_S) as another:
+            another.execute(f"KILL {connection.connection_id}")
+        raise MysqlError(
+            f"{self.choice.lock[-1]}: not granted within {format_duration(self.bounds.lock_wait_s)}", errno=1205
+        )
+
+
 def _acquire(
-    credentials: Credentials,
-    choice: Choice,
-    bounds: Bounds,
-    check: Callable[[Connection], None],
-    sync: Callable[[], None],
-) -> tuple[Connection, HeldLock]:
-    waited_s = 0.0
+    waiting: _Waiting, check: Callable[[Connection], None], sync: Callable[[], None], tell: Callable[[str], None]
+) -> HeldLock:
+    choice, bounds = waiting.choice, waiting.bounds
     failure: MysqlError | None = None
     for attempt in range(1, bounds.lock_attempts + 1):
         if attempt > 1:
             # Jitter: two backup tools that collide must not go on colliding.
             time.sleep(random.uniform(0.5, 1.5) * min(attempt - 1, 4) * 0.2)  # noqa: S311 - no cryptography here
-        connection = connect(credentials)
+        waiting.attempts = attempt
+        connection = connect(waiting.credentials)
         try:
             check(connection)
             connection.set_read_timeout(bounds.lock_wait_s + 5)
-            connection.execute(
-                f"SET SESSION lock_wait_timeout = {math.ceil(bounds.lock_wait_s)}, wait_timeout = {_SYNC_IDLE_S}"
-            )
+            wait_s = math.ceil(bounds.lock_wait_s)
+            connection.execute(f"SET SESSION lock_wait_timeout = {wait_s}, SESSION wait_timeout = {_SYNC_IDLE_S}")
             # Twice: the first may take long, the second is what leaves little dirty for the storage call.
             sync()
-            asked = time.monotonic()
             try:
-                for statement in _BEFORE[choice.level]:
-                    connection.execute(statement)
-                waited_s += time.monotonic() - asked
+                waiting.begin(connection)
                 sync()
                 # From here on the server itself frees the lock, even while all our processes are stopped.
                 connection.execute(f"SET SESSION wait_timeout = {math.ceil(bounds.lock_hold_s) + 1}")
-                asked = time.monotonic()
-                for statement in _LOCK[choice.level]:
-                    # lock_wait_timeout counts for each lock that a stage waits for, one after another, while the
-                    # writers that the first one stopped go on waiting.
-                    left = max(asked + bounds.lock_wait_s - time.monotonic(), 0.001)
-                    connection.execute(f"SET STATEMENT max_statement_time = {left:.3f} FOR {statement}")
+                waiting.lock(connection)
             except MysqlError as error:
-                waited_s += time.monotonic() - asked
                 failure = error
                 if error.errno in _WAITED_TOO_LONG:
                     # Not UNLOCK: a lock that failed half-way is only surely gone with its connection.
                     connection.drop()
                     continue
                 raise
-            granted = time.monotonic()
-            waited_s += granted - asked
-            if granted - asked > bounds.lock_wait_s + 1:
-                # We were stopped while it was granted: its time began before we knew of it.
-                raise LockLostError("we did not run for longer than the lock may be waited for", hint="try again")  # noqa: TRY301 - dropped as all others
-            lock = HeldLock(connection, choice, bounds, attempts=attempt, waited_s=waited_s, granted=granted)
+            return HeldLock(connection, waiting)
         except BaseException:
             connection.drop()
             raise
-        return connection, lock
     raise NotQuiescedError(
         f"the {choice.level} was not granted in {bounds.lock_attempts} tries of {format_duration(bounds.lock_wait_s)} "
         f"({failure.message if failure else 'no try was made'})",

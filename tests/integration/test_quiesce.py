@@ -11,8 +11,11 @@ import pymysql
 import pytest
 
 from snapmgr.errors import NotQuiescedError
-from snapmgr.mysql.client import Connection, Credentials
-from snapmgr.mysql.quiesce import Bounds, Choice, LockLostError, choose, locked
+from snapmgr.mysql.abilities import probe_abilities
+from snapmgr.mysql.client import Connection, Credentials, connect
+from snapmgr.mysql.identity import identify
+from snapmgr.mysql.levels import Needs, choose
+from snapmgr.mysql.quiesce import Bounds, LockLostError, locked
 from snapmgr.mysql.stopped import server_process, stopped
 from support.load import write_load
 from support.server import private_server
@@ -21,6 +24,7 @@ from support.storage import work_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from snapmgr.mysql.abilities import Abilities
     from snapmgr.mysql.quiesce import HeldLock
     from support.server import PrivateServer
 
@@ -41,9 +45,15 @@ def server() -> Iterator[PrivateServer]:
 @contextmanager
 def take(server: PrivateServer, level: str, bounds: Bounds = BOUNDS) -> Iterator[HeldLock]:
     credentials = Credentials(socket=str(server.socket), user="root")
-    choice = Choice(level=level, why="test")  # type: ignore[arg-type]
-    with locked(credentials, choice, bounds, check=lambda _: None, sync=lambda: None) as lock:
+    abilities = abilities_of(server)
+    choice = choose(level, abilities, Needs())
+    with locked(credentials, abilities, choice, bounds, check=lambda _: None, sync=lambda: None) as lock:
         yield lock
+
+
+def abilities_of(server: PrivateServer) -> Abilities:
+    with connect(Credentials(socket=str(server.socket), user="root")) as connection:
+        return probe_abilities(connection, identify(connection))
 
 
 def commit_waits(server: PrivateServer) -> bool:
@@ -215,9 +225,10 @@ def test_the_stages_share_one_bound(server: PrivateServer) -> None:
 def test_short_timeouts_of_the_server_do_not_end_a_long_flush(server: PrivateServer, level: str) -> None:
     server.query("SET GLOBAL wait_timeout = 1")
     credentials = Credentials(socket=str(server.socket), user="root")
-    choice = Choice(level=level, why="test")  # type: ignore[arg-type]
+    abilities = abilities_of(server)
+    choice = choose(level, abilities, Needs())
     try:
-        with locked(credentials, choice, BOUNDS, check=lambda _: None, sync=lambda: time.sleep(1.5)) as lock:
+        with locked(credentials, abilities, choice, BOUNDS, check=lambda _: None, sync=lambda: time.sleep(1.5)) as lock:
             lock.prove()
             lock.release()
     finally:
@@ -231,22 +242,15 @@ def test_a_refused_server_never_sees_a_lock(server: PrivateServer) -> None:
     log = server.datadir / f"{server.query('SELECT @@general_log_file')[0][0]}"
     before = len(log.read_text(errors="replace"))
     credentials = Credentials(socket=str(server.socket), user="root")
+    abilities = abilities_of(server)
     with (
         pytest.raises(NotQuiescedError, match="wrong server"),
-        locked(credentials, choose("auto", "mariadb"), BOUNDS, check=refuse, sync=lambda: None),
+        locked(credentials, abilities, choose("auto", abilities, Needs()), BOUNDS, check=refuse, sync=lambda: None),
     ):
         pass
     said = log.read_text(errors="replace")[before:]
     assert "BACKUP STAGE" not in said
     assert "READ LOCK" not in said
-
-
-def test_what_is_not_supported_is_refused_with_a_reason() -> None:
-    assert choose("auto", "mariadb").level == "backup-lock"
-    for asked, flavor in (("crash-consistent", "mariadb"), ("auto", "mysql")):
-        with pytest.raises(NotQuiescedError) as failure:
-            choose(asked, flavor)
-        assert failure.value.hint
 
 
 def test_stopped_means_stopped_and_stays_so(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -53,7 +53,8 @@ def locate(table: Table, path: Path, *places: Path) -> tuple[Share, ...] | NotMi
     for folder in (path, *places):
         folder.mkdir(parents=True, exist_ok=True)
     wanted = _Wanted(path=str(path), places=tuple(Place(what="log", path=str(place)) for place in places))
-    return _locate_all(Surroundings(), table, wanted)  # type: ignore[arg-type]
+    taken = _locate_all(Surroundings(), table, wanted)  # type: ignore[arg-type]
+    return taken if isinstance(taken, NotMine) else taken.shares
 
 
 def shown(shares: tuple[Share, ...] | NotMine) -> list[tuple[str, dict[str, str]]]:

@@ -1,0 +1,196 @@
+"""Which lock a server gets, and why: pure, from what the server can do and what the snapshot needs.
+
+Sources: MariaDB's documentation of BACKUP STAGE, MySQL's of LOCK INSTANCE FOR BACKUP, both of FLUSH TABLES WITH READ
+LOCK; what each level keeps consistent was measured with both under load (docs/locks.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from snapmgr.errors import NotQuiescedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from snapmgr.manifest import Level
+    from snapmgr.mysql.abilities import Abilities
+
+LockLevel = Literal["backup-lock", "global-read-lock"]
+
+_FTWRL = "FLUSH TABLES WITH READ LOCK"
+_FLUSH_LOGS = "FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS"
+# They keep nothing on disk that must agree with anything.
+_WITHOUT_DATA = frozenset({"MEMORY", "BLACKHOLE", "FEDERATED", "CONNECT", "SPIDER", "SEQUENCE", "MRG_MyISAM", "NDB"})
+_SHOWN_ENGINES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a snapshot asks of the lock."""
+
+    position: bool = True
+    """Whether the binlog position must be exact."""
+    engines: Mapping[str, int] | None = None
+    """Tables by engine, outside of the system's own schemas; None: not known."""
+    atomic: bool = True
+    """Whether the storage takes all that the server writes, its logs among it, in one instant."""
+    logs_apart: tuple[str, ...] = ()
+    """Folders of binary and relay logs that are of another instant than the data, or not in the snapshot at all."""
+    settings: Mapping[str, str] | None = None
+    """sync_binlog and innodb_flush_log_at_trx_commit; None: not known."""
+
+    @property
+    def other_engines(self) -> tuple[str, ...]:
+        """Engines with tables that a crash does not leave whole, and of which nothing else keeps an instant."""
+        return tuple(sorted(set(self.engines or {}) - {"InnoDB"} - _WITHOUT_DATA))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A level, the reason for it, for people, and its statements."""
+
+    level: LockLevel | Literal["crash-consistent"]
+    why: str
+    freeze: bool = False
+    """Whether the process is frozen as well, while the lock is held (`snapmgr.mysql.freeze`)."""
+    position: bool = True
+    """Whether the binlog position stands still under the lock."""
+    begin: tuple[str, ...] = ()
+    """Keeps other backups and DDL off; stops no writer."""
+    lock: tuple[str, ...] = ()
+    """Stops writers. An error in between ends with the connection."""
+    flush: tuple[str, ...] = ()
+    """Right under the lock, before the storage call."""
+    unlock: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> Level:
+        """What the job, the manifest and people call it."""
+        return "freeze-process" if self.freeze else self.level
+
+
+def choose(asked: str, abilities: Abilities, needs: Needs) -> Choice:
+    """Given the asked-for level, what the server can do and what the snapshot needs, return the lock to take.
+
+    "auto" is the least that is sufficient. Raises NotQuiescedError for what this server or this layout does not allow;
+    "stopped" is no lock and is the caller's business.
+    """
+    abilities.refuse_cluster()
+    if asked == "crash-consistent" or (asked == "auto" and not needs.position):
+        obstacles = _obstacles(abilities, needs)
+        if not obstacles:
+            return _lockless(needs, "asked for by the job; " if asked != "auto" else "no position is wanted, and ")
+        if asked != "auto":
+            raise NotQuiescedError(
+                f'quiesce = "crash-consistent" is not safe here: {"; ".join(obstacles)}',
+                hint='use "auto", which takes a lock',
+            )
+    able = abilities.backup_stages or abilities.instance_lock
+    if asked == "backup-lock" and not able:
+        raise NotQuiescedError(
+            'quiesce = "backup-lock": this server knows neither BACKUP STAGE nor LOCK INSTANCE FOR BACKUP',
+            hint='use "auto" or "global-read-lock"',
+        )
+    reason = "" if asked == "auto" else "asked for by the job; "
+    if asked == "global-read-lock":
+        return _global_read_lock(needs, reason)
+    freeze = asked == "freeze-process"
+    if not able:
+        return _global_read_lock(needs, reason + "the server has no backup lock; ", freeze=freeze)
+    return _backup_lock(abilities, needs, reason, freeze=freeze)
+
+
+def _backup_lock(abilities: Abilities, needs: Needs, asked: str, *, freeze: bool = False) -> Choice:
+    if not abilities.backup_stages:
+        also = _FTWRL + " stops commits, so that the position is exact"
+        if needs.other_engines:
+            also = f"{_FTWRL} stops writers of {_list(needs.other_engines)} and commits, so that the position is exact"
+        return Choice(
+            level="backup-lock",
+            why=f"{asked}LOCK INSTANCE FOR BACKUP keeps DDL off, {also}{_why_flush(needs)}",
+            freeze=freeze,
+            begin=("LOCK INSTANCE FOR BACKUP",),
+            lock=(_FTWRL,),
+            flush=_flush(needs),
+            unlock=("UNLOCK TABLES", "UNLOCK INSTANCE"),
+        )
+    stages: tuple[str, ...] = ("BACKUP STAGE FLUSH", "BACKUP STAGE BLOCK_DDL")
+    # Commits have to stop for an exact position, and for what was flushed to stay all that is committed.
+    commits = needs.position or freeze or bool(needs.logs_apart)
+    if commits:
+        stages += ("BACKUP STAGE BLOCK_COMMIT",)
+        why = "BACKUP STAGE BLOCK_COMMIT stops commits only, and makes the position exact"
+    else:
+        why = f"no position is wanted: BACKUP STAGE BLOCK_DDL stops writers of {_list(needs.other_engines)} only"
+    return Choice(
+        level="backup-lock",
+        why=asked + why + _why_flush(needs),
+        freeze=freeze,
+        position=commits,
+        begin=("BACKUP STAGE START",),
+        # Each stage is quick by itself; only BLOCK_COMMIT stops all writers.
+        lock=stages,
+        flush=_flush(needs),
+        unlock=("BACKUP STAGE END",),
+    )
+
+
+def _global_read_lock(needs: Needs, asked: str, *, freeze: bool = False) -> Choice:
+    return Choice(
+        level="global-read-lock",
+        why=f"{asked}{_FTWRL} stops all writers, and makes the position exact{_why_flush(needs)}",
+        freeze=freeze,
+        lock=(_FTWRL,),
+        flush=_flush(needs),
+        unlock=("UNLOCK TABLES",),
+    )
+
+
+def _lockless(needs: Needs, asked: str) -> Choice:
+    why = "all tables are InnoDB and all that the server writes is on one volume: recovery makes them whole"
+    if needs.position:
+        why += "; the position comes from the tail of the snapshot's binlog"
+    return Choice(level="crash-consistent", why=asked + why, position=False)
+
+
+def _flush(needs: Needs) -> tuple[str, ...]:
+    # Else the data hold transactions as merely prepared whose commit only the binlog tells, and recovery rolls them
+    # back (MySQL) or refuses to start (MariaDB) where that binlog is missing or older.
+    return (_FLUSH_LOGS,) if needs.logs_apart else ()
+
+
+def _why_flush(needs: Needs) -> str:
+    if not needs.logs_apart:
+        return ""
+    return f"; the engines' logs are flushed under it, for {', '.join(needs.logs_apart)} is of another instant"
+
+
+def _obstacles(abilities: Abilities, needs: Needs) -> list[str]:
+    """Return why a snapshot without a lock would not be consistent, or its position not exact."""
+    found: list[str] = []
+    if not abilities.backup_stages and not abilities.instance_lock:
+        found.append("without BACKUP STAGE or LOCK INSTANCE FOR BACKUP it cannot be known whether DDL is under way")
+    if needs.engines is None or needs.settings is None:
+        found.append("its tables and settings are not known")
+        return found
+    if needs.other_engines:
+        found.append(f"there are tables of {_list(needs.other_engines)}")
+    if needs.logs_apart:
+        found.append(f"its logs in {', '.join(needs.logs_apart)} are not on the volume of the data")
+    if not needs.atomic:
+        found.append("the storage does not take all that the server writes in one instant")
+    if needs.position and abilities.binlog:
+        # Otherwise the data may be ahead of the binlog (seen by 509 transactions), or the binlog of the data.
+        found += [
+            f"{name} is {needs.settings.get(name, '?')}, not 1"
+            for name in ("sync_binlog", "innodb_flush_log_at_trx_commit")
+            if needs.settings.get(name) != "1"
+        ]
+    return found
+
+
+def _list(engines: tuple[str, ...]) -> str:
+    more = len(engines) - _SHOWN_ENGINES
+    return ", ".join(engines[:_SHOWN_ENGINES]) + (f" and {more} more" if more > 0 else "")
