@@ -23,7 +23,7 @@ HIDDEN_NAME = re.compile(r"\.snapmgr-restore-(?P<token>[0-9a-f]{16})")
 """`Restoration.hidden`."""
 
 State = Literal["pending", "ready", "deleting", "broken"]
-Purpose = Literal["mount", "verify", "prepare", "restore"]
+Purpose = Literal["mount", "verify", "prepare", "restore", "position"]
 Level = Literal["none", "backup-lock", "global-read-lock", "freeze-process", "stopped", "crash-consistent"]
 
 
@@ -96,6 +96,8 @@ class QuiesceRecord:
     stall_s: float = 0.0
     """The longest that a writer can have waited for us: from asking for what stops writers until it was gone, in the
     worst of all attempts."""
+    position_from: Literal["server", "binlog", "nowhere"] = "nowhere"
+    """Who said the binlog position: the server under the lock, or the end of the snapshot's own binary logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,20 +209,56 @@ class LeasePart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CloneServer:
+    """The server on a clone. Every step of its start is on disk before it is made."""
+
+    folder: Annotated[str, msgspec.Meta(pattern=r"\A/")]
+    """Of its socket, log and temporary files; it goes with the clone."""
+    port: int | None
+    """At 127.0.0.1; None: only the socket."""
+    process: Process | None = None
+    """None: not started yet."""
+    program: str = ""
+    """Flavor and version."""
+    server_id: int = 0
+    server_uuid: str | None = None
+    """MySQL: the clone's own. MariaDB has none."""
+    answered_at: datetime | None = None
+    """Since when it runs for itself; before that it goes with the process that made it."""
+
+    @property
+    def socket(self) -> str:
+        """Path of its socket."""
+        return os.path.join(self.folder, "s")
+
+    @property
+    def log(self) -> str:
+        """Path of what it prints."""
+        return os.path.join(self.folder, "server.log")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Lease:
     """Somebody's use of a snapshot: who, why, until when; on disk before anything is attached."""
 
     parts: Annotated[tuple[LeasePart, ...], msgspec.Meta(min_length=1)]
     """One for each member of the snapshot, in their order."""
     holder: Process
-    """Who made it. A "mount" lease ends with `umount`, any other one with its process."""
+    """Who made it; see `stays`."""
     user: str
     why: Purpose
     created_at: datetime
     until: datetime | None
     point: Annotated[str, msgspec.Meta(pattern=r"\A/")]
     """Where it is (to be) mounted."""
+    server: CloneServer | None = None
+    """Of a "clone"."""
     schema: int = SCHEMA
+
+    @property
+    def stays(self) -> bool:
+        """Whether only `umount` ends it: a mount, a clone whose server has answered. Others end with their holder."""
+        return self.why == "mount" or (self.server is not None and self.server.answered_at is not None)
 
     @property
     def id(self) -> str:

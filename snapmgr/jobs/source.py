@@ -15,7 +15,7 @@ from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.freeze import refuse_unsafe
 from snapmgr.mysql.identity import identify
 from snapmgr.mysql.layout import read_files, read_layout
-from snapmgr.mysql.levels import Choice, Needs, choose
+from snapmgr.mysql.levels import DURABILITY, Choice, Needs, choose
 from snapmgr.plugins import list_plugins
 from snapmgr.records import NotMine
 
@@ -42,7 +42,7 @@ class LiveServer:
     abilities: Abilities
     layout: Layout
     durability: dict[str, str]
-    """sync_binlog and innodb_flush_log_at_trx_commit."""
+    """Its variables named by `snapmgr.mysql.levels.DURABILITY`."""
 
     @property
     def process(self) -> Process:
@@ -201,7 +201,7 @@ def probe_server(job: Job) -> LiveServer:
             identity=identity,
             abilities=probe_abilities(connection, identity),
             layout=read_layout(connection, identity),
-            durability=connection.variables("sync_binlog", "innodb_flush_log_at_trx_commit"),
+            durability=connection.variables(*DURABILITY),
         )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from snapmgr.catalog import Entry
 from snapmgr.errors import InUseError, LaterStepError, NoRoomError, SnapmgrError, StorageError
 from snapmgr.host import is_alive
-from snapmgr.jobs.attach import release
+from snapmgr.jobs.attach import attached, copies, place_of, release
 from snapmgr.manifest import Manifest, encode
 from snapmgr.probe import require_pools_answer
 
@@ -103,7 +106,7 @@ def complete(ctx: Context, manifest: Manifest, *, settle_timeout_s: float) -> Ma
     _require_answer(ctx, manifest)
     backend = ctx.backend(manifest.backend)
     backend.settle(tuple(member.ref for member in manifest.members), settle_timeout_s)
-    manifest = manifest.with_state("ready")
+    manifest = _with_position(ctx, manifest).with_state("ready")
     failure: SnapmgrError | None = None
     # The copy first: a crash in between leaves it PENDING with its proof, and all of this is done again.
     for member in manifest.members:
@@ -119,6 +122,33 @@ def complete(ctx: Context, manifest: Manifest, *, settle_timeout_s: float) -> Ma
             snapshot_id=manifest.id,
         )
     return manifest
+
+
+def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
+    """Return the manifest with the position at the end of its own binlog, if it is to come from there.
+
+    Raises BinlogError if that cannot be read: the snapshot is BROKEN then.
+    """
+    from snapmgr.mysql.binlog import BinlogError, read_tail  # noqa: PLC0415 - for few snapshots
+
+    quiesce, server = manifest.quiesce, manifest.server
+    if quiesce is None or quiesce.position_from != "binlog" or server is None or not server.log_bin:
+        return manifest
+    try:
+        # To be attached it has to look READY; on disk it is not yet.
+        entry = Entry(manifest=manifest.with_state("ready"), verification=None)
+        with attached(ctx, entry, writable=False, why="position") as lease:
+            there = copies(lease, manifest)
+            base = place_of(os.path.join(server.datadir, server.log_bin), there)
+            index = server.settings.get("log_bin_index", f"{server.log_bin}.index")
+            if base is None:
+                return manifest
+            tail = read_tail(base, index=place_of(os.path.join(server.datadir, index), there))
+            return replace(manifest, position=tail.position)
+    except BinlogError as error:
+        remove_traces(ctx, manifest)
+        ctx.catalog.write(manifest.with_state("broken", reason=error.message))
+        raise
 
 
 def delete(ctx: Context, snapshot_id: str, *, pinned: bool = False) -> None:

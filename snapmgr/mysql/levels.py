@@ -24,6 +24,10 @@ _FLUSH_LOGS = "FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS"
 # They keep nothing on disk that must agree with anything.
 _WITHOUT_DATA = frozenset({"MEMORY", "BLACKHOLE", "FEDERATED", "CONNECT", "SPIDER", "SEQUENCE", "MRG_MyISAM", "NDB"})
 _SHOWN_ENGINES = 5
+_ALWAYS_SYNCED = ("sync_binlog", "innodb_flush_log_at_trx_commit")
+_ENCRYPTED = ("encrypt_binlog", "binlog_encryption")
+DURABILITY = (*_ALWAYS_SYNCED, *_ENCRYPTED)
+"""Variables that say whether the end of the binlog is where the data are, and whether it can be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,7 @@ class Needs:
     logs_apart: tuple[str, ...] = ()
     """Folders of binary and relay logs that are of another instant than the data, or not in the snapshot at all."""
     settings: Mapping[str, str] | None = None
-    """sync_binlog and innodb_flush_log_at_trx_commit; None: not known."""
+    """Variables of the server: DURABILITY; None: not known."""
 
     @property
     def other_engines(self) -> tuple[str, ...]:
@@ -57,6 +61,8 @@ class Choice:
     """Whether the process is frozen as well, while the lock is held (`snapmgr.mysql.freeze`)."""
     position: bool = True
     """Whether the binlog position stands still under the lock."""
+    tail: bool = False
+    """Whether it is read from the snapshot's own binary logs afterwards."""
     begin: tuple[str, ...] = ()
     """Keeps other backups and DDL off; stops no writer."""
     lock: tuple[str, ...] = ()
@@ -81,7 +87,8 @@ def choose(asked: str, abilities: Abilities, needs: Needs) -> Choice:
     if asked == "crash-consistent" or (asked == "auto" and not needs.position):
         obstacles = _obstacles(abilities, needs)
         if not obstacles:
-            return _lockless(needs, "asked for by the job; " if asked != "auto" else "no position is wanted, and ")
+            asker = "asked for by the job; " if asked != "auto" else "no position is wanted, and "
+            return _lockless(asker, tail=needs.position and abilities.binlog)
         if asked != "auto":
             raise NotQuiescedError(
                 f'quiesce = "crash-consistent" is not safe here: {"; ".join(obstacles)}',
@@ -148,11 +155,11 @@ def _global_read_lock(needs: Needs, asked: str, *, freeze: bool = False) -> Choi
     )
 
 
-def _lockless(needs: Needs, asked: str) -> Choice:
+def _lockless(asked: str, *, tail: bool) -> Choice:
     why = "all tables are InnoDB and all that the server writes is on one volume: recovery makes them whole"
-    if needs.position:
-        why += "; the position comes from the tail of the snapshot's binlog"
-    return Choice(level="crash-consistent", why=asked + why, position=False)
+    if tail:
+        why += "; the position is where the snapshot's own binlog ends"
+    return Choice(level="crash-consistent", why=asked + why, position=False, tail=tail)
 
 
 def _flush(needs: Needs) -> tuple[str, ...]:
@@ -185,9 +192,10 @@ def _obstacles(abilities: Abilities, needs: Needs) -> list[str]:
         # Otherwise the data may be ahead of the binlog (seen by 509 transactions), or the binlog of the data.
         found += [
             f"{name} is {needs.settings.get(name, '?')}, not 1"
-            for name in ("sync_binlog", "innodb_flush_log_at_trx_commit")
+            for name in _ALWAYS_SYNCED
             if needs.settings.get(name) != "1"
         ]
+        found += [f"{name} is ON" for name in _ENCRYPTED if needs.settings.get(name, "").upper() in ("ON", "1")]
     return found
 
 

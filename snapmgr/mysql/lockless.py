@@ -75,6 +75,7 @@ class NoLock:
             attempts=1,
             waited_s=self._waited_s,
             held_s=0.0,
+            position_from="binlog" if self._choice.tail else "nowhere",
         )
 
 

@@ -130,6 +130,7 @@ class HeldLock:
             waited_s=self._waiting.waited_s,
             held_s=self._held_s,
             stall_s=max(self._waiting.stall_s, self._granted - self._waiting.asked + self._held_s),
+            position_from="server" if self.position is not None else "nowhere",
         )
 
 
