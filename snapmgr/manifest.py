@@ -76,6 +76,8 @@ class ServerRecord:
     log_bin: str | None
     """Path and base name of the binary logs, from the datadir ("mysql-bin", "../log/bin"); None without binary logs."""
     settings: dict[str, str] = field(default_factory=dict)
+    program: str | None = None
+    """The program that it ran then; None if that cannot be told, or was replaced under it."""
 
 
 @dataclass(frozen=True, kw_only=True)

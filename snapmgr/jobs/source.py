@@ -13,7 +13,7 @@ from snapmgr.manifest import Process, ServerRecord
 from snapmgr.mysql.abilities import Abilities, probe_abilities
 from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.freeze import refuse_unsafe
-from snapmgr.mysql.identity import identify
+from snapmgr.mysql.identity import identify, program_of
 from snapmgr.mysql.layout import read_files, read_layout
 from snapmgr.mysql.levels import DURABILITY, Choice, Needs, choose
 from snapmgr.plugins import list_plugins
@@ -67,6 +67,7 @@ class LiveServer:
             datadir=self.identity.datadir,
             log_bin=self.layout.settings.get("log_bin_basename") if self.layout.log_bin_basename else None,
             settings=dict(self.layout.settings),
+            program=program_of(self.identity.pid),
         )
 
 

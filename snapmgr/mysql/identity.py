@@ -108,6 +108,16 @@ def process_name(pid: int) -> str:
         return "?"
 
 
+def program_of(pid: int) -> str | None:
+    """Return the path of the program that a process runs; None if it is gone, replaced since, or not for us to see."""
+    try:
+        path = os.readlink(f"/proc/{pid}/exe")
+        # After an upgrade the file is another one, and the link says "(deleted)".
+        return path if os.path.samefile(path, f"/proc/{pid}/exe") else None
+    except OSError:
+        return None
+
+
 def _started(pid: int) -> int:
     """Return when the process started, in clock ticks. Raises ProcessLookupError if it is gone or a zombie."""
     ticks = start_ticks(pid)
