@@ -23,7 +23,7 @@ HIDDEN_NAME = re.compile(r"\.snapmgr-restore-(?P<token>[0-9a-f]{16})")
 """`Restoration.hidden`."""
 
 State = Literal["pending", "ready", "deleting", "broken"]
-Purpose = Literal["mount", "verify", "prepare", "restore", "position"]
+Purpose = Literal["mount", "verify", "prepare", "restore", "position", "clone"]
 Level = Literal["none", "backup-lock", "global-read-lock", "freeze-process", "stopped", "crash-consistent"]
 
 
