@@ -1,39 +1,92 @@
-"""Whether the job's account may do what a backup needs, and the statement that would let it."""
+"""Whether the job's account may do what a backup needs, and the statements that would let it."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.mysql.client import quote
+from snapmgr.mysql.client import MysqlError, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from snapmgr.config import Job
+    from snapmgr.mysql.abilities import Abilities
     from snapmgr.mysql.client import Connection
 
-_GLOBAL = re.compile(r"GRANT (?P<privileges>.+?) ON \*\.\* TO ", re.IGNORECASE)
-# MariaDB's documentation of GRANT; tried on 10.11. Each with what else gives the same right.
-_MARIADB = {
-    # BACKUP STAGE and FLUSH TABLES WITH READ LOCK.
-    "RELOAD": frozenset({"RELOAD"}),
-    # SHOW MASTER STATUS; REPLICATION CLIENT was its name before 10.5.
-    "BINLOG MONITOR": frozenset({"BINLOG MONITOR", "REPLICATION CLIENT", "SUPER"}),
-    # InnoDB's list of tablespaces, which may lie outside of the datadir.
-    "PROCESS": frozenset({"PROCESS"}),
-}
+_GRANT = re.compile(r"GRANT (?P<privileges>.+?) ON (?P<scope>\S+) TO ", re.IGNORECASE)
+_EVERYWHERE = "*.*"
+_PERFORMANCE_SCHEMA = "performance_schema.*"
 
 
-def missing_privileges(grants: Iterable[str]) -> tuple[str, ...]:
-    """Given the lines of SHOW GRANTS (those of active roles are among them), return what a backup lacks."""
-    held: set[str] = set()
+@dataclass(frozen=True, kw_only=True)
+class Privilege:
+    """A privilege that a job needs."""
+
+    name: str
+    why: str
+    instead: frozenset[str] = frozenset()
+    """What else gives the same right."""
+    scope: str = _EVERYWHERE
+
+
+def needed_privileges(job: Job, abilities: Abilities, *, replica: bool) -> tuple[Privilege, ...]:
+    """Return what the account of `job` needs on a server: from the manuals of GRANT, each tried without it.
+
+    Args:
+        job: whether it stops the applier or kills SELECTs.
+        abilities: of the server.
+        replica: whether the server replicates from another one.
+    """
+    mariadb = abilities.flavor == "mariadb"
+    needed = [Privilege(name="RELOAD", why="FLUSH TABLES WITH READ LOCK" if not mariadb else "BACKUP STAGE")]
+    if mariadb:
+        monitor = frozenset({"REPLICATION CLIENT", "SUPER"})
+        needed.append(Privilege(name="BINLOG MONITOR", why="the binlog position", instead=monitor))
+        if replica:
+            # Its names before 10.5, and today's other ones.
+            old = frozenset({"REPLICA MONITOR", "REPLICATION SLAVE ADMIN", "REPLICATION REPLICA ADMIN", "SUPER"})
+            needed.append(Privilege(name="SLAVE MONITOR", why="the source's position", instead=old))
+    else:
+        if abilities.instance_lock:
+            needed.insert(0, Privilege(name="BACKUP_ADMIN", why="LOCK INSTANCE FOR BACKUP"))
+        needed.append(Privilege(name="REPLICATION CLIENT", why="the binlog position", instead=frozenset({"SUPER"})))
+    needed.append(Privilege(name="PROCESS", why="InnoDB's tablespaces, which may lie outside of the datadir"))
+    if job.stop_replica and replica:
+        name = "REPLICATION SLAVE ADMIN" if mariadb else "REPLICATION_SLAVE_ADMIN"
+        enough = frozenset({"SUPER", "REPLICATION REPLICA ADMIN"})
+        needed.append(Privilege(name=name, why="stop_replica", instead=enough))
+    if job.kill_selects_after_s is not None:
+        name = "CONNECTION ADMIN" if mariadb else "CONNECTION_ADMIN"
+        needed.append(Privilege(name=name, why="kill_selects_after", instead=frozenset({"SUPER"})))
+    if not mariadb:
+        needed.append(Privilege(name="SELECT", why="to see what would hold the lock off", scope=_PERFORMANCE_SCHEMA))
+    return tuple(needed)
+
+
+def replicates(connection: Connection, abilities: Abilities) -> bool:
+    """Return whether the server is a replica, as far as the account may see."""
+    try:
+        return bool(connection.rows(abilities.replica_status))
+    except MysqlError:
+        # Whoever may not look at the sources is told how many of them are read from right now.
+        rows = connection.rows("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
+        return any(str(row["Value"]) not in ("0", "OFF") for row in rows)
+
+
+def missing_privileges(grants: Iterable[str], needed: Iterable[Privilege]) -> tuple[Privilege, ...]:
+    """Given the lines of SHOW GRANTS (those of active roles are among them), return what of `needed` is lacking."""
+    held: dict[str, set[str]] = {_EVERYWHERE: set(), _PERFORMANCE_SCHEMA: set()}
     for line in grants:
-        match = _GLOBAL.match(line)
-        if match:
-            held |= {privilege.strip().upper() for privilege in match["privileges"].split(",")}
-    if "ALL PRIVILEGES" in held or "ALL" in held:
+        match = _GRANT.match(line)
+        scope = match["scope"].replace("`", "") if match else ""
+        if match and scope in held:
+            held[scope] |= {privilege.strip().upper() for privilege in match["privileges"].split(",")}
+    everywhere = held[_EVERYWHERE]
+    if everywhere & {"ALL PRIVILEGES", "ALL"}:
         return ()
-    return tuple(name for name, enough in _MARIADB.items() if not held & enough)
+    return tuple(one for one in needed if not (everywhere | held[one.scope]) & (one.instead | {one.name}))
 
 
 def read_grants(connection: Connection) -> list[str]:
@@ -41,7 +94,12 @@ def read_grants(connection: Connection) -> list[str]:
     return [str(next(iter(row.values()))) for row in connection.rows("SHOW GRANTS")]
 
 
-def grant_statement(account: str, privileges: tuple[str, ...]) -> str:
-    """Given CURRENT_USER() ("snapmgr@localhost") and privileges, return the GRANT that an administrator would run."""
+def grant_statements(account: str, privileges: Iterable[Privilege]) -> str:
+    """Given CURRENT_USER() ("snapmgr@localhost") and privileges, return the GRANTs that an administrator would run."""
     user, _, host = account.rpartition("@")
-    return f"GRANT {', '.join(privileges)} ON *.* TO {quote(user)}@{quote(host)};"
+    by_scope: dict[str, list[str]] = {}
+    for one in privileges:
+        by_scope.setdefault(one.scope, []).append(one.name)
+    return " ".join(
+        f"GRANT {', '.join(names)} ON {scope} TO {quote(user)}@{quote(host)};" for scope, names in by_scope.items()
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from snapmgr.command import CommandRunner
 from snapmgr.errors import SnapmgrError
-from snapmgr.jobs.account import grant_statement, missing_privileges, read_grants
+from snapmgr.jobs.account import grant_statements, missing_privileges, needed_privileges, read_grants, replicates
 from snapmgr.jobs.finding import Finding, of_error
 from snapmgr.jobs.leftovers import pools_near
 from snapmgr.jobs.source import locate_source, name_excluded
@@ -121,14 +121,19 @@ def _examine_server(job: Job) -> Iterator[Finding]:
             identity = identify(connection)
             server = f"{identity.flavor} {identity.version} (pid {identity.pid})"
             yield _finding(job, "ok", f"{server} has the datadir {identity.datadir} open")
-            probe_abilities(connection, identity).refuse_cluster()
-            missing = missing_privileges(read_grants(connection))
+            abilities = probe_abilities(connection, identity)
+            abilities.refuse_cluster()
+            needed = needed_privileges(job, abilities, replica=replicates(connection, abilities))
+            missing = missing_privileges(read_grants(connection), needed)
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
         return
     if missing:
         yield _finding(
-            job, "lacking", f"{account} lacks {', '.join(missing)}", f"as root: {grant_statement(account, missing)}"
+            job,
+            "lacking",
+            f"{account} lacks {', '.join(f'{one.name} ({one.why})' for one in missing)}",
+            f"as root: {grant_statements(account, missing)}",
         )
     else:
         yield _finding(job, "ok", f"{account} has all privileges that a backup needs")

@@ -14,7 +14,6 @@ from snapmgr.catalog import Catalog
 from snapmgr.config import load_config
 from snapmgr.errors import StorageError
 from snapmgr.host import this_process
-from snapmgr.jobs.account import grant_statement, missing_privileges
 from snapmgr.jobs.context import Context
 from snapmgr.jobs.diagnosis import diagnose
 from snapmgr.jobs.finding import Finding, exit_code
@@ -53,34 +52,6 @@ def _found(of, **fields):
 
 def _problems(findings):
     return [(one.subject, one.what) for one in findings if one.level == "problem"]
-
-
-@pytest.mark.parametrize(
-    ("grants", "missing"),
-    [
-        (["GRANT ALL PRIVILEGES ON *.* TO `root`@`localhost` IDENTIFIED VIA unix_socket WITH GRANT OPTION"], ()),
-        (["GRANT USAGE ON *.* TO `a`@`localhost`"], ("RELOAD", "BINLOG MONITOR", "PROCESS")),
-        (["GRANT RELOAD, PROCESS, BINLOG MONITOR ON *.* TO `a`@`localhost` IDENTIFIED BY PASSWORD '*1'"], ()),
-        # A role's, as SHOW GRANTS lists it while the role is active.
-        (
-            [
-                "GRANT `r` TO `a`@`localhost`",
-                "GRANT RELOAD ON *.* TO `a`@`localhost`",
-                "GRANT PROCESS, SUPER ON *.* TO `r`",
-            ],
-            (),
-        ),
-        # On one schema only: not enough.
-        (["GRANT ALL PRIVILEGES ON `shop`.* TO `a`@`localhost`"], ("RELOAD", "BINLOG MONITOR", "PROCESS")),
-        (["GRANT RELOAD, REPLICATION CLIENT ON *.* TO `a`@`%`"], ("PROCESS",)),
-    ],
-)
-def test_privileges_that_are_missing(grants, missing):
-    assert missing_privileges(grants) == missing
-
-
-def test_the_statement_names_any_account():
-    assert grant_statement("a`b@c@localhost", ("RELOAD",)) == "GRANT RELOAD ON *.* TO `a``b@c`@`localhost`;"
 
 
 @pytest.mark.parametrize(
