@@ -137,7 +137,9 @@ def _summary(outcome: Outcome) -> str:
         raise AssertionError("a summary is of a snapshot")
     quiesce = manifest.quiesce
     parts = [f"{outcome.job}: {manifest.id} {manifest.state}"]
-    if quiesce is not None and quiesce.level != "none":
+    if quiesce is not None and quiesce.level == "crash-consistent":
+        parts.append("crash-consistent: without a lock")
+    elif quiesce is not None and quiesce.level != "none":
         frozen = f", server frozen {format_duration(quiesce.frozen_s)}" if quiesce.level == "freeze-process" else ""
         parts.append(f"{quiesce.level}: waited {format_duration(quiesce.waited_s)}, held {show_held(manifest)}{frozen}")
     if outcome.verification is not None:
@@ -165,4 +167,5 @@ def _plan_lines(plan: Plan) -> list[str]:
         f"{plan.job}: would snapshot {plan.path} by {plan.backend} (volume {', '.join(plan.volumes)})",
         f"  level {plan.level}: {plan.why}",
     ]
-    return lines + [f"  not in it: {path}" for path in plan.excluded]
+    lines += [f"  not in it: {path}" for path in plan.excluded]
+    return lines + [f"  not in it: the logs in {path}" for path in plan.absent]
