@@ -245,6 +245,34 @@ def running(
         end_process(process, grace_s=grace_s)
 
 
+# Reads a word before it becomes the program, with the same pid: who started it can write that down first. Without the
+# word, because nobody is there any more to say it, it ends.
+_GATE = 'IFS= read -r word && [ "$word" = go ] && exec "$@" </dev/null'
+# Their Popen objects must not be collected: that would complain of programs that still run.
+_lasting: list[Process] = []
+
+
+def start_held(argv: Sequence[str], *, output: BinaryIO, env: dict[str, str] | None = None) -> Process:
+    """Start a program that is to outlive us, held back before its first step until `let_go`; its pid stays the same.
+
+    It has a session of its own, no descriptor of ours but `output` (its stdout and stderr), and /dev/null as stdin. If
+    we die before `let_go`, even by SIGKILL, it ends without having done anything. A program that is missing is told by
+    its exit code 127. Raises as `CommandRunner.run` does if it cannot be started.
+    """
+    return _start(
+        ["sh", "-c", _GATE, "sh", *argv], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=env
+    )
+
+
+def let_go(process: Process) -> None:
+    """Let a program of `start_held` begin. From now on it lives without us; whether it still does, its `poll` says."""
+    stream = process.stdin
+    if stream is not None:
+        with suppress(BrokenPipeError), stream:
+            stream.write(b"go\n")
+    _lasting.append(process)
+
+
 def pipeline(argvs: Sequence[Sequence[str]], *, timeout_s: float, secrets: tuple[str, ...] = ()) -> bytes:
     """Run programs joined by pipes and return the last one's stdout; fails when *any* member fails.
 

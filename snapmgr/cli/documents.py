@@ -63,6 +63,7 @@ def snapshot(entry: Entry, leases: Iterable[Lease]) -> dict[str, Any]:
         "lock_waited_s": quiesce.waited_s if quiesce else None,
         "lock_held_s": quiesce.held_s if quiesce else None,
         "frozen_s": quiesce.frozen_s if quiesce and quiesce.level == "freeze-process" else None,
+        "stall_s": quiesce.stall_s if quiesce else None,
         "pinned": manifest.pinned,
         "pin_reason": manifest.pin_reason,
         "verification": verification(entry.verification),
@@ -77,6 +78,7 @@ def details(entry: Entry, leases: Iterable[Lease], usage: list[dict[str, Any]]) 
         "proved_at": iso(manifest.proved_at),
         "machine_id": manifest.machine_id,
         "excluded": list(manifest.excluded),
+        "absent": list(manifest.absent),
         "quiesce": _quiesce(manifest),
         "position": _position(manifest),
         "server": _server(manifest),
@@ -111,6 +113,8 @@ def _quiesce(manifest: Manifest) -> dict[str, Any] | None:
         "waited_s": quiesce.waited_s,
         "held_s": quiesce.held_s,
         "frozen_s": quiesce.frozen_s,
+        "stall_s": quiesce.stall_s,
+        "position_from": quiesce.position_from,
     }
 
 
@@ -162,7 +166,40 @@ def mount(lease: Lease) -> dict[str, Any]:
         "pid": lease.holder.pid,
         "created_at": iso(lease.created_at),
         "until": iso(lease.until),
+        "server": _clone_server(lease),
     }
+
+
+def _clone_server(lease: Lease) -> dict[str, Any] | None:
+    from snapmgr.host import is_alive
+
+    server = lease.server
+    if server is None:
+        return None
+    return {
+        "program": server.program,
+        "pid": server.process.pid if server.process is not None else None,
+        "running": server.process is not None and is_alive(server.process),
+        "socket": server.socket,
+        "port": server.port,
+        "log": server.log,
+        "server_id": server.server_id or None,
+        "server_uuid": server.server_uuid,
+        "answered_at": iso(server.answered_at),
+    }
+
+
+def show_server(lease: Lease) -> str:
+    """Return for people where a clone's server listens, and whether it runs."""
+    from snapmgr.host import is_alive
+
+    server = lease.server
+    if server is None:
+        return "its server was never started"
+    where = f"127.0.0.1:{server.port}, {server.socket}" if server.port is not None else server.socket
+    if server.process is None or not is_alive(server.process):
+        return f"its server ({where}) is not running"
+    return f"{server.program} at {where}, pid {server.process.pid}"
 
 
 def backup_plan(plan: Plan | None) -> dict[str, Any] | None:
@@ -176,6 +213,7 @@ def backup_plan(plan: Plan | None) -> dict[str, Any] | None:
         "level": plan.level,
         "why": plan.why,
         "excluded": list(plan.excluded),
+        "absent": list(plan.absent),
         "warnings": list(plan.warnings),
     }
 

@@ -58,9 +58,6 @@ def command(session: Session, job: str | None) -> int:
 def _print(entries: list[Entry], leases: list[Lease]) -> None:
     from snapmgr.cli.documents import show_held, show_time, show_verified
 
-    mounted: dict[str, int] = {}
-    for lease in leases:
-        mounted[lease.snapshot_id] = mounted.get(lease.snapshot_id, 0) + 1
     rows = [
         (
             entry.manifest.short_id,
@@ -70,7 +67,7 @@ def _print(entries: list[Entry], leases: list[Lease]) -> None:
             entry.manifest.quiesce.level if entry.manifest.quiesce else "-",
             show_held(entry.manifest),
             show_verified(entry.verification),
-            _notes(entry, mounted.get(entry.manifest.id, 0)),
+            _notes(entry, [lease for lease in leases if lease.snapshot_id == entry.manifest.id]),
         )
         for entry in entries
     ]
@@ -84,12 +81,19 @@ def _print(entries: list[Entry], leases: list[Lease]) -> None:
         print_lines(format_table(_HEADS, rows))
 
 
-def _notes(entry: Entry, mounts: int) -> str:
+def _notes(entry: Entry, leases: list[Lease]) -> str:
     from snapmgr.cli.documents import show_pin
 
     notes = [show_pin(entry.manifest)] if entry.manifest.pinned else []
+    clones = [lease for lease in leases if lease.why == "clone"]
+    mounts = len(leases) - len(clones)
     if mounts:
         notes.append("mounted" if mounts == 1 else f"mounted {mounts} times")
+    notes += [f"clone at {lease.point}" + _port(lease) for lease in clones]
     if entry.manifest.reason:
         notes.append(entry.manifest.reason)
     return ", ".join(notes)
+
+
+def _port(lease: Lease) -> str:
+    return f" (port {lease.server.port})" if lease.server is not None and lease.server.port is not None else ""

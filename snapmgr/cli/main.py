@@ -34,6 +34,7 @@ COMMANDS = {
     "verify": "Prove on a writable clone that a snapshot restores.",
     "restore": "Copy what a snapshot holds to DEST, a new or empty folder.",
     "prepare": "Mount a recovered, cleanly shut-down copy of a datadir, and print its path.",
+    "clone": "Let a development server run on a writable clone of a snapshot.",
     "pin": "Keep snapshots, whatever the retention rules say.",
     "unpin": "Leave pinned snapshots to the retention rules again.",
     "delete": "Delete the snapshots that are named.",

@@ -61,7 +61,7 @@ def _usage(session: Session, entry: Entry, number: int) -> dict[str, Any]:
 
 
 def _lines(entry: Entry, leases: list[Lease], usage: list[dict[str, Any]]) -> Iterator[str]:
-    from snapmgr.cli.documents import show_time, show_verified
+    from snapmgr.cli.documents import show_server, show_time, show_verified
 
     manifest = entry.manifest
     yield f"snapshot    {manifest.id}"
@@ -90,6 +90,8 @@ def _lines(entry: Entry, leases: list[Lease], usage: list[dict[str, Any]]) -> It
         how = "writable" if lease.writable else "read-only"
         since = show_time(lease.created_at)
         yield f"mounted     {lease.point} ({how}, {lease.why} by {lease.user} since {since}{until})"
+        if lease.why == "clone":
+            yield f"            {show_server(lease)}"
 
 
 def _consistency(manifest: Manifest) -> Iterator[str]:
@@ -98,10 +100,11 @@ def _consistency(manifest: Manifest) -> Iterator[str]:
     quiesce = manifest.quiesce
     if quiesce is not None:
         yield f"level       {quiesce.level}: {quiesce.why}"
-        if quiesce.level != "none":
+        if quiesce.level not in ("none", "crash-consistent"):
             yield (
                 f"lock        waited {format_duration(quiesce.waited_s)}, held {format_duration(quiesce.held_s)}"
-                f" ({quiesce.attempts} {'try' if quiesce.attempts == 1 else 'tries'})"
+                f" ({quiesce.attempts} {'try' if quiesce.attempts == 1 else 'tries'});"
+                f" no writer waited longer than {format_duration(quiesce.stall_s)}"
             )
         if quiesce.level == "freeze-process":
             yield f"frozen      {format_duration(quiesce.frozen_s)}: so long no client was served"
@@ -109,6 +112,8 @@ def _consistency(manifest: Manifest) -> Iterator[str]:
     position = manifest.position
     if position is not None:
         yield f"position    {position.file}:{position.offset}, GTID {position.gtid or 'none'}"
+    for folder in manifest.absent:
+        yield f"not in it   the logs in {folder}"
 
 
 def _size(usage: dict[str, Any]) -> str:

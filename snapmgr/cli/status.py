@@ -15,6 +15,7 @@ from snapmgr.units import format_duration
 if TYPE_CHECKING:
     from snapmgr.cli.session import Session
     from snapmgr.jobs.status import JobStatus
+    from snapmgr.manifest import Lease
 
 _HEADS = ("JOB", "STATUS", "NEWEST", "AGE", "VERIFIED", "NEXT")
 
@@ -41,6 +42,8 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     The first line is the verdict. A job is overdue when its schedule, or max_age, wanted a snapshot that is not there.
     Only the state directory is read: quick, locks nothing, asks no storage and no server.
     """
+    from snapmgr.cli.documents import mount
+    from snapmgr.jobs.rebuild import job_of
     from snapmgr.jobs.status import judge
     from snapmgr.schedule.times import local_zone
 
@@ -50,7 +53,9 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     catalog = session.catalog()
     entries, damaged = catalog.entries()
     schedules, damaged_schedules = catalog.schedules()
-    problems = session.damaged([*damaged, *damaged_schedules])
+    leases, damaged_leases = catalog.leases()
+    clones = [lease for lease in leases if lease.why == "clone" and (not jobs or job_of(lease.snapshot_id) in jobs)]
+    problems = session.damaged([*damaged, *damaged_schedules, *damaged_leases])
     by_job = {schedule.job: schedule for schedule in schedules}
     now, zone = datetime.now(UTC), local_zone()
     found = [
@@ -62,10 +67,14 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     code = 1 if bad or problems or orphans else EXIT_OK
     if session.json:
         session.document(
-            code, jobs=[_document(one) for one in found], damaged=problems, scheduled_but_not_configured=orphans
+            code,
+            jobs=[_document(one) for one in found],
+            clones=[mount(lease) for lease in clones],
+            damaged=problems,
+            scheduled_but_not_configured=orphans,
         )
     else:
-        print_lines(_lines(found, bad, len(problems), orphans))
+        print_lines([*_lines(found, bad, len(problems), orphans), *map(_clone_line, clones)])
     return code
 
 
@@ -90,6 +99,12 @@ def _lines(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans: 
         for one in found
     ]
     return [*lines, *format_table(_HEADS, rows)]
+
+
+def _clone_line(lease: Lease) -> str:
+    from snapmgr.cli.documents import show_server
+
+    return f"clone of {lease.snapshot_id} at {lease.point}: {show_server(lease)}"
 
 
 def _verdict(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans: list[str]) -> str:

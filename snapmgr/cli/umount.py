@@ -25,15 +25,16 @@ Examples:
 """
 )
 @click.argument("what", metavar="WHAT...", nargs=-1, type=MountName())
-@click.option("-a", "--all", "everything", is_flag=True, help="All that `mount` and `prepare` mounted.")
+@click.option("-a", "--all", "everything", is_flag=True, help="All that `mount`, `prepare` and `clone` made.")
+@click.option("--force", is_flag=True, help="Kill the server of a clone instead of shutting it down.")
 @dry_run_option
 @json_option
 @click.pass_obj
-def command(session: Session, what: tuple[str, ...], *, everything: bool, dry_run: bool) -> int:
+def command(session: Session, what: tuple[str, ...], *, everything: bool, force: bool, dry_run: bool) -> int:
     """Undo mounts, and remove the clones that they were of.
 
-    WHAT is a mount point, a snapshot, or the number that doctor names. What was written to a clone is gone then. A
-    mount that is in use stays, and the error names who uses it.
+    WHAT is a mount point, a snapshot, or the number that doctor names. What was written to a clone is gone then. The
+    server that "clone" started is shut down first. A mount that is in use stays, and the error names who uses it.
     """
     if everything == bool(what):
         raise click.UsageError("Name mounts, or give --all." if not what else "Name mounts or give --all, not both.")
@@ -43,11 +44,12 @@ def command(session: Session, what: tuple[str, ...], *, everything: bool, dry_ru
     ctx = session.context()
     leases, damaged = ctx.catalog.leases()
     problems = session.damaged(damaged)
-    documents = (
-        [_release(session, ctx, lease.point, lease, dry_run=dry_run) for lease in leases if lease.why == "mount"]
+    chosen: list[tuple[str, Lease | None]] = (
+        [(lease.point, lease) for lease in leases if lease.stays]
         if everything
-        else [_release(session, ctx, one, None, dry_run=dry_run) for one in dict.fromkeys(what)]
+        else [(one, None) for one in dict.fromkeys(what)]
     )
+    documents = [_release(session, ctx, name, lease, force=force, dry_run=dry_run) for name, lease in chosen]
     if not documents:
         session.voice.tell("nothing is mounted")
     code = gravest([document["exit_code"] for document in documents] + ([1] if everything and problems else []))
@@ -56,16 +58,18 @@ def command(session: Session, what: tuple[str, ...], *, everything: bool, dry_ru
     return code
 
 
-def _release(session: Session, ctx: Context, what: str, lease: Lease | None, *, dry_run: bool) -> dict[str, Any]:
+def _release(
+    session: Session, ctx: Context, what: str, lease: Lease | None, *, force: bool, dry_run: bool
+) -> dict[str, Any]:
     from snapmgr.cli.documents import mount
-    from snapmgr.jobs.attach import release
+    from snapmgr.jobs.clone import end_clone
 
     failure: SnapmgrError | None = None
     try:
         lease = lease or _find(ctx, what)
         _refuse_busy(lease)
         if not dry_run:
-            release(ctx, lease)
+            end_clone(ctx, lease, force=force)
         if not session.json:
             print_lines([f"{'would unmount' if dry_run else 'unmounted'} {lease.point}"])
     except SnapmgrError as error:
@@ -95,7 +99,7 @@ def _find(ctx: Context, what: str) -> Lease:
 def _refuse_busy(lease: Lease) -> None:
     from snapmgr.host import is_alive
 
-    if lease.why != "mount" and is_alive(lease.holder):
+    if not lease.stays and is_alive(lease.holder):
         raise InUseError(
             f"{lease.point} is in use by a running {lease.why} (pid {lease.holder.pid})",
             hint="it ends by itself; or end that process",

@@ -11,10 +11,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import ConfigError, LackingError, NotFoundError, SnapmgrError, StorageError
+from snapmgr.errors import ConfigError, InUseError, LackingError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.host import boot_id, signals_held, this_process
 from snapmgr.manifest import Lease, LeasePart
 from snapmgr.mount import bind, mount_device, remove_point, require_own, unmount
+from snapmgr.mysql.lasting import end_server, remove_folder
 from snapmgr.probe import require_pools_answer
 from snapmgr.records import AttachRecord
 
@@ -202,11 +203,13 @@ def _inside(lease: Lease, number: int, subpath: str) -> Path:
 def release(ctx: Context, lease: Lease) -> None:
     """Undo an attachment, however far it got and whatever boot it is from; the lease goes last. Idempotent.
 
-    Raises InUseError while a process uses the mount, StorageError with nothing undone if the storage hangs.
+    The server of a clone is killed if it still runs: who wants it to end by itself has ended it before. Raises
+    InUseError while a process uses the mount, StorageError with nothing undone if the storage hangs.
     """
     _require_answer(ctx, lease)
     # Half of it undone would be left to the next run.
     with signals_held():
+        _kill_server(lease)
         for part in reversed(lease.parts):
             point = part_point(lease, part)
             if os.geteuid() == 0 and lease.boot_id == boot_id():
@@ -216,10 +219,21 @@ def release(ctx: Context, lease: Lease) -> None:
             ctx.backend(part.record.ref.backend).detach(part.record)
             if part.folder:
                 remove_point(point)
+        if lease.server is not None:
+            remove_folder(lease.server.folder)
         # A folder that somebody named may have been there before.
         if Path(lease.point).parent == ctx.config.scratch_dir.absolute():
             remove_point(lease.point)
         ctx.catalog.drop_lease(lease)
+
+
+def _kill_server(lease: Lease) -> None:
+    process = lease.server.process if lease.server is not None else None
+    if process is not None and not end_server(process, kill=True):
+        raise InUseError(
+            f"the server on {lease.point} (pid {process.pid}) does not die: it hangs in the kernel",
+            hint=f"see /proc/{process.pid}/stack and the kernel log",
+        )
 
 
 def release_or_tell(ctx: Context, lease: Lease) -> None:

@@ -74,9 +74,11 @@ def _leases(facts: Facts) -> Iterator[Finding]:
 def _lease_is_over(facts: Facts, one: LeaseFacts) -> str | None:
     if one.lease.boot_id != facts.boot_id:
         return "was mounted before the last boot; its clone may still be there"
+    if one.lease.server is not None and one.lease.stays:
+        return None if one.server_alive else "is a clone whose server is not running"
     if one.alive:
         return None  # it may be just about to mount
-    if one.lease.why != "mount":
+    if not one.lease.stays:
         return f"was attached by a {one.lease.why} that was killed"
     return None if one.mounted else "has a lease, but nothing is mounted there"
 
@@ -324,8 +326,7 @@ def _adoptable(facts: Facts, one: Found, adoption: Adoption) -> Finding:
         )
         path = str(damaged[0].path)
         return _of_state(path, damaged[0].problem + remarks, job=manifest.job, cure=cure)
-    text = "takes it over as its note describes it"
-    cure = Cure(kind="adopt", text=text, about=adoption)
+    cure = Cure(kind="adopt", text="takes it over as its note describes it", about=adoption)
     return _problem(one, f"{one.name} is not in this state directory{remarks}", None, cure)
 
 
@@ -343,8 +344,8 @@ def _clone(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
         hint = "whose it is cannot be told: delete it by hand once nobody uses it"
         yield _problem(one, what, hint)
     else:
-        text = "removes it, with what was written to it"
-        yield _problem(one, what, None, Cure(kind="remove-clone", text=text, about=one))
+        cure = Cure(kind="remove-clone", text="removes it, with what was written to it", about=one)
+        yield _problem(one, what, None, cure)
 
 
 def _is_ours(facts: Facts, view: _View, one: Found) -> bool:

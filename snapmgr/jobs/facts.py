@@ -50,6 +50,8 @@ class LeaseFacts:
     """Whether the process that made it still runs."""
     mounted: bool
     """Whether all its mounts are there; without root, when nothing is mounted, True."""
+    server_alive: bool = False
+    """Of a clone: whether its server still runs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -235,7 +235,13 @@ def _lease_facts(lease: Lease, mounts: tuple[Mount, ...]) -> LeaseFacts:
         return (point, part.mounted) in there if part.mounted is not None else point in points
 
     mounted = os.geteuid() != 0 or all(is_there(number) for number in range(len(lease.parts)))
-    return LeaseFacts(lease=lease, alive=is_alive(lease.holder), mounted=mounted)
+    server = lease.server.process if lease.server is not None else None
+    return LeaseFacts(
+        lease=lease,
+        alive=is_alive(lease.holder),
+        mounted=mounted,
+        server_alive=server is not None and is_alive(server),
+    )
 
 
 def _manifest_of(catalog: Catalog, damaged: Damaged) -> Entry | None:

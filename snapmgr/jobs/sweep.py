@@ -43,7 +43,7 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
             failures.append(error)
 
     for lease in ctx.catalog.leases()[0]:
-        if lease.why != "mount" and not is_alive(lease.holder) and lease.snapshot_id.startswith(job + "."):
+        if not lease.stays and not is_alive(lease.holder) and lease.snapshot_id.startswith(job + "."):
             ctx.tell(f"removing what a killed {lease.why} had attached ({lease.snapshot_id})")
             attempt(partial(release, ctx, lease))
     for manifest in manifests:

@@ -1,0 +1,122 @@
+"""``snapmgr clone``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from snapmgr.cli.output import print_lines
+from snapmgr.cli.params import SizeText, SnapshotName, dry_run_option, json_option
+from snapmgr.errors import EXIT_OK
+from snapmgr.units import format_size
+
+if TYPE_CHECKING:
+    from snapmgr.cli.session import Session
+    from snapmgr.jobs.clone import ClonePlan
+    from snapmgr.manifest import CloneServer, Lease
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  snapmgr clone latest /srv/dev --port 3307
+  snapmgr clone nightly@latest /srv/test --memory 2G --option sql-mode=ANSI
+  snapmgr umount /srv/dev
+"""
+)
+@click.argument("snapshot", metavar="ID", type=SnapshotName())
+@click.argument("folder", metavar="DIR", type=click.Path())
+@click.option(
+    "--port", metavar="N", type=click.IntRange(1, 65535), help="Listen at 127.0.0.1:N too; else only at a socket."
+)
+@click.option(
+    "--memory",
+    "memory_bytes",
+    metavar="SIZE",
+    type=SizeText(),
+    default="256M",
+    show_default=True,
+    help="What the server's buffers may take together.",
+)
+@click.option(
+    "--server",
+    metavar="PATH",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="The server program; else the job's verify.server, or the one installed.",
+)
+@click.option("--option", "options", metavar="OPT", multiple=True, help="A further option of the server; repeatable.")
+@dry_run_option
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    snapshot: str,
+    folder: str,
+    *,
+    port: int | None,
+    memory_bytes: int,
+    server: str | None,
+    options: tuple[str, ...],
+    dry_run: bool,
+) -> int:
+    """Let a development server run on a writable clone of a snapshot.
+
+    The clone is mounted at DIR. Its server goes on running, with the accounts of the source, until "snapmgr umount DIR"
+    shuts it down and removes the clone. It replicates nothing and runs no events. The snapshot does not change.
+    """
+    from snapmgr.config import Verify
+    from snapmgr.jobs.clone import clone, plan_clone
+
+    ctx = session.context()
+    entry = ctx.catalog.resolve(snapshot)
+    job = session.config().jobs.get(entry.manifest.job)
+    plan = plan_clone(
+        ctx,
+        entry,
+        folder,
+        port=port,
+        memory_bytes=memory_bytes,
+        server=server,
+        options=options,
+        how=job.verify if job is not None else Verify(),
+    )
+    if dry_run:
+        if session.json:
+            session.document(EXIT_OK, dry_run=True, snapshot_id=entry.manifest.id, mount=None)
+        else:
+            print_lines([_plan_line(plan)])
+        return EXIT_OK
+    if job is None:
+        session.voice.warn(f"job {entry.manifest.job} is not configured any more: cloning with the defaults")
+    lease = clone(ctx, plan)
+    if session.json:
+        from snapmgr.cli.documents import mount
+
+        session.document(EXIT_OK, dry_run=False, snapshot_id=entry.manifest.id, mount=mount(lease))
+    elif lease.server is not None:
+        session.voice.tell(f"{entry.manifest.id}: its server runs until: snapmgr umount {lease.point}")
+        print_lines(_lines(lease, lease.server))
+    return EXIT_OK
+
+
+def _plan_line(plan: ClonePlan) -> str:
+    at = f"at 127.0.0.1:{plan.port} and a socket" if plan.port is not None else "at a socket"
+    return (
+        f"would mount a writable clone of {plan.entry.manifest.id} at {plan.point} and start a server on it, {at}"
+        f" ({format_size(plan.memory_bytes)} for its buffers)"
+    )
+
+
+def _lines(lease: Lease, server: CloneServer) -> list[str]:
+    from snapmgr.jobs.attach import data_path
+
+    ids = f"server_id {server.server_id}" + (f", UUID {server.server_uuid}" if server.server_uuid else "")
+    pid = server.process.pid if server.process is not None else "?"
+    return [
+        f"socket  {server.socket}",
+        *([f"port    127.0.0.1:{server.port}"] if server.port is not None else []),
+        f"data    {data_path(lease)}",
+        f"log     {server.log}",
+        f"server  {server.program} (pid {pid}, {ids})",
+    ]
