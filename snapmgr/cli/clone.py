@@ -66,10 +66,12 @@ def command(
     shuts it down and removes the clone. It replicates nothing and runs no events. The snapshot does not change.
     """
     from snapmgr.config import Verify
-    from snapmgr.jobs.clone import clone, plan_clone
+    from snapmgr.jobs.clone import clear_dead, clone, plan_clone
 
     ctx = session.context()
     entry = ctx.catalog.resolve(snapshot)
+    if not dry_run:
+        clear_dead(ctx, folder)
     job = session.config().jobs.get(entry.manifest.job)
     plan = plan_clone(
         ctx,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,10 +15,10 @@ from snapmgr.destination import choose_destination
 from snapmgr.errors import ConfigError, InUseError, LackingError
 from snapmgr.host import is_alive
 from snapmgr.jobs.attach import attach, copies, data_path, release, release_or_tell
-from snapmgr.jobs.verify import flavor_of
 from snapmgr.manifest import CloneServer
 from snapmgr.mount import holders
 from snapmgr.mysql.lasting import check_options, end_server, held_server, port_problem
+from snapmgr.mysql.origin import flavor_of
 from snapmgr.mysql.program import find_server
 
 if TYPE_CHECKING:
@@ -112,6 +113,15 @@ def _choose_point(ctx: Context, entry: Entry, point: str) -> str:
     pools = (member.ref.pool.id for member in manifest.members)
     ours |= {pool: "the folder of copies" for pool in pools if pool.startswith("/")}
     return choose_destination(point, sources=sources, barred=ours)
+
+
+def clear_dead(ctx: Context, point: str) -> None:
+    """Remove what a killed `clone` left at `point`, so that the same command can be given again."""
+    where = os.path.realpath(point)
+    for lease in ctx.catalog.leases()[0]:
+        if lease.why == "clone" and lease.point == where and not lease.stays and not is_alive(lease.holder):
+            ctx.tell(f"removing what a killed clone left at {where}")
+            end_clone(ctx, lease, force=True)
 
 
 def clone(ctx: Context, plan: ClonePlan) -> Lease:

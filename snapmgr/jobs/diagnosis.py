@@ -76,11 +76,11 @@ def _lease_is_over(facts: Facts, one: LeaseFacts) -> str | None:
         return "was mounted before the last boot; its clone may still be there"
     if one.lease.server is not None and one.lease.stays:
         return None if one.server_alive else "is a clone whose server is not running"
-    if one.alive:
-        return None  # it may be just about to mount
-    if not one.lease.stays:
-        return f"was attached by a {one.lease.why} that was killed"
-    return None if one.mounted else "has a lease, but nothing is mounted there"
+    if one.alive or (one.lease.stays and one.mounted):
+        return None  # if it is alive, it may be just about to mount
+    if one.lease.stays:
+        return "has a lease, but nothing is mounted there"
+    return f"was attached by a {one.lease.why} that was killed"
 
 
 def _unfinished(facts: Facts) -> Iterator[Finding]:
@@ -324,8 +324,7 @@ def _adoptable(facts: Facts, one: Found, adoption: Adoption) -> Finding:
             text=f"restores it from the note beside the snapshot, and moves it to {facts.state_dir}/damaged",
             about=adoption,
         )
-        path = str(damaged[0].path)
-        return _of_state(path, damaged[0].problem + remarks, job=manifest.job, cure=cure)
+        return _of_state(str(damaged[0].path), damaged[0].problem + remarks, job=manifest.job, cure=cure)
     cure = Cure(kind="adopt", text="takes it over as its note describes it", about=adoption)
     return _problem(one, f"{one.name} is not in this state directory{remarks}", None, cure)
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # As `snapmgr.jobs.verify`, `prepare` and `attach` name what they make in the scratch directory.
 _RUN_FOLDER = re.compile(r"v(?P<pid>[0-9]+)-[a-z0-9_]{8}")
 _POINT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{6}")
+_CLONE_FOLDER = re.compile(r"c[0-9a-f]{16}")
 # Another state directory may be just about to mount there.
 _POINT_AGE_S = 3600.0
 _RECORD_ID = re.compile(r"[0-9a-f]{16}")
@@ -301,19 +302,33 @@ def _listed(folder: Path) -> list[Path]:
     return []
 
 
+def _unknown_server(folder: Path) -> FileFacts:
+    """Return what is to be said of the folder of a clone's server that no lease knows: it may run all the same."""
+    told = f"--socket={folder}/s".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if told in (process / "cmdline").read_bytes().split(b"\0"):
+                what = f"is of a clone's server (pid {process.name}) that runs though no lease knows it"
+                return FileFacts(path=folder, kind="foreign", problem=what)
+    return FileFacts(path=folder, kind="scratch", problem="is of a clone's server that no lease knows")
+
+
 def _scratch(scratch: Path, leases: list[Lease], mounts: tuple[Mount, ...]) -> Iterator[FileFacts]:
     """Find what dead servers on clones left in the scratch directory, and mount points that no lease knows."""
+    servers = {lease.server.folder for lease in leases if lease.server is not None}
     points = {lease.point for lease in leases} | {mount.point for mount in mounts}
     with suppress(OSError):
         private = not scratch.stat().st_mode & 0o022
         for path in sorted(scratch.absolute().iterdir()):
             if path.is_symlink() or not path.is_dir():
                 continue
-            run = _RUN_FOLDER.fullmatch(path.name)
+            run, clone = _RUN_FOLDER.fullmatch(path.name), _CLONE_FOLDER.fullmatch(path.name)
             # A server's folder belongs to the server's user.
-            if path.stat().st_uid != os.geteuid() and not (run and private):
+            if path.stat().st_uid != os.geteuid() and not ((run or clone) and private):
                 continue
-            if run is not None and not Path("/proc", run["pid"]).exists():
+            if clone and str(path) not in servers and time.time() - path.stat().st_mtime > _POINT_AGE_S:
+                yield _unknown_server(path)
+            elif run is not None and not Path("/proc", run["pid"]).exists():
                 yield FileFacts(path=path, kind="scratch", problem="is of a server on a clone that was killed")
             elif (
                 _POINT.fullmatch(path.name)
