@@ -12,6 +12,7 @@ from snapmgr.catalog import Catalog
 from snapmgr.config import load_config
 from snapmgr.jobs.context import Context
 from support import faults
+from support.kinds import SYSTEM
 from support.server import private_server
 from support.storage import loop_filesystem, work_folder
 
@@ -94,16 +95,16 @@ class Scene:
 
 
 @contextmanager
-def btrfs_scene(*options: str, size_bytes: int = 1 << 30, server: bool = True) -> Iterator[Scene]:
-    """Yield a scene with a running server (with further `options`), configured with the job "demo"."""
+def btrfs_scene(*options: str, size_bytes: int = 1 << 30, server: bool = True, kind: str = SYSTEM) -> Iterator[Scene]:
+    """Yield a scene with a running server of `kind` (with further `options`), configured with the job "demo"."""
     with ExitStack() as stack:
         file_system = stack.enter_context(loop_filesystem("btrfs", size_bytes))
         folder = stack.enter_context(work_folder())
         subvolume = Path(file_system.point) / "mysql"
         subprocess.run(["btrfs", "-q", "subvolume", "create", subvolume], check=True)
-        running = (
-            stack.enter_context(private_server(subvolume / "data", (*SERVER_OPTIONS, *options))) if server else None
-        )
+        running = None
+        if server:
+            running = stack.enter_context(private_server(subvolume / "data", (*SERVER_OPTIONS, *options), kind=kind))
         scene = Scene(file_system, folder, running)
         if server:
             scene.configure()
