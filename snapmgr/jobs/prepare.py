@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from snapmgr.config import Verify
 from snapmgr.errors import ConfigError, LackingError, VerificationError
 from snapmgr.host import signals_held
+from snapmgr.jobs.agreement import read_gtid
 from snapmgr.jobs.attach import attach, copies, data_path, place_of, release_or_tell
-from snapmgr.jobs.verify import flavor_of
 from snapmgr.mysql.plainfile import open_plain
-from snapmgr.mysql.program import find_server
+from snapmgr.mysql.program import server_for
 from snapmgr.mysql.relocation import server_options
 from snapmgr.mysql.server import run_folder, throwaway
 from snapmgr.tree.kernel import sync_file_system
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # What MariaDB's and MySQL's InnoDB, Aria, and the binary log's coordinator print when they have something to recover.
 _RECOVERY = re.compile(
     r"Starting crash recovery|Log scan progressed|Recovering after a crash|Aria engine: starting recovery|"
-    r"Doing recovery|XA crash recovery|was not shut ?down normally|Applying a batch of \d+ redo log records",
+    r"Doing recovery|XA crash recovery|was not shut ?down normally|Applying a batch of [1-9]\d* redo log records",
     re.IGNORECASE,
 )
 _SHUTDOWN_S = 600.0
@@ -136,8 +136,8 @@ class _Recovery:
         self._data = data_path(lease)
         self._there = copies(lease, manifest)
         self._how = how
-        self._flavor = manifest.server.flavor if manifest.server is not None else flavor_of(self._data)
-        self.binary = find_server(self._flavor, how.server)
+        self._absent = manifest.absent
+        self.binary = server_for(manifest.server, self._data, how.server)
         # The last one given wins.
         pool = (f"--innodb-buffer-pool-size={pool_bytes}",) if pool_bytes is not None else ()
         self._options = (*how.options, *pool, "--innodb-fast-shutdown=1")
@@ -166,7 +166,9 @@ class _Recovery:
         """Return the options of a server that is to run on the clone."""
         if self._recorded is None:
             return ()
-        return server_options(self._recorded, lambda path: str(place_of(path, self._there) or path))
+        return server_options(
+            self._recorded, lambda path: str(place_of(path, self._there) or path), absent=self._absent
+        )
 
     def _start(self) -> _Run:
         with (
@@ -182,9 +184,9 @@ class _Recovery:
                 time_limit_s=self._how.time_limit_s,
             ) as server,
         ):
-            mysql = self._flavor == "mysql"
+            mysql = self.binary.flavor == "mysql"
             with server.connect() as connection:
-                gtid = connection.value(f"SELECT @@GLOBAL.{'gtid_executed' if mysql else 'gtid_binlog_pos'}")
+                gtid = read_gtid(connection, mysql=mysql)
                 uuid = str(connection.value("SELECT @@GLOBAL.server_uuid")) if mysql else None
             if not server.shutdown(time_limit_s=_SHUTDOWN_S):
                 raise VerificationError(
@@ -192,7 +194,7 @@ class _Recovery:
                     hint="is there room on the clone's file system?",
                 )
             log = server.log_text()
-        return _Run(log=log, gtid=str(gtid or ""), server_uuid=uuid)
+        return _Run(log=log, gtid=gtid, server_uuid=uuid)
 
     def _settle_indexes(self) -> None:
         """Let the indexes of the binary and the relay logs name the clone's: a replica would purge live ones."""

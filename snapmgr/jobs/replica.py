@@ -124,7 +124,7 @@ class Replica:
                 self._say(differences)
             self._sync()
         server = self._manifest.server
-        options = server_options(server, self._moved) if server is not None else ()
+        options = server_options(server, self._moved, absent=self._manifest.absent) if server is not None else ()
         return Restored(
             snapshot_id=self._manifest.id,
             dest=self._dest,

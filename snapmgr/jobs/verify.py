@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 import shlex
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from snapmgr.config import Verify
 from snapmgr.errors import (
@@ -20,12 +19,13 @@ from snapmgr.errors import (
     SnapmgrError,
     VerificationError,
 )
-from snapmgr.jobs.attach import attached, copies, data_path, place_of
+from snapmgr.jobs.agreement import Findings, check_binlog, compare_gtid
+from snapmgr.jobs.attach import attached, copies, data_path
 from snapmgr.jobs.note import store_note
 from snapmgr.manifest import Verification
 from snapmgr.mysql.check import check_tables, run_assertions
 from snapmgr.mysql.client import MysqlError
-from snapmgr.mysql.program import find_server
+from snapmgr.mysql.program import server_for
 from snapmgr.mysql.server import run_folder, throwaway
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ class _Trial:
     """One try of one snapshot, and what it found so far."""
 
     def __init__(self, ctx: Context, manifest: Manifest, how: Verify) -> None:
-        self.checks: list[str] = []
-        self.failures: list[str] = []
+        self.found = Findings()
+        self.checks = self.found.checks
+        self.failures = self.found.failures
         self._ctx = ctx
         self._manifest = manifest
         self._how = how
@@ -129,7 +130,7 @@ class _Trial:
             self._run_command(data)
         else:
             there = copies(lease, self._manifest)
-            self._check_binlog(there)
+            check_binlog(self._manifest, there, self.found)
             self._run_server(there, data)
 
     def _run_command(self, data: Path) -> None:
@@ -142,28 +143,9 @@ class _Trial:
         else:
             self.checks.append(f"{shlex.join(self._how.command)} ended with 0")
 
-    def _check_binlog(self, there: dict[str, Path]) -> None:
-        """Under the lock nothing was written, so the snapshot's last binlog ends exactly at the recorded offset."""
-        position, server = self._manifest.position, self._manifest.server
-        if position is None or server is None or not server.log_bin:
-            return
-        path = place_of(os.path.join(server.datadir, os.path.dirname(server.log_bin), position.file), there)
-        try:
-            size = path.stat().st_size if path is not None else None
-        except FileNotFoundError:
-            size = None
-        if size is None:
-            self.failures.append(f"the recorded binlog {position.file} is not in it")
-        elif size == position.offset:
-            self.checks.append(f"its binlog ends at the recorded position ({position.file}:{position.offset})")
-        else:
-            self.failures.append(
-                f"its binlog {position.file} has {size} bytes, the recorded position is {position.offset}"
-            )
-
     def _run_server(self, there: dict[str, Path], data: Path) -> None:
         recorded = self._manifest.server
-        binary = find_server(recorded.flavor if recorded else flavor_of(data), self._how.server)
+        binary = server_for(recorded, data, self._how.server)
         with run_folder(self._ctx.config.scratch_dir) as run_dir:
             self._ctx.tell(f"starting {binary.flavor} {binary.version} on a clone")
             with throwaway(
@@ -179,20 +161,10 @@ class _Trial:
             ) as server:
                 self.checks.append(f"{binary.flavor} {binary.version} started and recovered")
                 with server.connect() as connection:
-                    self._compare_gtid(connection)
+                    compare_gtid(self._manifest, connection, self.found)
                     self._check_tables(server, connection)
                 if not server.shutdown():
                     self.failures.append("the server on the clone did not shut down cleanly")
-
-    def _compare_gtid(self, connection: Connection) -> None:
-        position = self._manifest.position
-        if position is None or not position.gtid:
-            return
-        gtid = str(connection.value("SELECT @@GLOBAL.gtid_binlog_pos") or "")
-        if gtid == position.gtid:
-            self.checks.append(f"its GTID is the recorded one ({gtid})")
-        else:
-            self.failures.append(f"its GTID is {gtid or 'empty'}, the recorded one is {position.gtid}")
 
     def _check_tables(self, server: ThrowawayServer, connection: Connection) -> None:
         how = self._how
@@ -215,8 +187,3 @@ class _Trial:
             wrong = run_assertions(connection, how.assertions, deadline=self._deadline)
             self.checks.append(f"{len(how.assertions) - len(wrong)} of {len(how.assertions)} assertions hold")
             self.failures.extend(wrong)
-
-
-def flavor_of(data: Path) -> Literal["mariadb", "mysql"]:
-    """Return the flavor of data that were taken from a stopped server: Aria's control file is MariaDB's alone."""
-    return "mariadb" if (data / "aria_log_control").exists() else "mysql"

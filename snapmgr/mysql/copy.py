@@ -7,7 +7,9 @@ in the binary log's index.
 
 from __future__ import annotations
 
+import mmap
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +21,9 @@ from snapmgr.mysql.plainfile import open_plain, read_isl
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+_TABLESPACE = re.compile(rb"\.{0,2}/[^\0-\x1f]{1,500}?\.ib[du]")
+# Before a path stands the end of InnoDB's roll pointer: two bytes may look like text.
+_GARBAGE_BYTES = 2
 _FOLDERS = (
     "innodb_data_home_dir",
     "innodb_log_group_home_dir",
@@ -42,13 +47,16 @@ class Copy:
     """Folders of the copy, and the original folders that they must be mounted over for this server; usually none."""
 
 
-def prepare_copy(datadir: str, settings: Mapping[str, str], originals: Mapping[str, str]) -> Copy:
+def prepare_copy(
+    datadir: str, settings: Mapping[str, str], originals: Mapping[str, str], *, fresh_logs: str | None = None
+) -> Copy:
     """Prepare the copy at `datadir` and return how to start a server on it. Changes only the copy.
 
     Args:
         datadir: the copy, resolved.
         settings: `Layout.settings` of the source: paths relative to the datadir.
         originals: see `snapmgr.mysql.server.throwaway`.
+        fresh_logs: folder for new binary logs where the source's are not in the copy; by default the datadir.
 
     Raises LackingError for absolute paths in the copy that `originals` does not cover.
     """
@@ -74,7 +82,7 @@ def prepare_copy(datadir: str, settings: Mapping[str, str], originals: Mapping[s
         datadir=seen_as,
         settings=dict(settings),
         paths=paths,
-        log_bin_options=_log_bin_options(datadir, seen_as, settings),
+        log_bin_options=_log_bin_options(_Folders(datadir, seen_as, originals), settings, fresh_logs or seen_as),
         covers=covers,
     )
 
@@ -104,6 +112,15 @@ def absolute_paths(datadir: str, settings: Mapping[str, str]) -> dict[str, str]:
     for name in settings.get("innodb_directories", "").split(";"):
         if name.strip().startswith("/"):
             found[name.strip()] = "innodb_directories"
+    # What is not there (a dropped table's, say) can lead nowhere.
+    for path in filter(os.path.lexists, dictionary_paths(os.path.join(datadir, "mysql.ibd"))):
+        found[path] = "MySQL's data dictionary"
+    return found | _links(datadir)
+
+
+def _links(datadir: str) -> dict[str, str]:
+    """Return the absolute aims of symlinks and .isl files, and where they stand."""
+    found = {}
     for folder in (datadir, *(entry.path for entry in os.scandir(datadir) if entry.is_dir(follow_symlinks=False))):
         for entry in os.scandir(folder):
             if entry.is_symlink():
@@ -115,6 +132,24 @@ def absolute_paths(datadir: str, settings: Mapping[str, str]) -> dict[str, str]:
             if target.startswith("/"):
                 found[target] = entry.path
     return found
+
+
+def dictionary_paths(path: str) -> frozenset[str]:
+    """Return the absolute paths of tablespaces in the file of MySQL's data dictionary; some may be of dropped ones.
+
+    MySQL keeps the place of a tablespace only there (mysql.tablespace_files), and opens it.
+    """
+    found: set[bytes] = set()
+    with (
+        suppress(FileNotFoundError, ValueError),  # ValueError: it is empty
+        open_plain(path) as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        for match in _TABLESPACE.finditer(data):
+            text = match[0]
+            if text.startswith(b"/"):
+                found.update(text[at:] for at in range(_GARBAGE_BYTES + 1) if text[at : at + 1] == b"/")
+    return frozenset(map(os.fsdecode, found))
 
 
 def _check_covered(leads: Mapping[str, str], originals: Mapping[str, str]) -> None:
@@ -137,7 +172,35 @@ def _lies_in(path: str, folders: Iterable[str]) -> bool:
     return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
-def _log_bin_options(datadir: str, seen_as: str, settings: Mapping[str, str]) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class _Folders:
+    """Where the folders of the copy are."""
+
+    datadir: str
+    seen_as: str
+    """The datadir, as the server will see it."""
+    originals: Mapping[str, str]
+
+    def seen(self, folder: str) -> str:
+        """Given a folder from the datadir, return its path as the server will see it."""
+        return os.path.normpath(os.path.join(self.seen_as, folder))
+
+    def real(self, folder: str) -> str | None:
+        """Given a folder from the datadir, return where it is; None if it is not in the copy."""
+        if self.seen_as == self.datadir:
+            path = os.path.join(self.datadir, folder)
+        else:
+            # Never the path itself: that is where the live one is.
+            seen = self.seen(folder)
+            holders = [outer for outer in self.originals if _lies_in(seen, (outer,))]
+            if not holders:
+                return None
+            outer = max(holders, key=len)
+            path = os.path.join(self.originals[outer], os.path.relpath(seen, outer))
+        return path if os.path.isdir(path) else None
+
+
+def _log_bin_options(folders: _Folders, settings: Mapping[str, str], fresh_logs: str) -> tuple[str, ...]:
     """Return the options for the binary log, with its index rewritten to name the copy's own files.
 
     An absolute name in it would let the server mark, truncate or purge the live binary log.
@@ -146,14 +209,14 @@ def _log_bin_options(datadir: str, seen_as: str, settings: Mapping[str, str]) ->
     if base is None:
         return ("--skip-log-bin",)
     folder, name = os.path.split(base)
-    # Binary logs elsewhere that are not in the copy: the server then starts new ones, or says that it needs the old.
-    if not os.path.isdir(os.path.join(datadir, folder)):
-        folder = ""
     index_folder, index_name = os.path.split(settings.get("log_bin_index", f"{base}.index"))
-    if not os.path.isdir(os.path.join(datadir, index_folder)):
-        index_folder = ""
-    logs = os.path.normpath(os.path.join(seen_as, folder))
-    index = os.path.join(datadir, index_folder, index_name)
+    if folders.real(folder) is None:
+        # Not in the copy: the server starts new ones, or says that it needs the old ones.
+        return (f"--log-bin={fresh_logs}/{name}", f"--log-bin-index={fresh_logs}/{index_name}")
+    logs, index_home = folders.seen(folder), folders.real(index_folder)
+    if index_home is None:
+        index_folder, index_home = "", folders.datadir
+    index = os.path.join(index_home, index_name)
     if os.path.islink(index) or (os.path.exists(index) and not os.path.isfile(index)):
         raise LackingError(
             f"the binary log's index {index} is no regular file: a server on the copy might change live binary logs",
@@ -164,5 +227,4 @@ def _log_bin_options(datadir: str, seen_as: str, settings: Mapping[str, str]) ->
         file.seek(0)
         file.writelines(os.path.join(os.fsencode(logs), line) + b"\n" for line in names)
         file.truncate()
-    seen_index = os.path.normpath(os.path.join(seen_as, index_folder, index_name))
-    return (f"--log-bin={logs}/{name}", f"--log-bin-index={seen_index}")
+    return (f"--log-bin={logs}/{name}", f"--log-bin-index={folders.seen(os.path.join(index_folder, index_name))}")

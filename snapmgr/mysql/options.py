@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING
 from snapmgr.mysql.layout import PATH_SETTINGS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from snapmgr.mysql.copy import Copy
     from snapmgr.mysql.program import ServerBinary
 
 _MIB = 1024 * 1024
-_FIXED_BUFFERS = 48 * _MIB
+# Measured, with the options below and no buffer pool.
+_FIXED_BYTES = {"mariadb": 48 * _MIB, "mysql": 160 * _MIB}
 _SMALLEST_POOL = 32 * _MIB
+# MySQL rounds the pool up to whole chunks, which are of 128 MiB.
+_CHUNK = 8 * _MIB
+_LARGE_POOL = 1024 * _MIB
+# Where the other version does not know a setting any more (loose), it does not need it either.
+_STRICT = ("innodb_page_size", "innodb_data_file_path", "lower_case_table_names")
 
 
 def server_options(
@@ -26,11 +34,12 @@ def server_options(
     socket: str,
     uid: int,
 ) -> list[str]:
-    """Return the options of a throwaway server: pure but for the random server id."""
-    mariadb = binary.flavor == "mariadb"
-    replica = "slave" if mariadb or binary.number < (8, 0, 26) else "replica"
+    """Return the options of a throwaway server: pure but for the random server id, and the program's own folders."""
+    replica = "replica" if binary.flavor == "mysql" and binary.number >= (8, 0, 26) else "slave"
+    pool = max(memory_bytes - _FIXED_BYTES[binary.flavor], _SMALLEST_POOL) // _MIB
     options = [
         "--no-defaults",
+        *program_folders(binary),
         f"--datadir={copy.datadir}",
         f"--socket={socket}",
         f"--pid-file={run_dir}/pid",
@@ -46,7 +55,7 @@ def server_options(
         "--performance-schema=OFF",
         "--max-connections=10",
         "--key-buffer-size=8M",
-        f"--innodb-buffer-pool-size={max(memory_bytes - _FIXED_BUFFERS, _SMALLEST_POOL) // _MIB}M",
+        f"--innodb-buffer-pool-size={pool}M",
         "--innodb-buffer-pool-load-at-startup=OFF",
         "--innodb-buffer-pool-dump-at-shutdown=OFF",
         "--innodb-log-buffer-size=8M",
@@ -54,29 +63,68 @@ def server_options(
         "--innodb-flush-log-at-trx-commit=0",
         "--sync-binlog=0",
         "--myisam-recover-options=OFF",
+        *(_of_mariadb(run_dir) if binary.flavor == "mariadb" else _of_mysql(pool * _MIB)),
     ]
-    if mariadb:
-        options += [
-            "--aria-recover-options=OFF",
-            "--aria-pagecache-buffer-size=16M",
-            "--expire-logs-days=0",
-            f"--master-info-file={run_dir}/master.info",
-            f"--relay-log-info-file={run_dir}/relay-log.info",
-        ]
-    else:
-        options += [
-            "--loose-mysqlx=OFF",
-            "--loose-persisted-globals-load=OFF",
-            "--loose-binlog-expire-logs-seconds=0",
-            "--loose-expire-logs-days=0",
-        ]
     if uid == 0:
         # The source's datadir is root's, so its server ran as root: that takes saying so.
         options.append("--user=root")
-    # Where the other version does not know a setting any more (loose), it does not need it either.
-    strict = ("innodb_page_size", "innodb_data_file_path", "lower_case_table_names")
     for name, value in copy.settings.items():
-        if name not in PATH_SETTINGS:
-            options.append(f"--{'' if name in strict else 'loose-'}{name.replace('_', '-')}={value}")
+        if name not in PATH_SETTINGS and not name.startswith(("file_key_management_", "keyring_")):
+            options.append(f"--{'' if name in _STRICT else 'loose-'}{name.replace('_', '-')}={value}")
     options += [f"--{name.replace('_', '-')}={path}" for name, path in copy.paths.items()]
     return [*options, *copy.log_bin_options]
+
+
+def program_folders(binary: ServerBinary) -> Iterator[str]:
+    """Yield the options for a server's own files where they lie beside its program; others know where theirs are.
+
+    A program that was unpacked into a folder of its own would else take those of the installed server, or none.
+    """
+    root = os.path.dirname(os.path.dirname(os.path.realpath(binary.path)))
+    series = ".".join(str(part) for part in binary.number[:2])
+    names = ("mariadb", "mysql") if binary.flavor == "mariadb" else ("mysql", f"mysql-{series}")
+    shares = [os.path.join(root, "share", name) for name in (*names, "")]
+    messages = next((path for path in shares if os.path.isfile(os.path.join(path, "english/errmsg.sys"))), None)
+    charsets = next((path for path in shares if os.path.isfile(os.path.join(path, "charsets/Index.xml"))), None)
+    libraries = (os.path.join(root, lib, name) for lib in ("lib", "lib64") for name in (*names[:2], ""))
+    plugins = next((path for path in libraries if os.path.isdir(os.path.join(path, "plugin"))), None)
+    if messages or charsets:
+        yield f"--basedir={root}"
+    if messages:
+        yield f"--lc-messages-dir={messages.rstrip('/')}"
+    if charsets:
+        yield f"--character-sets-dir={os.path.join(charsets, 'charsets')}"
+    if plugins:
+        yield f"--plugin-dir={os.path.join(plugins, 'plugin')}"
+
+
+def _of_mariadb(run_dir: str) -> Iterator[str]:
+    yield "--aria-recover-options=OFF"
+    yield "--aria-pagecache-buffer-size=16M"
+    yield "--expire-logs-days=0"
+    # A rotation of keys that the source was at would go on here.
+    yield "--innodb-encryption-threads=0"
+    yield f"--master-info-file={run_dir}/master.info"
+    yield f"--relay-log-info-file={run_dir}/relay-log.info"
+
+
+def _of_mysql(pool_bytes: int) -> Iterator[str]:
+    yield "--loose-mysqlx=OFF"
+    yield "--loose-persisted-globals-load=OFF"
+    yield "--loose-binlog-expire-logs-seconds=0"
+    yield "--loose-expire-logs-days=0"
+    # What was recovered is told by notes, which are off by default.
+    yield "--loose-log-error-verbosity=3"
+    # No certificates are made in the copy.
+    yield "--loose-auto-generate-certs=OFF"
+    yield "--loose-sha256-password-auto-generate-rsa-keys=OFF"
+    yield "--loose-caching-sha2-password-auto-generate-rsa-keys=OFF"
+    if pool_bytes < _LARGE_POOL:
+        yield f"--loose-innodb-buffer-pool-chunk-size={_CHUNK}"
+    yield "--loose-innodb-buffer-pool-instances=1"
+    yield "--table-open-cache=400"
+    yield "--table-definition-cache=400"
+    yield f"--loose-temptable-max-ram={16 * _MIB}"
+    yield "--loose-temptable-max-mmap=0"
+    yield "--loose-innodb-ddl-buffer-size=1M"
+    yield "--loose-binlog-transaction-dependency-history-size=1"

@@ -11,42 +11,63 @@ import re
 from typing import TYPE_CHECKING
 
 from snapmgr.mysql.layout import PATH_SETTINGS
+from snapmgr.mysql.origin import version_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from snapmgr.manifest import ServerRecord
 
 # Without these, or with others, the files are refused or read differently.
 _FORMAT_SETTINGS = ("innodb_page_size", "innodb_undo_tablespaces", "lower_case_table_names", "aria_block_size")
+# MySQL's binary logs are refused by a server without; the default is another one in each series.
+_MYSQL_SETTINGS = ("enforce_gtid_consistency", "gtid_mode")
 _OPTIONS = {"log_bin_basename": "log-bin", "relay_log_basename": "relay-log"}
+_LOGS = ("log_bin_", "relay_log_")
+# Settings that MySQL has as variables and not, or no longer, as options.
+_NO_OPTIONS = {"mysql": ("relay_log_info_file",)}
+_REPLICA_SINCE = (8, 0, 26)
 _DATA_FILE = re.compile(r"(?P<space>\s*)(?P<path>/.+?)(?P<size>:\d)")
 _ISL_BYTES = 4096
 LISTS = ("log_bin_index", "relay_log_index", "relay_log_info_file")
 """Settings: files that name logs, perhaps by absolute paths."""
 
 
-def server_options(server: ServerRecord, moved: Callable[[str], str]) -> tuple[str, ...]:
+def server_options(
+    server: ServerRecord, moved: Callable[[str], str], *, absent: Collection[str] = ()
+) -> tuple[str, ...]:
     """Return the options for a server on the relocated files; every path that the source had set is named.
 
     Args:
         server: of the source.
         moved: given an absolute path of the source, where that is now (itself, if it was not moved).
+        absent: folders of logs that are not among the files: new logs are begun in the datadir, not in the live ones.
     """
-    options = [f"--datadir={moved(server.datadir)}"]
+    datadir = moved(server.datadir)
+    options = [f"--datadir={datadir}"]
     for name in PATH_SETTINGS:
-        if name in server.settings:
+        if name in server.settings and name not in _NO_OPTIONS.get(server.flavor, ()):
             option = _OPTIONS.get(name, name.replace("_", "-"))
             path = os.path.normpath(os.path.join(server.datadir, server.settings[name]))
-            options.append(f"--{option}={moved(path)}")
+            if name.startswith(_LOGS) and os.path.dirname(path) in absent:
+                options.append(f"--{option}={os.path.join(datadir, os.path.basename(path))}")
+            else:
+                options.append(f"--{option}={moved(path)}")
     files = server.settings.get("innodb_data_file_path")
     if files:
         options.append(f"--innodb-data-file-path={_move_files(files, moved)}")
-    options += [
-        f"--{name.replace('_', '-')}={server.settings[name]}" for name in _FORMAT_SETTINGS if name in server.settings
-    ]
+    if folders := server.settings.get("innodb_directories"):
+        options.append(f"--innodb-directories={_move_folders(folders, moved)}")
+    kept = (*_FORMAT_SETTINGS, *(_MYSQL_SETTINGS if server.flavor == "mysql" else ()))
+    options += [f"--{name.replace('_', '-')}={server.settings[name]}" for name in kept if name in server.settings]
     # A replica's copy has its server_id: connecting to the source at once, it would push the live replica off.
-    return (*options, "--skip-slave-start")
+    modern = server.flavor == "mysql" and version_number(server.version) >= _REPLICA_SINCE
+    return (*options, "--skip-replica-start" if modern else "--skip-slave-start")
+
+
+def _move_folders(folders: str, moved: Callable[[str], str]) -> str:
+    parts = [part.strip() for part in folders.split(";")]
+    return ";".join(moved(os.path.normpath(part)) if part.startswith("/") else part for part in parts if part)
 
 
 def _move_files(data_file_path: str, moved: Callable[[str], str]) -> str:

@@ -110,7 +110,7 @@ def throwaway(
         binary: from `snapmgr.mysql.program.find_server`.
         datadir: the copy; it is changed: recovery, a new UUID, the binary log's index.
         settings: `Layout.settings` of the source.
-        memory_bytes: what its buffers may take together; never less than about 80 MiB is used.
+        memory_bytes: what its buffers may take together; never less than about 80 MiB is used (MySQL: 190).
         run_dir: for socket, log and temporary files; made if missing, given to the datadir's owner, mode 0700.
         options: further options; the last one given wins.
         originals: folders as the source server knew them, and the copy of each: the datadir and every place outside.
@@ -124,7 +124,7 @@ def throwaway(
     """
     datadir, run_dir = os.path.realpath(datadir), os.path.abspath(run_dir)
     uid, gid = owner_of(datadir)
-    copy = prepare_copy(datadir, settings, originals or {})
+    copy = prepare_copy(datadir, settings, originals or {}, fresh_logs=run_dir)
     socket, log = make_run_dir(run_dir, uid, gid)
     with log:
         check_reachable(datadir, run_dir, uid, gid)
