@@ -4,25 +4,26 @@ A stopped process issues no new write, and any subset of the writes that were un
 copies made file by file, or of several volumes one after another, are of one instant. The price is that every client
 waits.
 
-Hence the thawer: a process of its own (own session, own control group where there is one) that lets the server go on as
-soon as we are gone, and at the bound whatever happens to us. What is frozen, who thaws it and when, is in a file before
-the stop; if even the thawer was killed or stopped, `thaw_leftovers` lets the server go on at the next command.
+Hence the thawer: a process of its own (`snapmgr.mysql.guard`) that lets the server go on as soon as we are gone, and at
+the bound whatever happens to us. What is frozen, who thaws it and when, is in a file before the stop; if even the
+thawer was killed or stopped, `thaw_leftovers` lets the server go on at the next command.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import LackingError, NotQuiescedError
-from snapmgr.host import is_alive, keep_only, signals_held, start_ticks, this_process
+from snapmgr.host import is_alive
 from snapmgr.manifest import Process
+from snapmgr.mysql.guard import guarded, remove_dead_groups
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
@@ -31,13 +32,9 @@ if TYPE_CHECKING:
 _POLL_S = 0.0005
 # A thread in an uninterruptible call (an fsync under way) stops when the call returns.
 _STOP_WAIT_S = 5.0
-# How long the thawer, told that all is done, may take to end.
-_END_S = 1.0
 # A thawer that has not acted so long after its bound does not run.
 _LATE_S = 1.0
-_CGROUPS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
-_CGROUP_NAME = "snapmgr-thaw-"
-_DONE = b"d"
+_THAWER = "thaw"
 _WHY_MOVING = {
     "D": "a thread hangs in the kernel; look at the storage and at /proc/PID/task/*/stack",
     "t": "somebody debugs it",
@@ -175,21 +172,26 @@ def frozen(server: Process, bound_s: float, record: Path) -> Iterator[FrozenServ
         if not is_alive(server):
             raise NotQuiescedError(f"the server (pid {server.pid}) is gone", hint="try again")
         deadline = time.monotonic() + bound_s
-        with _thawer(handle, deadline) as thawer:
-            _write_record(record, server, thawer, deadline)
+        with guarded(_THAWER, partial(_let_go_on, handle), deadline, keep=frozenset({handle})) as thawer:
+            _write_record(record, server, thawer.process, deadline)
             lock, since = None, time.monotonic()
             try:
                 signal.pidfd_send_signal(handle, signal.SIGSTOP)
                 lock = FrozenServer(server, deadline, _wait_stopped(server, deadline))
                 yield lock
             finally:
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(handle, signal.SIGCONT)
+                _let_go_on(handle)
                 if lock is not None:
                     lock.frozen_s = time.monotonic() - since
+                thawer.dismiss()
     finally:
         os.close(handle)
         record.unlink(missing_ok=True)
+
+
+def _let_go_on(handle: int) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, signal.SIGCONT)
 
 
 def _wait_stopped(server: Process, deadline: float) -> _Threads:
@@ -212,86 +214,6 @@ def _wait_stopped(server: Process, deadline: float) -> _Threads:
             )
         last = now
         time.sleep(_POLL_S)
-
-
-@contextmanager
-def _thawer(handle: int, deadline: float) -> Iterator[Process]:
-    """Run the thawer of the process `handle` (a pidfd) while the context lasts; yields its identity."""
-    alive_out, alive_in = os.pipe()
-    with signals_held():
-        pid = os.fork()
-        if pid == 0:
-            _run_thawer(handle, deadline, alive_out)
-    os.close(alive_out)
-    try:
-        yield this_process(pid)
-    finally:
-        with suppress(BrokenPipeError):
-            os.write(alive_in, _DONE)
-        os.close(alive_in)
-        _end(pid)
-        _drop_control_group(pid)
-
-
-def _end(pid: int) -> None:
-    """Wait for the thawer's end; one that somebody stopped is ended: the server goes on already."""
-    until = time.monotonic() + _END_S
-    while os.waitpid(pid, os.WNOHANG)[0] == 0:
-        if time.monotonic() >= until:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return
-        time.sleep(_POLL_S)
-
-
-def _run_thawer(handle: int, deadline: float, alive: int) -> None:
-    """Wait until our parent is gone or done, or the deadline has come; thaw; exit. Runs in the child, never returns."""
-    try:
-        os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_IGN)
-        keep_only({handle, alive})
-        _own_control_group(os.getpid())
-        with suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text("-1000", encoding="ascii")
-        select.select([alive], [], [], max(deadline - time.monotonic(), 0.0))
-    finally:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(handle, signal.SIGCONT)
-        _leave_if_orphaned(alive)
-        os._exit(0)
-
-
-def _leave_if_orphaned(alive: int) -> None:
-    """Remove our control group ourselves if nobody is there to do it after our end."""
-    with suppress(OSError):
-        if select.select([alive], [], [], 0)[0] and os.read(alive, 1) != _DONE:
-            folder = _control_group(os.getpid())
-            (folder.parent / "cgroup.procs").write_text("0\n", encoding="ascii")
-            folder.rmdir()
-
-
-def _own_control_group(pid: int) -> None:
-    """Move the thawer out of our control group, so that ``systemctl kill`` of our unit does not end it with us.
-
-    By itself: it takes the kernel 20 ms, which the parent would spend with the server locked.
-    """
-    folder = _control_group(pid)
-    with suppress(OSError):
-        # In version 1 of control groups the root is no group, but a plain tmpfs.
-        if (folder.parent / "cgroup.procs").exists():
-            folder.mkdir()
-            (folder / "cgroup.procs").write_text(f"{pid}\n", encoding="ascii")
-
-
-def _drop_control_group(pid: int) -> None:
-    with suppress(OSError):
-        _control_group(pid).rmdir()
-
-
-def _control_group(pid: int) -> Path:
-    root = next((path for path in _CGROUPS if (path / "cgroup.procs").exists()), _CGROUPS[-1])
-    return root / f"{_CGROUP_NAME}{pid}"
 
 
 def thaw_leftovers(folder: Path) -> list[str]:
@@ -317,11 +239,7 @@ def thaw_leftovers(folder: Path) -> list[str]:
             said.append(f"a run that was cut short left the server (pid {server.pid}) frozen: kill -CONT {server.pid}")
             continue
         _remove(path)
-    for group in _control_group(0).parent.glob(f"{_CGROUP_NAME}*"):
-        pid = group.name.removeprefix(_CGROUP_NAME)
-        if pid.isdigit() and start_ticks(int(pid)) is None:
-            with suppress(OSError):
-                group.rmdir()
+    remove_dead_groups(_THAWER)
     return said
 
 

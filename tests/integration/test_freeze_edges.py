@@ -16,7 +16,7 @@ import pytest
 
 from snapmgr.errors import LackingError, NotQuiescedError
 from snapmgr.host import this_process
-from snapmgr.mysql import freeze
+from snapmgr.mysql import freeze, guard
 from snapmgr.mysql.freeze import frozen, refuse_unsafe, thaw_leftovers
 from support import faults, processes
 from support.freezing import frozen_file_system, traced
@@ -292,7 +292,7 @@ def test_the_control_group_of_the_thawer(tmp_path: Path) -> None:
 
 def test_without_control_groups_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cgroup").mkdir()
-    monkeypatch.setattr(freeze, "_CGROUPS", (tmp_path / "none", tmp_path / "cgroup"))
+    monkeypatch.setattr(guard, "_CGROUPS", (tmp_path / "none", tmp_path / "cgroup"))
     with sleeper() as process, frozen(process, 5.0, tmp_path / "r") as still:
         still.prove()
     assert [path.name for path in tmp_path.rglob("*")] == ["cgroup"]
