@@ -177,8 +177,8 @@ def _why_flush(needs: Needs) -> str:
 def _obstacles(abilities: Abilities, needs: Needs) -> list[str]:
     """Return why a snapshot without a lock would not be consistent, or its position not exact."""
     found: list[str] = []
-    if not abilities.backup_stages and not abilities.instance_lock:
-        found.append("without BACKUP STAGE or LOCK INSTANCE FOR BACKUP it cannot be known whether DDL is under way")
+    if abilities.flavor == "mysql" and not abilities.instance_lock:
+        found.append("without LOCK INSTANCE FOR BACKUP it cannot be known whether DDL is under way")
     if needs.engines is None or needs.settings is None:
         found.append("its tables and settings are not known")
         return found

@@ -1,12 +1,14 @@
 """The level "crash-consistent": no lock, but the proof that nothing happened that a crash would not leave whole.
 
 InnoDB recovers from any one instant; DDL and account changes may not, for they touch files and tables of several
-engines. Each such statement is counted by the server when it begins (Com_…). One that began before the first look at
-these counters has ended once LOCK INSTANCE FOR BACKUP, or BACKUP STAGE BLOCK_DDL, was granted for a moment.
+engines. Each such statement is counted by the server when it begins (Com_…). That none began before the first look at
+these counters and still runs is shown on MySQL by LOCK INSTANCE FOR BACKUP, granted for a moment; on MariaDB, whose
+BACKUP STAGE BLOCK_DDL lets an ALTER pass that copies or waits, by the list of statements.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -30,6 +32,12 @@ _CHANGES = (
     *("grant", "revoke", "set_password", "install_", "uninstall_"),
 )
 _HARMLESS = ("create_temporary_table", "drop_temporary_table")
+# The same, as statements: the server shows what a procedure or a prepared statement runs. EXECUTE may be anything.
+_STRUCTURE = re.compile(
+    r"(?:\s|/\*.*?\*/|--\s[^\n]*\n|#[^\n]*\n)*"
+    r"(?:ALTER|CREATE|DROP|RENAME|TRUNCATE|OPTIMIZE|REPAIR|IMPORT|GRANT|REVOKE|SET\s+PASSWORD|INSTALL|UNINSTALL|EXECUTE)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 # Nobody waits for the storage call; this bounds one that hangs.
 _FIRE_S = 60.0
 _IDLE_S = 600
@@ -106,20 +114,30 @@ def lockless(
 
 
 def _require_no_ddl(connection: Connection, abilities: Abilities) -> None:
-    """Raise NotQuiescedError unless a lock that only DDL holds off is granted; it is given back at once."""
-    stages = ("START", "FLUSH", "BLOCK_DDL", "END")
-    statements = tuple(f"BACKUP STAGE {stage}" for stage in stages)
-    if not abilities.backup_stages:
-        statements = ("LOCK INSTANCE FOR BACKUP", "UNLOCK INSTANCE")
+    """Raise NotQuiescedError if DDL or an account change is under way."""
     try:
-        for statement in statements:
-            connection.execute(statement)
+        if abilities.instance_lock:
+            connection.execute("LOCK INSTANCE FOR BACKUP")
+            connection.execute("UNLOCK INSTANCE")
+            return
+        # Without PROCESS this fails, where the list of statements would only be incomplete.
+        connection.execute("SELECT 1 FROM information_schema.INNODB_TRX LIMIT 0")
+        rows = connection.rows(
+            "SELECT ID AS id, INFO AS info FROM information_schema.PROCESSLIST "
+            "WHERE INFO IS NOT NULL AND ID <> CONNECTION_ID()"
+        )
     except MysqlError as error:
         connection.drop()
         raise NotQuiescedError(
             f"it is not sure that no DDL is under way: {error.message}",
-            hint="try again when it has ended (SHOW FULL PROCESSLIST)",
+            hint=error.hint or "try again when it has ended (SHOW FULL PROCESSLIST)",
         ) from None
+    running = [str(row["id"]) for row in rows if _STRUCTURE.match(str(row["info"]))]
+    if running:
+        raise NotQuiescedError(
+            f"DDL or an account change is under way (connection {', '.join(running)})",
+            hint='try again when it has ended, or use quiesce = "auto"',
+        )
 
 
 def _count_changes(connection: Connection) -> dict[str, int]:
