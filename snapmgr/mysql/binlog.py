@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from snapmgr.manifest import Position
 from snapmgr.mysql.binlog_events import (
@@ -211,46 +210,61 @@ def _follow(reader: Reader) -> Tail:
     )
 
 
-def tail(path: str | Path) -> Tail:
-    """Return the end of one binary log, as it is now.
+def tail(file: str | Path | BinaryIO) -> Tail:
+    """Return the end of one binary log, a path or an open file, as it is now.
 
     A partial event or transaction at the end is legal there and cut off (`truncated`); anything else that is wrong
     raises BinlogError, and an encrypted file EncryptedBinlogError.
     """
-    with open_binlog(path) as reader:
+    with open_binlog(file) as reader:
         return _follow(reader)
 
 
-def read_tail(base: str | Path, *, index: str | Path | None = None) -> Tail:
+def read_tail(base: str | Path, *, index: str | Path | None = None, gtid_purged: str = "") -> Tail:
     """Return the end of the binary logs in a snapshot.
 
     Args:
         base: path and base name of the logs in the snapshot: ``/snap/data/binlog`` for ``/snap/data/binlog.000001``.
         index: the file that lists them; default ``BASE.index``. Only the names in it count, not their folders. Without
             such a file the logs' numbers decide.
+        gtid_purged: MySQL's @@gtid_purged, asked before the snapshot. GTIDs that were never in the logs (SET
+            gtid_purged, as after a restore) are part of @@gtid_executed, and the logs do not tell of them.
 
     The result's position is None if there are no logs, or only one that is too young to know its GTIDs.
     Raises BinlogError if they are damaged or do not belong together.
     """
+    found = _last(base, index)
+    if not gtid_purged or found.position is None or found.flavor != "mysql":
+        return found
+    gtids = MysqlGtidSet.parse(found.position.gtid) | MysqlGtidSet.parse(gtid_purged)
+    return replace(found, position=replace(found.position, gtid=str(gtids)))
+
+
+def _last(base: str | Path, index: str | Path | None) -> Tail:
     folder, name = os.path.split(os.fspath(base))
     numbers = _numbers(folder or ".", name)
     named = _read_index(f"{os.fspath(base)}.index" if index is None else os.fspath(index))
-    if named is None:
-        # More digits than six come after 999999.
-        named = sorted(numbers, key=numbers.__getitem__)
-    elif missing := [file for file in named[-1:] if file not in numbers]:
-        raise BinlogError("the index names it, but it is not there", file=os.path.join(folder, missing[0]))
-    _refuse_beyond(folder, numbers, named)
-    for place, file in reversed(tuple(enumerate(named))):
-        if file not in numbers:
-            break
+    if named is not None:
+        _refuse_beyond(folder, numbers, named)
+        if not named:
+            return Tail(position=None)
+        path = os.path.join(folder, named[-1])
+        if named[-1] not in numbers:
+            raise BinlogError("the index names it, but it is not there", file=path)
+        found = tail(path)
+        if found.position is None:
+            # A server writes the beginning, then the index. MariaDB does not start on such a file, or forgets GTIDs.
+            raise BinlogError("damaged: the index names it, but its beginning is not whole", file=path)
+        return found
+    # More digits than six come after 999999.
+    for file in sorted(numbers, key=numbers.__getitem__, reverse=True)[:2]:
         found = tail(os.path.join(folder, file))
-        if found.truncated and place < len(named) - 1:
-            raise BinlogError("damaged: another file follows, but it has no end", file=os.path.join(folder, file))
-        if found.position is not None or place == 0:
+        if found.position is not None:
+            if found.truncated and numbers[file] < max(numbers.values()):
+                raise BinlogError("damaged: another one follows, but it has no end", file=os.path.join(folder, file))
             return found
-        # A rotation was going on: the new file has no GTIDs yet, and no transaction. Nothing is written to the old one
-        # any more, so its end is the position; a server started on this would go on from there, too.
+        # A rotation was going on: the new file has no GTIDs yet, thus no transaction, and the index does not name it.
+        # Nothing more is written to the one before, whose end is the position; a server's start continues from there.
     return Tail(position=None)
 
 
@@ -293,7 +307,9 @@ def _read_index(path: str) -> list[str] | None:
     # While MySQL replaces the index, there is only the new one, under this name.
     for place in (path, f"{os.path.splitext(path)[0]}.index_crash_safe"):
         try:
-            with suppress(FileNotFoundError), open_plain(place) as file:
+            if not os.path.lexists(place):
+                continue
+            with open_plain(place) as file:
                 text = file.read(_INDEX_BYTES + 1)
                 if len(text) > _INDEX_BYTES:
                     raise BinlogError("the index of binary logs is too large", file=place)
@@ -301,5 +317,5 @@ def _read_index(path: str) -> list[str] | None:
                 lines = text.split(b"\n")[:-1]
                 return [os.path.basename(os.fsdecode(line.strip())) for line in lines if line.strip()]
         except OSError as error:
-            raise BinlogError(f"the index cannot be read: {error.strerror}", file=place) from error
+            raise BinlogError(f"the index cannot be read: {error.strerror or 'no plain file'}", file=place) from error
     return None

@@ -35,7 +35,7 @@ _CHUNK_BYTES = 1 << 20
 # How much of a body is looked at. Of these types the beginning is enough …
 _PREFIX_BYTES: dict[int, int] = {EventType.QUERY: QUERY_PREFIX_BYTES, EventType.TRANSACTION_PAYLOAD: 0}
 # … and others have no more than that.
-_LIMIT_BYTES = 4 << 10
+_LIMIT_BYTES = 64 << 10
 _LIST_LIMIT_BYTES = 32 << 20
 _ZEROS_BYTES = 16 << 20
 _FLAG_ARTIFICIAL, _FLAG_RELAY_LOG = 0x20, 0x40
@@ -137,7 +137,8 @@ class Reader:
         if length < HEADER.size + tail:
             self._check_zeros(offset)
             raise self.damaged(f"an event of {length} bytes cannot be", offset)
-        # What a server gets from another one may say where it was there.
+        # In a relay log it may be the place in the source's file; MariaDB makes a file of a large transaction's cache
+        # (binlog_large_commit_threshold) without filling it in.
         if end != stop & 0xFFFFFFFF and not (end == 0 or flags & (_FLAG_ARTIFICIAL | _FLAG_RELAY_LOG)):
             raise self.damaged(f"an event of {length} bytes that says that it ends at {end}", offset)
         if first != (kind == EventType.FORMAT_DESCRIPTION):
@@ -219,33 +220,32 @@ class Reader:
 
 
 @contextmanager
-def open_binlog(path: str | os.PathLike[str]) -> Iterator[Reader]:
+def open_binlog(file: str | os.PathLike[str] | BinaryIO) -> Iterator[Reader]:
     """Open a binary log of a snapshot, a stranger's file: never through a symlink, never waiting for a FIFO.
 
-    Raises BinlogError.
+    One that is open already must be able to seek, and stays open. Raises BinlogError.
     """
-    name = os.fspath(path)
+    if not isinstance(file, str | os.PathLike):
+        yield Reader(file, str(getattr(file, "name", "(open file)")))
+        return
+    name = os.fspath(file)
     try:
-        file = open_plain(name)
+        opened = open_plain(name)
     except OSError as error:
-        what = "is not there, or is no plain file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise BinlogError(f"cannot be read: {what}", file=name) from error
-    with file:
-        yield Reader(file, name)
+        raise BinlogError(
+            f"cannot be read: {error.strerror or 'it is not there, or is no plain file'}", file=name
+        ) from error
+    with opened:
+        yield Reader(opened, name)
 
 
 def iterate(file: str | os.PathLike[str] | BinaryIO, *, thorough: bool = False) -> Iterator[Event]:
-    """Return the events of a binary log, a path or an open file, from the first on.
+    """Return the events of a binary log, a path or an open file, from the first on, up to the end that it has now.
 
-    Args:
-        file: read up to the end that it has now. One that is open must be able to seek, and stays open.
-        thorough: verify the checksum of every event, also of large ones that are not decoded.
+    With `thorough` every event's checksum is verified, also of large ones that are not decoded.
 
     Raises BinlogError where something is wrong: TruncatedBinlogError, after all complete events, if the file ends
     inside one; EncryptedBinlogError.
     """
-    if isinstance(file, str | os.PathLike):
-        with open_binlog(file) as reader:
-            yield from reader.events(thorough=thorough)
-    else:
-        yield from Reader(file, str(getattr(file, "name", "(open file)"))).events(thorough=thorough)
+    with open_binlog(file) as reader:
+        yield from reader.events(thorough=thorough)
