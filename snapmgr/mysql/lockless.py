@@ -121,7 +121,7 @@ def _require_no_ddl(connection: Connection, abilities: Abilities) -> None:
             connection.execute("UNLOCK INSTANCE")
             return
         # Without PROCESS this fails, where the list of statements would only be incomplete.
-        connection.execute("SELECT 1 FROM information_schema.INNODB_TRX LIMIT 0")
+        connection.execute("SELECT COUNT(*) FROM information_schema.INNODB_TRX")
         rows = connection.rows(
             "SELECT ID AS id, INFO AS info FROM information_schema.PROCESSLIST "
             "WHERE INFO IS NOT NULL AND ID <> CONNECTION_ID()"
