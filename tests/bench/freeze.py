@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from snapmgr.jobs.backup import backup
 from snapmgr.jobs.sweep import delete
 from support.load import WriteLoad, write_load
+from support.samples import quantile
 from support.scene import SERVER_OPTIONS, Scene
 from support.server import private_server, server_user
 from support.storage import loop_filesystem, work_folder
@@ -38,11 +39,6 @@ _LABELS = {
     "stall_nothing": "writers' worst wait, no snapshot",
     "stall": "writers' worst wait, backup",
 }
-
-
-def quantile(values: list[float], share: float) -> float:
-    """Return the nearest-rank quantile."""
-    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 
 @contextmanager

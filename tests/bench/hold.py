@@ -19,23 +19,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import btrfsutil
-
 from snapmgr.jobs.backup import backup
 from snapmgr.jobs.sweep import delete
 from snapmgr.mysql import client
+from support.bare import bare_snapshot
 from support.load import WriteLoad, write_load
+from support.samples import quantile
 from support.scene import Scene, btrfs_scene
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _CHUNK = 1 << 20
-
-
-def quantile(values: list[float], share: float) -> float:
-    """Return the nearest-rank quantile."""
-    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 
 class Dirtier:
@@ -118,17 +113,11 @@ def measure(scene: Scene, load: WriteLoad, snapshots: int, dirty_bytes: int, unt
         delete(ctx, manifest.id)
 
     def bare() -> None:
-        fd = os.open(origin, os.O_RDONLY)
-        os.sync()
-        start = time.monotonic_ns()
-        btrfsutil.create_snapshot(fd, str(target), read_only=True)
-        end = time.monotonic_ns()
-        os.close(fd)
+        start, end = bare_snapshot(origin, target)
         samples["bare"].append((end - start) / 1e9)
         time.sleep(0.1)
         # As long a window as a backup's, so that the worst of as many writes is compared.
         samples["stall_bare"].append(load.statistics(since_ns=start - 100_000_000, until_ns=end).worst_s)
-        btrfsutil.delete_subvolume(str(target))
 
     def nothing() -> None:
         start = time.monotonic_ns()
