@@ -38,6 +38,8 @@ class Copy:
     """A prepared copy, as its server will see it."""
 
     datadir: str
+    home: str
+    """The datadir, where it is for us."""
     settings: dict[str, str]
     """The source's, completed by what the files tell."""
     paths: dict[str, str]
@@ -80,6 +82,7 @@ def prepare_copy(
             paths[name] = os.path.normpath(os.path.join(seen_as, settings[name]))
     return Copy(
         datadir=seen_as,
+        home=datadir,
         settings=dict(settings),
         paths=paths,
         log_bin_options=_log_bin_options(_Folders(datadir, seen_as, originals), settings, fresh_logs or seen_as),

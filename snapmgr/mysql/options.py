@@ -80,22 +80,32 @@ def program_folders(binary: ServerBinary) -> Iterator[str]:
 
     A program that was unpacked into a folder of its own would else take those of the installed server, or none.
     """
-    root = os.path.dirname(os.path.dirname(os.path.realpath(binary.path)))
+    root = _root(binary)
     series = ".".join(str(part) for part in binary.number[:2])
     names = ("mariadb", "mysql") if binary.flavor == "mariadb" else ("mysql", f"mysql-{series}")
     shares = [os.path.join(root, "share", name) for name in (*names, "")]
     messages = next((path for path in shares if os.path.isfile(os.path.join(path, "english/errmsg.sys"))), None)
     charsets = next((path for path in shares if os.path.isfile(os.path.join(path, "charsets/Index.xml"))), None)
-    libraries = (os.path.join(root, lib, name) for lib in ("lib", "lib64") for name in (*names[:2], ""))
-    plugins = next((path for path in libraries if os.path.isdir(os.path.join(path, "plugin"))), None)
     if messages or charsets:
         yield f"--basedir={root}"
     if messages:
         yield f"--lc-messages-dir={messages.rstrip('/')}"
     if charsets:
         yield f"--character-sets-dir={os.path.join(charsets, 'charsets')}"
-    if plugins:
-        yield f"--plugin-dir={os.path.join(plugins, 'plugin')}"
+    if plugins := plugin_folder(binary):
+        yield f"--plugin-dir={plugins}"
+
+
+def plugin_folder(binary: ServerBinary) -> str | None:
+    """Return the folder of a server's plugins beside its program, if there is one."""
+    root = _root(binary)
+    names = ("mariadb", "mysql", "") if binary.flavor == "mariadb" else ("mysql", "")
+    folders = (os.path.join(root, lib, name, "plugin") for lib in ("lib", "lib64") for name in names)
+    return next((path for path in folders if os.path.isdir(path)), None)
+
+
+def _root(binary: ServerBinary) -> str:
+    return os.path.dirname(os.path.dirname(os.path.realpath(binary.path)))
 
 
 def _of_mariadb(run_dir: str) -> Iterator[str]:

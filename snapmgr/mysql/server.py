@@ -18,9 +18,11 @@ from snapmgr.command import Process, running
 from snapmgr.errors import LackingError, StorageError, VerificationError
 from snapmgr.mysql.client import Connection, Credentials, MysqlError, connect
 from snapmgr.mysql.copy import Copy, prepare_copy
+from snapmgr.mysql.keyring import provide_keys
 from snapmgr.mysql.options import server_options
 from snapmgr.mysql.rundir import LOG, as_user, check_reachable, make_run_dir, owner_of
-from snapmgr.mysql.serverlog import damage, describe_end
+from snapmgr.mysql.serverlog import damage, describe_end, lacks_keys
+from snapmgr.mysql.spaces import name_spaces
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
@@ -38,14 +40,17 @@ _COVER_FAILED = 97
 class ThrowawayServer:
     """A running throwaway server; made by `throwaway`."""
 
-    def __init__(self, process: Process, socket: str, log: str, log_fd: int) -> None:
+    def __init__(self, process: Process, socket: str, log: str, log_fd: int, *, home: str) -> None:
         self._process = process
+        self._home = home
         self.socket = socket
         self.log = log
         """Path of what it printed."""
         # Never opened again by its name: it lies in a folder of the server's user.
         self._log_fd = log_fd
         self._complaints_read = 0
+        self.no_keys: str | None = None
+        """Why it has no keys for encrypted data, in words; None if it has some."""
 
     @property
     def pid(self) -> int:
@@ -85,7 +90,17 @@ class ThrowawayServer:
         """Return the error for a server that ended by itself: LackingError if the machine is why."""
         end = describe_end(self.log_text(), self._process.poll())
         kind = LackingError if end.machine else VerificationError
-        return kind(f"{what}: {end.text}", hint=end.hint)
+        return self.lack_of_keys(what) or kind(f"{what}: {name_spaces(end.text, self._home)}", hint=end.hint)
+
+    def lack_of_keys(self, what: str) -> LackingError | None:
+        """Return the error for what went wrong with a server that lacks the keys of encrypted data, if it does."""
+        if not lacks_keys(self.log_text(), given=self.no_keys is None):
+            return None
+        why = f"; {self.no_keys}" if self.no_keys else ""
+        return LackingError(
+            f"{what}: the data are encrypted, and the server on the copy could not get their keys{why}",
+            hint=f"its log says: {self.excerpt()}; what it needs: docs/verify.md",
+        )
 
     def log_text(self) -> str:
         """Return all of the log so far."""
@@ -128,14 +143,20 @@ def throwaway(
     socket, log = make_run_dir(run_dir, uid, gid)
     with log:
         check_reachable(datadir, run_dir, uid, gid)
+        keys = provide_keys(binary, copy, originals or {}, run_dir=run_dir, owner=(uid, gid), options=options)
         argv = [
             *_prefix(copy, uid, gid),
             binary.path,
             *server_options(binary, copy, memory_bytes=memory_bytes, run_dir=run_dir, socket=socket, uid=uid),
+            *keys.options,
             *options,
+            *([f"--plugin-dir={keys.plugin_dir}"] if keys.plugin_dir else []),
         ]
         with running(argv, output=log, grace_s=_GRACE_S) as process:
-            server = ThrowawayServer(process, socket, os.path.join(run_dir, LOG), log.fileno())
+            # Of any plugin it is assumed that it has keys: then what cannot be read is damaged.
+            given = keys.plugin_dir is not None or any(one.startswith("--plugin-load") for one in argv)
+            server = ThrowawayServer(process, socket, os.path.join(run_dir, LOG), log.fileno(), home=copy.home)
+            server.no_keys = None if given else keys.missing
             try:
                 _wait_until_it_answers(server, time_limit_s)
             except BaseException:

@@ -13,7 +13,16 @@ _MATTERS = re.compile(
     re.IGNORECASE,
 )
 # A damaged page that a statement met: the server may answer all the same (an unreadable BLOB comes back empty).
-_DAMAGE = re.compile(r"\[ERROR\].*(?:corrupt|checksum mismatch|Failed to read page|read in from)", re.IGNORECASE)
+_DAMAGE = re.compile(
+    r"\[ERROR\].*(?:corrupt|checksum mismatch|Failed to read page|read in from|is missing!)", re.IGNORECASE
+)
+# MySQL's InnoDB without its keyring; MariaDB's without its plugin, at the start.
+_NO_KEYS = re.compile(
+    r"\[ERROR\].*(?:keyring is (?:not )?loaded|find master key|key management plugin was not found"
+    r"|Initialization of encryption failed|encryption service or used key_id is not available)"
+)
+# MariaDB, when it opens a table: with keys that would be damage.
+_ENCRYPTED = re.compile(r"\[ERROR\].*(?:Encrypted page \[|compressed or encrypted but uncompress or decrypt failed)")
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\s?\d{1,2}:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?\s+(?:0x[0-9a-f]+|\d+)\s+")
 # The machine is why: it says nothing about the data.
 _MACHINE = (
@@ -25,14 +34,24 @@ _MACHINE = (
         "make room for the copy's changes",
     ),
     (
-        re.compile(r"Cannot allocate memory|Out of memory|Can't allocate", re.IGNORECASE),
+        re.compile(r"Cannot allocate memory|Out of memory|Can't allocate|errno:? 12\b", re.IGNORECASE),
         "give the throwaway server less memory",
     ),
     (re.compile(r"unknown (?:option|variable) "), "is the server program of the version that made the data?"),
     (
-        re.compile(r"Upgrade after a crash is not supported|Cannot boot server version", re.IGNORECASE),
+        re.compile(
+            r"(?:Up|Down)grade (?:after a crash )?is (?:not|only)|Cannot boot server version|Cannot downgrade"
+            r"|Unsupported redo log format",
+            re.IGNORECASE,
+        ),
         "start the copy with a server program of the version that made the data",
     ),
+    (
+        re.compile(r"Different lower_case_table_names settings"),
+        "a copy of a stopped server tells not how its names are: set verify.options to "
+        '["--lower-case-table-names=1"] (or 0, 2)',
+    ),
+    (_NO_KEYS, "the data are encrypted, and the server has not got their keys: docs/verify.md"),
     (re.compile(r"Bind on unix socket|Too many open files"), "see the message"),
 )
 # The data are why, and more can be said.
@@ -43,7 +62,8 @@ _DATA = (
     ),
     (
         re.compile(
-            r"is in the future|Missing redo log|Missing FILE_CHECKPOINT|Redo log .{0,60}(?:missing|corrupt)",
+            r"is in the future|Missing redo log|Missing FILE_CHECKPOINT"
+            r"|Neither found #innodb_redo|Redo log .{0,60}(?:missing|corrupt)",
             re.IGNORECASE,
         ),
         "redo log and data files are not of one instant, or the redo log is incomplete",
@@ -93,6 +113,16 @@ def damage(log: str) -> tuple[str, ...]:
     """Return the errors about damaged data, each once, without time stamps. Pure."""
     found = (_STAMP.sub("", line).strip() for line in log.splitlines() if _DAMAGE.search(line))
     return tuple(dict.fromkeys(found))
+
+
+def lacks_keys(log: str, *, given: bool) -> bool:
+    """Return whether a server met encrypted data without their keys. Pure.
+
+    Args:
+        log: all of it.
+        given: whether it has keys: MariaDB's words for a page that it cannot decrypt then mean that it is damaged.
+    """
+    return _NO_KEYS.search(log) is not None or (not given and _ENCRYPTED.search(log) is not None)
 
 
 def excerpt(log: str) -> str:

@@ -24,6 +24,7 @@ def options(
 ) -> str:
     copy = Copy(
         datadir="/c/d",
+        home="/c/d",
         settings=settings,
         paths={"innodb_undo_directory": "/c/undo"},
         log_bin_options=("--log-bin=/c/d/b",),
