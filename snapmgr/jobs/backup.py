@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from snapmgr.errors import LaterStepError, NotQuiescedError, SnapmgrError
 from snapmgr.host import machine_id
 from snapmgr.jobs.directory import fingerprint
-from snapmgr.jobs.source import locate_source, name_excluded
+from snapmgr.jobs.source import locate_source
 from snapmgr.jobs.sweep import complete, remove_traces, sweep
+from snapmgr.jobs.volumes import name_excluded
 from snapmgr.manifest import Manifest, Member, Position, QuiesceRecord, new_id
 from snapmgr.mysql.freeze import frozen
 from snapmgr.mysql.lockless import lockless
 from snapmgr.mysql.quiesce import Bounds, locked
+from snapmgr.mysql.replication import name_inexact
 from snapmgr.mysql.stopped import stopped
 from snapmgr.probe import require_answer
 from snapmgr.records import FireError
@@ -219,6 +221,8 @@ def _fire_locked(
             shots = trigger.fire(lock.deadline)
         lock.prove()
         lock.release()
+    for problem in name_inexact(lock.sources):
+        ctx.tell(f"warning: {problem}")
     record = replace(lock.record(), frozen_s=frozen_s)
     call_s = sum(shot.finish_ns - shot.start_ns for shot in shots) / 1e9
     ctx.tell(

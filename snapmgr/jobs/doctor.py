@@ -11,7 +11,8 @@ from snapmgr.errors import SnapmgrError
 from snapmgr.jobs.account import grant_statements, missing_privileges, needed_privileges, read_grants, replicates
 from snapmgr.jobs.finding import Finding, of_error
 from snapmgr.jobs.leftovers import pools_near
-from snapmgr.jobs.source import locate_source, name_excluded
+from snapmgr.jobs.source import locate_source
+from snapmgr.jobs.volumes import name_excluded
 from snapmgr.mount import KernelMounter
 from snapmgr.mysql.abilities import probe_abilities
 from snapmgr.mysql.client import Credentials, connect

@@ -1,7 +1,8 @@
 """What a server writes where: every file that must be in the same instant as the datadir.
 
-Three sources, because none knows all: the server's variables; InnoDB's own list of tablespaces (on MariaDB only those
-opened since its start); and the datadir itself, two levels deep, where DATA DIRECTORY leaves symlinks and .isl files.
+Four sources, because none knows all: the server's variables; InnoDB's own list of tablespaces (on MariaDB only those
+opened since its start); the datadir itself, two levels deep, where DATA DIRECTORY leaves symlinks and .isl files; and
+the files that the process has open, for those that no variable names (`snapmgr.mysql.openfiles`).
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from snapmgr.mysql.engines import ENGINE_FILES, SYSTEM_SCHEMAS, count_tables
+from snapmgr.mysql.keys import key_settings
+from snapmgr.mysql.openfiles import kind_of, open_files
 from snapmgr.mysql.plainfile import read_isl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from snapmgr.mysql.client import Connection
     from snapmgr.mysql.identity import ServerIdentity
-
-SYSTEM_SCHEMAS = ("mysql", "information_schema", "performance_schema", "sys")
 
 # Folders, relative ones from the datadir. Empty: the datadir.
 _FOLDERS = {
@@ -40,8 +42,19 @@ _FILES = {
     "relay_log_index": "index of the relay log",
     "relay_log_info_file": "replication state",
 }
-# What a lock and a flush of the engines' logs make a matter of its own: the data need none of it to be whole.
-_LOGS = frozenset({"binary log", "index of the binary log", "relay log", "index of the relay log"})
+# What a lock and a flush of the engines' logs make a matter of its own: the data need none of it to be whole. Under a
+# lock no DDL is under way that would have to be recovered.
+_LOGS = frozenset(
+    {
+        *("binary log", "index of the binary log", "relay log", "index of the relay log"),
+        *("replication state", "DDL recovery log"),
+    }
+)
+# Folders of files that a server makes anew when it starts; tmpdir may name several.
+_SCRATCH = ("tmpdir", "innodb_tmpdir", "slave_load_tmpdir", "replica_load_tmpdir", "innodb_temp_tablespaces_dir")
+_TEMPORARY_FILES = "innodb_temp_data_file_path"
+# Files for people, which are no data.
+_PROTOCOLS = ("log_error", "general_log_file", "slow_query_log_file", "log_slow_query_file", "pid_file")
 # What a throwaway server on a copy must be told, or it refuses the files or reads them differently. Missing ones do not
 # exist in this version.
 _SETTINGS = (
@@ -74,14 +87,14 @@ PATH_SETTINGS = (
     "relay_log_index",
     "relay_log_info_file",
 )
-# Tables of InnoDB's tablespaces by age: MySQL 8, MariaDB, MySQL 5.7 and old MariaDB.
+# Tables of InnoDB's tablespaces by age: MySQL 8, MariaDB, MySQL 5.7 and old MariaDB. All have SPACE, a number.
 _TABLESPACE_TABLES = (
     ("INNODB_DATAFILES", "PATH"),
     ("INNODB_SYS_TABLESPACES", "FILENAME"),
     ("INNODB_SYS_DATAFILES", "PATH"),
 )
-# Engines whose tables can be counted by file, for an account that may not see the tables themselves.
-_ENGINE_FILES = {".MYI": "MyISAM", ".MAI": "Aria", ".CSV": "CSV", ".ARZ": "ARCHIVE"}
+# The system tablespace, whose paths are relative to a folder of its own, and the temporary one, which nobody needs.
+_NOT_LISTED = "(0, 4294967293, 4294967294)"
 _PARTITION = re.compile(r"#p#.*", re.IGNORECASE)
 _DATA_FILE = re.compile(r"\s*(?P<path>.+?):\d")
 
@@ -110,7 +123,11 @@ class Layout:
     """What a throwaway server needs (see `snapmgr.mysql.server`); paths are relative to the datadir."""
     engines: dict[str, int]
     """Number of tables by engine, outside of the system schemas. Where the account may not see tables, MyISAM, Aria,
-    CSV and ARCHIVE are counted by their files."""
+    CSV and ARCHIVE are counted by their files, and other engines, of which there may be tables, have 0."""
+    scratch: tuple[str, ...] = ()
+    """Folders in the datadir, resolved, with nothing but temporary files."""
+    strangers: tuple[str, ...] = ()
+    """Files outside of the datadir that the server has open for writing, and of which it is not known what they are."""
 
 
 def read_layout(connection: Connection, identity: ServerIdentity) -> Layout:
@@ -119,19 +136,26 @@ def read_layout(connection: Connection, identity: ServerIdentity) -> Layout:
     Raises MysqlError, with error 1227 if the account lacks PROCESS.
     """
     datadir = identity.datadir
-    values = connection.variables(*_FOLDERS, *_FILES, *_SETTINGS, "log_bin")
+    values = connection.variables(*_FOLDERS, *_FILES, *_SETTINGS, *_SCRATCH, *_PROTOCOLS, _TEMPORARY_FILES, "log_bin")
     logs = values.get("log_bin_basename") if values.get("log_bin", "").upper() in {"ON", "1"} else None
     if logs is None:
         values.pop("log_bin_basename", None)
         values.pop("log_bin_index", None)
     scan = _Scan(datadir)
-    found = [*_named_places(values, datadir), *_tablespaces(connection, datadir), *scan.places]
+    named = list(_named_places(values, datadir))
+    scratch = _scratch(values, datadir, named)
+    found = [*named, *_beside(named, datadir), *_tablespaces(connection, datadir), *scan.places]
+    foreign = tuple(folder for folder in scan.foreign if not _is_below(folder, scratch))
+    places = gather(found, datadir, foreign)
+    opened, strangers = _opened(identity.pid, datadir, places, values)
     return Layout(
         datadir=datadir,
-        places=gather(found, datadir, scan.foreign),
+        places=gather([*found, *opened], datadir, foreign) if opened else places,
+        scratch=scratch,
+        strangers=strangers,
         log_bin_basename=os.path.normpath(os.path.join(datadir, logs)) if logs else None,
-        settings=_settings(values, datadir),
-        engines=_engines(connection, scan.engine_files),
+        settings=_settings(values, datadir) | key_settings(connection, identity.flavor),
+        engines=count_tables(connection, scan.counts()),
     )
 
 
@@ -146,7 +170,7 @@ def read_files(datadir: str) -> Layout:
         places=gather(scan.places, datadir, scan.foreign),
         log_bin_basename=None,
         settings={},
-        engines={engine: len(tables) for engine, tables in sorted(scan.engine_files.items())},
+        engines=scan.counts(),
     )
 
 
@@ -190,6 +214,58 @@ def _named_places(values: dict[str, str], datadir: str) -> Iterator[Place]:
         yield Place(what="system tablespace", path=os.path.join(home, name))
 
 
+def _beside(named: list[Place], datadir: str) -> Iterator[Place]:
+    """Yield what in named folders outside of the datadir leads elsewhere (#innodb_redo, a log that was moved)."""
+    whats: dict[str, str] = {}
+    for place in named:
+        folder = os.path.realpath(place.path)
+        if not _is_below(folder, (datadir,)) and os.path.isdir(folder):
+            whats.setdefault(folder, place.what)
+    for folder, what in whats.items():
+        device = os.stat(folder).st_dev
+        for entry in _entries(folder):
+            # Others keep things in such folders, too: only what InnoDB and the logs' own names lead to is meant.
+            if kind_of(entry.name) and (entry.is_symlink() or _device(entry, device) != device):
+                yield Place(what=what, path=entry.path)
+
+
+def _scratch(values: dict[str, str], datadir: str, named: list[Place]) -> tuple[str, ...]:
+    """Return the folders below the datadir in which there is nothing but temporary files."""
+    folders = _temporary(values, datadir)
+    needed = [os.path.realpath(place.path) for place in named]
+    return tuple(
+        sorted(
+            folder
+            for folder in folders
+            if folder != datadir
+            and _is_below(folder, (datadir,))
+            and not any(_is_below(one, (folder,)) for one in needed)
+        )
+    )
+
+
+def _temporary(values: dict[str, str], datadir: str) -> set[str]:
+    named = (path for name in _SCRATCH for path in values.get(name, "").split(":"))
+    return {os.path.realpath(os.path.join(datadir, path)) for path in named if path}
+
+
+def _opened(
+    pid: int, datadir: str, places: tuple[Place, ...], values: dict[str, str]
+) -> tuple[list[Place], tuple[str, ...]]:
+    """Return what the process has open elsewhere: data, and files of which nothing is known."""
+    home = os.path.join(datadir, values.get("innodb_data_home_dir", ""))
+    known = {datadir, *_temporary(values, datadir)}
+    known |= {os.path.realpath(os.path.join(home, name)) for name in data_files(values.get(_TEMPORARY_FILES, ""))}
+    known |= {place.path for place in places}
+    known |= {os.path.realpath(os.path.join(datadir, values[name])) for name in _PROTOCOLS if values.get(name)}
+    found, strangers = open_files(pid, known)
+    return [Place(what=what, path=path) for path, what in found.items()], strangers
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
 def _tablespaces(connection: Connection, datadir: str) -> Iterator[Place]:
     known = {
         (str(row["t"]).upper(), str(row["c"]).upper())
@@ -203,7 +279,7 @@ def _tablespaces(connection: Connection, datadir: str) -> Iterator[Place]:
             # Only those elsewhere are sent to us: there may be 100,000.
             rows = connection.rows(
                 f"SELECT {column} AS path FROM information_schema.{table} "  # noqa: S608 - our own words
-                f"WHERE {column} LIKE '/%' OR {column} LIKE '../%'"
+                f"WHERE ({column} LIKE '/%' OR {column} LIKE '../%') AND SPACE NOT IN {_NOT_LISTED}"
             )
             for row in rows:
                 yield Place(what="tablespace", path=os.path.join(datadir, str(row["path"])))
@@ -230,6 +306,10 @@ class _Scan:
                     if inner.is_dir(follow_symlinks=False) and _device(inner, home) != home:
                         self.foreign += (inner.path,)
 
+    def counts(self) -> dict[str, int]:
+        """Return the number of tables by engine, of those engines whose files tell."""
+        return {engine: len(tables) for engine, tables in sorted(self.engine_files.items())}
+
     def _look(self, entry: os.DirEntry[str]) -> None:
         if entry.is_symlink():
             self.places.append(Place(what=f"target of the symlink {entry.path}", path=entry.path))
@@ -240,8 +320,8 @@ class _Scan:
 
     def _count(self, schema: str, name: str) -> None:
         stem, extension = os.path.splitext(name)
-        if extension in _ENGINE_FILES and schema not in SYSTEM_SCHEMAS:
-            tables = self.engine_files.setdefault(_ENGINE_FILES[extension], set())
+        if extension in ENGINE_FILES and schema not in SYSTEM_SCHEMAS:
+            tables = self.engine_files.setdefault(ENGINE_FILES[extension], set())
             tables.add(f"{schema}/{_PARTITION.sub('', stem)}")
 
 
@@ -270,16 +350,3 @@ def _settings(values: dict[str, str], datadir: str) -> dict[str, str]:
             folder, base = (path, "") if name in _FOLDERS else os.path.split(path)
             settings[name] = os.path.normpath(os.path.join(os.path.relpath(os.path.realpath(folder), datadir), base))
     return settings
-
-
-def _engines(connection: Connection, files: dict[str, set[str]]) -> dict[str, int]:
-    marks = ", ".join(["%s"] * len(SYSTEM_SCHEMAS))
-    rows = connection.rows(
-        "SELECT ENGINE AS engine, COUNT(*) AS tables FROM information_schema.TABLES "  # noqa: S608 - only marks are added
-        f"WHERE TABLE_TYPE <> 'VIEW' AND TABLE_SCHEMA NOT IN ({marks}) AND ENGINE IS NOT NULL GROUP BY ENGINE",
-        SYSTEM_SCHEMAS,
-    )
-    counts = {str(row["engine"]): int(str(row["tables"])) for row in rows}
-    for engine, tables in files.items():
-        counts[engine] = max(counts.get(engine, 0), len(tables))
-    return dict(sorted(counts.items()))

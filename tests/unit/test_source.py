@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from snapmgr.jobs.source import Share, _locate_all, _Wanted, name_excluded
+from snapmgr.jobs.volumes import Share, Wanted, locate_all, name_excluded
 from snapmgr.mysql.layout import Place
 from snapmgr.records import NotMine, Pool, Volume
 
@@ -44,7 +44,7 @@ class Table:
 
 @dataclass
 class Surroundings:
-    """What `_locate_all` needs of a context."""
+    """What `locate_all` needs of a context."""
 
     runner: Any = None
 
@@ -52,8 +52,8 @@ class Surroundings:
 def locate(table: Table, path: Path, *places: Path) -> tuple[Share, ...] | NotMine:
     for folder in (path, *places):
         folder.mkdir(parents=True, exist_ok=True)
-    wanted = _Wanted(path=str(path), places=tuple(Place(what="log", path=str(place)) for place in places))
-    taken = _locate_all(Surroundings(), table, wanted)  # type: ignore[arg-type]
+    wanted = Wanted(path=str(path), places=tuple(Place(what="log", path=str(place)) for place in places))
+    taken = locate_all(Surroundings(), table, wanted)  # type: ignore[arg-type]
     return taken if isinstance(taken, NotMine) else taken.shares
 
 
