@@ -152,7 +152,8 @@ def locked(
         abilities: what the server can do.
         choice: which lock.
         bounds: tries, wait and hold.
-        check: looks at each new connection before its lock (identity, layout) and raises if it is the wrong server.
+        check: looks at each new connection before its lock (identity, layout) and raises if it is the wrong server;
+            and again once DDL is held off.
         sync: flushes dirty data; called until right before anybody is blocked.
         tell: for people: what is waited for.
 
@@ -259,6 +260,10 @@ def _acquire(
             sync()
             try:
                 waiting.begin(connection)
+                if choice.begin:
+                    # What was made elsewhere before it was granted is seen now; afterwards MySQL makes nothing.
+                    check(connection)
+                    connection.set_read_timeout(bounds.lock_wait_s + 5)
                 sync()
                 # From here on the server itself frees the lock, even while all our processes are stopped.
                 connection.execute(f"SET SESSION wait_timeout = {math.ceil(bounds.lock_hold_s) + 1}")
