@@ -8,6 +8,7 @@
     STATE/schedules/JOB.json            when a job is to run, as `snapmgr schedule` installed it
     STATE/locks/JOB.lock                flocked by the one active run of a job
     STATE/frozen/PID                    a server process that is stopped, and who lets it go on
+    STATE/appliers/PID                  a replica whose appliers are stopped, and who starts them again
     STATE/machine                       whose it is: two machines must not share it
     STATE/restores/TOKEN.json           a restore that is under way or was cut short (`snapmgr.landing`)
 
@@ -77,6 +78,8 @@ class Catalog:
         self._locks = path / "locks"
         self.frozen = path / "frozen"
         """Folder of what is frozen right now (`snapmgr.mysql.freeze`)."""
+        self.appliers = path / "appliers"
+        """Folder of the replicas whose appliers stand still right now (`snapmgr.mysql.applier`)."""
         self._answers = False
         require_sound(path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,19 +43,16 @@ class Session:
         return self._config
 
     def catalog(self) -> Catalog:
-        """Return the state directory, which is not made by this; servers that dead runs left frozen go on.
+        """Return the state directory, which is not made by this; servers that dead runs left standing go on.
 
         Raises ConfigError, CatalogError, LackingError.
         """
         from snapmgr.catalog import Catalog
+        from snapmgr.jobs.resume import resume_servers
 
         catalog = Catalog(self.config().state_dir)
-        # Not Path.exists, which raises where we may not look.
-        if os.path.exists(catalog.frozen):
-            from snapmgr.mysql.freeze import thaw_leftovers
-
-            for line in thaw_leftovers(catalog.frozen):
-                self.voice.warn(line)
+        for line in resume_servers(catalog):
+            self.voice.warn(line)
         return catalog
 
     def context(self) -> Context:

@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import LaterStepError, NotQuiescedError, SnapmgrError
+from snapmgr.errors import LaterStepError, SnapmgrError
 from snapmgr.host import machine_id
-from snapmgr.jobs.directory import fingerprint
+from snapmgr.jobs.firing import fire
 from snapmgr.jobs.source import locate_source
 from snapmgr.jobs.sweep import complete, remove_traces, sweep
 from snapmgr.jobs.volumes import name_excluded
-from snapmgr.manifest import Manifest, Member, Position, QuiesceRecord, new_id
-from snapmgr.mysql.freeze import frozen
-from snapmgr.mysql.lockless import lockless
-from snapmgr.mysql.quiesce import Bounds, locked
-from snapmgr.mysql.replication import name_inexact
-from snapmgr.mysql.stopped import stopped
+from snapmgr.manifest import Manifest, Member, new_id
 from snapmgr.probe import require_answer
-from snapmgr.records import FireError
 from snapmgr.trigger import Trigger
-from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from snapmgr.api import Armed
     from snapmgr.config import Job
     from snapmgr.jobs.context import Context
-    from snapmgr.jobs.source import LiveServer, Source
-    from snapmgr.manifest import SourcePosition
-    from snapmgr.mysql.levels import Choice
-    from snapmgr.records import Shot
+    from snapmgr.jobs.source import Source
 
-_SYNC_TRIES = 8
-_SYNC_GAIN = 0.9
-# A directory has no lock whose time could run out; this bounds a storage call that hangs.
-_DIRECTORY_FIRE_S = 3600.0
 # How long a helper may take to come back after a failure, when no lock is held any more.
 _REAP_S = 5.0
 
@@ -107,16 +90,6 @@ def backup(ctx: Context, job: Job) -> Manifest:
     return manifest
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Evidence:
-    """What the quiesced section brings back."""
-
-    shots: tuple[Shot, ...]
-    quiesce: QuiesceRecord
-    position: Position | None
-    sources: tuple[SourcePosition, ...] = ()
-
-
 def _take(ctx: Context, job: Job, source: Source) -> Manifest:
     now = datetime.now(UTC)
     manifest = Manifest(
@@ -145,7 +118,7 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
         manifest = replace(manifest, intents=armed.intents, helper=trigger.process)
         ctx.catalog.write(manifest)
         try:
-            evidence = _fire(ctx, job, source, armed, trigger)
+            evidence = fire(ctx, job, source, armed, trigger)
             manifest = replace(
                 manifest,
                 members=tuple(
@@ -170,126 +143,6 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
             afterwards.callback(_give_up, ctx, manifest, armed, trigger, error)
             raise
     return complete(ctx, manifest, settle_timeout_s=job.settle_timeout_s)
-
-
-def _fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger) -> _Evidence:
-    sync = partial(_sync_until_short, armed, job.sync_target_s)
-    if source.live is not None and source.choice is not None:
-        if source.choice.level == "crash-consistent":
-            evidence = _fire_unlocked(job, source.live, source.choice, trigger, sync)
-        else:
-            _refuse_long_stall(armed, job.lock_hold_s)
-            evidence = _fire_locked(ctx, job, source.live, source.choice, trigger=trigger, sync=sync)
-        source.refuse_new_places()
-        return evidence
-    sync()
-    if job.source == "mysql":
-        with stopped(source.path) as still:
-            shots = trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
-            source.refuse_new_places()
-            return _Evidence(shots=shots, quiesce=still.record(), position=None)
-    atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
-    unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
-    with unchanged:
-        shots = trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
-    proof = "the storage takes the volume in one instant" if atomic else "no file had changed after the copy"
-    return _Evidence(
-        shots=shots,
-        quiesce=QuiesceRecord(level="none", why="a plain directory", proof=proof, attempts=1, waited_s=0.0, held_s=0.0),
-        position=None,
-    )
-
-
-def _fire_unlocked(job: Job, live: LiveServer, choice: Choice, trigger: Trigger, sync: Callable[[], None]) -> _Evidence:
-    with lockless(live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync) as free:
-        shots = trigger.fire(free.deadline)
-        free.prove()
-    # Its position comes from its own binlog, once that can be read (`snapmgr.jobs.sweep.complete`).
-    return _Evidence(shots=shots, quiesce=free.record(), position=None)
-
-
-def _fire_locked(
-    ctx: Context, job: Job, live: LiveServer, choice: Choice, *, trigger: Trigger, sync: Callable[[], None]
-) -> _Evidence:
-    with locked(
-        live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync, tell=ctx.tell
-    ) as lock:
-        frozen_s = 0.0
-        if choice.freeze:
-            shots, frozen_s = _fire_frozen(ctx, live, lock.deadline, trigger)
-        else:
-            shots = trigger.fire(lock.deadline)
-        lock.prove()
-        lock.release()
-    for problem in name_inexact(lock.sources):
-        ctx.tell(f"warning: {problem}")
-    record = replace(lock.record(), frozen_s=frozen_s)
-    call_s = sum(shot.finish_ns - shot.start_ns for shot in shots) / 1e9
-    ctx.tell(
-        f"{record.level}: waited {format_duration(record.waited_s)}, held {format_duration(record.held_s)} "
-        f"(storage call {format_duration(call_s)})"
-        + (f", the server stood still for {format_duration(frozen_s)}" if choice.freeze else "")
-    )
-    return _Evidence(shots=shots, quiesce=record, position=lock.position, sources=lock.sources)
-
-
-def _bounds(job: Job) -> Bounds:
-    return Bounds(
-        lock_wait_s=job.lock_wait_s,
-        lock_attempts=job.lock_attempts,
-        lock_hold_s=job.lock_hold_s,
-        blocker_wait_s=job.blocker_wait_s,
-        kill_selects_after_s=job.kill_selects_after_s,
-    )
-
-
-def _fire_frozen(ctx: Context, live: LiveServer, deadline: float, trigger: Trigger) -> tuple[tuple[Shot, ...], float]:
-    """Fire while the server process stands still; return the shots and for how long it did, in seconds."""
-    with frozen(live.process, deadline - time.monotonic(), ctx.catalog.frozen / str(live.process.pid)) as still:
-        shots = trigger.fire(still.deadline)
-        still.prove()
-    return shots, still.frozen_s or 0.0
-
-
-@contextmanager
-def _unchanged(path: str) -> Iterator[None]:
-    before = fingerprint(path)
-    failure: FireError | None = None
-    try:
-        yield
-    except FireError as error:
-        failure = error  # often only because a file vanished under the copy
-    if fingerprint(path) != before:
-        raise NotQuiescedError(
-            f"{path} changed while it was copied file by file" + (f": {failure.message}" if failure else ""),
-            hint="stop what writes there, or move it to storage that snapshots a volume in one instant (btrfs)",
-        )
-    if failure is not None:
-        raise failure
-
-
-def _refuse_long_stall(armed: Armed, lock_hold_s: float) -> None:
-    if armed.stall_s > lock_hold_s:
-        raise NotQuiescedError(
-            f"the storage call is forecast to take {format_duration(armed.stall_s)}, "
-            f"longer than the lock may be held ({format_duration(lock_hold_s)})",
-            hint="raise lock_hold in the job if writers can stand it",
-        )
-
-
-def _sync_until_short(armed: Armed, target_s: float) -> None:
-    """Flush until a flush is quick: what is dirty at the lock is written under the lock.
-
-    Or until it gets no shorter: then somebody dirties as fast as the storage writes, and further flushes only delay us.
-    """
-    last_s = float("inf")
-    for _ in range(_SYNC_TRIES):
-        start = time.monotonic()
-        armed.sync()
-        took_s = time.monotonic() - start
-        if took_s <= target_s or took_s > last_s * _SYNC_GAIN:
-            return
-        last_s = took_s
 
 
 def _wall_clock(monotonic_ns: int) -> datetime:

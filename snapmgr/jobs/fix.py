@@ -19,9 +19,9 @@ from snapmgr.jobs.leftovers import look
 from snapmgr.jobs.note import store_note
 from snapmgr.jobs.rebuild import Adoption
 from snapmgr.jobs.restore import Leftover
+from snapmgr.jobs.resume import resume_servers
 from snapmgr.jobs.sweep import SETTLE_S, complete, delete, finish_pending
 from snapmgr.manifest import Lease
-from snapmgr.mysql.freeze import thaw_leftovers
 from snapmgr.probe import require_pools_answer
 from snapmgr.records import AttachRecord, Found
 
@@ -56,7 +56,7 @@ class Fixed:
     actions: tuple[Action, ...]
     findings: tuple[Finding, ...]
     thawed: tuple[str, ...] = ()
-    """Servers that had been left frozen, in words."""
+    """Servers that had been left standing, frozen or with stopped replication, in words."""
 
 
 def plan_fix(
@@ -79,7 +79,7 @@ def fix(
     is wrong with the state directory as a whole.
     """
     pools, named = tuple(pools), tuple(named)
-    thawed = tuple(thaw_leftovers(ctx.catalog.frozen)) if ctx.catalog.frozen.exists() else ()
+    thawed = resume_servers(ctx.catalog)
     actions: dict[tuple[str, str, str], Action] = {}
     with _Locks(ctx) as locks:
         for _ in range(_LOOKS):

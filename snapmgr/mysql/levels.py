@@ -44,6 +44,8 @@ class Needs:
     """Folders of binary and relay logs that are of another instant than the data, or not in the snapshot at all."""
     settings: Mapping[str, str] | None = None
     """Variables of the server: DURABILITY; None: not known."""
+    parallel_applier: bool = False
+    """Whether it is a replica that executes with several threads."""
 
     @property
     def other_engines(self) -> tuple[str, ...]:
@@ -63,6 +65,8 @@ class Choice:
     """Whether the binlog position stands still under the lock."""
     tail: bool = False
     """Whether it is read from the snapshot's own binary logs afterwards."""
+    only_innodb: bool = False
+    """Whether all tables are InnoDB, outside of the system's own."""
     begin: tuple[str, ...] = ()
     """Keeps other backups and DDL off; stops no writer."""
     lock: tuple[str, ...] = ()
@@ -70,6 +74,11 @@ class Choice:
     flush: tuple[str, ...] = ()
     """Right under the lock, before the storage call."""
     unlock: tuple[str, ...] = ()
+
+    @property
+    def global_read_lock(self) -> bool:
+        """Whether FLUSH TABLES WITH READ LOCK is part of it."""
+        return _FTWRL in self.lock
 
     @property
     def name(self) -> Level:
@@ -101,6 +110,9 @@ def choose(asked: str, abilities: Abilities, needs: Needs) -> Choice:
             hint='use "auto" or "global-read-lock"',
         )
     reason = "" if asked == "auto" else "asked for by the job; "
+    if asked == "auto" and abilities.backup_stages and needs.position and needs.parallel_applier:
+        # Under BLOCK_COMMIT such threads have written what the source's position does not tell yet.
+        return _global_read_lock(needs, "several threads execute what the source sends, and pause for this lock only; ")
     if asked == "global-read-lock":
         return _global_read_lock(needs, reason)
     freeze = asked == "freeze-process"
@@ -121,6 +133,7 @@ def _backup_lock(abilities: Abilities, needs: Needs, asked: str, *, freeze: bool
             begin=("LOCK INSTANCE FOR BACKUP",),
             lock=(_FTWRL,),
             flush=_flush(needs),
+            only_innodb=not needs.other_engines,
             unlock=("UNLOCK TABLES", "UNLOCK INSTANCE"),
         )
     stages: tuple[str, ...] = ("BACKUP STAGE FLUSH", "BACKUP STAGE BLOCK_DDL")
@@ -140,6 +153,7 @@ def _backup_lock(abilities: Abilities, needs: Needs, asked: str, *, freeze: bool
         # Each stage is quick by itself; only BLOCK_COMMIT stops all writers.
         lock=stages,
         flush=_flush(needs),
+        only_innodb=not needs.other_engines,
         unlock=("BACKUP STAGE END",),
     )
 
@@ -151,6 +165,7 @@ def _global_read_lock(needs: Needs, asked: str, *, freeze: bool = False) -> Choi
         freeze=freeze,
         lock=(_FTWRL,),
         flush=_flush(needs),
+        only_innodb=not needs.other_engines,
         unlock=("UNLOCK TABLES",),
     )
 

@@ -19,6 +19,7 @@ from snapmgr.errors import NotQuiescedError
 from snapmgr.manifest import QuiesceRecord
 from snapmgr.mysql.client import ConnectionLostError, MysqlError, connect
 from snapmgr.mysql.position import Sighting, sight
+from snapmgr.mysql.replication import read_channels, settle_sources
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
@@ -71,14 +72,26 @@ class HeldLock:
         self._bound_reads()
         for statement in self._choice.flush:
             connection.execute(statement)
-        self.sources: tuple[SourcePosition, ...] = ()
-        """How far a replica has executed, which stands still as well."""
+        self.sources = self._read_sources()
+        """How far a replica has executed, as exactly as can be known under this lock."""
         self._before = self._sight()
 
     @property
     def position(self) -> Position | None:
         """The binlog position, if it stands still while the lock holds; None without binary log."""
         return self._before.position if self._choice.position else None
+
+    def _read_sources(self) -> tuple[SourcePosition, ...]:
+        # Asked before the lock whether there is any: most servers have none, and every round trip counts here.
+        if not self._choice.position or not self._waiting.replica:
+            return ()
+        return settle_sources(
+            self._connection,
+            self._waiting.abilities,
+            deadline=self.deadline,
+            global_read_lock=self._choice.global_read_lock,
+            only_innodb=self._choice.only_innodb,
+        )
 
     def _bound_reads(self) -> None:
         left = self.deadline - time.monotonic()
@@ -179,6 +192,8 @@ class _Waiting:
         self.choice = choice
         self.bounds = bounds
         self.attempts = 0
+        self.replica = False
+        """Whether the server has a source that it replicates from."""
         self.waited_s = 0.0
         self.stall_s = 0.0
         """The longest that writers can have queued behind a try that failed."""
@@ -256,6 +271,7 @@ def _acquire(
             connection.set_read_timeout(bounds.lock_wait_s + 5)
             wait_s = math.ceil(bounds.lock_wait_s)
             connection.execute(f"SET SESSION lock_wait_timeout = {wait_s}, SESSION wait_timeout = {_SYNC_IDLE_S}")
+            waiting.replica = bool(read_channels(connection, waiting.abilities))
             # Twice: the first may take long, the second is what leaves little dirty for the storage call.
             sync()
             try:

@@ -161,6 +161,11 @@ def read_sources(
     return tuple(mariadb_position(channel, applier, gtid, global_read_lock=global_read_lock) for channel in channels)
 
 
+def applies_in_parallel(connection: Connection, channels: Iterable[Channel]) -> bool:
+    """Return whether several threads execute what one of `channels` sends, now. Raises MysqlError."""
+    return any(channel.applies for channel in channels) and _read_applier(connection).workers > 0
+
+
 def settle_sources(
     connection: Connection,
     abilities: Abilities,

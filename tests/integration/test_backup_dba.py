@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from snapmgr.errors import LaterStepError, NotQuiescedError
-from snapmgr.jobs import backup as backup_module
+from snapmgr.jobs import firing
 from snapmgr.jobs import run as run_module
 from snapmgr.jobs.backup import backup
 from snapmgr.jobs.prune import plan_prune, prune
@@ -87,7 +87,7 @@ def test_a_table_made_elsewhere_right_before_the_lock(
             made.append("t")
             scene.server.query(f"CREATE TABLE d.t (id INT) ENGINE={engine} DATA DIRECTORY '{folder}'")
 
-    monkeypatch.setattr(backup_module, "_sync_until_short", make)
+    monkeypatch.setattr(firing, "_sync_until_short", make)
     with _elsewhere(scene) as folder:
         ctx = scene.context()
         try:
