@@ -110,6 +110,8 @@ def lockless(
         before = _count_changes(connection)
         asked = time.monotonic()
         _require_no_ddl(connection, abilities)
+        # What changed before DDL was counted is seen now.
+        check(connection)
         yield NoLock(connection, choice, before, time.monotonic() - asked)
 
 
