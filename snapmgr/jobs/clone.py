@@ -18,8 +18,7 @@ from snapmgr.jobs.attach import attach, copies, data_path, release, release_or_t
 from snapmgr.manifest import CloneServer
 from snapmgr.mount import holders
 from snapmgr.mysql.lasting import check_options, end_server, held_server, port_problem
-from snapmgr.mysql.origin import flavor_of
-from snapmgr.mysql.program import find_server
+from snapmgr.mysql.program import find_server, server_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +93,8 @@ def plan_clone(
         hint = f"the clone at {users[0]} uses it; " if users else f"who uses it: ss -ltnp 'sport = :{port}'; "
         raise ConfigError(problem, hint=hint + "name another port, or none for a socket only")
     if manifest.server is not None:
-        find_server(manifest.server.flavor, server or how.server)
+        # Whether it fits the data, too, is asked once they can be read.
+        find_server(manifest.server.flavor, server or how.server, ran=manifest.server.program)
     return ClonePlan(
         entry=entry,
         point=Path(where),
@@ -138,7 +138,7 @@ def clone(ctx: Context, plan: ClonePlan) -> Lease:
     lease = attach(ctx, plan.entry, writable=True, why="clone", point=plan.point)
     try:
         recorded, data = manifest.server, data_path(lease)
-        binary = find_server(recorded.flavor if recorded is not None else flavor_of(data), plan.server)
+        binary = server_for(recorded, data, plan.server)
         facts = CloneServer(
             folder=str(ctx.config.scratch_dir.absolute() / f"c{lease.id}"),
             port=plan.port,

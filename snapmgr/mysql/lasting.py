@@ -111,7 +111,14 @@ def lasting_options(
     if binary.flavor == "mariadb":
         own.append("--aria-recover-options=BACKUP,QUICK")
     else:
-        own += ["--loose-super-read-only=OFF", "--loose-group-replication-start-on-boot=OFF"]
+        own += [
+            "--loose-super-read-only=OFF",
+            "--loose-group-replication-start-on-boot=OFF",
+            # Without them nobody with a password comes in by TCP.
+            "--loose-auto-generate-certs=ON",
+            "--loose-sha256-password-auto-generate-rsa-keys=ON",
+            "--loose-caching-sha2-password-auto-generate-rsa-keys=ON",
+        ]
     return [*kept, *network, *own, *options]
 
 

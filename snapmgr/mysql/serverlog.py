@@ -52,7 +52,7 @@ _MACHINE = (
         '["--lower-case-table-names=1"] (or 0, 2)',
     ),
     (_NO_KEYS, "the data are encrypted, and the server has not got their keys: docs/verify.md"),
-    (re.compile(r"Bind on unix socket|Too many open files"), "see the message"),
+    (re.compile(r"Bind on (?:unix socket|TCP/IP port)|Too many open files"), "see the message"),
 )
 # The data are why, and more can be said.
 _DATA = (
