@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from snapmgr.blockdev import find_target
@@ -13,9 +13,10 @@ from snapmgr.jobs.volumes import Wanted, choose_backend, folder_of, is_held, ref
 from snapmgr.manifest import Process, ServerRecord
 from snapmgr.mysql.abilities import Abilities, probe_abilities
 from snapmgr.mysql.client import Credentials, connect
+from snapmgr.mysql.dictionary import tablespaces_elsewhere
 from snapmgr.mysql.freeze import refuse_unsafe
 from snapmgr.mysql.identity import identify, program_of
-from snapmgr.mysql.layout import read_files, read_layout
+from snapmgr.mysql.layout import Place, read_files, read_layout
 from snapmgr.mysql.levels import DURABILITY, Choice, Needs, choose
 from snapmgr.mysql.replication import applies_in_parallel, name_problems, read_channels
 
@@ -47,6 +48,8 @@ class LiveServer:
     """Whether several threads execute what comes from there."""
     durability: dict[str, str]
     """Its variables named by `snapmgr.mysql.levels.DURABILITY`."""
+    lockless: bool = False
+    """Whether it gets no lock: then its engines and these variables matter, too."""
 
     @property
     def process(self) -> Process:
@@ -59,7 +62,14 @@ class LiveServer:
         now = identify(connection)
         if now != self.identity:
             raise NotQuiescedError("the server was restarted or exchanged since it was looked at", hint="try again")
-        _refuse_new(_folders(read_layout(connection, now)) - _folders(self.layout))
+        layout = read_layout(connection, now)
+        _refuse_new(_folders(layout) - _folders(self.layout))
+        if self.lockless:
+            new = sorted({*layout.engines} - {*self.layout.engines})
+            durability = connection.variables(*DURABILITY)
+            new += sorted(name for name in durability if durability[name] != self.durability.get(name))
+            if new:
+                raise NotQuiescedError(f"new since the server was looked at: {', '.join(new)}", hint="try again")
 
     def record(self) -> ServerRecord:
         """Return what a later restore has to know of the server."""
@@ -118,12 +128,16 @@ class Source:
     def refuse_new_places(self) -> None:
         """Raise NotQuiescedError if the server's files lead to places that were not looked at.
 
-        After the snapshot: a table made elsewhere between our look at the layout and the lock is not in it.
+        After the snapshot: a table made elsewhere between our last look at the layout and the lock is not in it. MySQL
+        leaves no trace of it in the datadir; there DDL was held off when we looked, unless the level has no such lock.
         """
         if self.layout is None:
             return
         held = {path for share in self.shares for path in share.places}
         _refuse_new(_folders(read_files(self.layout.datadir)) - held - {*self.absent, *self.layout.scratch})
+        if self.live is not None and self.choice is not None and self.choice.level == "global-read-lock":
+            with connect(self.live.credentials) as connection:
+                self.live.check(connection)
 
 
 def _folders(layout: Layout) -> set[str]:
@@ -153,7 +167,7 @@ def locate_source(ctx: Context, job: Job) -> Source:
         )
     freeze = job.quiesce == "freeze-process"
     if job.quiesce == "stopped":
-        live, layout = None, read_files(os.path.realpath(str(job.datadir)))
+        live, layout = None, _read_stopped(os.path.realpath(str(job.datadir)))
     else:
         live = probe_server(job)
         live.abilities.refuse_cluster()
@@ -168,16 +182,27 @@ def locate_source(ctx: Context, job: Job) -> Source:
         Wanted(path=layout.datadir, places=layout.places, one_instant=not still, logs_needed=live is None),
     )
     refuse_excluded(taken, layout.scratch)
+    choice = None
+    if live is not None:
+        choice = choose(job.quiesce, live.abilities, _needs(job, live, taken, still=still))
+        live = replace(live, lockless=choice.level == "crash-consistent")
     return Source(
         path=layout.datadir,
         backend=taken.backend,
         shares=taken.shares,
         live=live,
-        choice=choose(job.quiesce, live.abilities, _needs(job, live, taken, still=still)) if live is not None else None,
+        choice=choice,
         server=live.record() if live is not None else None,
         layout=layout,
         absent=taken.absent,
     )
+
+
+def _read_stopped(datadir: str) -> Layout:
+    layout = read_files(datadir)
+    elsewhere = {place.path for place in layout.places}
+    found = [Place(what="tablespace", path=path) for path in tablespaces_elsewhere(datadir) - elsewhere]
+    return replace(layout, places=tuple(sorted((*layout.places, *found), key=lambda place: place.path)))
 
 
 def _needs(job: Job, live: LiveServer, taken: Taken, *, still: bool) -> Needs:
@@ -188,7 +213,7 @@ def _needs(job: Job, live: LiveServer, taken: Taken, *, still: bool) -> Needs:
         atomic=taken.atomic,
         logs_apart=(*apart, *taken.absent),
         settings=live.durability,
-        parallel_applier=live.parallel_applier,
+        parallel_applier=live.parallel_applier and not job.stop_replica,
     )
 
 
