@@ -122,6 +122,9 @@ class _Groups:
         body = event.body
         if event.type in _BETWEEN:
             self._between(event)
+        elif body is None and self._in_transaction:
+            # The most frequent case by far.
+            return
         elif isinstance(body, MysqlTransaction | MariadbTransaction):
             if self._open:
                 self._fail(event, "a transaction begins before the one before it has ended")
@@ -132,17 +135,26 @@ class _Groups:
                 # MariaDB says it by the GTID's flags alone.
                 self._fail(event, "a transaction begins inside another one")
             self._open = self._in_transaction = True
-        elif isinstance(body, Xid | XaPrepare | TransactionPayload) or (
-            isinstance(body, Query) and body.kind in {"commit", "rollback"}
-        ):
+        elif self._ends(event):
             self._finish(event)
-        elif self._in_transaction or event.type in _BEFORE_STATEMENT:
+        elif event.type in _BEFORE_STATEMENT:
             self._open = True
-        elif isinstance(body, Query) or event.type == EventType.INCIDENT or isinstance(self._begun, MariadbTransaction):
-            # A statement by itself: DDL, and the like.
-            self._finish(event)
         elif not self._open:
             self.end = event.next_offset
+
+    def _ends(self, event: Event) -> bool:
+        """Return whether a transaction ends with this event."""
+        body = event.body
+        if isinstance(body, Xid | XaPrepare | TransactionPayload):
+            return True
+        if isinstance(body, Query) and body.kind in {"commit", "rollback"}:
+            return True
+        if self._in_transaction or event.type in _BEFORE_STATEMENT:
+            return False
+        # A statement by itself: DDL, and the like.
+        return (
+            isinstance(body, Query) or event.type == EventType.INCIDENT or isinstance(self._begun, MariadbTransaction)
+        )
 
     def _between(self, event: Event) -> None:
         body = event.body

@@ -7,10 +7,10 @@ transactions and are large (rows) are skipped by seeking; all others are read, a
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, NoReturn
 
 from snapmgr.errors import SnapmgrError
 from snapmgr.mysql.binlog_decode import DECODED, QUERY_PREFIX_BYTES, BodyError, decode, format_description
@@ -23,6 +23,7 @@ from snapmgr.mysql.binlog_events import (
     MYSQL_ENCRYPTED_MAGIC,
     Body,
     EventType,
+    FormatDescription,
     StartEncryption,
 )
 from snapmgr.mysql.plainfile import open_plain
@@ -32,13 +33,17 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 20
-# How much of a body is looked at. Of these types the beginning is enough …
+# Decoded types of which the beginning is enough …
 _PREFIX_BYTES: dict[int, int] = {EventType.QUERY: QUERY_PREFIX_BYTES, EventType.TRANSACTION_PAYLOAD: 0}
-# … and others have no more than that.
-_LIMIT_BYTES = 64 << 10
+# … and those that may be long. All others are small.
+_LISTS: frozenset[int] = frozenset({EventType.PREVIOUS_GTIDS, EventType.GTID_LIST})
 _LIST_LIMIT_BYTES = 32 << 20
 _ZEROS_BYTES = 16 << 20
-_FLAG_ARTIFICIAL, _FLAG_RELAY_LOG = 0x20, 0x40
+_FORMAT_DESCRIPTION = int(EventType.FORMAT_DESCRIPTION)
+_U32 = 0xFFFFFFFF
+# Four bytes before the type there is the time: begins at the type less 4. Query, Xid, XA_prepare and MariaDB's GTID, of
+# less than 64 KiB: its length and its end.
+_MAYBE_HEADER = re.compile(rb"(?s)(?=.{4}[\x02\x10\x26\xa2].{4}(..\0\0)(.{4}))")
 _SEES_KEYS = "its position can be had from the server alone: take the snapshot under a lock, not crash-consistent"
 
 
@@ -60,9 +65,8 @@ class EncryptedBinlogError(BinlogError):
     """The file is encrypted; only its server can read it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Event:
-    """One event of a binary log."""
+class Event(NamedTuple):
+    """One event of a binary log. A tuple: there are millions of them."""
 
     offset: int
     next_offset: int
@@ -94,24 +98,26 @@ class Reader:
         """
         with self._failures():
             self._file.seek(0)
-            magic = self._file.read(len(MAGIC))
+            self._check_magic(self._file.read(len(MAGIC)))
+            offset, first = len(MAGIC), True
+            while offset < self.size:
+                event = self._event(offset, first=first, thorough=thorough)
+                yield event
+                offset, first = event.next_offset, False
+
+    def _check_magic(self, magic: bytes) -> None:
         if magic == MYSQL_ENCRYPTED_MAGIC:
             raise EncryptedBinlogError("it is encrypted (binlog_encryption)", file=self.name, hint=_SEES_KEYS)
         if magic != MAGIC:
             if MAGIC.startswith(magic) or not magic.strip(b"\0"):
                 raise TruncatedBinlogError("it is too short to have begun", file=self.name, offset=0)
             raise BinlogError("it is no binary log (its first bytes are others)", file=self.name, offset=0)
-        offset = len(MAGIC)
-        first = True
-        while offset < self.size:
-            event = self._event(offset, first=first, thorough=thorough)
-            yield event
-            offset, first = event.next_offset, False
 
     def verify(self, start: int, stop: int) -> None:
         """Verify the checksums of all events between two offsets where events begin."""
-        while start < stop:
-            start = self._event(start, first=False, thorough=True).next_offset
+        with self._failures():
+            while start < stop:
+                start = self._event(start, first=False, thorough=True).next_offset
 
     def damaged(self, what: str, offset: int) -> BinlogError:
         """Return the error that says so."""
@@ -126,9 +132,9 @@ class Reader:
             raise BinlogError(f"cannot be read: {error.strerror or error}", file=self.name) from error
 
     def _event(self, offset: int, *, first: bool, thorough: bool) -> Event:
-        with self._failures():
-            self._file.seek(offset)
-            header = self._file.read(HEADER.size)
+        file = self._file
+        file.seek(offset)
+        header = file.read(HEADER.size)
         if len(header) < HEADER.size:
             self._truncated(offset)
         timestamp, kind, server_id, length, end, flags = HEADER.unpack(header)
@@ -137,86 +143,114 @@ class Reader:
         if length < HEADER.size + tail:
             self._check_zeros(offset)
             raise self.damaged(f"an event of {length} bytes cannot be", offset)
-        # In a relay log it may be the place in the source's file; MariaDB makes a file of a large transaction's cache
-        # (binlog_large_commit_threshold) without filling it in.
-        if end != stop & 0xFFFFFFFF and not (end == 0 or flags & (_FLAG_ARTIFICIAL | _FLAG_RELAY_LOG)):
+        # MariaDB (11.8) leaves it 0 in events inside a transaction.
+        if end not in {stop & _U32, 0}:
             raise self.damaged(f"an event of {length} bytes that says that it ends at {end}", offset)
-        if first != (kind == EventType.FORMAT_DESCRIPTION):
+        if first is not (kind == _FORMAT_DESCRIPTION):
             expected = "does not begin with a Format_description" if first else "has a second Format_description"
             raise self.damaged(f"it {expected}", offset)
         if stop > self.size:
+            if not end:
+                self._refuse_sound_event_behind(offset)
             self._truncated(offset)
         body: Body | None = None
-        if first or thorough or kind in DECODED or length <= _SMALL_BYTES:
-            if first:
-                # The flag is set and cleared without a new checksum.
-                header = header[:-2] + (flags & ~FLAG_IN_USE).to_bytes(2, "little")
-            body = self._body(kind, self._content(kind, header, offset, length, tail), server_id, flags, offset)
-        return Event(
-            offset=offset,
-            next_offset=stop,
-            type=kind,
-            timestamp=timestamp,
-            server_id=server_id,
-            flags=flags,
-            body=body,
-        )
+        if first:
+            # The flag is set and cleared without a new checksum.
+            header = header[:-2] + (flags & ~FLAG_IN_USE).to_bytes(2, "little")
+            body = self._head(self._content(kind, header, offset, length, tail), flags, offset)
+        elif kind in DECODED:
+            body = self._body(kind, self._content(kind, header, offset, length, tail), server_id, offset)
+        elif thorough or length <= _SMALL_BYTES:
+            self._content(kind, header, offset, length, tail)
+        return Event(offset, stop, kind, timestamp, server_id, flags, body)
 
     def _content(self, kind: int, header: bytes, offset: int, length: int, tail: int) -> bytes:
         """Read an event's body, verify its checksum and return as much of the body as decoding needs."""
-        size, wanted = length - HEADER.size - tail, 0
-        if kind in _PREFIX_BYTES:
-            wanted = _PREFIX_BYTES[kind]
-        elif kind in DECODED or kind == EventType.FORMAT_DESCRIPTION:
-            wanted = size
-            if size > (_LIST_LIMIT_BYTES if kind in {EventType.PREVIOUS_GTIDS, EventType.GTID_LIST} else _LIMIT_BYTES):
-                raise self.damaged(f"an event of type {kind} with {length} bytes cannot be", offset)
-        with self._failures():
-            content = self._file.read(min(size, max(wanted, _SMALL_BYTES)))
+        size = length - HEADER.size
+        if size <= _SMALL_BYTES:
+            content = self._file.read(size)
+            size, stored = size - tail, content[size - tail :]
+            content = content[:size]
             checksum, left = zlib.crc32(content, zlib.crc32(header)), size - len(content)
-            while left and tail:
-                chunk = self._file.read(min(left, _CHUNK_BYTES))
-                if not chunk:
-                    break
+        else:
+            size -= tail
+            wanted = size if kind in DECODED else 0
+            if kind in _PREFIX_BYTES:
+                wanted = min(_PREFIX_BYTES[kind], size)
+            elif wanted > _LIST_LIMIT_BYTES or (wanted and kind not in _LISTS):
+                raise self.damaged(f"an event of type {kind} with {length} bytes cannot be", offset)
+            content = self._file.read(wanted)
+            checksum, left = zlib.crc32(content, zlib.crc32(header)), size - len(content)
+            while left and tail and (chunk := self._file.read(min(left, _CHUNK_BYTES))):
                 checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
             stored = self._file.read(tail)
-        if (left and tail) or len(stored) < tail:
-            raise self.damaged("the file became shorter while it was read", offset)
-        if stored and int.from_bytes(stored, "little") != checksum:
-            raise self.damaged(f"the checksum of an event of type {kind} does not fit", offset)
-        return content[:wanted]
+        if tail:
+            if left or len(stored) < tail:
+                raise self.damaged("the file became shorter while it was read", offset)
+            if int.from_bytes(stored, "little") != checksum:
+                raise self.damaged(f"the checksum of an event of type {kind} does not fit", offset)
+        return content
 
-    def _body(self, kind: int, content: bytes, server_id: int, flags: int, offset: int) -> Body | None:
+    def _head(self, content: bytes, flags: int, offset: int) -> FormatDescription:
         try:
-            if kind == EventType.FORMAT_DESCRIPTION:
-                head = format_description(content, flags)
-                self._checksum = head.checksum
-                return head
+            head = format_description(content, flags)
+        except BodyError as error:
+            raise self.damaged(f"its Format_description: {error}", offset) from None
+        self._checksum = head.checksum
+        return head
+
+    def _body(self, kind: int, content: bytes, server_id: int, offset: int) -> Body | None:
+        try:
             body = decode(kind, content, server_id)
         except BodyError as error:
             raise self.damaged(f"an event of type {kind}: {error}", offset) from None
         if isinstance(body, StartEncryption):
-            raise EncryptedBinlogError(
-                "it is encrypted (encrypt_binlog)", file=self.name, offset=offset, hint=_SEES_KEYS
-            )
+            what = "it is encrypted (encrypt_binlog)"
+            raise EncryptedBinlogError(what, file=self.name, offset=offset, hint=_SEES_KEYS)
         return body
 
-    def _truncated(self, offset: int) -> None:
+    def _truncated(self, offset: int) -> NoReturn:
         raise TruncatedBinlogError("it ends in the middle of an event", file=self.name, offset=offset)
+
+    def _rest(self, offset: int, overlap: int) -> Iterator[tuple[int, bytes]]:
+        """Return pieces of the file from an offset on, and where each begins."""
+        while offset < self.size:
+            self._file.seek(offset)
+            piece = self._file.read(min(self.size - offset, _CHUNK_BYTES))
+            if len(piece) <= overlap:
+                return
+            yield offset, piece
+            offset += len(piece) - overlap
 
     def _check_zeros(self, offset: int) -> None:
         """Raise TruncatedBinlogError if the rest is zeros: after a power cut a file may be longer than its content."""
-        left = self.size - offset
-        if left > _ZEROS_BYTES:
+        if self.size - offset > _ZEROS_BYTES or any(piece.strip(b"\0") for _, piece in self._rest(offset, 0)):
             return
-        with self._failures():
-            self._file.seek(offset)
-            while left:
-                chunk = self._file.read(min(left, _CHUNK_BYTES))
-                if not chunk or chunk.strip(b"\0"):
-                    return
-                left -= len(chunk)
         raise TruncatedBinlogError("only zeros follow", file=self.name, offset=offset)
+
+    def _refuse_sound_event_behind(self, offset: int) -> None:
+        """Raise BinlogError if there are events inside one that reaches beyond the end: then its length is damaged.
+
+        For an event that does not say where it ends. All that begin or end a transaction do.
+        """
+        for start, piece in self._rest(offset + HEADER.size, HEADER.size):
+            for match in _MAYBE_HEADER.finditer(piece):
+                place = start + match.start()
+                length = int.from_bytes(match[1], "little")
+                stop = place + length
+                if int.from_bytes(match[2], "little") != stop & _U32 or not HEADER.size < length <= self.size - place:
+                    continue
+                if self._is_sound(place, length):
+                    raise self.damaged(
+                        f"an event that reaches beyond the end, but there is another one at {place}", offset
+                    )
+
+    def _is_sound(self, offset: int, length: int) -> bool:
+        if self._checksum != CHECKSUM_CRC32:
+            return True
+        self._file.seek(offset)
+        event = self._file.read(length)
+        return zlib.crc32(event[:-CHECKSUM_BYTES]) == int.from_bytes(event[-CHECKSUM_BYTES:], "little")
 
 
 @contextmanager

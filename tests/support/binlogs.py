@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -134,3 +136,21 @@ def logs(base: Path) -> list[Path]:
     """Return the log files of a base name in their order."""
     found = [path for path in base.parent.glob(f"{base.name}.*") if path.suffix[1:].isdigit()]
     return sorted(found, key=lambda path: int(path.suffix[1:]))
+
+
+def shown_once(shown: Iterable[Sequence[Any]], size: int) -> list[tuple[int, str, int, int, str]]:
+    """Given rows of `events` and the file's size, return one row an event, each with the offset where it ends.
+
+    MySQL shows what is in a Transaction_payload as well; MariaDB does not show where events of a transaction end.
+    """
+    rows = [row for row in shown if row[0] != row[3]]
+    stops = [*(row[0] for row in rows[1:]), size]
+    assert all(row[3] in {stop, 0} for row, stop in zip(rows, stops, strict=True))
+    return [(row[0], row[1], row[2], stop, row[4]) for row, stop in zip(rows, stops, strict=True)]
+
+
+def made_event(kind: int, offset: int, body: bytes, *, server_id: int = 1, flags: int = 0) -> bytes:
+    """Return an event with a checksum, as if at `offset` of a file."""
+    size = 19 + len(body) + 4
+    event = struct.pack("<IBIIIH", 0, kind, server_id, size, (offset + size) & 0xFFFFFFFF, flags) + body
+    return event + zlib.crc32(event).to_bytes(4, "little")
