@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING
 
 from support.kinds import cache_folder
 from support.matrix import results as results_file
-from support.matrix.cells import SERVERS, all_cells
+from support.matrix.cells import SERVERS, all_cells, default_snapshots
 from support.matrix.report import write_report
-from support.matrix.results import by_cell
-from support.matrix.series import Task, run_site
+from support.matrix.series import missing_tasks, run_site
 from support.requirements import lacking
 from support.storage import sweep_dead
 
@@ -37,29 +36,9 @@ if TYPE_CHECKING:
 
     from support.matrix.cells import Cell
     from support.matrix.results import Result
+    from support.matrix.series import Task
 
 _NEEDS = ("root", "loop", "btrfs", "btrfsutil", "xfs", "ext4")
-_LEAST = 5
-_WHOLE = 500
-
-
-def missing_tasks(cells: Sequence[Cell], results: Sequence[Result], snapshots: int) -> list[Task]:
-    """Return what the results do not have yet."""
-    found = by_cell(results)
-    tasks = []
-    for cell in cells:
-        there = [one for one in found.get(cell.id, []) if one.kind != "failed"]
-        wanted = (1 if cell.refusal is not None else snapshots) - len(there)
-        if wanted > 0:
-            tasks.append(Task(cell=cell, snapshots=wanted, replay=all(one.replay is None for one in there)))
-    return tasks
-
-
-def default_snapshots(cells: Sequence[Cell]) -> int:
-    """Return how many of each cell make at least 500 of the whole matrix on these cells' servers."""
-    servers = {cell.server for cell in cells}
-    taken = sum(cell.refusal is None and cell.server in servers for cell in all_cells())
-    return max(_LEAST, -(-_WHOLE // max(taken, 1)))
 
 
 def _chosen(patterns: Sequence[str]) -> list[Cell]:

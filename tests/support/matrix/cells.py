@@ -23,6 +23,8 @@ LAYOUTS = {
 }
 BARE_LAYOUTS = ("one-volume", "binlog-member", "binlog-absent")
 """Those whose data are one btrfs subvolume, of which a bare snapshot call can be made."""
+_LEAST_EACH = 5
+_LEAST_IN_ALL = 500
 _BY_FILE = r"file by file"
 _OTHER_ENGINES = r"tables of .*(MyISAM|Aria)"
 _LOGS_APART = r"not on the volume of the data"
@@ -72,6 +74,13 @@ class Cell:
         if self.layout != "one-volume":
             reasons.append(_LOGS_APART)
         return "|".join(reasons) or None
+
+
+def default_snapshots(cells: Sequence[Cell]) -> int:
+    """Return how many snapshots of each cell make 500 or more of the whole matrix on the servers of `cells`."""
+    servers = {cell.server for cell in cells}
+    taken = sum(cell.server in servers for cell in taken_cells())
+    return max(_LEAST_EACH, -(-_LEAST_IN_ALL // max(taken, 1)))
 
 
 def all_cells() -> list[Cell]:

@@ -11,7 +11,7 @@ from snapmgr.jobs.sweep import delete
 from support.load import write_load
 from support.matrix.binlogs import Prefix
 from support.matrix.checking import check
-from support.matrix.results import snapshot_result, text_result
+from support.matrix.results import by_cell, snapshot_result, text_result
 from support.matrix.sites import running_site
 from support.matrix.taking import refuse, take
 
@@ -42,6 +42,18 @@ class Task:
     """How many are to be taken; of a cell that is refused, one try."""
     replay: bool = True
     """Whether the first of them gets the source's further binary logs replayed."""
+
+
+def missing_tasks(cells: Sequence[Cell], results: Sequence[Result], snapshots: int) -> list[Task]:
+    """Return what the results lack of `snapshots` of each cell, a replay, or a refusal. Failures are tried again."""
+    found = by_cell(results)
+    tasks = []
+    for cell in cells:
+        there = [one for one in found.get(cell.id, []) if one.kind != "failed"]
+        wanted = (1 if cell.refusal is not None else snapshots) - len(there)
+        if wanted > 0:
+            tasks.append(Task(cell=cell, snapshots=wanted, replay=all(one.replay is None for one in there)))
+    return tasks
 
 
 def run_site(tasks: Sequence[Task], limit_s: float | None) -> Iterator[Result]:
