@@ -59,8 +59,6 @@ class Kind:
     """Engines beside InnoDB that `support.load` writes to."""
     unpacked: bool = True
     """In the cache folder; else installed."""
-    stable: bool = True
-    """Whether the suite it comes from is. What an unstable one does not have is not covered; see `uncovered`."""
 
     @property
     def folder(self) -> Path:
@@ -129,16 +127,17 @@ class Kind:
         """Return why it cannot be used here: a sentence; None if it can. For an unpacked kind."""
         if self.version is not None:
             return None
-        reason = self._reason()
+        reason = self._left("absent") or self._left("not-covered")
         return f"{self.name} is not in {cache_folder()} (./run servers)" + (f": {reason}" if reason else "")
 
     def uncovered(self) -> str | None:
-        """Return why the archive did not give it, if that is no fault of this machine's; None otherwise."""
-        return None if self.stable or self.version is not None else self._reason()
+        """Return why it is missing if its suite is an unstable one and the fault is the archive's; None otherwise."""
+        return self._left("not-covered") if self.version is None else None
 
-    def _reason(self) -> str | None:
+    def _left(self, what: str) -> str | None:
+        """Return what ``tests/servers/unpack`` left about it."""
         try:
-            return (cache_folder() / f"{self.name}.absent").read_text().strip()
+            return (cache_folder() / f"{self.name}.{what}").read_text().strip()
         except FileNotFoundError:
             return None
 
@@ -150,7 +149,7 @@ KINDS = {
         # Debian 12's; a newer Debian has a newer one.
         Kind(name=SYSTEM, flavor="mariadb", engines=("aria", "myisam"), unpacked=False),
         Kind(name="mariadb-11.8", flavor="mariadb", engines=("aria", "myisam")),
-        Kind(name="mysql-9", flavor="mysql", engines=("myisam",), stable=False),
+        Kind(name="mysql-9", flavor="mysql", engines=("myisam",)),
     )
 }
 
