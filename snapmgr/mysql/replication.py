@@ -5,7 +5,8 @@ Sources: the manuals of SHOW REPLICA STATUS and SHOW ALL SLAVES STATUS; what is 
 the GTID set is exact under FLUSH TABLES WITH READ LOCK, while file and offset lag until the next checkpoint of the
 applier, and only mysql.slave_worker_info tells them. On MariaDB both are exact under FLUSH TABLES WITH READ LOCK, for
 which parallel appliers pause; under BACKUP STAGE BLOCK_COMMIT a parallel applier leaves both behind the data, also
-@@gtid_slave_pos, while the table mysql.gtid_slave_pos is written with the data.
+@@gtid_slave_pos, while the table mysql.gtid_slave_pos is written with the data. Of tables that are not InnoDB an
+applier may have written rows before the lock whose position, and whose own end of transaction, come after it.
 """
 
 from __future__ import annotations
@@ -154,10 +155,12 @@ def read_sources(
             )
             for channel in channels
         )
-    still = global_read_lock or applier.workers == 0 or not any(channel.applies for channel in channels)
+    applying = any(channel.applies for channel in channels)
+    if applying and not (global_read_lock or only_innodb):
+        return tuple(_position(channel, gtid="") for channel in channels)
     gtid = ""
-    if any(channel.by_gtid for channel in channels) and (still or only_innodb):
-        gtid = _read_slave_pos(connection, still=still)
+    if any(channel.by_gtid for channel in channels):
+        gtid = _read_slave_pos(connection, still=global_read_lock or not applying or applier.workers == 0)
     return tuple(mariadb_position(channel, applier, gtid, global_read_lock=global_read_lock) for channel in channels)
 
 
