@@ -16,6 +16,7 @@ Results are appended to a file; a second start goes on with what is missing. Pri
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from fnmatch import fnmatchcase
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=default, help="the file that grows (default: %(default)s)")
     parser.add_argument("--cells", action="append", default=[], help="a pattern or part of SERVER/LEVEL/ENGINES/LAYOUT")
     parser.add_argument("--snapshots", type=int, help="of each cell (default: such that there are 500 in all)")
-    parser.add_argument("--limit", type=float, default=600.0, help="of a cell's time, seconds")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each snapshot of a cell")
     parser.add_argument("--list", action="store_true", help="print the cells and what is there of them, and end")
     parser.add_argument("--report", action="store_true", help="print the tables, and end")
     arguments = parser.parse_args()
@@ -109,6 +110,8 @@ def main() -> None:
     if absent := lacking(_NEEDS):
         print("; ".join(absent), file=sys.stderr)
         sys.exit(7)
+    # So that servers, mounts and loop devices go first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sweep_dead()
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     bad = _run(tasks, arguments.results, arguments.limit)

@@ -40,8 +40,8 @@ class Site:
     """Folder of the binary logs."""
     redo: Path | None
     """Folder of the redo log, where it is not in the datadir."""
-    subvolume: Path | None
-    """The btrfs subvolume of the data, if it is one."""
+    subvolumes: tuple[Path, ...]
+    """The btrfs subvolumes that a snapshot of it has as members."""
     points: tuple[Path, ...]
     """Where its file systems are mounted."""
 
@@ -129,7 +129,7 @@ def running_site(cell: Cell) -> Iterator[Site]:
             kind=KINDS[cell.server],
             logs=logs,
             redo=redo,
-            subvolume=None if on_xfs else volume,
+            subvolumes=() if on_xfs else (volume, logs) if cell.layout == "binlog-member" else (volume,),
             points=tuple(system.point for system in systems),
         )
 

@@ -43,7 +43,7 @@ class Taken:
 def take(site: Site, cell: Cell, load: WriteLoad, count: int) -> list[Taken]:
     """Take `count` snapshots while the writers write; they have ended when this returns.
 
-    Where the data are a btrfs subvolume, each second step is a bare snapshot call under the same load. For the level
+    Where the data are a btrfs subvolume, each second step is bare snapshot calls under the same load. For the level
     "stopped" the writers pause and the server is stopped meanwhile.
     """
     site.configure(cell.level)
@@ -106,12 +106,13 @@ def _times(manifest: Manifest) -> dict[str, float]:
 
 
 def _take_bare(site: Site, load: WriteLoad) -> dict[str, float]:
-    if site.subvolume is None:
+    """Time a bare call for each member."""
+    if not site.subvolumes:
         return {}
-    start, end = bare_snapshot(site.subvolume, site.subvolume.with_name("bare"))
+    calls = [bare_snapshot(path, path.with_name("bare")) for path in site.subvolumes]
     time.sleep(_REST_S)
-    stall_s = load.statistics(since_ns=start - int(_REST_S * 1e9), until_ns=end).worst_s
-    return {"bare": (end - start) / 1e9, "bare_stall": stall_s}
+    stall_s = load.statistics(since_ns=calls[0][0] - int(_REST_S * 1e9), until_ns=calls[-1][1]).worst_s
+    return {"bare": sum(end - start for start, end in calls) / 1e9, "bare_stall": stall_s}
 
 
 def refuse(site: Site, cell: Cell) -> str:
