@@ -24,10 +24,11 @@ from snapmgr.command import end_process, let_go, start_held
 from snapmgr.errors import ConfigError, LackingError, StorageError, VerificationError
 from snapmgr.host import is_alive, this_process
 from snapmgr.mysql.copy import prepare_copy
+from snapmgr.mysql.keyring import provide_keys
 from snapmgr.mysql.options import server_options
 from snapmgr.mysql.plainfile import open_plain
 from snapmgr.mysql.rundir import as_user, check_reachable, make_run_dir, owner_of
-from snapmgr.mysql.serverlog import describe_end
+from snapmgr.mysql.serverlog import describe_end, lacks_keys
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class LastingServer:
     _child: ChildProcess
     _log: BinaryIO
     _datadir: str
+    _no_keys: str | None
 
     def run(self, time_limit_s: float) -> None:
         """Let it go and return once it answers; its accounts are its own, so a greeting is the answer.
@@ -152,9 +154,15 @@ class LastingServer:
         # Not by its name: it lies in a folder of the server's user.
         size = os.fstat(self._log.fileno()).st_size
         text = os.pread(self._log.fileno(), _LOG_SHOWN, max(size - _LOG_SHOWN, 0))
-        end = describe_end(text.decode("utf-8", "replace"), returncode)
+        told = text.decode("utf-8", "replace")
+        end = describe_end(told, returncode)
         if returncode == _COVER_FAILED:
             raise LackingError(f"the clone could not be mounted over the original paths: {end.text}")
+        if self._no_keys is not None and lacks_keys(told, given=False):
+            raise LackingError(
+                f"{what}: the data are encrypted, and it could not get their keys; {self._no_keys}",
+                hint=f"its log says: {end.text}; what it needs: docs/verify.md",
+            )
         kind = LackingError if end.machine else VerificationError
         raise kind(f"{what}: {end.text}", hint=end.hint)
 
@@ -202,6 +210,7 @@ def held_server(
     socket, log = make_run_dir(run_dir, uid, gid, mode=0o711)
     with log:
         check_reachable(datadir, run_dir, uid, gid)
+        keys = provide_keys(binary, copy, originals, run_dir=run_dir, owner=(uid, gid), options=options)
         serving = lasting_options(
             binary,
             copy,
@@ -210,9 +219,10 @@ def held_server(
             socket=socket,
             uid=uid,
             port=port,
-            options=options,
+            options=(*keys.options, *options, *([f"--plugin-dir={keys.plugin_dir}"] if keys.plugin_dir else [])),
         )
-        needed = {binary.path, run_dir, *(part[part.index("/") :] for part in serving if "=/" in part)}
+        needed = {binary.path, run_dir, *(part.partition("=")[2] for part in serving if "=/" in part)}
+        needed |= {value for value in copy.settings.values() if value.startswith("/")}
         child = start_held([*_covered(copy, mounts, needed), *as_user(uid, gid), binary.path, *serving], output=log)
         try:
             yield LastingServer(
@@ -222,6 +232,7 @@ def held_server(
                 _child=child,
                 _log=log,
                 _datadir=datadir,
+                _no_keys=keys.missing,
             )
         except BaseException:
             # Not politely: MariaDB loses a SIGTERM that comes 30 to 80 ms after its start.
