@@ -234,12 +234,11 @@ def _run_inner(folder, cache):
 
 def test_only_an_unstable_server_that_its_archive_lacks_may_be_missing(cache, tmp_path):
     cache.mkdir()
+    (cache / "mysql-9.absent").write_text("no patchelf\n")
     said = _run_inner(tmp_path, cache)
     outcomes = {"both": "ERROR", "mariadb": "ERROR", "none": "PASSED", "own": "FAILED"}
     assert _outcomes(said) == outcomes | {"mysql": "ERROR"}
     assert "NOT COVERED ==" not in said
-    (cache / "mysql-9.absent").write_text("no patchelf\n")
-    assert _outcomes(_run_inner(tmp_path, cache)) == outcomes | {"mysql": "ERROR"}
     (cache / "mysql-9.absent").rename(cache / "mysql-9.not-covered")
     (cache / "mariadb-11.8.absent").write_text("network: down\n")
     said = _run_inner(tmp_path, cache)
