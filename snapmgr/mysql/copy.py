@@ -191,7 +191,10 @@ class _Folders:
     def real(self, folder: str) -> str | None:
         """Given a folder from the datadir, return where it is; None if it is not in the copy."""
         if self.seen_as == self.datadir:
-            path = os.path.join(self.datadir, folder)
+            path = os.path.normpath(os.path.join(self.datadir, folder))
+            if self.originals and not _lies_in(path, (self.datadir,)):
+                # All of the copy is in its datadir. The same way from the copy may lead to the live logs.
+                return None
         else:
             # Never the path itself: that is where the live one is.
             seen = self.seen(folder)

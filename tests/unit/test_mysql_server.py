@@ -148,6 +148,17 @@ def test_binary_logs_that_are_not_in_the_copy_are_begun_anew_in_it(tmp_path):
     assert prepare_copy(str(datadir), {}, {}).log_bin_options == ("--skip-log-bin",)
 
 
+def test_live_logs_are_not_taken_for_the_copys_because_the_way_to_them_is_the_same(tmp_path):
+    copy, logs = tmp_path / "copy", tmp_path / "logs"
+    for folder in (copy, logs):
+        folder.mkdir()
+    (logs / "bin.index").write_text("./bin.000001\n")
+    settings = {"log_bin_basename": "../logs/bin", "log_bin_index": "../logs/bin.index"}
+    options = prepare_copy(str(copy), settings, {str(tmp_path / "data"): str(copy)}, fresh_logs="/run").log_bin_options
+    assert options == ("--log-bin=/run/bin", "--log-bin-index=/run/bin.index")
+    assert (logs / "bin.index").read_text() == "./bin.000001\n"
+
+
 def test_every_absolute_path_is_seen_and_must_be_covered(tmp_path):
     datadir, original = tmp_path / "copy", tmp_path / "live"
     (datadir / "shop").mkdir(parents=True)
