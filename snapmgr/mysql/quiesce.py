@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import NotQuiescedError
 from snapmgr.manifest import QuiesceRecord
+from snapmgr.mysql.blockers import wait_for_blockers
 from snapmgr.mysql.client import ConnectionLostError, MysqlError, connect
 from snapmgr.mysql.position import Sighting, sight
 from snapmgr.mysql.replication import read_channels, settle_sources
@@ -260,6 +261,7 @@ def _acquire(
 ) -> HeldLock:
     choice, bounds = waiting.choice, waiting.bounds
     failure: MysqlError | None = None
+    patience_s = bounds.blocker_wait_s
     for attempt in range(1, bounds.lock_attempts + 1):
         if attempt > 1:
             # Jitter: two backup tools that collide must not go on colliding.
@@ -272,6 +274,16 @@ def _acquire(
             wait_s = math.ceil(bounds.lock_wait_s)
             connection.execute(f"SET SESSION lock_wait_timeout = {wait_s}, SESSION wait_timeout = {_SYNC_IDLE_S}")
             waiting.replica = bool(read_channels(connection, waiting.abilities))
+            start = time.monotonic()
+            wait_for_blockers(
+                connection,
+                waiting.abilities,
+                "global-read-lock" if choice.level == "global-read-lock" else "backup-lock",
+                at_most_s=patience_s,
+                kill_selects_after_s=bounds.kill_selects_after_s,
+                tell=tell,
+            )
+            patience_s = max(patience_s - (time.monotonic() - start), 0.0)
             # Twice: the first may take long, the second is what leaves little dirty for the storage call.
             sync()
             try:
