@@ -212,7 +212,10 @@ def _kill(connection: Connection, blocker: Blocker) -> str | None:
             return None
         lacking = ": the account lacks CONNECTION_ADMIN" if error.errno == _NOT_OURS_TO_KILL else f": {error.message}"
         return f"the SELECT of connection {blocker.connection_id} could not be ended{lacking}"
-    return f"ended the SELECT of {blocker}"
+    return (
+        f"ended the SELECT of connection {blocker.connection_id} ({blocker.account}), "
+        f"which had run for {format_duration(blocker.age_s)}: {blocker.statement}"
+    )
 
 
 def _is_of_a_backup(connection: Connection, blocker: Blocker) -> bool:
