@@ -261,7 +261,7 @@ class WriteLoad:
 
 @contextmanager
 def write_load(
-    socket: str, *, writers: int = 4, pause_s: float = 0.0, engines: Sequence[str] = ENGINES
+    socket: str, *, writers: int = 4, pause_s: float = 0.0, engines: Sequence[str] = ENGINES, start: bool = True
 ) -> Iterator[WriteLoad]:
     """Make the tables on the server at `socket` and write to them while the context lasts.
 
@@ -270,6 +270,7 @@ def write_load(
         writers: number of connections, each a process.
         pause_s: rest after each round; 0 writes as fast as it goes.
         engines: those beside InnoDB, of `ENGINES`; MySQL has no Aria.
+        start: False leaves the first `start` to the caller.
     """
     connection = pymysql.connect(unix_socket=socket, user="root", autocommit=True)
     with connection, connection.cursor() as cursor:
@@ -287,7 +288,8 @@ def write_load(
     with work_folder() as folder:
         load = WriteLoad(socket, folder, writers, pause_s, engines)
         try:
-            load.start()
+            if start:
+                load.start()
             yield load
         finally:
             with shielded():

@@ -70,9 +70,8 @@ def run_site(tasks: Sequence[Task], limit_s: float | None) -> Iterator[Result]:
                     site = stack.enter_context(running_site(left[0].cell))
                     engines = left[0].cell.other_engines
                     load = stack.enter_context(
-                        write_load(str(site.scene.server.socket), writers=WRITERS, engines=engines)
+                        write_load(str(site.scene.server.socket), writers=WRITERS, engines=engines, start=False)
                     )
-                    load.stop()
                 # Of all its cells: what they are compared with goes forward only, too.
                 prefix = Prefix(site)
                 ((version,),) = site.scene.server.query("SELECT VERSION()")
