@@ -1,7 +1,7 @@
 """How a server on a copy gets at the keys of encrypted data.
 
-Nothing secret is recorded, copied or put on a command line: a key file is named by its path, and the datadir's owner,
-as whom the source's server read it, must be able to read it here too.
+Nothing secret is recorded or put on a command line: a key file is named by its path, and the datadir's owner, as whom
+the source's server read it, must be able to read it here too. Root reads none.
 """
 
 from __future__ import annotations
@@ -78,15 +78,24 @@ class _Room:
         self._originals = originals
         self._owner = owner
 
-    def path(self, path: str) -> str | None:
-        """Given a file of the source, return the path for the server; None if it is not here or not for its user."""
+    def find(self, path: str) -> str | None:
+        """Given a file of the source, return where it is for us; None if it is not here, or not for the user."""
         for original, there in self._originals.items():
             if path.startswith(original.rstrip("/") + "/"):
                 copied = os.path.join(there, os.path.relpath(path, original))
                 if os.path.isfile(copied):
-                    return path if self._covered else copied
+                    return copied
         said = CommandRunner().run([*as_user(*self._owner), "test", "-f", path, "-a", "-r", path], ok=(0, 1))
         return path if said.returncode == 0 else None
+
+    def path(self, path: str) -> str | None:
+        """Return the same as the server will see it."""
+        found = self.find(path)
+        return path if found is not None and self._covered else found
+
+    def lend(self, path: str, target: str) -> None:
+        """Copy a file that was found; the user reads it, not root."""
+        CommandRunner().run([*as_user(*self._owner), "install", "--mode=600", "--", path, target])
 
 
 def _of_mariadb(settings: Mapping[str, str], plugins: str | None, room: _Room) -> Keys:
@@ -128,15 +137,22 @@ def _of_mysql(binary: ServerBinary, copy: Copy, plugins: str | None, room: _Room
     if told.get("read_local_config"):
         told = _json(os.path.join(copy.home, config))
     rings = [ring for ring in (copy.settings.get(RING), told.get("path")) if isinstance(ring, str) and ring]
-    seen = next(filter(None, map(room.path, rings)), None)
-    if seen is None:
+    found = next(filter(None, map(room.find, rings)), None)
+    if found is None:
         why = f"the datadir's owner cannot read the keyring {rings[0]} here" if rings else f"{config} names no keyring"
         return Keys(missing=why)
-    return Keys(plugin_dir=_own_plugins(run_dir, plugins, config, seen))
+    return Keys(plugin_dir=_own_plugins(run_dir, plugins, config, _own_ring(run_dir, room, found)))
+
+
+def _own_ring(run_dir: str, room: _Room, ring: str) -> str:
+    """Copy a keyring: a server that makes a new key writes it there, even if the component is told "read_only"."""
+    path = os.path.join(run_dir, "keyring")
+    room.lend(ring, path)
+    return path
 
 
 def _own_plugins(run_dir: str, plugins: str, config: str, ring: str) -> str:
-    """Make a folder of plugins whose keyring is read only: the live server's keys must not change by a trial."""
+    """Make a folder of plugins whose keyring is `ring`, and return it."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     outer = os.open(run_dir, flags)
     try:
@@ -152,7 +168,7 @@ def _own_plugins(run_dir: str, plugins: str, config: str, ring: str) -> str:
         fd = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=inner)
         with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
             os.fchmod(fd, 0o644)
-            json.dump({"path": ring, "read_only": True}, file, ensure_ascii=False)
+            json.dump({"path": ring, "read_only": False}, file, ensure_ascii=False)
     finally:
         os.close(inner)
     return os.path.join(run_dir, _PLUGINS)

@@ -63,6 +63,8 @@ def server_options(
         "--innodb-flush-log-at-trx-commit=0",
         "--sync-binlog=0",
         "--myisam-recover-options=OFF",
+        # Of a crash the log's last words tell enough, and symbols may take half a minute.
+        "--skip-stack-trace",
         *(_of_mariadb(run_dir) if binary.flavor == "mariadb" else _of_mysql(pool * _MIB)),
     ]
     if uid == 0:

@@ -29,7 +29,7 @@ def name_spaces(text: str, datadir: str) -> str:
 def _space_files(datadir: str) -> dict[int, str]:
     found: dict[int, str] = {}
     folders = (entry.name for entry in os.scandir(datadir) if entry.is_dir(follow_symlinks=False))
-    for folder in (".", *sorted(folders)):
+    for folder in ("", *sorted(folders)):
         for entry in os.scandir(os.path.join(datadir, folder)):
             if entry.name.endswith(".ibd"):
                 with suppress(OSError), open_plain(entry.path) as file:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from typing import Literal
 
 import pytest
 
 from snapmgr.errors import LackingError
-from snapmgr.mysql.copy import Copy, absolute_paths, page_size, prepare_copy
+from snapmgr.manifest import ServerRecord
+from snapmgr.mysql.copy import Copy, absolute_paths, dictionary_paths, page_size, prepare_copy
 from snapmgr.mysql.options import server_options
 from snapmgr.mysql.program import ServerBinary, find_server
+from snapmgr.mysql.relocation import server_options as relocated_options
 from snapmgr.mysql.server import _as_owner
-from snapmgr.mysql.serverlog import damage, describe_end, excerpt
+from snapmgr.mysql.serverlog import damage, describe_end, excerpt, lacks_keys
+from snapmgr.mysql.spaces import name_spaces
 
 MARIADB = ServerBinary(path="/usr/sbin/mariadbd", flavor="mariadb", version="10.11.6-MariaDB-0+deb12u1")
 MYSQL = ServerBinary(path="/usr/sbin/mysqld", flavor="mysql", version="8.4.3")
@@ -102,6 +106,21 @@ def test_a_crash_is_told_by_the_lines_that_matter():
         ("[ERROR] mariadbd: unknown variable 'nonsense=1'", 7, True),
         ("[ERROR] InnoDB: Upgrade after a crash is not supported.", 1, True),
         ("[Note] all is well", -9, True),
+        ("[ERROR] [MY-013063] [InnoDB] Redo log was encrypted, but keyring is not loaded.", 1, True),
+        (
+            "[ERROR] InnoDB: Obtaining redo log encryption key version 1 failed (4294967295). Maybe the key or the "
+            "required encryption key management plugin was not found.",
+            1,
+            True,
+        ),
+        (
+            "[ERROR] [MY-011087] [Server] Different lower_case_table_names settings for server ('1') and data dictionary "
+            "('0').",
+            1,
+            True,
+        ),
+        ("[ERROR] [MY-014060] [Server] Invalid MySQL server downgrade: Cannot downgrade from 90800 to 90704.", 1, True),
+        ("[ERROR] [MY-013862] [InnoDB] Neither found #innodb_redo subdirectory, nor ib_logfile* files in ./", 1, False),
         ("[ERROR] Found 1 prepared transactions! It means that …", 1, False),
         ("[ERROR] InnoDB: The data file './ibdata1' must be writable", 1, False),
         ("[ERROR] InnoDB: Database page corruption on disk or a failed read", -6, False),
@@ -135,6 +154,111 @@ def test_a_copy_within_itself_needs_no_cover(tmp_path):
     assert copy.log_bin_options == (f"--log-bin={tmp_path}/binlog", f"--log-bin-index={tmp_path}/binlog.index")
     assert (tmp_path / "binlog.index").read_text() == f"{tmp_path}/binlog.000001\n{tmp_path}/binlog.000002\n"
     assert not (tmp_path / "auto.cnf").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "given", "lacks"),
+    [
+        (
+            "[ERROR] [MY-012657] [InnoDB] Encryption can't find master key, please check the keyring is loaded.",
+            True,
+            True,
+        ),
+        (
+            "[ERROR] InnoDB: Encrypted page [page id: space=5, page number=3] in file ./s/t.ibd looks corrupted",
+            False,
+            True,
+        ),
+        # With the keys at hand it is damage.
+        (
+            "[ERROR] InnoDB: Encrypted page [page id: space=5, page number=3] in file ./s/t.ibd looks corrupted",
+            True,
+            False,
+        ),
+        ("[ERROR] InnoDB: File './shop/t.ibd' is corrupted", False, False),
+    ],
+)
+def test_a_lack_of_keys_is_told_from_damage(line, given, lacks):
+    assert lacks_keys(f"2026-01-02  3:04:06 0 {line}\n", given=given) is lacks
+
+
+def test_errors_name_the_file_of_a_tablespace(tmp_path):
+    (tmp_path / "shop").mkdir()
+    for name, number in (("mysql.ibd", 2**32 - 2), ("shop/t.ibd", 5)):
+        (tmp_path / name).write_bytes(bytes(34) + number.to_bytes(4, "big") + bytes(100))
+    text = "page [page id: space=5, page number=3], [page id: space=55, page number=3], space=4294967294"
+    assert name_spaces(text, str(tmp_path)) == (
+        "page [page id: space=5 (./shop/t.ibd), page number=3], [page id: space=55, page number=3], "
+        "space=4294967294 (./mysql.ibd)"
+    )
+
+
+def test_paths_in_mysqls_dictionary_are_seen_wherever_a_record_begins(tmp_path):
+    path = tmp_path / "mysql.ibd"
+    records = [
+        b"\x01\xd4./shop/near.ibdid=1;",
+        b"\0\xd4/far/a.ibdid=2;",
+        b"\0//far/b.ibd",
+        b"\0/x/far/c.ibu",
+        b"\0../up.ibd",
+    ]
+    path.write_bytes(bytes(1000).join(records) + bytes(10))
+    found = dictionary_paths(str(path))
+    assert {"/far/a.ibd", "/far/b.ibd", "/far/c.ibu"} <= found
+    assert not any("near" in name or "up" in name for name in found)
+    path.write_bytes(b"")
+    assert dictionary_paths(str(path)) == frozenset()
+    assert dictionary_paths(str(tmp_path / "missing")) == frozenset()
+
+
+def test_logs_on_another_volume_are_found_by_their_original_folder_and_the_live_ones_never(tmp_path):
+    live, datadir, logs = tmp_path / "live", tmp_path / "1/data", tmp_path / "2/log"
+    for folder in (live / "data", live / "log", datadir, logs):
+        folder.mkdir(parents=True)
+    for folder in (live / "log", logs):
+        (folder / "b.index").write_text(f"{live}/log/b.000001\n")
+    settings = {"log_bin_basename": "../log/b", "log_bin_index": "../log/b.index"}
+    both = {str(live / "data"): str(datadir), str(live / "log"): str(logs)}
+    copy = prepare_copy(str(datadir), settings, both, fresh_logs="/run")
+    # As the server sees it, which has the copy mounted there.
+    assert copy.log_bin_options == (f"--log-bin={live}/log/b", f"--log-bin-index={live}/log/b.index")
+    (datadir / "far").symlink_to(live / "data")
+    copy = prepare_copy(str(datadir), settings, {str(live / "data"): str(datadir)}, fresh_logs="/run")
+    assert copy.covers
+    assert copy.log_bin_options == ("--log-bin=/run/b", "--log-bin-index=/run/b.index")
+
+
+def record(flavor: Literal["mariadb", "mysql"], version: str, **settings: str) -> ServerRecord:
+    return ServerRecord(
+        flavor=flavor, version=version, server_id=1, server_uuid=None, datadir="/l/d", log_bin=None, settings=settings
+    )
+
+
+def test_a_relocated_server_gets_its_flavors_words_and_never_the_live_logs():
+    def moved(path: str) -> str:
+        return path.replace("/l/", "/n/") if path.startswith(("/l/d", "/l/t")) else path
+
+    mysql = record(
+        "mysql",
+        "9.7.4",
+        innodb_directories="/l/t;rel",
+        log_bin_basename="../log/b",
+        log_bin_index="../log/b.index",
+        relay_log_basename="relay",
+        relay_log_info_file="relay-log.info",
+        gtid_mode="ON",
+    )
+    assert set(relocated_options(mysql, moved, absent=("/l/log",))) == {
+        "--datadir=/n/d",
+        "--innodb-directories=/n/t;rel",
+        "--log-bin=/n/d/b",
+        "--log-bin-index=/n/d/b.index",
+        "--relay-log=/n/d/relay",
+        "--gtid-mode=ON",
+        "--skip-replica-start",
+    }
+    assert "--skip-slave-start" in relocated_options(record("mysql", "8.0.25"), moved)
+    assert "--skip-slave-start" in relocated_options(record("mariadb", "11.8.6-MariaDB"), moved)
 
 
 def test_binary_logs_that_are_not_in_the_copy_are_begun_anew_in_it(tmp_path):
