@@ -81,6 +81,7 @@ def details(entry: Entry, leases: Iterable[Lease], usage: list[dict[str, Any]]) 
         "absent": list(manifest.absent),
         "quiesce": _quiesce(manifest),
         "position": _position(manifest),
+        "sources": _sources(manifest),
         "server": _server(manifest),
         "members": [
             {
@@ -121,6 +122,20 @@ def _quiesce(manifest: Manifest) -> dict[str, Any] | None:
 def _position(manifest: Manifest) -> dict[str, Any] | None:
     position = manifest.position
     return None if position is None else {"file": position.file, "offset": position.offset, "gtid": position.gtid}
+
+
+def _sources(manifest: Manifest) -> list[dict[str, Any]]:
+    return [
+        {
+            "channel": one.channel,
+            "host": one.host,
+            "port": one.port,
+            "file": one.file or None,
+            "offset": one.offset if one.file else None,
+            "gtid": one.gtid or None,
+        }
+        for one in manifest.sources
+    ]
 
 
 def _server(manifest: Manifest) -> dict[str, Any] | None:

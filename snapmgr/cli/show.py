@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog import Entry
     from snapmgr.cli.session import Session
-    from snapmgr.manifest import Lease, Manifest
+    from snapmgr.manifest import Lease, Manifest, SourcePosition
 
 
 @click.command(
@@ -112,8 +112,16 @@ def _consistency(manifest: Manifest) -> Iterator[str]:
     position = manifest.position
     if position is not None:
         yield f"position    {position.file}:{position.offset}, GTID {position.gtid or 'none'}"
+    yield from map(_replicated, manifest.sources)
     for folder in manifest.absent:
         yield f"not in it   the logs in {folder}"
+
+
+def _replicated(one: SourcePosition) -> str:
+    channel = f' (channel "{one.channel}")' if one.channel else ""
+    known = [f"{one.file}:{one.offset}"] if one.file else []
+    known += [f"GTID {one.gtid}"] if one.gtid else []
+    return f"executed    of {one.host}:{one.port}{channel} up to {', '.join(known) or 'no exact position'}"
 
 
 def _size(usage: dict[str, Any]) -> str:
