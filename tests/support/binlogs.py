@@ -87,6 +87,22 @@ MARIADB_DOMAINS = (
     "INSERT INTO i VALUES (82, 'x')",
     "SET gtid_domain_id = 0",
 )
+MYSQL_TAGS = (
+    "SET gtid_next = 'AUTOMATIC:tag_a'",
+    "INSERT INTO i VALUES (200, 'x')",
+    "CREATE TABLE tagged (a INT)",
+    "SET gtid_next = 'aaaaaaaa-0000-0000-0000-ffffffffffff:5'",
+    "INSERT INTO i VALUES (201, 'x')",
+    "SET gtid_next = 'aaaaaaaa-0000-0000-0000-ffffffffffff:b:9223372036854775'",
+    "INSERT INTO i VALUES (202, 'x')",
+    "SET gtid_next = '00aaaaaa-0000-0000-0000-ffffffffffff:3'",
+    "BEGIN",
+    "COMMIT",
+    "SET gtid_next = AUTOMATIC",
+    "SET SESSION binlog_transaction_compression = ON",
+    "INSERT INTO i VALUES (203, REPEAT('x', 200))",
+    "SET SESSION binlog_transaction_compression = OFF",
+)
 UNFINISHED_XA = ("XA START 'four'", "INSERT INTO i VALUES (90, 'x')", "XA END 'four'", "XA PREPARE 'four'")
 
 

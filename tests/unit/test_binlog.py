@@ -192,15 +192,15 @@ def test_a_closed_file_is_told_from_one_in_use(name):
     assert end.server_version.startswith(name.split("-")[1])
 
 
-def test_encrypted_files_are_named_as_such():
-    with pytest.raises(EncryptedBinlogError, match="binlog_encryption") as caught:
-        found(b"\xfdbin" + bytes(600))
+@pytest.mark.parametrize(
+    ("name", "option", "offset"), [("mariadb-10.11", "encrypt_binlog", 256), ("mysql-9", "binlog_encryption", None)]
+)
+def test_encrypted_files_are_named_as_such(name, option, offset):
+    with pytest.raises(EncryptedBinlogError, match=f"encrypted \\({option}\\)") as caught:
+        tail(RECORDED / f"{name}-encrypted.000001")
+    assert caught.value.offset == offset
     assert caught.value.hint is not None
     assert "under a lock" in caught.value.hint
-    recording = recorded("mariadb-10.11")
-    head = recording.data[: recording.events[0][3]]
-    with pytest.raises(EncryptedBinlogError, match="encrypt_binlog"):
-        found(head + made_event(164, len(head), b"\1" + bytes(16)) + b"garbage")
 
 
 @pytest.mark.parametrize("data", [b"x", b"bin", b"\xfebix", b"MariaDB", bytes(3) + b"x"])
