@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _EXCLUDED_SHOWN = 20
+_PLACES_SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +83,6 @@ class Taken:
         return len(volumes) == 1 and self.backend.capabilities(volumes).atomicity == "volume"
 
 
-class _FileByFileError(StorageError):
-    """A backend could, if the server stood still."""
-
-
 def choose_backend(ctx: Context, job: Job, wanted: Wanted) -> Taken:
     """Return the job's backend, or with "auto" the best that can: one atomic over a volume before one that is not.
 
@@ -120,7 +117,12 @@ def _try_backend(ctx: Context, name: str, wanted: Wanted) -> tuple[bool, Taken]:
         raise StorageError(found.reason, hint=found.hint)
     atomic = backend.capabilities(tuple(share.volume for share in found.shares)).atomicity == "volume"
     if wanted.one_instant and not atomic:
-        raise _FileByFileError("it copies file by file, which is not consistent under a running server")
+        raise NotQuiescedError(
+            f"{name} copies {wanted.path} file by file, which is not consistent under a running server"
+            + (f"; elsewhere are {_name_places(wanted.places)}" if wanted.places else ""),
+            hint='set quiesce = "freeze-process" in the job (clients wait for the copy: docs/freeze.md), '
+            "move it to a btrfs subvolume, or stop the server",
+        )
     return atomic, found
 
 
@@ -131,8 +133,6 @@ def _none_fits(wanted: Wanted, refusals: dict[str, SnapmgrError]) -> SnapmgrErro
     lacking = any(isinstance(refusal, LackingError) for refusal in refusals.values())
     texts = [f"{name}: {one.message}" + (f" ({one.hint})" if one.hint else "") for name, one in refusals.items()]
     ways = ["move it to a btrfs subvolume", *(["stop the server"] if wanted.one_instant else [])]
-    if any(isinstance(refusal, _FileByFileError) for refusal in refusals.values()):
-        ways.insert(0, 'set quiesce = "freeze-process" in the job (clients wait for the copy: docs/freeze.md)')
     return (LackingError if lacking else StorageError)(
         f"no backend can snapshot {wanted.path}: {'; '.join(texts) or 'none is installed'}",
         hint=None if lacking else ", or ".join(ways),
@@ -207,6 +207,12 @@ def _subpath(volume: Volume, folder: str) -> str | None:
     return os.path.relpath(folder, volume.path) if inside else None
 
 
+def _name_places(places: tuple[Place, ...]) -> str:
+    more = len(places) - _PLACES_SHOWN
+    shown = "; ".join(f"{place.what} at {place.path}" for place in places[:_PLACES_SHOWN])
+    return shown + (f"; and {more} more" if more > 0 else "")
+
+
 def _refuse_set(shares: tuple[Share, ...], wanted: Wanted) -> None:
     # Logs need not be of the same instant: they stand still under the lock, and the engines' logs are flushed.
     elsewhere = {folder for share in shares[1:] for folder in share.places} - _log_folders(wanted)
@@ -217,8 +223,7 @@ def _refuse_set(shares: tuple[Share, ...], wanted: Wanted) -> None:
 
 def _refuse_strays(strays: tuple[Place, ...], home: Volume) -> None:
     raise NotQuiescedError(
-        "a snapshot of the datadir's volume would not hold all that the server writes: "
-        + "; ".join(f"{place.what} at {place.path}" for place in strays),
+        "a snapshot of the datadir's volume would not hold all that the server writes: " + _name_places(strays),
         hint=f"move it into {home.path} (volume {home.id}), or let the job take all volumes while the server stands "
         'still: quiesce = "freeze-process" or "stopped"',
     )

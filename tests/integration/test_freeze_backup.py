@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import NotQuiescedError, StorageError
+from snapmgr.errors import NotQuiescedError
 from snapmgr.jobs.backup import backup
 from snapmgr.jobs.verify import verify
 from support.exactness import take_and_check
@@ -67,7 +67,7 @@ def test_copies_under_load_restore_exactly(scene: Scene) -> None:
 def test_without_freezing_a_file_by_file_copy_is_refused(scene: Scene) -> None:
     scene.configure()
     ctx = scene.context()
-    with pytest.raises(StorageError, match="file by file") as refused:
+    with pytest.raises(NotQuiescedError, match="file by file") as refused:
         backup(ctx, ctx.config.job("demo"))
     assert 'set quiesce = "freeze-process" in the job' in str(refused.value.hint)
     assert server_state(scene) != "T"

@@ -99,7 +99,7 @@ def test_sets_under_load_restore_exactly(scene: TwoVolumes) -> None:
 def test_without_standing_still_several_volumes_are_refused(scene: TwoVolumes) -> None:
     scene.configure()
     ctx = scene.context()
-    with pytest.raises(StorageError, match="file by file") as refused:
+    with pytest.raises(NotQuiescedError, match=f"file by file.*redo log.* at {scene.redo}") as refused:
         backup(ctx, ctx.config.job("demo"))
     assert "freeze-process" in str(refused.value.hint)
     assert scene.stored() == []
