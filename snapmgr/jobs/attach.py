@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from snapmgr.jobs.context import Context
     from snapmgr.manifest import Manifest, Purpose
     from snapmgr.records import Mount
+
+# io_uring closes what a killed server had open a moment after its end.
+_SETTLE_S = 5.0
 
 
 def attach(
@@ -215,7 +219,7 @@ def release(ctx: Context, lease: Lease) -> None:
             if os.geteuid() == 0 and lease.boot_id == boot_id():
                 there = _mounted_at(ctx, point)
                 if there is not None and _is_ours(part, there):
-                    unmount(point, mount_id=there.id)
+                    _unmount(point, there.id, patience_s=_SETTLE_S if lease.server is not None else 0.0)
             ctx.backend(part.record.ref.backend).detach(part.record)
             if part.folder:
                 remove_point(point)
@@ -225,6 +229,17 @@ def release(ctx: Context, lease: Lease) -> None:
         if Path(lease.point).parent == ctx.config.scratch_dir.absolute():
             remove_point(lease.point)
         ctx.catalog.drop_lease(lease)
+
+
+def _unmount(point: str, mount_id: int, *, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return unmount(point, mount_id=mount_id)
+        except InUseError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.1)
 
 
 def _kill_server(lease: Lease) -> None:

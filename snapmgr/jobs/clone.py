@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 MEMORY_BYTES = 256 << 20
 SHUTDOWN_S = 60.0
-# What a process had open may be closed a moment after its end.
-_SETTLE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,11 +201,4 @@ def end_clone(ctx: Context, lease: Lease, *, force: bool, time_limit_s: float = 
                 f"the server on {lease.point} (pid {process.pid}) did not shut down within {time_limit_s:.0f} s",
                 hint=f"it may still do so (see {lease.server.log}); or: snapmgr umount --force {lease.point}",
             )
-    deadline = time.monotonic() + _SETTLE_S
-    while True:
-        try:
-            return release(ctx, lease)
-        except InUseError:
-            if process is None or time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+    release(ctx, lease)
