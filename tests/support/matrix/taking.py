@@ -47,20 +47,17 @@ def take(site: Site, cell: Cell, load: WriteLoad, count: int) -> list[Taken]:
     "stopped" the writers pause and the server is stopped meanwhile.
     """
     site.configure(cell.level)
-    stopped = cell.level == "stopped"
+    if cell.level == "stopped":
+        return [_take_stopped(site, load) for _ in range(count)]
     taken = []
     load.start()
     load.warm_up(_WARM_UP_WRITES)
     for number in range(count):
-        if stopped:
-            taken.append(_take_stopped(site, load))
-        else:
-            # In turns, so that none is always the first after the other.
-            bare = _take_bare(site, load) if number % 2 else {}
-            one = _take_running(site, load)
-            bare = bare or _take_bare(site, load)
-            one.times.update(bare)
-            taken.append(one)
+        # In turns, so that none is always the first after the other.
+        bare = _take_bare(site, load) if number % 2 else {}
+        one = _take_running(site, load)
+        one.times.update(bare or _take_bare(site, load))
+        taken.append(one)
         load.check_alive()
     load.stop()
     return taken
@@ -82,6 +79,9 @@ def _take_running(site: Site, load: WriteLoad) -> Taken:
 
 
 def _take_stopped(site: Site, load: WriteLoad) -> Taken:
+    load.start()
+    load.warm_up(_WARM_UP_WRITES)
+    load.check_alive()
     load.stop()
     site.scene.server.stop()
     ctx = site.scene.context()
@@ -89,8 +89,6 @@ def _take_stopped(site: Site, load: WriteLoad) -> Taken:
     end = site.end_of_logs()
     site.scene.server.start()
     acknowledged = load.acknowledged()
-    load.start()
-    load.warm_up(_WARM_UP_WRITES)
     return Taken(manifest=manifest, before=acknowledged, after=acknowledged, end=end, times=_times(manifest))
 
 
