@@ -13,7 +13,7 @@ from snapmgr.config import Verify
 from snapmgr.destination import choose_destination
 from snapmgr.errors import ConfigError, InUseError, LackingError
 from snapmgr.host import is_alive
-from snapmgr.jobs.attach import attach, copies, data_path, release, release_or_tell
+from snapmgr.jobs.attach import attach, copies, data_path, part_point, release, release_or_tell
 from snapmgr.manifest import CloneServer
 from snapmgr.mount import holders
 from snapmgr.mysql.lasting import check_options, end_server, held_server, port_problem
@@ -188,7 +188,9 @@ def end_clone(ctx: Context, lease: Lease, *, force: bool, time_limit_s: float = 
     """
     process = lease.server.process if lease.server is not None else None
     if lease.server is not None and process is not None and is_alive(process):
-        others = [who for who in holders(lease.point, ctx.mounter.mounts()) if f" (pid {process.pid}, " not in who]
+        mounts = ctx.mounter.mounts()
+        found = (who for part in lease.parts for who in holders(part_point(lease, part), mounts))
+        others = [who for who in dict.fromkeys(found) if f" (pid {process.pid}, " not in who]
         if others:
             raise InUseError(
                 f"{lease.point} is in use by {', '.join(others)}: its server goes on running",

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pymysql
 import pytest
 
 from snapmgr.errors import NotQuiescedError, StorageError
@@ -239,3 +240,29 @@ def test_a_nested_subvolume_is_a_member_of_its_own() -> None:
             assert manifest.excluded == ()
             assert verify(ctx, ctx.catalog.load(manifest.id)).result == "passed"
             assert scene.stored() == sorted(member.ref.name for member in manifest.members)
+
+
+def test_a_server_runs_on_a_clone_of_a_set(scene: TwoVolumes) -> None:
+    """In a mount namespace of its own it sees the clone at the paths of the live server, and nothing else there."""
+    scene.server.query("CREATE DATABASE load_test")
+    scene.server.query("CREATE TABLE load_test.t (a INT) ENGINE=InnoDB")
+    scene.server.query("INSERT INTO load_test.t VALUES (1)")
+    assert scene.run("backup", "demo").returncode == 0
+    dev = scene.folder / "dev"
+    facts = scene.json("clone", "latest", str(dev))["mount"]["server"]
+    try:
+        with pymysql.connect(unix_socket=facts["socket"], user="root", autocommit=True) as connection:
+            cursor = connection.cursor()
+            cursor.execute("SELECT @@innodb_log_group_home_dir")
+            assert cursor.fetchall() == ((str(scene.redo),),)
+            cursor.execute("INSERT INTO load_test.t VALUES (2)")
+        assert scene.server.query("SELECT * FROM load_test.t") == ((1,),)
+        used = [path.stat() for path in Path(f"/proc/{facts['pid']}/fd").iterdir()]
+        live, own = (scene.redo / "ib_logfile0").stat(), (dev / "redo/ib_logfile0").stat()
+        assert not any(os.path.samestat(one, live) for one in used)
+        assert any(os.path.samestat(one, own) for one in used)
+    finally:
+        done = scene.run("umount", str(dev))
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(dev) == os.listdir(scene.scratch) == []
+    assert [name for name in scene.stored() if name.startswith("attach")] == []
