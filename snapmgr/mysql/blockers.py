@@ -140,11 +140,12 @@ class _Watch:
             self._since = {holder.key: self._since[holder.key] for _, holder in held if holder.key in self._since}
             old = [pair for pair in held if pair[0] >= _MIN_AGE_S]
             if len(old) == len(held) or now - began >= _MIN_AGE_S:
-                return tuple(_blocker(holder, age_s) for age_s, holder in sorted(old, key=lambda pair: -pair[0]))
+                found = (_blocker(holder, max(age_s, holder.age_s or 0)) for age_s, holder in old)
+                return tuple(sorted(found, key=lambda blocker: -blocker.age_s))
             time.sleep(_LOOK_AGAIN_S)
 
     def _age_s(self, holder: Holder, now: float) -> float:
-        if holder.age_s is not None:
+        if holder.age_s is not None and holder.own_clock:
             return holder.age_s
         return now - self._since.setdefault(holder.key, now)
 

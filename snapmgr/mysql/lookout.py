@@ -41,6 +41,8 @@ class Holder:
     """Since when; None where no clock of the server says it."""
     statement: str = ""
     """The first words, without literals."""
+    own_clock: bool = True
+    """Whether `age_s` is that of what holds it; False: it may be a procedure's, whose present statement is younger."""
     idle: bool = False
     """No statement runs."""
     only_reads: bool = False
@@ -134,6 +136,7 @@ def running(row: Mapping[str, object], age_s: float) -> Holder:
         account=account(row),
         what="has been running",
         age_s=age_s,
+        own_clock=False,
         statement=words(text),
     )
 
