@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import random
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import NotQuiescedError
+from snapmgr.errors import NotQuiescedError, SnapmgrError
 from snapmgr.manifest import QuiesceRecord
 from snapmgr.mysql.blockers import wait_for_blockers
 from snapmgr.mysql.client import ConnectionLostError, MysqlError, connect
@@ -33,10 +33,16 @@ if TYPE_CHECKING:
 
 # lock_wait_timeout, and MariaDB's max_statement_time.
 _WAITED_TOO_LONG = frozenset({1205, 1969})
+_TOO_MANY_CONNECTIONS = 1040
 # Flushing dirty data may take minutes, longer than an administrator lets connections idle; nobody is blocked meanwhile.
 _SYNC_IDLE_S = 600
-# Ending a connection whose statement still waits.
-_KILL_S = 2.0
+# The same while DDL is held off: a second flush is short, unless the storage or we hang.
+_BEGUN_IDLE_S = 120
+# Seeing a connection end.
+_END_S = 2.0
+_LOOK_AGAIN_S = 0.005
+# FLUSH TABLES WITH READ LOCK waits for the global lock, for tables in use and for commits, each for lock_wait_timeout.
+_WAITS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +76,14 @@ class HeldLock:
         self._proof: str | None = None
         self.deadline = self._granted + waiting.bounds.lock_hold_s
         """time.monotonic() at which the lock must be gone."""
-        self._bound_reads()
+        self._idle_s = _idle_s(waiting.bounds.lock_hold_s)
+        self._bound_time()
         for statement in self._choice.flush:
             connection.execute(statement)
         self.sources = self._read_sources()
         """How far a replica has executed, as exactly as can be known under this lock."""
         self._before = self._sight()
+        self._bound_time()
 
     @property
     def position(self) -> Position | None:
@@ -94,14 +102,19 @@ class HeldLock:
             only_innodb=self._choice.only_innodb,
         )
 
-    def _bound_reads(self) -> None:
+    def _bound_time(self) -> None:
+        """Let reads end at the deadline, and the server free the lock a little later should we be stopped now."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise LockLostError("the lock's time was over before the snapshot was proven")
         self._connection.set_read_timeout(left)
+        # The server counts anew from each statement. It counts in whole seconds, so mostly there is nothing to change.
+        if _idle_s(left) < self._idle_s:
+            self._idle_s = _idle_s(left)
+            self._connection.execute(f"SET SESSION wait_timeout = {self._idle_s}")
 
     def _sight(self) -> Sighting:
-        self._bound_reads()
+        self._bound_time()
         return sight(self._connection, self._waiting.abilities)
 
     def prove(self) -> None:
@@ -173,15 +186,16 @@ def locked(
 
     Raises NotQuiescedError when no try got the lock: nothing is locked then.
     """
-    lock = _acquire(_Waiting(credentials, abilities, choice, bounds), check, sync, tell)
-    connection = lock._connection  # noqa: SLF001 - one module
-    try:
-        yield lock
-    except BaseException:
-        connection.drop()
-        raise
-    finally:
-        connection.close()
+    with closing(_Waiting(credentials, abilities, choice, bounds)) as waiting:
+        lock = _acquire(waiting, check, sync, tell)
+        connection = lock._connection  # noqa: SLF001 - one module
+        try:
+            yield lock
+        except BaseException:
+            waiting.end(connection)
+            raise
+        finally:
+            connection.close()
 
 
 class _Waiting:
@@ -201,6 +215,23 @@ class _Waiting:
         self.asked = 0.0
         """time.monotonic() at which the last try began to stop writers."""
         self.granted = 0.0
+        self._standby: Connection | None = None
+
+    def stand_by(self) -> None:
+        """Have a connection that can end the other one, where the server does not bound how long that waits.
+
+        Had before anybody waits: clients that pile up behind our lock may use up all connections.
+        """
+        if self.abilities.statement_time or self._standby is not None:
+            return
+        with suppress(MysqlError):
+            self._standby = connect(self.credentials, timeout_s=_END_S)
+            self._standby.execute(f"SET SESSION wait_timeout = {_SYNC_IDLE_S}")
+
+    def close(self) -> None:
+        """Close the connection that `stand_by` made."""
+        if self._standby is not None:
+            self._standby.close()
 
     def begin(self, connection: Connection) -> None:
         """Keep other backups and DDL off. Raises MysqlError."""
@@ -215,7 +246,7 @@ class _Waiting:
         self.asked = time.monotonic()
         try:
             self._execute(connection, self.choice.lock, self.asked)
-        except MysqlError:
+        except BaseException:
             self.stall_s = max(self.stall_s, time.monotonic() - self.asked)
             raise
         finally:
@@ -225,6 +256,14 @@ class _Waiting:
             # We were stopped while it was granted: its time began before we knew of it.
             raise LockLostError("we did not run for longer than the lock may be waited for", hint="try again")
 
+    def hold(self, connection: Connection) -> HeldLock:
+        """Return the lock that was granted. Raises MysqlError, LockLostError; then it is gone."""
+        try:
+            return HeldLock(connection, self)
+        except BaseException:
+            self.end(connection)
+            raise
+
     def _execute(self, connection: Connection, statements: tuple[str, ...], asked: float) -> None:
         """Run statements that together wait until lock_wait is over.
 
@@ -233,27 +272,48 @@ class _Waiting:
         """
         for statement in statements:
             left = max(asked + self.bounds.lock_wait_s - time.monotonic(), 0.001)
-            if self.abilities.statement_time:
-                connection.execute(f"SET STATEMENT max_statement_time = {left:.3f} FOR {statement}")
-                continue
-            # MySQL bounds nothing but SELECT: we wait no longer, and end the statement by another connection.
-            connection.set_read_timeout(left)
             try:
+                if self.abilities.statement_time:
+                    connection.execute(f"SET STATEMENT max_statement_time = {left:.3f} FOR {statement}")
+                    continue
+                # MySQL bounds nothing but SELECT: we wait no longer, and end the statement by another connection.
+                connection.set_read_timeout(left)
                 connection.execute(statement)
-            except ConnectionLostError:
-                if time.monotonic() < asked + self.bounds.lock_wait_s:
-                    raise
-                self._end(connection)
-            else:
                 connection.set_read_timeout(self.bounds.lock_wait_s + 5)
+            except BaseException as error:
+                gave_up = time.monotonic() >= asked + self.bounds.lock_wait_s
+                self.end(connection, asked + _WAITS * math.ceil(self.bounds.lock_wait_s))
+                if isinstance(error, ConnectionLostError) and gave_up and not self.abilities.statement_time:
+                    raise MysqlError(
+                        f"{statement}: not granted within {format_duration(self.bounds.lock_wait_s)}", errno=1205
+                    ) from None
+                raise
 
-    def _end(self, connection: Connection) -> None:
-        """End a connection that waits in the server: it does not notice that its client is gone. Raises MysqlError."""
-        with suppress(MysqlError), connect(self.credentials, timeout_s=_KILL_S) as another:
-            another.execute(f"KILL {connection.connection_id}")
-        raise MysqlError(
-            f"{self.choice.lock[-1]}: not granted within {format_duration(self.bounds.lock_wait_s)}", errno=1205
-        )
+    def end(self, connection: Connection, until: float = 0.0) -> None:
+        """Cut a connection and return once the server has ended it; raises no SnapmgrError.
+
+        A statement that waits in MySQL does not notice that its client is gone. Should all connections be taken, this
+        tries until `until` (time.monotonic()), when the server gives up by itself.
+        """
+        connection.drop()
+        until = max(until, time.monotonic() + _END_S)
+        while time.monotonic() < until:
+            try:
+                if self._standby is None:
+                    self._standby = connect(self.credentials, timeout_s=_END_S)
+                self._standby.execute(f"KILL {connection.connection_id}")
+            except ConnectionLostError:
+                self._standby = None
+            except SnapmgrError as error:
+                if not isinstance(error, MysqlError) or error.errno != _TOO_MANY_CONNECTIONS:
+                    # 1094, no such thread: it is gone. Otherwise the server is, or we cannot log in any more.
+                    return
+            time.sleep(_LOOK_AGAIN_S)
+
+
+def _idle_s(left_s: float) -> int:
+    """Return the wait_timeout that frees a lock soon after its time, and never before."""
+    return math.ceil(left_s) + 1
 
 
 def _acquire(
@@ -286,15 +346,17 @@ def _acquire(
             patience_s = max(patience_s - (time.monotonic() - start), 0.0)
             # Twice: the first may take long, the second is what leaves little dirty for the storage call.
             sync()
+            waiting.stand_by()
             try:
                 waiting.begin(connection)
                 if choice.begin:
+                    connection.execute(f"SET SESSION wait_timeout = {_BEGUN_IDLE_S}")
                     # What was made elsewhere before it was granted is seen now; afterwards MySQL makes nothing.
                     check(connection)
                     connection.set_read_timeout(bounds.lock_wait_s + 5)
                 sync()
                 # From here on the server itself frees the lock, even while all our processes are stopped.
-                connection.execute(f"SET SESSION wait_timeout = {math.ceil(bounds.lock_hold_s) + 1}")
+                connection.execute(f"SET SESSION wait_timeout = {_idle_s(bounds.lock_hold_s)}")
                 waiting.lock(connection)
             except MysqlError as error:
                 failure = error
@@ -303,7 +365,7 @@ def _acquire(
                     connection.drop()
                     continue
                 raise
-            return HeldLock(connection, waiting)
+            return waiting.hold(connection)
         except BaseException:
             connection.drop()
             raise
