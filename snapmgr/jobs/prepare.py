@@ -167,7 +167,10 @@ class _Recovery:
         if self._recorded is None:
             return ()
         return server_options(
-            self._recorded, lambda path: str(place_of(path, self._there) or path), absent=self._absent
+            self._recorded,
+            lambda path: str(place_of(path, self._there) or path),
+            places=self._there.keys(),
+            absent=self._absent,
         )
 
     def _start(self) -> _Run:

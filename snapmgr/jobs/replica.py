@@ -124,7 +124,8 @@ class Replica:
                 self._say(differences)
             self._sync()
         server = self._manifest.server
-        options = server_options(server, self._moved, absent=self._manifest.absent) if server is not None else ()
+        places, absent = self._arrangement.there.keys(), self._manifest.absent
+        options = server_options(server, self._moved, places=places, absent=absent) if server is not None else ()
         return Restored(
             snapshot_id=self._manifest.id,
             dest=self._dest,

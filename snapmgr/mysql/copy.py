@@ -68,6 +68,8 @@ def prepare_copy(
     if "innodb_page_size" not in settings and (size := page_size(os.path.join(datadir, "ibdata1"))):
         # Taken from a stopped server, which could not be asked.
         settings = {**settings, "innodb_page_size": str(size)}
+    if folders := settings.get("innodb_directories"):
+        settings = {**settings, "innodb_directories": narrow_folders(folders, originals)}
     leads = absolute_paths(datadir, settings)
     homes = {path for path, copy in originals.items() if os.path.realpath(copy) == datadir}
     covers: tuple[tuple[str, str], ...] = ()
@@ -88,6 +90,21 @@ def prepare_copy(
         log_bin_options=_log_bin_options(_Folders(datadir, seen_as, originals), settings, fresh_logs or seen_as),
         covers=covers,
     )
+
+
+def narrow_folders(folders: str, held: Iterable[str]) -> str:
+    """Given innodb_directories ("/a;/b"), return it without what is not in the copy: the live tablespaces are there.
+
+    A folder of which only parts are `held` (folders of the source) becomes those parts.
+    """
+    kept: list[str] = []
+    for part in filter(None, (part.strip() for part in folders.split(";"))):
+        folder = os.path.normpath(part)
+        if not folder.startswith("/") or _lies_in(folder, held) or _lies_in(os.path.realpath(folder), held):
+            kept.append(folder)
+        else:
+            kept += [one for one in held if _lies_in(one, (folder, os.path.realpath(folder)))]
+    return ";".join(dict.fromkeys(kept))
 
 
 def page_size(path: str) -> int | None:

@@ -10,6 +10,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from snapmgr.mysql.copy import narrow_folders
 from snapmgr.mysql.layout import PATH_SETTINGS
 from snapmgr.mysql.origin import version_number
 
@@ -34,13 +35,18 @@ LISTS = ("log_bin_index", "relay_log_index", "relay_log_info_file")
 
 
 def server_options(
-    server: ServerRecord, moved: Callable[[str], str], *, absent: Collection[str] = ()
+    server: ServerRecord,
+    moved: Callable[[str], str],
+    *,
+    places: Collection[str] = (),
+    absent: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Return the options for a server on the relocated files; every path that the source had set is named.
 
     Args:
         server: of the source.
         moved: given an absolute path of the source, where that is now (itself, if it was not moved).
+        places: folders of the source that are among the files, as the source called them.
         absent: folders of logs that are not among the files: new logs are begun in the datadir, not in the live ones.
     """
     datadir = moved(server.datadir)
@@ -56,7 +62,7 @@ def server_options(
     files = server.settings.get("innodb_data_file_path")
     if files:
         options.append(f"--innodb-data-file-path={_move_files(files, moved)}")
-    if folders := server.settings.get("innodb_directories"):
+    if folders := narrow_folders(server.settings.get("innodb_directories", ""), (server.datadir, *places)):
         options.append(f"--innodb-directories={_move_folders(folders, moved)}")
     kept = (*_FORMAT_SETTINGS, *(_MYSQL_SETTINGS if server.flavor == "mysql" else ()))
     options += [f"--{name.replace('_', '-')}={server.settings[name]}" for name in kept if name in server.settings]
@@ -66,8 +72,7 @@ def server_options(
 
 
 def _move_folders(folders: str, moved: Callable[[str], str]) -> str:
-    parts = [part.strip() for part in folders.split(";")]
-    return ";".join(moved(os.path.normpath(part)) if part.startswith("/") else part for part in parts if part)
+    return ";".join(moved(folder) if folder.startswith("/") else folder for folder in folders.split(";"))
 
 
 def _move_files(data_file_path: str, moved: Callable[[str], str]) -> str:

@@ -114,8 +114,8 @@ def test_a_crash_is_told_by_the_lines_that_matter():
             True,
         ),
         (
-            "[ERROR] [MY-011087] [Server] Different lower_case_table_names settings for server ('1') and data dictionary "
-            "('0').",
+            "[ERROR] [MY-011087] [Server] Different lower_case_table_names settings for server ('1') and data "
+            "dictionary ('0').",
             1,
             True,
         ),
@@ -236,21 +236,22 @@ def record(flavor: Literal["mariadb", "mysql"], version: str, **settings: str) -
 
 def test_a_relocated_server_gets_its_flavors_words_and_never_the_live_logs():
     def moved(path: str) -> str:
-        return path.replace("/l/", "/n/") if path.startswith(("/l/d", "/l/t")) else path
+        return path.replace("/l/", "/n/") if path.startswith(("/l/d", "/l/t", "/l/both/s")) else path
 
     mysql = record(
         "mysql",
         "9.7.4",
-        innodb_directories="/l/t;rel",
+        innodb_directories="/l/t;/l/far;/l/both;rel",
         log_bin_basename="../log/b",
         log_bin_index="../log/b.index",
         relay_log_basename="relay",
         relay_log_info_file="relay-log.info",
         gtid_mode="ON",
     )
-    assert set(relocated_options(mysql, moved, absent=("/l/log",))) == {
+    assert set(relocated_options(mysql, moved, places=("/l/d", "/l/t", "/l/both/s"), absent=("/l/log",))) == {
         "--datadir=/n/d",
-        "--innodb-directories=/n/t;rel",
+        # Never the live tablespaces, but all that is in the copy of them.
+        "--innodb-directories=/n/t;/n/both/s;rel",
         "--log-bin=/n/d/b",
         "--log-bin-index=/n/d/b.index",
         "--relay-log=/n/d/relay",
@@ -297,6 +298,8 @@ def test_every_absolute_path_is_seen_and_must_be_covered(tmp_path):
     }
     found = absolute_paths(str(datadir), settings)
     assert set(found) == {"/far/m.MYD", "/far/shop/i.ibd", "/far/ibdata2", "/far/x"}
+    shown = prepare_copy(str(tmp_path / "live"), {"innodb_directories": "/far/x;rel"}, {str(original): str(original)})
+    assert shown.settings["innodb_directories"] == "rel"
     with pytest.raises(LackingError, match="outside of the copy"):
         prepare_copy(str(datadir), settings, {str(original): str(datadir)})
     with pytest.raises(LackingError, match="no such folder here"):
