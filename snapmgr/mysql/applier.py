@@ -46,6 +46,10 @@ _DENIED = 1227
 _STOPS_LATER = 1875
 
 
+class _NoRightError(MysqlError):
+    """The account may not stop an applier: nothing was stopped."""
+
+
 class _Stopped(msgspec.Struct, frozen=True, kw_only=True):
     """The record: what is (about to be) stopped, of which server, and who starts it again when."""
 
@@ -128,7 +132,7 @@ def applier_stopped(
                 raise
             finally:
                 # On a connection of its own: the first one may still wait for a STOP, or be gone.
-                unfinished = _try_to_start(plan)
+                unfinished = None if isinstance(failure, _NoRightError) else _try_to_start(plan)
                 if unfinished is None:
                     _remove(record)
                     guard.dismiss()
@@ -164,7 +168,7 @@ def _stop(connection: Connection, abilities: Abilities, plan: _Stopped) -> None:
     except MysqlError as error:
         if error.errno == _DENIED:
             privilege = "REPLICATION SLAVE ADMIN" if plan.mariadb else "REPLICATION_SLAVE_ADMIN"
-            raise MysqlError(
+            raise _NoRightError(
                 error.message, errno=error.errno, hint=f"GRANT {privilege} ON *.* to the account, for stop_replica"
             ) from None
         if time.monotonic() < plan.deadline:
@@ -186,7 +190,7 @@ def _stop_one(connection: Connection, statement: str) -> None:
 def _try_to_start(plan: _Stopped) -> NotQuiescedError | None:
     """Start what was stopped; return why that did not work (the guard goes on trying then)."""
     try:
-        _start(plan)
+        _start(plan, wait_s=_START_S)
     except SnapmgrError as error:
         return NotQuiescedError(
             f"replication was not started again yet: {error.message}",
@@ -195,7 +199,7 @@ def _try_to_start(plan: _Stopped) -> NotQuiescedError | None:
     return None
 
 
-def _start(plan: _Stopped, *, wait_s: float = _START_S) -> bool:
+def _start(plan: _Stopped, *, wait_s: float) -> bool:
     """Start the channels' SQL threads if it is still the same server; return whether it is. Raises MysqlError.
 
     A START waits behind a STOP that still waits: for up to `wait_s`.
@@ -244,7 +248,7 @@ def restart_leftovers(folder: Path) -> list[str]:
         if is_alive(plan.server) and guarded_still:
             continue
         try:
-            if _start(plan):
+            if _start(plan, wait_s=_START_S):
                 said.append(
                     f"a run that was cut short had stopped replication on the server at {plan.socket}; it goes on now"
                 )

@@ -5,8 +5,9 @@ Sources: the manuals of SHOW REPLICA STATUS and SHOW ALL SLAVES STATUS; what is 
 the GTID set is exact under FLUSH TABLES WITH READ LOCK, while file and offset lag until the next checkpoint of the
 applier, and only mysql.slave_worker_info tells them. On MariaDB both are exact under FLUSH TABLES WITH READ LOCK, for
 which parallel appliers pause; under BACKUP STAGE BLOCK_COMMIT a parallel applier leaves both behind the data, also
-@@gtid_slave_pos, while the table mysql.gtid_slave_pos is written with the data. Of tables that are not InnoDB an
-applier may have written rows before the lock whose position, and whose own end of transaction, come after it.
+@@gtid_slave_pos, while the table mysql.gtid_slave_pos is written with the data. Of tables that are not InnoDB a
+MariaDB's single applier may have written rows before either lock whose position, and whose own end of transaction,
+come after it.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def read_sources(
         abilities: of the server.
         global_read_lock: whether the lock is FLUSH TABLES WITH READ LOCK.
         only_innodb: whether all tables but the system's own are InnoDB. Of others a running applier may have written
-            rows whose position it has not.
+            rows whose position it has not; only parallel threads of MariaDB end their transactions before the lock.
     """
     channels = read_channels(connection, abilities)
     if not channels:
@@ -156,7 +157,8 @@ def read_sources(
             for channel in channels
         )
     applying = any(channel.applies for channel in channels)
-    if applying and not (global_read_lock or only_innodb):
+    paused = global_read_lock and applier.workers > 0
+    if applying and not (paused or only_innodb):
         return tuple(_position(channel, gtid="") for channel in channels)
     gtid = ""
     if any(channel.by_gtid for channel in channels):

@@ -52,12 +52,15 @@ class Pair:
         """Return what the replica (or `server`) says of its sources, a row each."""
         return status(server or self.replica)
 
-    def replicate(self, server: PrivateServer, by: By, at: SourcePosition | None = None, *, channel: str = "") -> None:
+    def replicate(
+        self, server: PrivateServer, by: By, at: SourcePosition | None = None, *, channel: str = "", port: int = 0
+    ) -> None:
         """Make `server` a replica of the source, from the position `at`, or from where its GTIDs are; do not start it.
 
-        With `at` all that it knew of replication is forgotten first, its own GTIDs as well.
+        `port` is another one than the source's. With `at` all that it knew of replication is forgotten first, its own
+        GTIDs as well.
         """
-        host = f"='127.0.0.1', {{}}_PORT={self.source_port}, {{}}_USER='repl', {{}}_PASSWORD='{_PASSWORD}'"
+        host = f"='127.0.0.1', {{}}_PORT={port or self.source_port}, {{}}_USER='repl', {{}}_PASSWORD='{_PASSWORD}'"
         word = "MASTER" if self.mariadb else "SOURCE"
         login = f"{word}_HOST" + host.replace("{}", word) + f", {word}_CONNECT_RETRY=1"
         where = f"{word}_LOG_FILE='{at.file}', {word}_LOG_POS={at.offset}" if at and by == "file" else ""
@@ -180,7 +183,12 @@ def replica_pair(
         pair.replicate(replica, by)
         pair.start()
         pair.wait_equal()
-        yield pair
+        try:
+            yield pair
+        finally:
+            # A MySQL that is shut down in order waits some ten seconds for its replica's connection.
+            source.kill()
+            replica.kill()
 
 
 @contextmanager
