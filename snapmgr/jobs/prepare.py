@@ -16,6 +16,7 @@ from snapmgr.errors import ConfigError, LackingError, VerificationError
 from snapmgr.host import signals_held
 from snapmgr.jobs.agreement import read_gtid
 from snapmgr.jobs.attach import attach, copies, data_path, place_of, release_or_tell
+from snapmgr.mysql.origin import read_origin
 from snapmgr.mysql.plainfile import open_plain
 from snapmgr.mysql.program import server_for
 from snapmgr.mysql.relocation import server_options
@@ -145,6 +146,9 @@ class _Recovery:
     def run(self) -> tuple[bool, _Run]:
         """Recover, shut down, and prove it; return whether there was something to recover, and the last start."""
         self._ctx.tell(f"recovering with {self.binary.flavor} {self.binary.version}")
+        wrote = self._recorded.version if self._recorded is not None else read_origin(self._data).version
+        if self.binary.is_upgrade(wrote):
+            self._ctx.tell(f"warning: {wrote} wrote the data; afterwards no server older than this one can open them")
         first = self._start()
         self._ctx.tell("recovered and shut down; starting once more: is there anything left to recover?")
         second = self._start()

@@ -40,6 +40,11 @@ class ServerBinary:
         """The version's first three numbers."""
         return version_number(self.version)
 
+    def is_upgrade(self, wrote: str) -> bool:
+        """Return whether data of the version `wrote` are of another format once this program has opened them."""
+        depth = 2 if self.flavor == "mariadb" else 3
+        return bool(version_number(wrote)) and self.number[:depth] > version_number(wrote)[:depth]
+
 
 def find_server(
     flavor: Flavor, explicit: str | None = None, *, wrote: str | None = None, ran: str | None = None

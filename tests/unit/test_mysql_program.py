@@ -42,6 +42,14 @@ def test_the_nearest_program_that_is_not_older_is_chosen(wrote, found, chosen):
         assert (got.version if got else None) == chosen
 
 
+def test_a_newer_program_upgrades_the_data_but_for_mariadbs_patches():
+    assert binary("8.4.4").is_upgrade("8.4.3")
+    assert not binary("8.4.3").is_upgrade("8.4.3")
+    assert not binary("10.11.9-MariaDB").is_upgrade("10.11.6-MariaDB")
+    assert binary("11.4.2-MariaDB").is_upgrade("10.11.6-MariaDB-log")
+    assert not binary("11.4.2-MariaDB").is_upgrade("")
+
+
 def script(path, text):
     path.write_text(f"#!/bin/sh\necho '{text}'\n")
     path.chmod(0o755)
