@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from snapmgr.errors import NotQuiescedError
 from snapmgr.mysql.abilities import probe_abilities
 from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.identity import identify
+from snapmgr.mysql.levels import Needs, choose
+from snapmgr.mysql.quiesce import Bounds, locked
 from snapmgr.mysql.replication import settle_sources
+from support.processes import wait_until
 from support.replicas import By, Pair, inserting, replica_pair, server_on, snapshot
-from support.storage import loop_filesystem
+from support.storage import loop_filesystem, work_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +90,6 @@ def prove(pair: Pair, copy: Path, at: SourcePosition, by: By) -> None:
             id="11.8-gtid-parallel",
             marks=pytest.mark.needs("mariadb-11.8"),
         ),
-        pytest.param("mysql-9", "gtid", FTWRL, (), (), id="9-gtid-parallel", marks=pytest.mark.needs("mysql-9")),
         pytest.param("mysql-9", "file", FTWRL, NO_GTID, (), id="9-file-parallel", marks=pytest.mark.needs("mysql-9")),
     ],
 )
@@ -101,3 +107,39 @@ def test_the_position_is_where_a_new_replica_has_to_begin(
         assert bool(at.gtid) == (by == "gtid")
         assert bool(at.file) == (by == "file")
         prove(pair, root / "copy", at, by)
+
+
+def test_a_commit_that_waits_for_its_acknowledgement_holds_the_lock_off() -> None:
+    """Semi-synchronous, and the replica does not answer: exit code 4 within the bound, and the commit succeeds."""
+    with work_folder() as folder, replica_pair(folder / "replica", "mariadb-10.11") as pair:
+        pair.replica.query("SET GLOBAL rpl_semi_sync_slave_enabled = 1")
+        pair.stop()
+        pair.start()
+        for setting in ("enabled = 1", "timeout = 60000", "wait_point = AFTER_SYNC"):
+            pair.source.query(f"SET GLOBAL rpl_semi_sync_master_{setting}")
+        clients = "SHOW STATUS LIKE 'Rpl_semi_sync_master_clients'"
+        wait_until(lambda: pair.source.query(clients) == (("Rpl_semi_sync_master_clients", "1"),))
+        credentials = Credentials(socket=pair.source.socket, user="root")
+        with connect(credentials) as connection:
+            abilities = probe_abilities(connection, identify(connection))
+        bounds = Bounds(lock_wait_s=1, lock_attempts=2, lock_hold_s=5)
+        choice = choose("auto", abilities, Needs())
+        os.kill(pair.replica.pid, signal.SIGSTOP)
+        try:
+            writer = threading.Thread(target=pair.source.query, args=("INSERT INTO load_test.t0 VALUES (1, 1, '')",))
+            writer.start()
+            time.sleep(0.3)
+            began = time.monotonic()
+            with (
+                pytest.raises(NotQuiescedError, match="not granted"),
+                locked(credentials, abilities, choice, bounds, check=lambda _: None, sync=lambda: None),
+            ):
+                pass
+            assert time.monotonic() - began < 10
+        finally:
+            os.kill(pair.replica.pid, signal.SIGCONT)
+            writer.join()
+        with locked(credentials, abilities, choice, bounds, check=lambda _: None, sync=lambda: None) as lock:
+            lock.prove()
+            lock.release()
+        pair.wait_equal()
