@@ -1,91 +1,35 @@
-"""Clones with a server of their own: whose accounts, what they touch, how they end, and what is left of killed ones."""
+"""Clones with a server of their own: whose accounts, what they touch, who is told, how they end."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
-import time
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pymysql
 import pytest
 
-from snapmgr.blockdev import read_mounts
 from snapmgr.catalog import Catalog
 from snapmgr.errors import InUseError, LackingError
 from snapmgr.jobs.clone import clone, end_clone, plan_clone
+from support.clones import ask, clones_of, ending_clones, free_port, leases, nothing_left, problems
 from support.crashsite import tree_digest
-from support.faults import Faults
 from support.kinds import each_kind
 from support.processes import ended, state, wait_until
 from support.scene import btrfs_scene, scattered_scene
 from support.server import server_user
-from support.storage import loop_filesystem, processes_of
+from support.storage import loop_filesystem
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "mariadbd")
 
 
-@contextmanager
-def ending_clones(scene):
-    """Servers that outlive their commands would outlive a test that failed."""
-    try:
-        yield
-    finally:
-        for pid in processes_of(scene.scratch):
-            os.kill(pid, signal.SIGKILL)
-            wait_until(lambda pid=pid: ended(pid))
-        for mount in reversed(read_mounts()):
-            if mount.point.startswith(f"{scene.folder}/"):
-                # What a killed server had open is closed a moment later.
-                wait_until(lambda point=mount.point: subprocess.run(["umount", point], check=False).returncode == 0)
-
-
 @pytest.fixture(name="scene")
 def _scene(scene):
-    scene.scratch = scene.folder / f"scratch-{time.monotonic_ns()}"
-    scene.configure()
-    assert scene.run("backup", "demo").returncode == 0
-    with ending_clones(scene):
+    with clones_of(scene):
         yield scene
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def leases(scene):
-    found, damaged = Catalog(scene.state).leases()
-    assert damaged == []
-    return found
-
-
-def nothing_left(scene):
-    assert leases(scene) == []
-    assert not scene.scratch.exists() or os.listdir(scene.scratch) == []
-    assert [mount.point for mount in read_mounts() if mount.point.startswith(f"{scene.folder}/")] == []
-    assert [name for name in scene.stored() if name.startswith("attach")] == []
-    assert processes_of(scene.scratch) == []
-
-
-def ask(sql, **login):
-    with pymysql.connect(autocommit=True, **login) as connection, connection.cursor() as cursor:
-        cursor.execute(sql)
-        return tuple(cursor.fetchall())
-
-
-def findings(scene, *arguments):
-    document = json.loads(scene.run("doctor", *arguments, "--json").stdout)
-    # In the storage are the notes of other tests' snapshots.
-    return [one["what"] for one in document["findings"] if (one["area"], one["level"]) == ("state", "problem")]
 
 
 # ------------------------------------------------------------------------------------------------------- what it is
@@ -208,7 +152,7 @@ def test_everybody_is_told_and_nobody_takes_the_snapshot_away(scene):
     scene.configure("retention.keep-last = 1")
     assert scene.run("backup", "demo", "--prune").returncode == 0
     assert scene.states() == ["ready", "ready"]
-    assert findings(scene) == []
+    assert problems(scene) == []
     assert scene.run("umount", entry.manifest.id).returncode == 0
     assert scene.run("prune", "demo").returncode == 0
     assert scene.states() == ["ready"]
@@ -315,127 +259,6 @@ def test_a_directorys_snapshot_is_refused():
         done = scene.run("clone", "latest", str(scene.folder / "dev"))
         assert done.returncode == 2
         assert "no server can run on it" in done.stderr
-
-
-# ------------------------------------------------------------------------------------------------ crashes and reboots
-
-# Ends the command by SIGKILL at the Nth time that it writes its lease, before or after that.
-KILLED = """
-import os, signal, sys
-from snapmgr.catalog import Catalog
-from snapmgr.cli.main import main
-number, after = int(sys.argv[1]), sys.argv[2] == "after"
-write, calls = Catalog.write_lease, []
-def killing(self, lease):
-    calls.append(lease)
-    if after:
-        write(self, lease)
-    if len(calls) == number:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if not after:
-        write(self, lease)
-Catalog.write_lease = killing
-sys.exit(main(sys.argv[3:]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("number", "when", "runs"),
-    [
-        (2, "after", False),  # mounted
-        (3, "after", False),  # its server's folder is on record
-        (4, "before", False),  # the server is held back, and not on record
-        (4, "after", False),  # on record, and still held back
-        (5, "before", True),  # it answers, and nobody was told
-        (5, "after", True),  # complete
-    ],
-)
-def test_a_killed_one_leaves_nothing_that_nobody_knows(scene, number, when, runs):
-    dev = scene.folder / "dev"
-    argv = [sys.executable, "-c", KILLED, str(number), when, "--config", str(scene.config_file), "clone", "latest", dev]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    (lease,) = leases(scene)
-    assert lease.why == "clone"
-    # What is held back has seen by now that nobody is there any more.
-    wait_until(lambda: bool(processes_of(scene.scratch)) == runs)
-    if runs:
-        assert processes_of(scene.scratch) == [lease.server.process.pid]
-    complete = (number, when) == (5, "after")
-    assert lease.stays == complete
-    assert findings(scene) == ([] if complete else ["was attached by a clone that was killed"])
-    if complete:
-        assert scene.run("doctor", "--fix").returncode == 0
-        assert leases(scene) == [lease]
-        assert ask("SELECT 1", unix_socket=lease.server.socket, user="root") == ((1,),)
-        assert scene.run("umount", str(dev)).returncode == 0
-    elif number == 2:
-        # The same command once more.
-        document = scene.json("clone", "latest", str(dev))
-        assert ask("SELECT 1", unix_socket=document["mount"]["server"]["socket"], user="root") == ((1,),)
-        assert scene.run("umount", "latest").returncode == 0
-    elif when == "before":
-        assert scene.run("doctor", "--fix").returncode == 0
-    elif number == 3:
-        assert scene.run("umount", str(dev)).returncode == 0
-    else:
-        assert scene.run("backup", "demo").returncode == 0
-    nothing_left(scene)
-
-
-def test_an_interrupted_one_leaves_nothing(scene):
-    process = scene.start("clone", "latest", str(scene.folder / "dev"))
-    wait_until(lambda: process.poll() is not None or [pid for pid in processes_of(scene.scratch) if pid != process.pid])
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert out == ""
-    nothing_left(scene)
-
-
-def test_a_server_that_died_is_named_and_the_rest_cleared(scene):
-    dev = scene.folder / "dev"
-    facts = scene.json("clone", "latest", str(dev))["mount"]["server"]
-    os.kill(facts["pid"], signal.SIGKILL)
-    wait_until(lambda: ended(facts["pid"]))
-    assert findings(scene) == ["is a clone whose server is not running"]
-    assert f"its server ({facts['socket']}) is not running" in scene.run("status").stdout
-    # Its snapshot is kept, and what was written to it is there, until somebody says so.
-    assert scene.run("backup", "demo").returncode == 0
-    assert (dev / "data" / "ibdata1").exists()
-    done = scene.run("umount", str(dev))
-    assert done.returncode == 0, done.stderr
-    nothing_left(scene)
-
-
-def test_after_a_boot_the_rest_is_cleared(scene, tmp_path):
-    dev = scene.folder / "dev"
-    facts = scene.json("clone", "latest", str(dev))["mount"]["server"]
-    os.kill(facts["pid"], signal.SIGKILL)
-    wait_until(lambda: ended(facts["pid"]))
-    wait_until(lambda: subprocess.run(["umount", dev], check=False).returncode == 0)
-    (tmp_path / "boot").write_text("5d2a1b9e-0000-4000-8000-000000000000\n")
-    # Whoever has its number now is somebody else.
-    (lease,) = leases(scene)
-    process = replace(lease.server.process, pid=os.getpid())
-    Catalog(scene.state).write_lease(replace(lease, server=replace(lease.server, process=process)))
-    scene.run("doctor", "--fix", faults_=Faults(boot_id=tmp_path / "boot"))
-    nothing_left(scene)
-
-
-def test_a_server_that_no_lease_knows_is_named(scene):
-    dev = scene.folder / "dev"
-    facts = scene.json("clone", "latest", str(dev))["mount"]["server"]
-    (lease,) = leases(scene)
-    Catalog(scene.state).drop_lease(lease)
-    folder = Path(facts["socket"]).parent
-    long_ago = time.time() - 7200
-    os.utime(folder, (long_ago, long_ago))
-    told = findings(scene)
-    assert f"is of a clone's server (pid {facts['pid']}) that runs though no lease knows it" in told
-    Catalog(scene.state).write_lease(lease)
-    assert scene.run("umount", str(dev)).returncode == 0
-    nothing_left(scene)
 
 
 # ----------------------------------------------------------------------------------------------------- parts elsewhere
