@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from snapmgr.blockdev import read_mounts
 from snapmgr.mysql.engines import ENGINE_FILES, SYSTEM_SCHEMAS, count_tables
 from snapmgr.mysql.keys import key_settings
 from snapmgr.mysql.openfiles import kind_of, open_files
@@ -125,7 +126,7 @@ class Layout:
     """Number of tables by engine, outside of the system schemas. Where the account may not see tables, MyISAM, Aria,
     CSV and ARCHIVE are counted by their files, and other engines, of which there may be tables, have 0."""
     scratch: tuple[str, ...] = ()
-    """Folders in the datadir, resolved, with nothing but temporary files."""
+    """File systems mounted in the datadir with nothing but temporary files."""
     strangers: tuple[str, ...] = ()
     """Files outside of the datadir that the server has open for writing, and of which it is not known what they are."""
 
@@ -230,18 +231,14 @@ def _beside(named: list[Place], datadir: str) -> Iterator[Place]:
 
 
 def _scratch(values: dict[str, str], datadir: str, named: list[Place]) -> tuple[str, ...]:
-    """Return the folders below the datadir in which there is nothing but temporary files."""
-    folders = _temporary(values, datadir)
+    """Return the file systems mounted in the datadir on which there is nothing but temporary files.
+
+    In a snapshot their folders are empty, and a server can use them. In that of a nested subvolume it could not write.
+    """
     needed = [os.path.realpath(place.path) for place in named]
-    return tuple(
-        sorted(
-            folder
-            for folder in folders
-            if folder != datadir
-            and _is_below(folder, (datadir,))
-            and not any(_is_below(one, (folder,)) for one in needed)
-        )
-    )
+    candidates = {folder for folder in _temporary(values, datadir) if folder.startswith(datadir.rstrip("/") + "/")}
+    mounted = candidates & {mount.point for mount in read_mounts()} if candidates else set()
+    return tuple(sorted(folder for folder in mounted if not any(_is_below(one, (folder,)) for one in needed)))
 
 
 def _temporary(values: dict[str, str], datadir: str) -> set[str]:
