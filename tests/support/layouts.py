@@ -64,7 +64,7 @@ def owned(path: Path) -> Path:
 
 @contextmanager
 def memory(point: Path, size: str) -> Iterator[Path]:
-    """Mount a tmpfs of this size ("64M") of the server's user at `point` while the context lasts, or until it is gone."""
+    """Mount a tmpfs of this size ("64M") of the server's user at `point` while the context lasts."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", owned(point)], check=True)
     try:
         yield owned(point)
