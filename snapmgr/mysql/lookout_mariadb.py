@@ -45,17 +45,16 @@ _PROCESSES = (
     _SESSION + " FROM information_schema.PROCESSLIST AS p WHERE p.ID <> CONNECTION_ID() AND p.INFO IS NOT NULL "
     "AND p.COMMAND <> 'Daemon' AND p.TIME_MS >= %s"
 )
-# Each with the mode's name as the plugin has it.
+_SESSIONS = _SESSION + " FROM information_schema.PROCESSLIST AS p WHERE p.ID <> CONNECTION_ID() AND p.ID IN %s"
+# Each with the mode's name as the plugin has it. Not joined with the list of processes, which has no index: with a
+# thousand connections that took 0.1 s, this 1 ms.
 _MODES = {
-    "plugin": _SESSION + ", m.LOCK_MODE AS mode FROM information_schema.METADATA_LOCK_INFO AS m "
-    "JOIN information_schema.PROCESSLIST AS p ON p.ID = m.THREAD_ID "
-    "WHERE m.LOCK_MODE LIKE 'MDL\\_BACKUP\\_%%' AND p.ID <> CONNECTION_ID()",
-    "performance_schema": _SESSION + ", CONCAT('MDL_', m.LOCK_TYPE) AS mode "
-    "FROM performance_schema.metadata_locks AS m "
-    "JOIN performance_schema.threads AS t ON t.THREAD_ID = m.OWNER_THREAD_ID "
-    "JOIN information_schema.PROCESSLIST AS p ON p.ID = t.PROCESSLIST_ID "
-    "WHERE m.OBJECT_TYPE = 'BACKUP' AND m.LOCK_STATUS = 'GRANTED' AND p.ID <> CONNECTION_ID()",
+    "plugin": "SELECT THREAD_ID AS id, LOCK_MODE AS mode FROM information_schema.METADATA_LOCK_INFO "
+    "WHERE LOCK_MODE LIKE 'MDL\\_BACKUP\\_%'",
+    "performance_schema": "SELECT OWNER_THREAD_ID AS thread, CONCAT('MDL_', LOCK_TYPE) AS mode "
+    "FROM performance_schema.metadata_locks WHERE OBJECT_TYPE = 'BACKUP' AND LOCK_STATUS = 'GRANTED'",
 }
+_THREADS = "SELECT THREAD_ID AS thread, PROCESSLIST_ID AS id FROM performance_schema.threads WHERE THREAD_ID IN %s"
 _WAITED_FOR: dict[LockLevel, frozenset[str]] = {
     "backup-lock": frozenset({"MDL_BACKUP_DML"}),
     "global-read-lock": frozenset(
@@ -92,11 +91,24 @@ class MariadbLookout(Lookout):
             if (self._level == "backup-lock" or not found) and self._start_is_held_off():
                 found += self._guess_who_holds_start(rows)
         else:
-            rows = self._connection.rows(_MODES[self._source], (TEXT_CHARS,))
+            rows = self._held_modes(self._source)
             found = [_holder(row) for row in rows if row["mode"] in _WAITED_FOR[self._level]]
             if self._level == "backup-lock" and self._start_is_held_off():
                 found += [_holder(row) for row in rows if str(row["mode"]).startswith(_HOLD_START_OFF)]
         return list({holder.key: holder for holder in found}.values())
+
+    def _held_modes(self, source: Literal["plugin", "performance_schema"]) -> list[Row]:
+        """Return a row for each granted mode of the backup lock: its session, and the mode."""
+        modes = self._connection.rows(_MODES[source])
+        if modes and source == "performance_schema":
+            threads = self._connection.rows(_THREADS, (tuple({row["thread"] for row in modes}),))
+            ids = {row["thread"]: row["id"] for row in threads}
+            modes = [{"id": ids.get(row["thread"]), "mode": row["mode"]} for row in modes]
+        if not modes:
+            return []
+        sessions = self._connection.rows(_SESSIONS, (TEXT_CHARS, tuple({number(row["id"]) for row in modes})))
+        by_id = {number(row["id"]): row for row in sessions}
+        return [{**by_id[number(row["id"])], "mode": row["mode"]} for row in modes if number(row["id"]) in by_id]
 
     def _choose_source(self) -> Literal["plugin", "performance_schema", "processes"]:
         self._check_process_privilege()
