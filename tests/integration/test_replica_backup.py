@@ -42,7 +42,7 @@ def _site(request: pytest.FixtureRequest) -> Iterator[tuple[Pair, Scene]]:
 def test_a_replica_under_load(site: tuple[Pair, Scene]) -> None:
     """With and without its applier stopped; the recorded GTID is that of the copy, and a new replica goes on there."""
     pair, scene = site
-    with inserting(pair.source):
+    with inserting(pair.source, writers=3):
         first = scene.run("backup", "demo")
         assert first.returncode == 0, first.stderr
         scene.configure("stop_replica = true")
@@ -65,6 +65,8 @@ def test_a_replica_under_load(site: tuple[Pair, Scene]) -> None:
         with server_on(pair, copy / "data") as server:
             ((found,),) = server.query(f"SELECT @@GLOBAL.{variable}")
             assert "".join(found.split()) == one["sources"][0]["gtid"]
+            if one["sources"][0] is standing:
+                continue
             texts = {key: one["sources"][0][key] or "" for key in ("channel", "host", "file", "gtid")}
             at = SourcePosition(**texts, port=pair.source_port, offset=one["sources"][0]["offset"] or 0)
             pair.replicate(server, "gtid", at)
