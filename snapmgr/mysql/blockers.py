@@ -188,9 +188,9 @@ def _failure(blockers: Sequence[Blocker], waited_s: float, level: LockLevel, *, 
     if not may_kill and any(each.only_reads for each in blockers):
         ways.append("let the job end long SELECTs (kill_selects_after)")
     ways.append("raise blocker_wait")
-    after = f" after {format_duration(waited_s)}" if waited_s > 0 else ""
+    waited = f"after {format_duration(waited_s)} it" if waited_s > 0 else "it"
     return NotQuiescedError(
-        f"the {level} was not tried, for it would make writers wait for nothing{after}: {_listed(blockers)}",
+        f"the {level} was not tried: {waited} would still wait, and writers behind it, for {_listed(blockers)}",
         hint=", or ".join(ways),
     )
 
