@@ -212,7 +212,9 @@ def _named_places(values: dict[str, str], datadir: str) -> Iterator[Place]:
             yield Place(what=what, path=os.path.dirname(os.path.realpath(path)))
     home = os.path.join(datadir, values.get("innodb_data_home_dir", ""))
     for name in data_files(values.get("innodb_data_file_path", "")):
-        yield Place(what="system tablespace", path=os.path.join(home, name))
+        # With innodb_data_home_dir MariaDB puts it before an absolute path as well.
+        inside = os.path.join(home, name.lstrip("/"))
+        yield Place(what="system tablespace", path=inside if os.path.exists(inside) else os.path.join(home, name))
 
 
 def _beside(named: list[Place], datadir: str) -> Iterator[Place]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from snapmgr.mysql.client import Credentials, MysqlError, connect
 from snapmgr.mysql.identity import identify
-from snapmgr.mysql.layout import Layout, read_layout
+from snapmgr.mysql.layout import Layout, Place, _beside, read_layout
+from snapmgr.mysql.openfiles import open_files
+from support.kinds import KINDS, kinds
+from support.layouts import moved
 from support.server import PrivateServer, private_server, server_user
 from support.storage import work_folder
 
@@ -36,7 +40,7 @@ def plain(base: Path) -> Iterator[PrivateServer]:
 
 def folder(base: Path, name: str) -> Path:
     path = base / name
-    path.mkdir()
+    path.mkdir(parents=True)
     os.chown(path, server_user().pw_uid, server_user().pw_gid)
     return path
 
@@ -188,3 +192,122 @@ def test_without_a_binary_log_there_is_none(base):
         layout = layout_of(server)
     assert layout.log_bin_basename is None
     assert "log_bin_basename" not in layout.settings
+
+
+@kinds("mariadb-11.8", "mysql-9")
+def test_every_place_of_a_newer_server_is_found(base, kind):
+    """Variables, its list of tablespaces, and what only its open files tell; nothing of the temporary ones."""
+    home = base / kind
+    mysql = KINDS[kind].flavor == "mysql"
+    parts, absolute = moved(kind, home), folder(home, "absolute")
+    if not mysql:
+        # There it is below innodb_data_home_dir all the same.
+        below = home / f"system{absolute}"
+        below.parent.mkdir(parents=True)
+        below.symlink_to(absolute)
+    moves = [
+        *parts,
+        f"--innodb-data-file-path=ibdata1:12M;{absolute}/ibdata2:1M;../relative/ibdata3:1M:autoextend",
+        "--innodb-temp-data-file-path=../temporary/ibtmp1:12M:autoextend",
+    ]
+    logs = [f"--log-bin={folder(home, 'logs')}/b", f"--log-bin-index={folder(home, 'index')}/b.index"]
+    logs += [f"--relay-log={folder(home, 'relay')}/r", f"--relay-log-index={folder(home, 'relay-index')}/r.index"]
+    for name in ("relative", "temporary", "general", "tables", "states", "ddl", "sessions"):
+        folder(home, name)
+    if mysql:
+        moves.append(f"--innodb-temp-tablespaces-dir={home}/sessions")
+        logs.append(f"--innodb-directories={home}/general;{home}/tables")
+    else:
+        logs += [f"--master-info-file={home}/states/master.info", f"--log-ddl-recovery={home}/ddl/ddl_recovery.log"]
+    with private_server(home / "data", [*moves, *logs], install_options=moves, kind=kind) as server:
+        server.query("CREATE DATABASE d")
+        server.query(f"CREATE TABLE d.t (a INT) DATA DIRECTORY='{home}/tables'")
+        server.query(
+            "CREATE TABLE d.p (a INT) PARTITION BY HASH (a) "
+            f"(PARTITION p0 DATA DIRECTORY='{home}/general', PARTITION p1)"
+        )
+        if mysql:
+            server.query(f"CREATE TABLESPACE s ADD DATAFILE '{home}/general/s.ibd'")
+            server.query(f"CREATE UNDO TABLESPACE u ADD DATAFILE '{home}/tables/u.ibu'")
+        else:
+            server.query("CHANGE MASTER TO master_host='192.0.2.1', master_user='x'")
+        first = layout_of(server)
+        server.restart()
+        layout = layout_of(server)
+    found = {os.path.relpath(path, home): what for path, what in places(layout).items()}
+    expected = {
+        "redo": "redo log",
+        "undo": "undo tablespaces",
+        "system": "system tablespace",
+        "absolute/ibdata2": "system tablespace",
+        "relative/ibdata3": "system tablespace",
+        "logs": "binary log",
+        "index": "index of the binary log",
+        "relay": "relay log",
+        "relay-index": "index of the relay log",
+        "tables/d/t.ibd": "tablespace",
+    }
+    if mysql:
+        expected |= {"dblwr": "doublewrite buffer", "general/s.ibd": "tablespace", "tables/u.ibu": "tablespace"}
+        expected |= {"general/d/p#p#p0.ibd": "tablespace"}
+    else:
+        expected |= {"aria": "Aria log", "general/d/p#P#p0.ibd": "tablespace"}
+        expected |= {"states/multi-master.info": "replication state", "ddl/ddl_recovery.log": "DDL recovery log"}
+    assert all(os.path.isfile(home / f"{name}") for name in ("absolute/ibdata2", "relative/ibdata3", "system/ibdata1"))
+    # Each undo tablespace is listed by itself as well.
+    found = {path: what for path, what in found.items() if not path.startswith(("undo/", "system/"))}
+    assert found.items() >= expected.items()
+    # An info file that is open for a connection is of the same kind.
+    assert {what for path, what in found.items() if path not in expected} <= {"replication state"}
+    assert {place.path for place in first.places} >= {place.path for place in layout.places if "info" not in place.path}
+    assert {place.path for place in layout.places if place.log} >= {str(home / "logs"), str(home / "relay")}
+    assert not any(place.log for place in layout.places if place.what == "redo log")
+    assert layout.strangers == ()
+    assert layout.scratch == ()
+
+
+@kinds("mysql-9")
+def test_what_an_account_may_not_see_is_said(base, kind):
+    with private_server(base / "blind", kind=kind) as server:
+        server.query("CREATE DATABASE shop")
+        for engine, name in (("InnoDB", "i"), ("MyISAM", "m"), ("CSV", "c")):
+            server.query(f"CREATE TABLE shop.{name} (a INT NOT NULL) ENGINE={engine}")
+        server.query("CREATE USER blind@localhost IDENTIFIED BY ''")
+        with pytest.raises(MysqlError, match="PROCESS") as caught:
+            layout_of(server, user="blind")
+        assert caught.value.errno == 1227
+        server.query("GRANT PROCESS ON *.* TO blind@localhost")
+        engines = layout_of(server, user="blind").engines
+        server.query("GRANT SELECT ON *.* TO blind@localhost")
+        assert layout_of(server, user="blind").engines == {"CSV": 1, "InnoDB": 1, "MyISAM": 1}
+    # Its own tables are all that such an account could miss: files tell the others.
+    assert {engine: number for engine, number in engines.items() if number} == {"CSV": 1, "MyISAM": 1}
+    assert all(number == 0 for engine, number in engines.items() if engine not in {"CSV", "MyISAM"})
+
+
+def test_links_in_folders_elsewhere_are_followed(base, plain):
+    redo, away = folder(base, "redo-of-links"), folder(base, "away")
+    (redo / "ib_logfile0").symlink_to(away / "ib_logfile0")
+    (redo / "notes.txt").symlink_to(away / "notes.txt")
+    named = [Place(what="redo log", path=str(redo))]
+    assert list(_beside(named, str(plain.datadir))) == [Place(what="redo log", path=str(redo / "ib_logfile0"))]
+
+
+def test_open_files_tell_what_no_variable_names(base):
+    """Of this process: data by their names, strangers, and neither what only grows nor what is deleted or temporary."""
+    home, known = folder(base, "open"), folder(base, "known")
+    with ExitStack() as stack:
+        for name in ("multi-master.info", "x.ibd", "report.csv", "#sql-1.MYD", "ibtmp1"):
+            stack.enter_context((home / name).open("w"))
+        stack.enter_context((home / "audit.log").open("a"))
+        stack.enter_context((known / "y.ibd").open("w"))
+        gone = stack.enter_context((home / "gone.ibd").open("w"))
+        os.unlink(gone.name)
+        (home / "read.ibd").touch()
+        stack.enter_context((home / "read.ibd").open())
+        found, strangers = open_files(os.getpid(), {str(known)})
+    assert {path: what for path, what in found.items() if path.startswith(str(base))} == {
+        str(home / "multi-master.info"): "replication state",
+        str(home / "x.ibd"): "tablespace",
+    }
+    assert [path for path in strangers if path.startswith(str(base))] == [str(home / "report.csv")]
