@@ -146,7 +146,7 @@ def test_while_files_change_all_the_time_every_instant_has_its_position(folder, 
             before = gtids
             files.add(found.position.file)
             shutil.rmtree(copy)
-        assert len(files) > _INSTANTS // 2
+        assert len(files) > 2
 
 
 @each_kind
