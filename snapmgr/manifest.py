@@ -78,6 +78,8 @@ class ServerRecord:
     settings: dict[str, str] = field(default_factory=dict)
     program: str | None = None
     """The program that it ran then; None if that cannot be told, or was replaced under it."""
+    gtid_purged: str = ""
+    """MySQL: the GTIDs that it had executed and that none of its binary logs names."""
 
 
 @dataclass(frozen=True, kw_only=True)

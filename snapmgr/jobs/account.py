@@ -60,6 +60,11 @@ def needed_privileges(job: Job, abilities: Abilities, *, replica: bool) -> tuple
     if job.kill_selects_after_s is not None:
         name = "CONNECTION ADMIN" if mariadb else "CONNECTION_ADMIN"
         needed.append(Privilege(name=name, why="kill_selects_after", instead=frozenset({"SUPER"})))
+    if replica and not mariadb:
+        why = "the source's file and offset"
+        needed.append(Privilege(name="SELECT", why=why, scope="mysql.slave_worker_info"))
+    elif replica:
+        needed.append(Privilege(name="SELECT", why="the source's GTID", scope="mysql.gtid_slave_pos"))
     if not mariadb:
         needed.append(Privilege(name="SELECT", why="to see what would hold the lock off", scope=_PERFORMANCE_SCHEMA))
     return tuple(needed)
@@ -77,7 +82,8 @@ def replicates(connection: Connection, abilities: Abilities) -> bool:
 
 def missing_privileges(grants: Iterable[str], needed: Iterable[Privilege]) -> tuple[Privilege, ...]:
     """Given the lines of SHOW GRANTS (those of active roles are among them), return what of `needed` is lacking."""
-    held: dict[str, set[str]] = {_EVERYWHERE: set(), _PERFORMANCE_SCHEMA: set()}
+    needed = tuple(needed)
+    held: dict[str, set[str]] = {scope: set() for scope in (_EVERYWHERE, *(one.scope for one in needed))}
     for line in grants:
         match = _GRANT.match(line)
         scope = match["scope"].replace("`", "") if match else ""

@@ -48,6 +48,8 @@ class LiveServer:
     """Whether several threads execute what comes from there."""
     durability: dict[str, str]
     """Its variables named by `snapmgr.mysql.levels.DURABILITY`."""
+    gtid_purged: str = ""
+    """MySQL's, without whitespace: executed, and in none of its binary logs."""
     lockless: bool = False
     """Whether it gets no lock: then its engines and these variables matter, too."""
 
@@ -82,6 +84,7 @@ class LiveServer:
             log_bin=self.layout.settings.get("log_bin_basename") if self.layout.log_bin_basename else None,
             settings=dict(self.layout.settings),
             program=program_of(self.identity.pid),
+            gtid_purged=self.gtid_purged,
         )
 
 
@@ -213,6 +216,7 @@ def _needs(job: Job, live: LiveServer, taken: Taken, *, still: bool) -> Needs:
         atomic=taken.atomic,
         logs_apart=(*apart, *taken.absent),
         settings=live.durability,
+        replica=bool(live.channels),
         parallel_applier=live.parallel_applier and not job.stop_replica,
     )
 
@@ -239,4 +243,5 @@ def probe_server(job: Job) -> LiveServer:
             parallel_applier=applies_in_parallel(connection, channels),
             layout=read_layout(connection, identity),
             durability=connection.variables(*DURABILITY),
+            gtid_purged="".join(connection.variables("gtid_purged").get("gtid_purged", "").split()),
         )

@@ -143,7 +143,9 @@ def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
             index = server.settings.get("log_bin_index", f"{server.log_bin}.index")
             if base is None:
                 return manifest
-            tail = read_tail(base, index=place_of(os.path.join(server.datadir, index), there))
+            tail = read_tail(
+                base, index=place_of(os.path.join(server.datadir, index), there), gtid_purged=server.gtid_purged
+            )
             return replace(manifest, position=tail.position)
     except BinlogError as error:
         remove_traces(ctx, manifest)

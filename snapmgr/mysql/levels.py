@@ -26,7 +26,8 @@ _WITHOUT_DATA = frozenset({"MEMORY", "BLACKHOLE", "FEDERATED", "CONNECT", "SPIDE
 _SHOWN_ENGINES = 5
 _ALWAYS_SYNCED = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 _ENCRYPTED = ("encrypt_binlog", "binlog_encryption")
-DURABILITY = (*_ALWAYS_SYNCED, *_ENCRYPTED)
+_LOGS_WHAT_IT_REPLICATES = ("log_replica_updates", "log_slave_updates")
+DURABILITY = (*_ALWAYS_SYNCED, *_ENCRYPTED, *_LOGS_WHAT_IT_REPLICATES)
 """Variables that say whether the end of the binlog is where the data are, and whether it can be read."""
 
 
@@ -46,6 +47,8 @@ class Needs:
     """Variables of the server: DURABILITY; None: not known."""
     parallel_applier: bool = False
     """Whether it is a replica that executes with several threads."""
+    replica: bool = False
+    """Whether it has a source."""
 
     @property
     def other_engines(self) -> tuple[str, ...]:
@@ -211,6 +214,10 @@ def _obstacles(abilities: Abilities, needs: Needs) -> list[str]:
             if needs.settings.get(name) != "1"
         ]
         found += [f"{name} is ON" for name in _ENCRYPTED if needs.settings.get(name, "").upper() in ("ON", "1")]
+        if needs.replica and abilities.flavor == "mysql":
+            # What it executed of its source is in its GTIDs, but not in its binary logs.
+            names = _LOGS_WHAT_IT_REPLICATES
+            found += [f"{name} is OFF" for name in names if needs.settings.get(name, "").upper() in ("OFF", "0")]
     return found
 
 

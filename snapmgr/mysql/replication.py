@@ -156,14 +156,38 @@ def read_sources(
             )
             for channel in channels
         )
-    applying = any(channel.applies for channel in channels)
-    paused = global_read_lock and applier.workers > 0
-    if applying and not (paused or only_innodb):
+    if _rows_are_ahead(channels, applier, global_read_lock=global_read_lock, only_innodb=only_innodb):
         return tuple(_position(channel, gtid="") for channel in channels)
+    applying = any(channel.applies for channel in channels)
     gtid = ""
     if any(channel.by_gtid for channel in channels):
         gtid = _read_slave_pos(connection, still=global_read_lock or not applying or applier.workers == 0)
     return tuple(mariadb_position(channel, applier, gtid, global_read_lock=global_read_lock) for channel in channels)
+
+
+def rows_are_ahead(
+    connection: Connection,
+    abilities: Abilities,
+    channels: Iterable[Channel],
+    *,
+    global_read_lock: bool,
+    only_innodb: bool,
+) -> bool:
+    """Return whether an applier may have written rows, under the lock, that no position tells: also not the replica's
+    own, as its binary logs get them later. The arguments are those of `read_sources`. Raises MysqlError.
+    """
+    channels = tuple(channels)
+    if abilities.flavor == "mysql" or not channels:
+        return False
+    applier = _read_applier(connection)
+    return _rows_are_ahead(channels, applier, global_read_lock=global_read_lock, only_innodb=only_innodb)
+
+
+def _rows_are_ahead(
+    channels: Iterable[Channel], applier: Applier, *, global_read_lock: bool, only_innodb: bool
+) -> bool:
+    paused = global_read_lock and applier.workers > 0
+    return any(channel.applies for channel in channels) and not (paused or only_innodb)
 
 
 def applies_in_parallel(connection: Connection, channels: Iterable[Channel]) -> bool:

@@ -94,12 +94,18 @@ def test_on_mysql(grants, missing):
 def test_what_only_some_jobs_need():
     grants = ["GRANT RELOAD, PROCESS, BINLOG MONITOR ON *.* TO `a`@`localhost`"]
     job = Job(source="mysql", stop_replica=True, kill_selects_after_s=60.0)
-    assert lacking(grants, MARIADB, replica=True) == ["SLAVE MONITOR"]
+    assert lacking(grants, MARIADB, replica=True) == ["SLAVE MONITOR", "SELECT"]
+    sight = [
+        "GRANT SLAVE MONITOR ON *.* TO `a`@`localhost`",
+        "GRANT SELECT ON `mysql`.`gtid_slave_pos` TO `a`@`localhost`",
+    ]
+    assert lacking([*grants, *sight], MARIADB, replica=True) == []
     assert lacking(grants, MARIADB, job) == ["CONNECTION ADMIN"]
     assert lacking(grants, MARIADB, job, replica=True) == [
         "SLAVE MONITOR",
         "REPLICATION SLAVE ADMIN",
         "CONNECTION ADMIN",
+        "SELECT",
     ]
     assert "BACKUP_ADMIN" not in lacking([], abilities("mysql"))
 
