@@ -17,7 +17,8 @@ from snapmgr.mysql.identity import identify
 from snapmgr.mysql.levels import Needs, choose
 from snapmgr.mysql.lockless import lockless
 from snapmgr.mysql.quiesce import Bounds
-from support.kinds import KINDS
+from support.kinds import KINDS, kinds
+from support.scene import btrfs_scene
 from support.server import private_server
 from support.storage import work_folder
 
@@ -148,3 +149,22 @@ def test_a_server_that_went_away_proves_nothing(server: PrivateServer) -> None:
             pytest.fail("there was no such connection")
         with pytest.raises(NotQuiescedError, match="did not answer"):
             free.prove()
+
+
+@pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
+@kinds("mysql-9")
+def test_what_mysql_executed_elsewhere_belongs_to_the_position(kind: str) -> None:
+    """After a restore, a server's GTIDs begin with some that none of its binary logs names."""
+    elsewhere = "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-23"
+    with btrfs_scene(kind=kind) as scene:
+        scene.server.query(f"SET GLOBAL gtid_purged = '{elsewhere}'")
+        scene.server.query("CREATE DATABASE d")
+        scene.server.query("CREATE TABLE d.t (id INT PRIMARY KEY) ENGINE=InnoDB")
+        scene.configure('quiesce = "crash-consistent"')
+        done = scene.run("backup", "demo", "--verify")
+        assert done.returncode == 0, done.stderr
+        position = scene.entries()[0].manifest.position
+        assert position is not None
+        ((executed,),) = scene.server.query("SELECT @@GLOBAL.gtid_executed")
+        assert position.gtid == "".join(executed.split())
+        assert elsewhere in position.gtid
