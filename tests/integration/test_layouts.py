@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from contextlib import ExitStack
 from itertools import count
@@ -16,9 +17,11 @@ from snapmgr.jobs.backup import backup
 from snapmgr.jobs.source import LiveServer
 from snapmgr.jobs.verify import verify
 from snapmgr.mysql import levels
+from support.faults import Faults
 from support.kinds import KINDS
 from support.layouts import SETTINGS, check, memory, owned, scattered, subvolume, take
 from support.load import InvariantError
+from support.processes import ended, state, wait_until
 from support.scene import Scene
 from support.server import private_server
 from support.storage import loop_filesystem, work_folder
@@ -92,6 +95,35 @@ def test_no_lock_will_do(spread: Scene) -> None:
         assert all(f"/{part}" in text for part in parts)
         assert 'quiesce = "freeze-process"' in text
     assert spread.states() == states
+
+
+def test_the_server_goes_on_when_all_but_the_thawer_is_killed_in_a_set(spread: Scene) -> None:
+    """During the first member; what it left is cleared up, and the next set is whole."""
+    server, known = spread.server, len(spread.entries())
+    # On XFS clones are tried while arming, one for each member at most.
+    tried = 0 if spread.file_system.fs_type == "btrfs" else 1 + len(SETTINGS[server.kind.flavor])
+    faults = Faults(delay_s=20.0, delay_mark=spread.folder / "mark", delay_skip=tried)
+    with spread.start("backup", "demo", faults_=faults) as process:
+        try:
+            wait_until(lambda: state(server.pid) == "T" or process.poll() is not None, 60)
+            assert state(server.pid) == "T"
+            record = spread.state / "frozen" / str(server.pid)
+            thawer = int(record.read_text().splitlines()[1].split()[0])
+            helper = spread.entries()[-1].manifest.helper
+            assert helper is not None
+            assert len({thawer, helper.pid, process.pid}) == 3
+            for pid in (helper.pid, process.pid):
+                os.kill(pid, signal.SIGKILL)
+        finally:
+            process.kill()
+    wait_until(lambda: state(server.pid) != "T", 3)
+    server.query("SELECT 1")
+    wait_until(lambda: ended(thawer))
+    again = spread.run("backup", "demo")
+    assert again.returncode == 0, again.stderr
+    assert spread.states()[known:].count("ready") == 1
+    ctx = spread.context()
+    assert verify(ctx, spread.entries()[-1]).result == "passed"
 
 
 # ------------------------------------------------------------------------------------------------------ logs elsewhere
