@@ -127,13 +127,14 @@ def _first_on_the_way(path: str, mounts: Iterable[Mount]) -> Mount | None:
     """Return the mount that a lookup of `path` meets first; of equals the later, which lies on top."""
     best: Mount | None = None
     for mount in mounts:
-        if _covers(mount.point, path) and (best is None or len(mount.point) <= len(best.point)):
+        if lies_in(path, mount.point) and (best is None or len(mount.point) <= len(best.point)):
             best = mount
     return best
 
 
-def _covers(point: str, path: str) -> bool:
-    return path == point or path.startswith(point.rstrip("/") + "/")
+def lies_in(path: str, *folders: str) -> bool:
+    """Return whether `path` is one of the folders or below one, as far as names tell: all absolute and normal."""
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 def find_target(path: str, *, runner: Runner | None = None) -> Target:
@@ -156,7 +157,7 @@ def find_target(path: str, *, runner: Runner | None = None) -> Target:
     submounts = tuple(
         other
         for other in mounts
-        if other.point != resolved and _covers(resolved, other.point) and tree.find(other.point).id == other.id
+        if other.point != resolved and lies_in(other.point, resolved) and tree.find(other.point).id == other.id
     )
     return Target(path=resolved, mount=mount, devices=_find_devices(resolved, mount, runner), submounts=submounts)
 

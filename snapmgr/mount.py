@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr import mountapi
-from snapmgr.blockdev import read_mounts
+from snapmgr.blockdev import lies_in, read_mounts
 from snapmgr.errors import InUseError, NotFoundError, StorageError
 from snapmgr.trust import exchangeable
 
@@ -260,11 +260,11 @@ def holders(point: str, mounts: tuple[Mount, ...]) -> tuple[str, ...]:
     found += [f"the mount at {mount.point}" for mount in mounts if mount.point.startswith(point.rstrip("/") + "/")]
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
         with suppress(OSError):
-            if _below(backing.read_text().strip(), point):
+            if lies_in(backing.read_text().strip(), point):
                 found.append(f"the loop device /dev/{backing.parts[3]}")
     with suppress(OSError):
         lines = Path("/proc/swaps").read_text().splitlines()[1:]
-        found += [f"the swap file {line.split()[0]}" for line in lines if _below(line.split()[0], point)]
+        found += [f"the swap file {line.split()[0]}" for line in lines if lies_in(line.split()[0], point)]
     for process in Path("/proc").glob("[0-9]*"):
         if len(found) >= _HOLDERS_SHOWN:
             break
@@ -275,25 +275,21 @@ def holders(point: str, mounts: tuple[Mount, ...]) -> tuple[str, ...]:
     return tuple(found[:_HOLDERS_SHOWN])
 
 
-def _below(path: str, point: str) -> bool:
-    return path == point or path.startswith(point.rstrip("/") + "/")
-
-
 def _uses(process: Path, point: str) -> Iterator[str]:
     # readlink only: stat through these links could hang on a dead network file system.
     for name, text in (("cwd", "working directory"), ("root", "root directory"), ("exe", "program")):
         with suppress(OSError):
-            if _below(os.readlink(process / name), point):
+            if lies_in(os.readlink(process / name), point):
                 yield text
     with suppress(OSError):
         for number in os.listdir(process / "fd"):
             with suppress(OSError):
                 path = os.readlink(process / "fd" / number)
-                if _below(path, point):
+                if lies_in(path, point):
                     yield f"open file {os.path.basename(path)}"
     with suppress(OSError):
         for line in (process / "maps").read_text(errors="replace").splitlines():
             # proc(5): range, rights, offset, device, inode, path.
             for path in line.split(maxsplit=5)[5:]:
-                if _below(path, point):
+                if lies_in(path, point):
                     yield f"mapped file {os.path.basename(path)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from snapmgr.blockdev import lies_in
 from snapmgr.jobs.attach import place_of
 from snapmgr.mysql.gtid import GtidError, MysqlGtidSet
 from snapmgr.mysql.plainfile import open_plain
@@ -88,7 +89,7 @@ def logs_absent(manifest: Manifest) -> bool:
     if server is None or not server.log_bin:
         return False
     folder = os.path.normpath(os.path.join(server.datadir, os.path.dirname(server.log_bin)))
-    return any(folder == one or folder.startswith(one.rstrip("/") + "/") for one in manifest.absent)
+    return lies_in(folder, *manifest.absent)
 
 
 def _same_set(one: str, other: str) -> bool:

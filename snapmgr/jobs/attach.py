@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapmgr.blockdev import lies_in
 from snapmgr.errors import ConfigError, InUseError, LackingError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.host import boot_id, signals_held, this_process
 from snapmgr.manifest import Lease, LeasePart
@@ -193,7 +194,7 @@ def copies(lease: Lease, manifest: Manifest) -> dict[str, Path]:
 def place_of(path: str, there: Mapping[str, Path]) -> Path | None:
     """Given a file or folder of the source and what `copies` returned, return where its copy is, if it has one."""
     path = os.path.normpath(path)
-    holders = [folder for folder in there if path == folder or path.startswith(folder.rstrip("/") + "/")]
+    holders = [folder for folder in there if lies_in(path, folder)]
     if not holders:
         return None
     folder = max(holders, key=len)

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from snapmgr.blockdev import lies_in
 from snapmgr.errors import StorageError
 from snapmgr.jobs.attach import place_of
 from snapmgr.mysql.relocation import LISTS, absolute_folders, absolute_names, server_options
@@ -200,7 +201,7 @@ class Replica:
     def _note(self, where: str, aim: str) -> None:
         to = os.path.normpath(os.path.join(os.path.dirname(where), aim))
         live = any(place_of(path, self._arrangement.there) is not None for path in (to, os.path.realpath(to)))
-        inside = to == self._dest or to.startswith(self._dest.rstrip("/") + "/")
+        inside = lies_in(to, self._dest)
         # A directory may hold any links; a datadir's are all followed by its server.
         if not inside and (live or self._manifest.source == "mysql"):
             # Names on disk need not be UTF-8; reports are.

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.blockdev import find_target
+from snapmgr.blockdev import find_target, lies_in
 from snapmgr.errors import ConfigError, LackingError, NotQuiescedError, SnapmgrError, StorageError
 from snapmgr.plugins import list_plugins
 from snapmgr.records import NotMine
@@ -198,13 +198,9 @@ def is_held(shares: tuple[Share, ...], path: str) -> bool:
 
 def _subpath(volume: Volume, folder: str) -> str | None:
     """Return where `folder` is in a snapshot of `volume`; None if it is not in it, as far as its path tells."""
-    for excluded in volume.excluded:
-        if folder == excluded or folder.startswith(excluded.rstrip("/") + "/"):
-            return None
-    if folder == volume.path:
-        return ""
-    inside = folder.startswith(volume.path.rstrip("/") + "/")
-    return os.path.relpath(folder, volume.path) if inside else None
+    if not lies_in(folder, volume.path) or lies_in(folder, *volume.excluded):
+        return None
+    return os.path.relpath(folder, volume.path) if folder != volume.path else ""
 
 
 def _name_places(places: tuple[Place, ...]) -> str:

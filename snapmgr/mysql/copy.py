@@ -14,12 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from snapmgr.blockdev import lies_in
 from snapmgr.errors import LackingError
 from snapmgr.mysql.layout import data_files
 from snapmgr.mysql.plainfile import open_plain, read_isl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
 _TABLESPACE = re.compile(rb"\.{0,2}/[^\0-\x1f]{1,500}?\.ib[du]")
 # Before a path stands the end of InnoDB's roll pointer: two bytes may look like text.
@@ -92,7 +93,7 @@ def prepare_copy(
     )
 
 
-def narrow_folders(folders: str, held: Iterable[str]) -> str:
+def narrow_folders(folders: str, held: Collection[str]) -> str:
     """Given innodb_directories ("/a;/b"), return it without what is not in the copy: the live tablespaces are there.
 
     A folder of which only parts are `held` (folders of the source) becomes those parts.
@@ -100,10 +101,10 @@ def narrow_folders(folders: str, held: Iterable[str]) -> str:
     kept: list[str] = []
     for part in filter(None, (part.strip() for part in folders.split(";"))):
         folder = os.path.normpath(part)
-        if not folder.startswith("/") or _lies_in(folder, held) or _lies_in(os.path.realpath(folder), held):
+        if not folder.startswith("/") or lies_in(folder, *held) or lies_in(os.path.realpath(folder), *held):
             kept.append(folder)
         else:
-            kept += [one for one in held if _lies_in(one, (folder, os.path.realpath(folder)))]
+            kept += [one for one in held if lies_in(one, folder, os.path.realpath(folder))]
     return ";".join(dict.fromkeys(kept))
 
 
@@ -175,7 +176,7 @@ def dictionary_paths(path: str) -> frozenset[str]:
 def _check_covered(leads: Mapping[str, str], originals: Mapping[str, str]) -> None:
     for path, where in sorted(leads.items()):
         # The covers lie over resolved folders; who named one by a symlink reaches it all the same.
-        if not (_lies_in(path, originals) or _lies_in(os.path.realpath(path), originals)):
+        if not (lies_in(path, *originals) or lies_in(os.path.realpath(path), *originals)):
             raise LackingError(
                 f"{where} names {path}, which lies outside of the copy: a server on it might open the live data",
                 hint="such a snapshot can be mounted and copied, but not verified here",
@@ -186,10 +187,6 @@ def _check_covered(leads: Mapping[str, str], originals: Mapping[str, str]) -> No
                 f"the copy holds absolute paths below {folder}, and there is no such folder here",
                 hint=f"mkdir -p {folder} (it may stay empty)",
             )
-
-
-def _lies_in(path: str, folders: Iterable[str]) -> bool:
-    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 @dataclass(frozen=True)
@@ -209,13 +206,13 @@ class _Folders:
         """Given a folder from the datadir, return where it is; None if it is not in the copy."""
         if self.seen_as == self.datadir:
             path = os.path.normpath(os.path.join(self.datadir, folder))
-            if self.originals and not _lies_in(path, (self.datadir,)):
+            if self.originals and not lies_in(path, self.datadir):
                 # All of the copy is in its datadir. The same way from the copy may lead to the live logs.
                 return None
         else:
             # Never the path itself: that is where the live one is.
             seen = self.seen(folder)
-            holders = [outer for outer in self.originals if _lies_in(seen, (outer,))]
+            holders = [outer for outer in self.originals if lies_in(seen, outer)]
             if not holders:
                 return None
             outer = max(holders, key=len)

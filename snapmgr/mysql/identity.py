@@ -10,6 +10,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from snapmgr.blockdev import lies_in
 from snapmgr.errors import LackingError, NotQuiescedError
 from snapmgr.host import start_ticks
 
@@ -155,7 +156,7 @@ def _is_written_below(pid: int, number: str, datadir: str) -> bool:
     link = f"/proc/{pid}/fd/{number}"
     try:
         path = os.readlink(link)
-        if not path.startswith(datadir.rstrip("/") + "/"):
+        if not lies_in(path, datadir):
             return False
         theirs, ours = os.stat(link), os.lstat(path)
         with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii") as file:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from snapmgr.blockdev import lies_in
 from snapmgr.command import CommandRunner
 from snapmgr.mysql.keys import BY_FILE, COMPONENT, MARIADB_KEYS, RING
 from snapmgr.mysql.options import plugin_folder
@@ -81,7 +82,7 @@ class _Room:
     def find(self, path: str) -> str | None:
         """Given a file of the source, return where it is for us; None if it is not here, or not for the user."""
         for original, there in self._originals.items():
-            if path.startswith(original.rstrip("/") + "/"):
+            if lies_in(path, original):
                 copied = os.path.join(there, os.path.relpath(path, original))
                 if os.path.isfile(copied):
                     return copied

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from snapmgr.blockdev import lies_in
 from snapmgr.command import end_process, let_go, start_held
 from snapmgr.errors import ConfigError, LackingError, StorageError, VerificationError
 from snapmgr.host import is_alive, this_process
@@ -247,7 +248,7 @@ def _covered(copy: Copy, mounts: Sequence[Mount], needed: Collection[str]) -> li
     pairs = [path for pair in copy.covers for path in pair]
     targets = [path for _, path in copy.covers]
     # What is covered may be a mount itself, of live data: that one goes. The folder that it is mounted on must stay.
-    kept = {path for path in needed if not any(_lies_in(path, target) for target in targets)}
+    kept = {path for path in needed if not lies_in(path, *targets)}
     kept |= {source for source, _ in copy.covers} | {os.path.dirname(target) for target in targets}
     out = unneeded(mounts, kept)
     return ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _COVER, "sh", *out, "--", *pairs, "--"]
@@ -263,13 +264,9 @@ def unneeded(mounts: Sequence[Mount], needed: Collection[str]) -> list[str]:
         mount.point
         for mount in reversed(mounts)
         if mount.source.startswith("/dev/")
-        and not any(_lies_in(path, mount.point) for path in paths)
-        and not any(_lies_in(mount.point, system) for system in _SYSTEM)
+        and not any(lies_in(path, mount.point) for path in paths)
+        and not lies_in(mount.point, *_SYSTEM)
     ]
-
-
-def _lies_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _greets(socket: str, pid: int) -> bool:

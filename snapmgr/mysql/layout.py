@@ -12,14 +12,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.blockdev import read_mounts
+from snapmgr.blockdev import lies_in, read_mounts
 from snapmgr.mysql.engines import ENGINE_FILES, SYSTEM_SCHEMAS, count_tables
 from snapmgr.mysql.keys import key_settings
 from snapmgr.mysql.openfiles import kind_of, open_files
 from snapmgr.mysql.plainfile import read_isl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from snapmgr.mysql.client import Connection
     from snapmgr.mysql.identity import ServerIdentity
@@ -146,7 +146,7 @@ def read_layout(connection: Connection, identity: ServerIdentity) -> Layout:
     named = list(_named_places(values, datadir))
     scratch = _scratch(values, datadir, named)
     found = [*named, *_beside(named, datadir), *_tablespaces(connection, datadir), *scan.places]
-    foreign = tuple(folder for folder in scan.foreign if not _is_below(folder, scratch))
+    foreign = tuple(folder for folder in scan.foreign if not lies_in(folder, *scratch))
     places = gather(found, datadir, foreign)
     opened, strangers = _opened(identity.pid, datadir, places, values)
     return Layout(
@@ -186,7 +186,7 @@ def gather(found: list[Place], datadir: str, foreign: tuple[str, ...] = ()) -> t
     whats: dict[str, list[str]] = {folder: ["folder on another file system or subvolume"] for folder in foreign}
     for place in found:
         path = os.path.realpath(place.path)
-        if path != datadir and not path.startswith(datadir.rstrip("/") + "/"):
+        if not lies_in(path, datadir):
             whats.setdefault(path, [])
             if place.what not in whats[path]:
                 whats[path].append(place.what)
@@ -222,7 +222,7 @@ def _beside(named: list[Place], datadir: str) -> Iterator[Place]:
     whats: dict[str, str] = {}
     for place in named:
         folder = os.path.realpath(place.path)
-        if not _is_below(folder, (datadir,)) and os.path.isdir(folder):
+        if not lies_in(folder, datadir) and os.path.isdir(folder):
             whats.setdefault(folder, place.what)
     for folder, what in whats.items():
         device = os.stat(folder).st_dev
@@ -238,9 +238,9 @@ def _scratch(values: dict[str, str], datadir: str, named: list[Place]) -> tuple[
     In a snapshot their folders are empty, and a server can use them. In that of a nested subvolume it could not write.
     """
     needed = [os.path.realpath(place.path) for place in named]
-    candidates = {folder for folder in _temporary(values, datadir) if folder.startswith(datadir.rstrip("/") + "/")}
+    candidates = {folder for folder in _temporary(values, datadir) if lies_in(folder, datadir)} - {datadir}
     mounted = candidates & {mount.point for mount in read_mounts()} if candidates else set()
-    return tuple(sorted(folder for folder in mounted if not any(_is_below(one, (folder,)) for one in needed)))
+    return tuple(sorted(folder for folder in mounted if not any(lies_in(one, folder) for one in needed)))
 
 
 def _temporary(values: dict[str, str], datadir: str) -> set[str]:
@@ -259,10 +259,6 @@ def _opened(
     known |= {os.path.realpath(os.path.join(datadir, values[name])) for name in _PROTOCOLS if values.get(name)}
     found, strangers = open_files(pid, known)
     return [Place(what=what, path=path) for path, what in found.items()], strangers
-
-
-def _is_below(path: str, folders: Iterable[str]) -> bool:
-    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 def _tablespaces(connection: Connection, datadir: str) -> Iterator[Place]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 _SHOWN_LINES = 10
 _SHOWN_CHARS = 1800
 _MATTERS = re.compile(
-    r"\[ERROR\]|\bFATAL\b|Assertion|assertion failure|got signal|corrupt|Segmentation|unknown (?:option|variable) '(?!loose)"
+    r"\[ERROR\]|\bFATAL\b|Assertion|assertion failure|got signal|corrupt|Segmentation"
+    r"|unknown (?:option|variable) '(?!loose)"
     r"|^/?\S*mysqld: |^/?\S*mariadbd: ",
     re.IGNORECASE,
 )
