@@ -154,8 +154,6 @@ def test_binary_logs_elsewhere_are_a_member_or_absent(logging: tuple[Scene, dict
     """Another subvolume and ext4: the matrix of locks has them for each kind (test_lock_matrix.py)."""
     scene, places = logging
     _try_logs(scene, "other" if scene.server.kind.name == "mariadb-10.11" else "tmpfs", places)
-    if scene.server.kind.flavor == "mysql":
-        _try_logs(scene, "other", places)
 
 
 def _try_logs(scene: Scene, where: str, places: dict[str, Path]) -> None:
