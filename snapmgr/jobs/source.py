@@ -13,12 +13,12 @@ from snapmgr.jobs.volumes import Wanted, choose_backend, folder_of, is_held, ref
 from snapmgr.manifest import Process, ServerRecord
 from snapmgr.mysql.abilities import Abilities, probe_abilities
 from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.dictionary import tablespaces_elsewhere
 from snapmgr.mysql.freeze import refuse_unsafe
 from snapmgr.mysql.identity import identify, program_of
 from snapmgr.mysql.layout import Place, read_files, read_layout
 from snapmgr.mysql.levels import DURABILITY, Choice, Needs, choose
 from snapmgr.mysql.replication import applies_in_parallel, name_problems, read_channels
+from snapmgr.mysql.tablespace import tablespaces_elsewhere
 
 if TYPE_CHECKING:
     from snapmgr.api import Backend

@@ -7,9 +7,7 @@ in the binary log's index.
 
 from __future__ import annotations
 
-import mmap
 import os
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,13 +16,11 @@ from snapmgr.blockdev import lies_in
 from snapmgr.errors import LackingError
 from snapmgr.mysql.layout import data_files
 from snapmgr.mysql.plainfile import open_plain, read_isl
+from snapmgr.mysql.tablespace import dictionary_paths, page_size
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-_TABLESPACE = re.compile(rb"\.{0,2}/[^\0-\x1f]{1,500}?\.ib[du]")
-# Before a path stands the end of InnoDB's roll pointer: two bytes may look like text.
-_GARBAGE_BYTES = 2
 _FOLDERS = (
     "innodb_data_home_dir",
     "innodb_log_group_home_dir",
@@ -108,22 +104,6 @@ def narrow_folders(folders: str, held: Collection[str]) -> str:
     return ";".join(dict.fromkeys(kept))
 
 
-def page_size(path: str) -> int | None:
-    """Return the page size of a system tablespace by its own header; None if there is none or it makes no sense.
-
-    Source: MySQL's and MariaDB's fsp0types.h: FSP_SPACE_FLAGS is at byte 54; bits 6 to 9 hold the size, or bits 0 to 3
-    where bit 4 marks MariaDB's full_crc32 format; 0 means 16 KiB.
-    """
-    try:
-        with open_plain(path) as file:
-            file.seek(54)
-            flags = int.from_bytes(file.read(4), "big")
-    except FileNotFoundError:
-        return None
-    power = flags & 15 if flags & 16 else flags >> 6 & 15
-    return 512 << power if 3 <= power <= 7 else 16384 if power == 0 else None  # noqa: PLR2004 - 4 KiB to 64 KiB
-
-
 def absolute_paths(datadir: str, settings: Mapping[str, str]) -> dict[str, str]:
     """Return every absolute path that a server on `datadir` would follow, and where it stands."""
     found = {}
@@ -134,7 +114,7 @@ def absolute_paths(datadir: str, settings: Mapping[str, str]) -> dict[str, str]:
         if name.strip().startswith("/"):
             found[name.strip()] = "innodb_directories"
     # What is not there (a dropped table's, say) can lead nowhere.
-    for path in filter(os.path.lexists, dictionary_paths(os.path.join(datadir, "mysql.ibd"))):
+    for path in filter(os.path.lexists, dictionary_paths(datadir)):
         found[path] = "MySQL's data dictionary"
     return found | _links(datadir)
 
@@ -153,24 +133,6 @@ def _links(datadir: str) -> dict[str, str]:
             if target.startswith("/"):
                 found[target] = entry.path
     return found
-
-
-def dictionary_paths(path: str) -> frozenset[str]:
-    """Return the absolute paths of tablespaces in the file of MySQL's data dictionary; some may be of dropped ones.
-
-    MySQL keeps the place of a tablespace only there (mysql.tablespace_files), and opens it.
-    """
-    found: set[bytes] = set()
-    with (
-        suppress(FileNotFoundError, ValueError),  # ValueError: it is empty
-        open_plain(path) as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-    ):
-        for match in _TABLESPACE.finditer(data):
-            text = match[0]
-            if text.startswith(b"/"):
-                found.update(text[at:] for at in range(_GARBAGE_BYTES + 1) if text[at : at + 1] == b"/")
-    return frozenset(map(os.fsdecode, found))
 
 
 def _check_covered(leads: Mapping[str, str], originals: Mapping[str, str]) -> None:

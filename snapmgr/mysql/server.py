@@ -22,7 +22,7 @@ from snapmgr.mysql.keyring import provide_keys
 from snapmgr.mysql.options import server_options
 from snapmgr.mysql.rundir import LOG, as_user, check_reachable, make_run_dir, owner_of
 from snapmgr.mysql.serverlog import damage, describe_end, lacks_keys
-from snapmgr.mysql.spaces import name_spaces
+from snapmgr.mysql.tablespace import name_spaces
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:

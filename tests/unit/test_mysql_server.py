@@ -11,13 +11,13 @@ import pytest
 
 from snapmgr.errors import LackingError
 from snapmgr.manifest import ServerRecord
-from snapmgr.mysql.copy import Copy, absolute_paths, dictionary_paths, page_size, prepare_copy
+from snapmgr.mysql.copy import Copy, absolute_paths, prepare_copy
 from snapmgr.mysql.options import server_options
 from snapmgr.mysql.program import ServerBinary, find_server
 from snapmgr.mysql.relocation import server_options as relocated_options
 from snapmgr.mysql.server import _as_owner
 from snapmgr.mysql.serverlog import damage, describe_end, excerpt, lacks_keys
-from snapmgr.mysql.spaces import name_spaces
+from snapmgr.mysql.tablespace import dictionary_paths, name_spaces, page_size
 
 MARIADB = ServerBinary(path="/usr/sbin/mariadbd", flavor="mariadb", version="10.11.6-MariaDB-0+deb12u1")
 MYSQL = ServerBinary(path="/usr/sbin/mysqld", flavor="mysql", version="8.4.3")
@@ -203,11 +203,11 @@ def test_paths_in_mysqls_dictionary_are_seen_wherever_a_record_begins(tmp_path):
         b"\0../up.ibd",
     ]
     path.write_bytes(bytes(1000).join(records) + bytes(10))
-    found = dictionary_paths(str(path))
+    found = dictionary_paths(str(tmp_path))
     assert {"/far/a.ibd", "/far/b.ibd", "/far/c.ibu"} <= found
     assert not any("near" in name or "up" in name for name in found)
     path.write_bytes(b"")
-    assert dictionary_paths(str(path)) == frozenset()
+    assert dictionary_paths(str(tmp_path)) == frozenset()
     assert dictionary_paths(str(tmp_path / "missing")) == frozenset()
 
 
