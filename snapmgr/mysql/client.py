@@ -31,6 +31,11 @@ _MISSING_PRIVILEGE = frozenset({1142, 1143, 1227, 1370, 1410})
 _SYNTAX_ERROR = 1064
 # What it says is about the statement behind it.
 _SET_STATEMENT = re.compile(r"SET STATEMENT \S+ = \S+ FOR ")
+# Global defaults that would cut an answer short, end its query, or read our statements in another way.
+_PLAIN_SESSION = (
+    "SET SESSION sql_mode = '', sql_select_limit = 18446744073709551615, sql_big_selects = 1"
+    "/*!80000 , max_execution_time = 0 *//*M!100101 , max_statement_time = 0 */"
+)
 _FIRST_WORDS = re.compile(r"\s*((?:[A-Za-z_@.]+)(?:\s+[A-Za-z_@.]+){0,4})(?=\s|$|[^\w@.'\"`])")
 
 
@@ -317,6 +322,7 @@ def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 
         # What it would set itself for a unix socket: caching_sha2 may send the password as it is.
         raw._secure = True  # type: ignore[attr-defined]  # noqa: SLF001
         raw.connect(sock)
+        raw.query(_PLAIN_SESSION)
     except BaseException as error:
         sock.close()
         # Garbage instead of a handshake ends in struct.error, IndexError, …; ours can only be a signal handler's.

@@ -1,0 +1,68 @@
+"""Global settings that administrators make, and that must change neither what snapmgr sees nor what it keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from snapmgr.errors import NotQuiescedError
+from snapmgr.mysql.abilities import probe_abilities
+from snapmgr.mysql.client import Credentials, connect
+from snapmgr.mysql.identity import identify
+from snapmgr.mysql.levels import Needs, choose
+from snapmgr.mysql.lockless import lockless
+from snapmgr.mysql.quiesce import Bounds
+from support.kinds import KINDS
+from support.server import private_server
+from support.storage import work_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.server import PrivateServer
+
+pytestmark = pytest.mark.needs("mariadbd")
+_DURABLE = {"sync_binlog": "1", "innodb_flush_log_at_trx_commit": "1"}
+# Each would cut an answer to one row, refuse or end a query, end a session, or read a backslash in another way.
+_DEFAULTS = {
+    "sql_select_limit": "1",
+    "max_join_size": "1",
+    "completion_type": "2",
+    "autocommit": "0",
+    "sql_mode": "'NO_BACKSLASH_ESCAPES,ANSI'",
+}
+_TIME_LIMIT = {"mariadb": ("max_statement_time", "0.0001"), "mysql": ("max_execution_time", "1")}
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.needs(name)) for name in KINDS])
+def server(request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
+    with work_folder() as folder, private_server(folder / "data", kind=request.param) as server:
+        server.query("CREATE DATABASE d")
+        settings = {**_DEFAULTS, **dict([_TIME_LIMIT[server.kind.flavor]])}
+        # On one connection: a later one would be bound by the first of them.
+        with server.connect() as connection, connection.cursor() as cursor:
+            for name, value in settings.items():
+                cursor.execute(f"SET GLOBAL {name} = {value}")
+        yield server
+
+
+def test_answers_are_whole(server: PrivateServer) -> None:
+    with connect(Credentials(socket=server.socket, user="root")) as connection:
+        assert len(connection.rows("SELECT 1 AS n UNION SELECT 2 UNION SELECT 3")) == 3
+        assert connection.value("SELECT COUNT(*) FROM information_schema.COLUMNS AS a, information_schema.ENGINES") != 0
+        assert connection.rows("SELECT SLEEP(0.05) AS a")[0]["a"] == 0
+        assert connection.value("SELECT @@SESSION.sql_mode") == ""
+        assert set(connection.variables("datadir", "socket", "version")) == {"datadir", "socket", "version"}
+
+
+def test_ddl_without_a_lock_is_seen(server: PrivateServer) -> None:
+    credentials = Credentials(socket=server.socket, user="root")
+    with connect(credentials) as connection:
+        abilities = probe_abilities(connection, identify(connection))
+    choice = choose("crash-consistent", abilities, Needs(engines={"InnoDB": 1}, settings=_DURABLE))
+    bounds = Bounds(lock_wait_s=1, lock_attempts=1, lock_hold_s=3)
+    with lockless(credentials, abilities, choice, bounds, check=lambda _: None, sync=lambda: None) as free:
+        server.query("CREATE TABLE d.made (a INT)")
+        with pytest.raises(NotQuiescedError, match="create_table"):
+            free.prove()
