@@ -101,15 +101,21 @@ class Trigger:
         while len(data) < _LENGTH.size or len(data) < _LENGTH.size + _LENGTH.unpack_from(data)[0]:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._outcome], [], [], left)[0]:
-                raise DeadlineError(
-                    f"the storage call had not returned at the deadline (helper pid {self.pid})",
-                    hint="if it returns later, what it made is removed; see the kernel log for why it hangs",
-                )
+                raise self._late()
             chunk = os.read(self._outcome, 1 << 16)
             if not chunk:
+                if time.monotonic() > deadline:
+                    # Too late it says nothing, and it may have been too late before we looked.
+                    raise self._late()
                 raise StorageError("the helper process that takes the snapshot died in its storage call")
             data += chunk
         return data[_LENGTH.size :]
+
+    def _late(self) -> DeadlineError:
+        return DeadlineError(
+            f"the storage call had not returned at the deadline (helper pid {self.pid})",
+            hint="if it returns later, what it made is removed; see the kernel log for why it hangs",
+        )
 
     def reap(self, timeout_s: float) -> bool:
         """Wait for the helper's end, at most `timeout_s`; return whether it ended."""

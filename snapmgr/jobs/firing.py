@@ -98,6 +98,7 @@ def _fire_locked(
     ) as lock:
         frozen_s = 0.0
         if choice.freeze:
+            lock.expect_freeze()
             shots, frozen_s = _fire_frozen(ctx, live, lock.deadline, trigger)
         else:
             shots = trigger.fire(lock.deadline)

@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 import random
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import NotQuiescedError, SnapmgrError
+from snapmgr.errors import NotQuiescedError
 from snapmgr.manifest import QuiesceRecord
 from snapmgr.mysql.blockers import wait_for_blockers
 from snapmgr.mysql.client import ConnectionLostError, MysqlError, connect
 from snapmgr.mysql.position import Sighting, sight
 from snapmgr.mysql.replication import read_channels, settle_sources
+from snapmgr.mysql.standby import Standby
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
@@ -33,14 +34,12 @@ if TYPE_CHECKING:
 
 # lock_wait_timeout, and MariaDB's max_statement_time.
 _WAITED_TOO_LONG = frozenset({1205, 1969})
-_TOO_MANY_CONNECTIONS = 1040
 # Flushing dirty data may take minutes, longer than an administrator lets connections idle; nobody is blocked meanwhile.
 _SYNC_IDLE_S = 600
 # The same while DDL is held off: a second flush is short, unless the storage or we hang.
 _BEGUN_IDLE_S = 120
-# Seeing a connection end.
-_END_S = 2.0
-_LOOK_AGAIN_S = 0.005
+# From the thaw of a frozen server to the proof; stopping it takes a part of it too.
+_THAWED_IDLE_S = 3
 # FLUSH TABLES WITH READ LOCK waits for the global lock, for tables in use and for commits, each for lock_wait_timeout.
 _WAITS = 3
 
@@ -109,9 +108,16 @@ class HeldLock:
             raise LockLostError("the lock's time was over before the snapshot was proven")
         self._connection.set_read_timeout(left)
         # The server counts anew from each statement. It counts in whole seconds, so mostly there is nothing to change.
-        if _idle_s(left) < self._idle_s:
-            self._idle_s = _idle_s(left)
-            self._connection.execute(f"SET SESSION wait_timeout = {self._idle_s}")
+        self._shorten_idleness(_idle_s(left))
+
+    def expect_freeze(self) -> None:
+        """Be told that the server process will now be stopped: it counts idle time anew once it goes on."""
+        self._shorten_idleness(_THAWED_IDLE_S)
+
+    def _shorten_idleness(self, idle_s: int) -> None:
+        if idle_s < self._idle_s:
+            self._idle_s = idle_s
+            self._connection.execute(f"SET SESSION wait_timeout = {idle_s}")
 
     def _sight(self) -> Sighting:
         self._bound_time()
@@ -186,13 +192,14 @@ def locked(
 
     Raises NotQuiescedError when no try got the lock: nothing is locked then.
     """
-    with closing(_Waiting(credentials, abilities, choice, bounds)) as waiting:
+    waiting = _Waiting(credentials, abilities, choice, bounds)
+    with closing(waiting.standby):
         lock = _acquire(waiting, check, sync, tell)
         connection = lock._connection  # noqa: SLF001 - one module
         try:
             yield lock
         except BaseException:
-            waiting.end(connection)
+            waiting.standby.end(connection)
             raise
         finally:
             connection.close()
@@ -215,23 +222,7 @@ class _Waiting:
         self.asked = 0.0
         """time.monotonic() at which the last try began to stop writers."""
         self.granted = 0.0
-        self._standby: Connection | None = None
-
-    def stand_by(self) -> None:
-        """Have a connection that can end the other one, where the server does not bound how long that waits.
-
-        Had before anybody waits: clients that pile up behind our lock may use up all connections.
-        """
-        if self.abilities.statement_time or self._standby is not None:
-            return
-        with suppress(MysqlError):
-            self._standby = connect(self.credentials, timeout_s=_END_S)
-            self._standby.execute(f"SET SESSION wait_timeout = {_SYNC_IDLE_S}")
-
-    def close(self) -> None:
-        """Close the connection that `stand_by` made."""
-        if self._standby is not None:
-            self._standby.close()
+        self.standby = Standby(credentials)
 
     def begin(self, connection: Connection) -> None:
         """Keep other backups and DDL off. Raises MysqlError."""
@@ -261,7 +252,7 @@ class _Waiting:
         try:
             return HeldLock(connection, self)
         except BaseException:
-            self.end(connection)
+            self.standby.end(connection)
             raise
 
     def _execute(self, connection: Connection, statements: tuple[str, ...], asked: float) -> None:
@@ -282,33 +273,12 @@ class _Waiting:
                 connection.set_read_timeout(self.bounds.lock_wait_s + 5)
             except BaseException as error:
                 gave_up = time.monotonic() >= asked + self.bounds.lock_wait_s
-                self.end(connection, asked + _WAITS * math.ceil(self.bounds.lock_wait_s))
+                self.standby.end(connection, asked + _WAITS * math.ceil(self.bounds.lock_wait_s))
                 if isinstance(error, ConnectionLostError) and gave_up and not self.abilities.statement_time:
                     raise MysqlError(
                         f"{statement}: not granted within {format_duration(self.bounds.lock_wait_s)}", errno=1205
                     ) from None
                 raise
-
-    def end(self, connection: Connection, until: float = 0.0) -> None:
-        """Cut a connection and return once the server has ended it; raises no SnapmgrError.
-
-        A statement that waits in MySQL does not notice that its client is gone. Should all connections be taken, this
-        tries until `until` (time.monotonic()), when the server gives up by itself.
-        """
-        connection.drop()
-        until = max(until, time.monotonic() + _END_S)
-        while time.monotonic() < until:
-            try:
-                if self._standby is None:
-                    self._standby = connect(self.credentials, timeout_s=_END_S)
-                self._standby.execute(f"KILL {connection.connection_id}")
-            except ConnectionLostError:
-                self._standby = None
-            except SnapmgrError as error:
-                if not isinstance(error, MysqlError) or error.errno != _TOO_MANY_CONNECTIONS:
-                    # 1094, no such thread: it is gone. Otherwise the server is, or we cannot log in any more.
-                    return
-            time.sleep(_LOOK_AGAIN_S)
 
 
 def _idle_s(left_s: float) -> int:
@@ -346,7 +316,8 @@ def _acquire(
             patience_s = max(patience_s - (time.monotonic() - start), 0.0)
             # Twice: the first may take long, the second is what leaves little dirty for the storage call.
             sync()
-            waiting.stand_by()
+            if not waiting.abilities.statement_time:
+                waiting.standby.get_ready()
             try:
                 waiting.begin(connection)
                 if choice.begin:
