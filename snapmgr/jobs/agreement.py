@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from snapmgr.blockdev import lies_in
 from snapmgr.jobs.attach import place_of
+from snapmgr.mysql.binlog_events import MYSQL_ENCRYPTED_MAGIC
 from snapmgr.mysql.gtid import GtidError, MysqlGtidSet
 from snapmgr.mysql.plainfile import open_plain
+from snapmgr.mysql.position import read_gtid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from snapmgr.mysql.client import Connection
 
 # MySQL's encrypted logs begin with a header of their own, which positions do not count (rpl_log_encryption.h).
-_ENCRYPTED_MAGIC = b"\xfdbin"
 _ENCRYPTED_HEADER_BYTES = 512
 
 
@@ -70,17 +71,11 @@ def compare_gtid(manifest: Manifest, connection: Connection, found: Findings) ->
         # MariaDB reads it from the logs alone; MySQL keeps it in its tables as well.
         found.checks.append("its GTID was not compared: its binary logs are not in it")
         return
-    gtid = read_gtid(connection, mysql=server.flavor == "mysql")
+    gtid = read_gtid(connection, server.flavor)
     if gtid == position.gtid or (server.flavor == "mysql" and _same_set(gtid, position.gtid)):
         found.checks.append(f"its GTID is the recorded one ({gtid})")
     else:
         found.failures.append(f"its GTID is {gtid or 'empty'}, the recorded one is {position.gtid}")
-
-
-def read_gtid(connection: Connection, *, mysql: bool) -> str:
-    """Return the GTIDs of all that a server has executed, on one line; "" for none. Raises MysqlError."""
-    name = "gtid_executed" if mysql else "gtid_binlog_pos"
-    return "".join(str(connection.value(f"SELECT @@GLOBAL.{name}") or "").split())
 
 
 def logs_absent(manifest: Manifest) -> bool:
@@ -103,7 +98,7 @@ def _size(path: Path) -> int | None:
     """Return how long a binary log is, by the count of its positions; None if there is none."""
     try:
         with open_plain(str(path)) as file:
-            encrypted = file.read(len(_ENCRYPTED_MAGIC)) == _ENCRYPTED_MAGIC
+            encrypted = file.read(len(MYSQL_ENCRYPTED_MAGIC)) == MYSQL_ENCRYPTED_MAGIC
             size = os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         return None

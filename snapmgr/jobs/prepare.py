@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from snapmgr.config import Verify
 from snapmgr.errors import ConfigError, LackingError, VerificationError
 from snapmgr.host import signals_held
-from snapmgr.jobs.agreement import read_gtid
 from snapmgr.jobs.attach import attach, copies, data_path, place_of, release_or_tell
 from snapmgr.mysql.origin import read_origin
 from snapmgr.mysql.plainfile import open_plain
+from snapmgr.mysql.position import read_gtid
 from snapmgr.mysql.program import server_for
 from snapmgr.mysql.relocation import server_options
 from snapmgr.mysql.server import run_folder, throwaway
@@ -191,9 +191,9 @@ class _Recovery:
                 time_limit_s=self._how.time_limit_s,
             ) as server,
         ):
-            mysql = self.binary.flavor == "mysql"
             with server.connect() as connection:
-                gtid = read_gtid(connection, mysql=mysql)
+                gtid = read_gtid(connection, self.binary.flavor)
+                mysql = self.binary.flavor == "mysql"
                 uuid = str(connection.value("SELECT @@GLOBAL.server_uuid")) if mysql else None
             if not server.shutdown(time_limit_s=_SHUTDOWN_S):
                 raise VerificationError(

@@ -17,6 +17,7 @@ from snapmgr.mysql.freeze import refuse_unsafe
 from snapmgr.mysql.identity import identify, program_of
 from snapmgr.mysql.layout import Place, read_files, read_layout
 from snapmgr.mysql.levels import DURABILITY, Choice, Needs, choose
+from snapmgr.mysql.position import one_line
 from snapmgr.mysql.replication import applies_in_parallel, name_problems, read_channels
 from snapmgr.mysql.tablespace import tablespaces_elsewhere
 
@@ -243,5 +244,5 @@ def probe_server(job: Job) -> LiveServer:
             parallel_applier=applies_in_parallel(connection, channels),
             layout=read_layout(connection, identity),
             durability=connection.variables(*DURABILITY),
-            gtid_purged="".join(connection.variables("gtid_purged").get("gtid_purged", "").split()),
+            gtid_purged=one_line(connection.variables("gtid_purged").get("gtid_purged")),
         )

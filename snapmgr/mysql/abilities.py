@@ -22,7 +22,6 @@ _COUNTERS = (
     "Com_show_replica_status",
 )
 _VARIABLES = ("log_bin", "max_statement_time", "wsrep_on", "wsrep_provider", "group_replication_group_name")
-_ON = ("ON", "1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ def probe_abilities(connection: Connection, identity: ServerIdentity) -> Abiliti
         backup_stages="com_backup" in counters,
         instance_lock="com_lock_instance" in counters,
         statement_time="max_statement_time" in values,
-        binlog=values.get("log_bin", "").upper() in _ON,
+        binlog=is_on(values.get("log_bin")),
         binlog_status="SHOW BINARY LOG STATUS" if "com_show_binary_log_status" in counters else "SHOW MASTER STATUS",
         replica_status=("SHOW REPLICA STATUS" if modern else "SHOW SLAVE STATUS")
         if mysql
@@ -78,13 +77,18 @@ def probe_abilities(connection: Connection, identity: ServerIdentity) -> Abiliti
     )
 
 
+def is_on(value: str | None) -> bool:
+    """Return whether a variable of the server is switched on; one that it does not have (None) is not."""
+    return value is not None and value.upper() in ("ON", "1")
+
+
 def _status_query() -> str:
     marks = ", ".join(["%s"] * len(_COUNTERS))
     return f"SHOW GLOBAL STATUS WHERE Variable_name IN ({marks})"
 
 
 def _cluster(values: dict[str, str]) -> str | None:
-    if values.get("wsrep_on", "").upper() in _ON and values.get("wsrep_provider", "none") not in ("", "none"):
+    if is_on(values.get("wsrep_on")) and values.get("wsrep_provider", "none") not in ("", "none"):
         return "Galera"
     # The variable is there once the plugin is loaded, and empty until a group was named.
     return "Group Replication" if values.get("group_replication_group_name") else None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.blockdev import lies_in, read_mounts
+from snapmgr.mysql.abilities import is_on
 from snapmgr.mysql.engines import ENGINE_FILES, SYSTEM_SCHEMAS, count_tables
 from snapmgr.mysql.keys import key_settings
 from snapmgr.mysql.openfiles import kind_of, open_files
@@ -138,7 +139,7 @@ def read_layout(connection: Connection, identity: ServerIdentity) -> Layout:
     """
     datadir = identity.datadir
     values = connection.variables(*_FOLDERS, *_FILES, *_SETTINGS, *_SCRATCH, *_PROTOCOLS, _TEMPORARY_FILES, "log_bin")
-    logs = values.get("log_bin_basename") if values.get("log_bin", "").upper() in {"ON", "1"} else None
+    logs = values.get("log_bin_basename") if is_on(values.get("log_bin")) else None
     if logs is None:
         values.pop("log_bin_basename", None)
         values.pop("log_bin_index", None)

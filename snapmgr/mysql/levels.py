@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.errors import NotQuiescedError
+from snapmgr.mysql.abilities import is_on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -213,7 +214,7 @@ def _obstacles(abilities: Abilities, needs: Needs) -> list[str]:
             for name in _ALWAYS_SYNCED
             if needs.settings.get(name) != "1"
         ]
-        found += [f"{name} is ON" for name in _ENCRYPTED if needs.settings.get(name, "").upper() in ("ON", "1")]
+        found += [f"{name} is ON" for name in _ENCRYPTED if is_on(needs.settings.get(name))]
         if needs.replica and abilities.flavor == "mysql":
             # What it executed of its source is in its GTIDs, but not in its binary logs.
             names = _LOGS_WHAT_IT_REPLICATES

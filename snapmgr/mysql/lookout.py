@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from snapmgr.mysql.abilities import is_on
 from snapmgr.mysql.client import ConnectionLostError, MysqlError, first_words
 from snapmgr.mysql.statements import code
 
@@ -112,7 +113,7 @@ class Lookout(ABC):
 
     def _performance_schema_shows(self, *instruments: str) -> bool:
         """Return whether performance_schema is on, open to us, and has these instruments on."""
-        if self._connection.variables("performance_schema").get("performance_schema", "").upper() not in ("ON", "1"):
+        if not is_on(self._connection.variables("performance_schema").get("performance_schema")):
             return False
         try:
             return all(

@@ -10,6 +10,9 @@ from snapmgr.manifest import Position
 if TYPE_CHECKING:
     from snapmgr.mysql.abilities import Abilities
     from snapmgr.mysql.client import Connection
+    from snapmgr.mysql.origin import Flavor
+
+_GTID: dict[Flavor, str] = {"mariadb": "@@GLOBAL.gtid_binlog_pos", "mysql": "@@GLOBAL.gtid_executed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +30,23 @@ def sight(connection: Connection, abilities: Abilities) -> Sighting:
     Exact only while commits are blocked (BACKUP STAGE BLOCK_COMMIT or FLUSH TABLES WITH READ LOCK); otherwise it was
     measured to be wrong by up to 8 transactions. Raises MysqlError.
     """
-    gtid = "@@GLOBAL.gtid_binlog_pos" if abilities.flavor == "mariadb" else "@@GLOBAL.gtid_executed"
-    session = connection.rows(f"SELECT CONNECTION_ID() AS id, {gtid} AS gtid")[0]
+    session = connection.rows(f"SELECT CONNECTION_ID() AS id, {_GTID[abilities.flavor]} AS gtid")[0]
     status = connection.rows(abilities.binlog_status)
     position = None
     if status:
         position = Position(
             file=str(status[0]["File"]),
             offset=int(str(status[0]["Position"])),
-            # MySQL breaks long sets into lines.
-            gtid="".join(str(session["gtid"] or "").split()),
+            gtid=one_line(session["gtid"]),
         )
     return Sighting(connection_id=int(str(session["id"])), position=position)
+
+
+def read_gtid(connection: Connection, flavor: Flavor) -> str:
+    """Return the GTIDs of all that a server has executed, on one line; "" for none. Raises MysqlError."""
+    return one_line(connection.value(f"SELECT {_GTID[flavor]}"))
+
+
+def one_line(gtids: object) -> str:
+    """Return GTIDs as a server gave them, "" for NULL, without the line breaks of MySQL's long sets."""
+    return "".join(str(gtids or "").split())

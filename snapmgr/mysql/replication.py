@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import NotQuiescedError
 from snapmgr.manifest import SourcePosition
+from snapmgr.mysql.abilities import is_on
 from snapmgr.mysql.client import MysqlError, quote
+from snapmgr.mysql.position import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -99,8 +101,7 @@ def _parse_channel(row: Mapping[str, object]) -> Channel:
         file=text("Relay_Source_Log_File", "Relay_Master_Log_File"),
         offset=int(text("Exec_Source_Log_Pos", "Exec_Master_Log_Pos") or 0),
         by_gtid=text("Auto_Position") == "1" or text("Using_Gtid") not in ("", "No"),
-        # MySQL breaks long sets into lines.
-        gtid="".join(text("Executed_Gtid_Set").split()),
+        gtid=one_line(text("Executed_Gtid_Set")),
         error=text("Last_SQL_Error") or ("unknown" if text("Last_SQL_Errno") not in ("", "0") else ""),
         until=text("Until_Condition") not in ("", "None"),
     )
@@ -265,7 +266,7 @@ def _read_applier(connection: Connection) -> Applier:
     workers = (values.get(name, "0") for name in ("replica_parallel_workers", "slave_parallel_workers"))
     threads = max((int(value) for value in (*workers, values.get("slave_parallel_threads", "0"))), default=0)
     order = values.get("replica_preserve_commit_order", values.get("slave_preserve_commit_order", "ON"))
-    return Applier(workers=threads, in_order=order.upper() in ("ON", "1"))
+    return Applier(workers=threads, in_order=is_on(order))
 
 
 def _read_workers(connection: Connection) -> dict[str, tuple[tuple[str, int], ...]] | None:
