@@ -9,7 +9,6 @@ A STOP that is given up goes on in the server: it ends when the transaction unde
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -21,7 +20,7 @@ from snapmgr.errors import NotQuiescedError, SnapmgrError
 from snapmgr.host import boot_id, is_alive, start_ticks
 from snapmgr.manifest import Process
 from snapmgr.mysql.client import Credentials, MysqlError, connect
-from snapmgr.mysql.guard import guarded, remove_dead_groups
+from snapmgr.mysql.guard import drop_record, guarded, remove_dead_groups, write_record
 from snapmgr.mysql.replication import read_channels
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def applier_stopped(
             names=tuple(channel.name for channel in running),
         )
         with guarded(_GUARD, partial(_insist, plan, record), plan.deadline) as guard:
-            _write_record(record, msgspec.structs.replace(plan, guard=guard.process))
+            write_record(record, msgspec.json.encode(msgspec.structs.replace(plan, guard=guard.process)))
             failure = None
             try:
                 _stop(connection, abilities, plan)
@@ -134,7 +133,7 @@ def applier_stopped(
                 # On a connection of its own: the first one may still wait for a STOP, or be gone.
                 unfinished = None if isinstance(failure, _NoRightError) else _try_to_start(plan)
                 if unfinished is None:
-                    _remove(record)
+                    drop_record(record)
                     guard.dismiss()
                 elif failure is not None:
                     failure.hint = "; ".join(filter(None, (failure.hint, unfinished.message, unfinished.hint)))
@@ -222,7 +221,7 @@ def _insist(plan: _Stopped, record: Path) -> None:
         with suppress(SnapmgrError):
             # One START that waits long, not many that pile up.
             _start(plan, wait_s=_PATIENCE_S)
-            _remove(record)
+            drop_record(record)
             return
         time.sleep(_RETRY_S)
 
@@ -242,7 +241,7 @@ def restart_leftovers(folder: Path) -> list[str]:
             plan = msgspec.json.decode(path.read_bytes(), type=_Stopped)
         except (msgspec.DecodeError, OSError):
             # Cut short: it is there, whole, before anything is stopped.
-            _remove(path)
+            drop_record(path)
             continue
         guarded_still = plan.guard is not None and is_alive(plan.guard) and time.monotonic() < plan.deadline + _LATE_S
         if is_alive(plan.server) and guarded_still:
@@ -258,19 +257,6 @@ def restart_leftovers(folder: Path) -> list[str]:
                 f"started now ({error.message}): {'; '.join(_by_hand(plan))}"
             )
             continue
-        _remove(path)
+        drop_record(path)
     remove_dead_groups(_GUARD)
     return said
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
-
-
-def _write_record(path: Path, plan: _Stopped) -> None:
-    """Write the record, whole or not at all. Not flushed to the disk: what ends the machine ends the server too."""
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(msgspec.json.encode(plan))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from snapmgr.errors import LackingError, NotQuiescedError
 from snapmgr.host import is_alive
 from snapmgr.manifest import Process
-from snapmgr.mysql.guard import guarded, remove_dead_groups
+from snapmgr.mysql.guard import drop_record, guarded, remove_dead_groups, write_record
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def thaw_leftovers(folder: Path) -> list[str]:
             server, thawer, deadline = _parse(path.read_text(encoding="ascii"))
         except (ValueError, OSError):
             # Cut short: it is there, whole, before anything is stopped.
-            _remove(path)
+            drop_record(path)
             continue
         if is_alive(server) and is_alive(thawer) and time.monotonic() < deadline + _LATE_S:
             continue
@@ -238,7 +238,7 @@ def thaw_leftovers(folder: Path) -> list[str]:
         except PermissionError:
             said.append(f"a run that was cut short left the server (pid {server.pid}) frozen: kill -CONT {server.pid}")
             continue
-        _remove(path)
+        drop_record(path)
     remove_dead_groups(_THAWER)
     return said
 
@@ -264,11 +264,6 @@ def _thaw(server: Process) -> bool:
         os.close(handle)
 
 
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
-
-
 def _parse(text: str) -> tuple[Process, Process, float]:
     """Return who is frozen, who thaws it, and the time.monotonic() at which. Raises ValueError."""
     server, thawer, deadline = text.splitlines()
@@ -281,9 +276,5 @@ def _process(line: str) -> Process:
 
 
 def _write_record(path: Path, server: Process, thawer: Process, deadline: float) -> None:
-    """Write the record. Not flushed to the disk: what ends the machine ends the frozen server too."""
-    path.parent.mkdir(mode=0o700, exist_ok=True)
     lines = [f"{process.pid} {process.start_ticks} {process.boot_id}" for process in (server, thawer)]
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="ascii") as file:
-        file.write("\n".join([*lines, f"{deadline}"]) + "\n")
+    write_record(path, ("\n".join([*lines, f"{deadline}"]) + "\n").encode())

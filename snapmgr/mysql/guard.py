@@ -28,6 +28,23 @@ _CGROUPS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 _DONE = b"d"
 
 
+def write_record(path: Path, data: bytes) -> None:
+    """Write down what is about to be done to a server, before a guard can undo it and anything is done.
+
+    Not flushed to the disk: what ends the machine ends the server too.
+    """
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+
+
+def drop_record(path: Path) -> None:
+    """Remove a record; never raises."""
+    with suppress(OSError):
+        path.unlink()
+
+
 class Guard:
     """A guard that waits for our end, or for its bound."""
 
