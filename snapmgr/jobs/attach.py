@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import secrets
@@ -17,7 +18,8 @@ from snapmgr.errors import ConfigError, InUseError, LackingError, NotFoundError,
 from snapmgr.host import boot_id, signals_held, this_process
 from snapmgr.manifest import Lease, LeasePart
 from snapmgr.mount import bind, mount_device, remove_point, require_own, unmount
-from snapmgr.mysql.lasting import end_server, remove_folder
+from snapmgr.mysql.lasting import end_server
+from snapmgr.mysql.rundir import remove_folder
 from snapmgr.probe import require_pools_answer
 from snapmgr.records import AttachRecord
 
@@ -293,3 +295,17 @@ def attached(ctx: Context, entry: Entry, *, writable: bool = True, why: Purpose 
         yield lease
     finally:
         release(ctx, lease)
+
+
+@contextmanager
+def room_wanted(task: str) -> Iterator[None]:
+    """Raise LackingError for an OSError in the context that says that there is no room; `task` is what needs it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise LackingError(
+            f"there is no room to {task}: {error}",
+            hint="a clone needs some on its own file system, and its server's files in scratch_dir",
+        ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from snapmgr.config import Verify
 from snapmgr.destination import choose_destination
-from snapmgr.errors import ConfigError, InUseError, LackingError
+from snapmgr.errors import ConfigError, InUseError
 from snapmgr.host import is_alive
-from snapmgr.jobs.attach import attach, copies, data_path, part_point, release, release_or_tell
+from snapmgr.jobs.attach import attach, copies, data_path, part_point, release, release_or_tell, room_wanted
 from snapmgr.manifest import CloneServer
 from snapmgr.mount import holders
 from snapmgr.mysql.lasting import check_options, end_server, held_server, port_problem
@@ -133,43 +132,36 @@ def clone(ctx: Context, plan: ClonePlan) -> Lease:
     """
     manifest = plan.entry.manifest
     lease = attach(ctx, plan.entry, writable=True, why="clone", point=plan.point)
-    try:
-        recorded, data = manifest.server, data_path(lease)
-        binary = server_for(recorded, data, plan.server)
-        facts = CloneServer(
-            folder=str(ctx.config.scratch_dir.absolute() / f"c{lease.id}"),
-            port=plan.port,
-            program=f"{binary.flavor} {binary.version}",
-        )
-        lease = _record(ctx, lease, facts)
-        with held_server(
-            binary,
-            data,
-            settings=recorded.settings if recorded is not None else {},
-            memory_bytes=plan.memory_bytes,
-            run_dir=facts.folder,
-            port=plan.port,
-            options=plan.options,
-            originals={original: str(copy) for original, copy in copies(lease, manifest).items()},
-            mounts=ctx.mounter.mounts(),
-        ) as server:
-            facts = replace(facts, process=server.record, server_id=server.server_id)
+    with room_wanted(f"start a server on a clone of {manifest.id}"):
+        try:
+            recorded, data = manifest.server, data_path(lease)
+            binary = server_for(recorded, data, plan.server)
+            facts = CloneServer(
+                folder=str(ctx.config.scratch_dir.absolute() / f"c{lease.id}"),
+                port=plan.port,
+                program=f"{binary.flavor} {binary.version}",
+            )
             lease = _record(ctx, lease, facts)
-            ctx.tell(f"starting {facts.program} on a clone")
-            server.run(plan.time_limit_s)
-            facts = replace(facts, server_uuid=server.uuid(), answered_at=datetime.now(UTC))
-            lease = _record(ctx, lease, facts)
-    except OSError as error:
-        release_or_tell(ctx, lease)
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            with held_server(
+                binary,
+                data,
+                settings=recorded.settings if recorded is not None else {},
+                memory_bytes=plan.memory_bytes,
+                run_dir=facts.folder,
+                port=plan.port,
+                options=plan.options,
+                originals=copies(lease, manifest),
+                mounts=ctx.mounter.mounts(),
+            ) as server:
+                facts = replace(facts, process=server.record, server_id=server.server_id)
+                lease = _record(ctx, lease, facts)
+                ctx.tell(f"starting {facts.program} on a clone")
+                server.run(plan.time_limit_s)
+                facts = replace(facts, server_uuid=server.uuid(), answered_at=datetime.now(UTC))
+                lease = _record(ctx, lease, facts)
+        except BaseException:
+            release_or_tell(ctx, lease)
             raise
-        raise LackingError(
-            f"there is no room to start a server on a clone of {manifest.id}: {error}",
-            hint="it needs some on the clone's own file system, and its socket and temporary files in scratch_dir",
-        ) from None
-    except BaseException:
-        release_or_tell(ctx, lease)
-        raise
     return lease
 
 

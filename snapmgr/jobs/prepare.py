@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import time
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.config import Verify
-from snapmgr.errors import ConfigError, LackingError, VerificationError
+from snapmgr.errors import ConfigError, VerificationError
 from snapmgr.host import signals_held
-from snapmgr.jobs.attach import attach, copies, data_path, place_of, release_or_tell
+from snapmgr.jobs.attach import attach, copies, data_path, place_of, release_or_tell, room_wanted
 from snapmgr.mysql.origin import read_origin
 from snapmgr.mysql.plainfile import open_plain
 from snapmgr.mysql.position import read_gtid
@@ -88,24 +87,17 @@ def prepare(
     how = how or Verify()
     start = time.monotonic()
     lease = attach(ctx, entry, writable=True, why="prepare", point=point)
-    try:
-        recovery = _Recovery(ctx, manifest, lease, how, pool_bytes)
-        recovered, last = recovery.run()
-        with signals_held():
-            lease = replace(lease, why="mount")
-            ctx.catalog.write_lease(lease)
-    except OSError as error:
-        release_or_tell(ctx, lease)
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    with room_wanted(f"prepare snapshot {manifest.id}"):
+        try:
+            recovery = _Recovery(ctx, manifest, lease, how, pool_bytes)
+            recovered, last = recovery.run()
+            with signals_held():
+                lease = replace(lease, why="mount")
+                ctx.catalog.write_lease(lease)
+        except BaseException:
+            if lease.why == "prepare":
+                release_or_tell(ctx, lease)
             raise
-        raise LackingError(
-            f"there is no room to prepare snapshot {manifest.id}: {error}",
-            hint="the clone needs some on its own file system, and the server's files in scratch_dir",
-        ) from None
-    except BaseException:
-        if lease.why == "prepare":
-            release_or_tell(ctx, lease)
-        raise
     return Prepared(
         lease=lease,
         data_path=data_path(lease),
@@ -187,7 +179,7 @@ class _Recovery:
                 memory_bytes=self._how.memory_bytes,
                 run_dir=run_dir,
                 options=self._options,
-                originals={original: str(copy) for original, copy in self._there.items()},
+                originals=self._there,
                 time_limit_s=self._how.time_limit_s,
             ) as server,
         ):

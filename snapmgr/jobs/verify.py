@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shlex
 import time
 from datetime import UTC, datetime
@@ -14,13 +13,12 @@ from snapmgr.errors import (
     AlteredError,
     CommandError,
     ConfigError,
-    LackingError,
     NotFoundError,
     SnapmgrError,
     VerificationError,
 )
 from snapmgr.jobs.agreement import Findings, check_binlog, compare_gtid
-from snapmgr.jobs.attach import attached, copies, data_path
+from snapmgr.jobs.attach import attached, copies, data_path, room_wanted
 from snapmgr.jobs.note import store_note
 from snapmgr.manifest import Verification
 from snapmgr.mysql.check import check_tables, run_assertions
@@ -56,7 +54,7 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
     trial = _Trial(ctx, manifest, how)
     verification: Verification | None = None
     try:
-        with attached(ctx, entry) as lease:
+        with room_wanted(f"try snapshot {manifest.id}"), attached(ctx, entry) as lease:
             try:
                 trial.run(lease)
             except (VerificationError, MysqlError) as error:
@@ -75,13 +73,6 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
             verification = trial.record(time.monotonic() - start)
         else:
             raise
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise LackingError(
-            f"there is no room to try snapshot {manifest.id}: {error}",
-            hint="the clone needs some on its own file system, and the server's files in scratch_dir",
-        ) from None
     if trial.failures:
         more = len(trial.failures) - _FAILURES_SHOWN
         raise VerificationError(
@@ -156,7 +147,7 @@ class _Trial:
                 run_dir=run_dir,
                 options=self._how.options,
                 # Absolute paths in the data lead to the live files, unless the clone's are put in their place.
-                originals={original: str(copy) for original, copy in there.items()},
+                originals=there,
                 time_limit_s=self._deadline - time.monotonic(),
             ) as server:
                 self.checks.append(f"{binary.flavor} {binary.version} started and recovered")

@@ -8,6 +8,7 @@ in the binary log's index.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from snapmgr.mysql.plainfile import open_plain, read_isl
 from snapmgr.mysql.tablespace import dictionary_paths, page_size
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
 _FOLDERS = (
     "innodb_data_home_dir",
@@ -28,6 +29,9 @@ _FOLDERS = (
     "innodb_doublewrite_dir",
     "aria_log_dir_path",
 )
+
+Originals = Mapping[str, "str | os.PathLike[str]"]
+"""Folders as the source's server knew them, and the copy of each: the datadir and every place outside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +51,7 @@ class Copy:
 
 
 def prepare_copy(
-    datadir: str, settings: Mapping[str, str], originals: Mapping[str, str], *, fresh_logs: str | None = None
+    datadir: str, settings: Mapping[str, str], originals: Originals, *, fresh_logs: str | None = None
 ) -> Copy:
     """Prepare the copy at `datadir` and return how to start a server on it. Changes only the copy.
 
@@ -135,7 +139,7 @@ def _links(datadir: str) -> dict[str, str]:
     return found
 
 
-def _check_covered(leads: Mapping[str, str], originals: Mapping[str, str]) -> None:
+def _check_covered(leads: Mapping[str, str], originals: Originals) -> None:
     for path, where in sorted(leads.items()):
         # The covers lie over resolved folders; who named one by a symlink reaches it all the same.
         if not (lies_in(path, *originals) or lies_in(os.path.realpath(path), *originals)):
@@ -158,7 +162,7 @@ class _Folders:
     datadir: str
     seen_as: str
     """The datadir, as the server will see it."""
-    originals: Mapping[str, str]
+    originals: Originals
 
     def seen(self, folder: str) -> str:
         """Given a folder from the datadir, return its path as the server will see it."""

@@ -22,7 +22,7 @@ from snapmgr.mysql.rundir import as_user
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from snapmgr.mysql.copy import Copy
+    from snapmgr.mysql.copy import Copy, Originals
     from snapmgr.mysql.program import ServerBinary
 
 _MARIADB_PLUGIN = "file_key_management"
@@ -41,11 +41,15 @@ class Keys:
     missing: str | None = None
     """Why it has none, in words; nothing is amiss as long as nothing is encrypted."""
 
+    def among(self, options: Sequence[str]) -> tuple[str, ...]:
+        """Return the user's options with these at their places: the last one given wins."""
+        return (*self.options, *options, *([f"--plugin-dir={self.plugin_dir}"] if self.plugin_dir else ()))
+
 
 def provide_keys(
     binary: ServerBinary,
     copy: Copy,
-    originals: Mapping[str, str],
+    originals: Originals,
     *,
     run_dir: str,
     owner: tuple[int, int],
@@ -74,7 +78,7 @@ def provide_keys(
 class _Room:
     """What the server's user can read, where the server will see it."""
 
-    def __init__(self, copy: Copy, originals: Mapping[str, str], owner: tuple[int, int]) -> None:
+    def __init__(self, copy: Copy, originals: Originals, owner: tuple[int, int]) -> None:
         self._covered = bool(copy.covers)
         self._originals = originals
         self._owner = owner

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import select
-import shutil
 import signal
 import socket as sockets
 import struct
@@ -22,13 +21,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from snapmgr.blockdev import lies_in
 from snapmgr.command import end_process, let_go, start_held
-from snapmgr.errors import ConfigError, LackingError, StorageError, VerificationError
+from snapmgr.errors import ConfigError, LackingError, VerificationError
 from snapmgr.host import is_alive, this_process
 from snapmgr.mysql.copy import prepare_copy
 from snapmgr.mysql.keyring import provide_keys
 from snapmgr.mysql.options import server_options
 from snapmgr.mysql.plainfile import open_plain
-from snapmgr.mysql.rundir import as_user, check_reachable, make_run_dir, owner_of
+from snapmgr.mysql.rundir import COVER_FAILED, as_user, check_reachable, covered, make_run_dir, owner_of
 from snapmgr.mysql.serverlog import describe_end, lacks_keys
 from snapmgr.units import format_duration
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from snapmgr.command import Process as ChildProcess
     from snapmgr.manifest import Process
-    from snapmgr.mysql.copy import Copy
+    from snapmgr.mysql.copy import Copy, Originals
     from snapmgr.mysql.program import ServerBinary
     from snapmgr.records import Mount
 
@@ -61,13 +60,6 @@ _OURS = {
     "skip-grant-tables": "off: anybody on this machine could log in",
 }
 _PREFIXES = ("loose-", "enable-", "maximum-")
-# In a mount namespace of its own: takes out file systems up to the first "--", then mounts the copy over the original
-# paths, pairs up to the second.
-_COVER = (
-    'while [ "$1" != -- ]; do umount --lazy "$1" || :; shift; done; shift; '
-    'while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 97; shift 2; done; shift; exec "$@"'
-)
-_COVER_FAILED = 97
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/dev", "/proc", "/sys")
 
 
@@ -157,7 +149,7 @@ class LastingServer:
         text = os.pread(self._log.fileno(), _LOG_SHOWN, max(size - _LOG_SHOWN, 0))
         told = text.decode("utf-8", "replace")
         end = describe_end(told, returncode)
-        if returncode == _COVER_FAILED:
+        if returncode == COVER_FAILED:
             raise LackingError(f"the clone could not be mounted over the original paths: {end.text}")
         if self._no_keys is not None and lacks_keys(told, given=False):
             raise LackingError(
@@ -185,7 +177,7 @@ def held_server(
     run_dir: str,
     port: int | None,
     options: Sequence[str],
-    originals: Mapping[str, str],
+    originals: Originals,
     mounts: Sequence[Mount] = (),
 ) -> Iterator[LastingServer]:
     """Prepare the clone at `datadir` and start a server on it that waits for `LastingServer.run`.
@@ -220,7 +212,7 @@ def held_server(
             socket=socket,
             uid=uid,
             port=port,
-            options=(*keys.options, *options, *([f"--plugin-dir={keys.plugin_dir}"] if keys.plugin_dir else [])),
+            options=keys.among(options),
         )
         needed = {binary.path, run_dir, *(part.partition("=")[2] for part in serving if "=/" in part)}
         needed |= {value for value in copy.settings.values() if value.startswith("/")}
@@ -243,15 +235,11 @@ def held_server(
 
 
 def _covered(copy: Copy, mounts: Sequence[Mount], needed: Collection[str]) -> list[str]:
-    if not copy.covers:
-        return []
-    pairs = [path for pair in copy.covers for path in pair]
     targets = [path for _, path in copy.covers]
     # What is covered may be a mount itself, of live data: that one goes. The folder that it is mounted on must stay.
     kept = {path for path in needed if not lies_in(path, *targets)}
     kept |= {source for source, _ in copy.covers} | {os.path.dirname(target) for target in targets}
-    out = unneeded(mounts, kept)
-    return ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _COVER, "sh", *out, "--", *pairs, "--"]
+    return covered(copy.covers, unneeded(mounts, kept))
 
 
 def unneeded(mounts: Sequence[Mount], needed: Collection[str]) -> list[str]:
@@ -316,14 +304,3 @@ def end_server(process: Process, *, kill: bool, time_limit_s: float = _KILL_S) -
         return bool(poll.poll(time_limit_s * 1000))
     finally:
         os.close(fd)
-
-
-def remove_folder(folder: str) -> None:
-    """Remove a server's folder and all in it; nothing if it is gone. Raises StorageError."""
-    # By descriptors: it is the server's user's, who may lay symlinks there.
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StorageError(f"cannot remove {folder}: {error}", hint="look who uses it, and remove it") from None

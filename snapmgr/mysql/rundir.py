@@ -1,19 +1,28 @@
-"""What a server on a copy runs as and in: the datadir's owner; a folder for its socket, log and temporary files."""
+"""What a server on a copy runs as and in: the datadir's owner, its mounts, a folder for its socket, log and others."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.command import CommandRunner
-from snapmgr.errors import LackingError, VerificationError
+from snapmgr.errors import LackingError, StorageError, VerificationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from typing import BinaryIO
 
 LOG = "server.log"
 """What the server prints, in its folder."""
+COVER_FAILED = 97
+"""Exit code of a program that was to be `covered` and could not be."""
+# Takes file systems out up to the first "--", then mounts folders over others, pairs up to the second.
+_COVER = (
+    'while [ "$1" != -- ]; do umount --lazy "$1" || :; shift; done; shift; '
+    f'while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit {COVER_FAILED}; shift 2; done; shift; exec "$@"'
+)
 # sun_path has 108 bytes; clients cut or refuse at different lengths before that.
 _SOCKET_LIMIT = 100
 
@@ -43,6 +52,21 @@ def as_user(uid: int, gid: int) -> list[str]:
     if os.geteuid() != 0:
         return []
     return ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--"]
+
+
+def covered(covers: Sequence[tuple[str, str]], out: Iterable[str] = ()) -> list[str]:
+    """Return what stands before a program so that it sees folders of a copy at other paths; nothing without `covers`.
+
+    It runs in a mount namespace of its own. As root only.
+
+    Args:
+        covers: pairs of a folder and the path to mount it over, as `snapmgr.mysql.copy.Copy.covers`.
+        out: points of mounts that are taken out of the namespace first, in this order.
+    """
+    if not covers:
+        return []
+    pairs = [path for pair in covers for path in pair]
+    return ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _COVER, "sh", *out, "--", *pairs, "--"]
 
 
 def make_run_dir(run_dir: str, uid: int, gid: int, *, mode: int = 0o700) -> tuple[str, BinaryIO]:
@@ -88,3 +112,14 @@ def check_reachable(datadir: str, run_dir: str, uid: int, gid: int) -> None:
                 f"user {uid}, who owns the datadir, cannot reach {path}",
                 hint="the folders above it must be open for passing through (chmod o+x)",
             )
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a server's folder and all in it; nothing if it is gone. Raises StorageError."""
+    # By descriptors: it is the server's user's, who may lay symlinks there.
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageError(f"cannot remove {folder}: {error}", hint="look who uses it, and remove it") from None

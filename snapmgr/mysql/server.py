@@ -7,7 +7,6 @@ killed. It is shown the copy only: a path that leads out of it, into the live da
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from contextlib import contextmanager
@@ -15,12 +14,21 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from snapmgr.command import Process, running
-from snapmgr.errors import LackingError, StorageError, VerificationError
+from snapmgr.errors import LackingError, VerificationError
 from snapmgr.mysql.client import Connection, Credentials, MysqlError, connect
 from snapmgr.mysql.copy import Copy, prepare_copy
 from snapmgr.mysql.keyring import provide_keys
 from snapmgr.mysql.options import server_options
-from snapmgr.mysql.rundir import LOG, as_user, check_reachable, make_run_dir, owner_of
+from snapmgr.mysql.rundir import (
+    COVER_FAILED,
+    LOG,
+    as_user,
+    check_reachable,
+    covered,
+    make_run_dir,
+    owner_of,
+    remove_folder,
+)
 from snapmgr.mysql.serverlog import damage, describe_end, lacks_keys
 from snapmgr.mysql.tablespace import name_spaces
 from snapmgr.units import format_duration
@@ -28,13 +36,11 @@ from snapmgr.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from snapmgr.mysql.copy import Originals
     from snapmgr.mysql.program import ServerBinary
 
 _GRACE_S = 10.0
 _MIB = 1024 * 1024
-# Mounts the copy over the paths that the source server knew, in a mount namespace of its own: pairs up to "--".
-_COVER = 'while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 97; shift 2; done; shift; exec "$@"'
-_COVER_FAILED = 97
 
 
 class ThrowawayServer:
@@ -116,7 +122,7 @@ def throwaway(
     memory_bytes: int,
     run_dir: str | os.PathLike[str],
     options: Sequence[str] = (),
-    originals: Mapping[str, str] | None = None,
+    originals: Originals | None = None,
     time_limit_s: float = 600.0,
 ) -> Iterator[ThrowawayServer]:
     """Run a server on a writable copy of a datadir while the context lasts; it is always ended and reaped.
@@ -148,9 +154,7 @@ def throwaway(
             *_prefix(copy, uid, gid),
             binary.path,
             *server_options(binary, copy, memory_bytes=memory_bytes, run_dir=run_dir, socket=socket, uid=uid),
-            *keys.options,
-            *options,
-            *([f"--plugin-dir={keys.plugin_dir}"] if keys.plugin_dir else []),
+            *keys.among(options),
         ]
         with running(argv, output=log, grace_s=_GRACE_S) as process:
             # Of any plugin it is assumed that it has keys: then what cannot be read is damaged.
@@ -177,10 +181,7 @@ def run_folder(scratch: str | os.PathLike[str]) -> Iterator[str]:
     try:
         yield folder
     finally:
-        try:
-            shutil.rmtree(folder)
-        except OSError as error:
-            raise StorageError(f"cannot remove {folder}: {error}", hint="look who uses it, and remove it") from None
+        remove_folder(folder)
 
 
 def _read_from(fd: int, offset: int) -> bytes:
@@ -206,12 +207,7 @@ def _prefix(copy: Copy, uid: int, gid: int) -> list[str]:
         raise LackingError(
             "the copy holds absolute paths, and only root can let a server see the copy at them", hint="run as root"
         )
-    pairs = [path for pair in copy.covers for path in pair]
-    return [
-        *("unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _COVER, "sh"),
-        *(*pairs, "--"),
-        *_as_owner(uid, gid),
-    ]
+    return [*covered(copy.covers), *_as_owner(uid, gid)]
 
 
 def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None:
@@ -219,7 +215,7 @@ def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None
     last = ""
     while (left := deadline - time.monotonic()) > 0:
         if not server.running:
-            if server._process.returncode == _COVER_FAILED:  # noqa: SLF001 - one module
+            if server._process.returncode == COVER_FAILED:  # noqa: SLF001 - one module
                 raise LackingError(f"the copy could not be mounted over the original paths: {server.excerpt()}")
             raise server.failure("the server ended instead of starting on the copy")
         try:
