@@ -46,8 +46,10 @@ _LOCKS = ("FLUSH TABLES WITH READ LOCK", "BACKUP STAGE")
 
 UNSEEN = "import snapmgr.mysql.quiesce as q; q.wait_for_blockers = lambda *_, **__: None"
 """What holds the lock off comes right after it was looked for."""
-SLOW_JITTER = "q.random.uniform = lambda *_: 5.0"
-"""A second of rest after the first try; after `UNSEEN`."""
+SLOW_JITTER = "q.random.uniform = lambda *_: 3.0"
+"""More than half a second of rest after the first try; after `UNSEEN`."""
+DEAF_TO_TIME = "import snapmgr.mysql.client as c; c.Connection.set_read_timeout = lambda *_: None"
+"""Wait for what the server answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
