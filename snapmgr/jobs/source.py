@@ -16,7 +16,7 @@ from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.freeze import refuse_unsafe
 from snapmgr.mysql.identity import identify, program_of
 from snapmgr.mysql.layout import Place, read_files, read_layout
-from snapmgr.mysql.levels import DURABILITY, Choice, Needs, choose
+from snapmgr.mysql.levels import DURABILITY, REDO_AT_COMMIT, Choice, Needs, choose
 from snapmgr.mysql.position import one_line
 from snapmgr.mysql.replication import applies_in_parallel, name_problems, read_channels
 from snapmgr.mysql.tablespace import tablespaces_elsewhere
@@ -67,12 +67,11 @@ class LiveServer:
             raise NotQuiescedError("the server was restarted or exchanged since it was looked at", hint="try again")
         layout = read_layout(connection, now)
         _refuse_new(_folders(layout) - _folders(self.layout))
-        if self.lockless:
-            new = sorted({*layout.engines} - {*self.layout.engines})
-            durability = connection.variables(*DURABILITY)
-            new += sorted(name for name in durability if durability[name] != self.durability.get(name))
-            if new:
-                raise NotQuiescedError(f"new since the server was looked at: {', '.join(new)}", hint="try again")
+        new = sorted({*layout.engines} - {*self.layout.engines}) if self.lockless else []
+        settings = connection.variables(*(DURABILITY if self.lockless else (REDO_AT_COMMIT,)))
+        new += sorted(name for name in settings if settings[name] != self.durability.get(name))
+        if new:
+            raise NotQuiescedError(f"new since the server was looked at: {', '.join(new)}", hint="try again")
 
     def record(self) -> ServerRecord:
         """Return what a later restore has to know of the server."""

@@ -25,7 +25,9 @@ _FLUSH_LOGS = "FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS"
 # They keep nothing on disk that must agree with anything.
 _WITHOUT_DATA = frozenset({"MEMORY", "BLACKHOLE", "FEDERATED", "CONNECT", "SPIDER", "SEQUENCE", "MRG_MyISAM", "NDB"})
 _SHOWN_ENGINES = 5
-_ALWAYS_SYNCED = ("sync_binlog", "innodb_flush_log_at_trx_commit")
+REDO_AT_COMMIT = "innodb_flush_log_at_trx_commit"
+"""Variable that says whether a commit is in InnoDB's log files (1, 2, 3), or for up to a second in memory only (0)."""
+_ALWAYS_SYNCED = ("sync_binlog", REDO_AT_COMMIT)
 _ENCRYPTED = ("encrypt_binlog", "binlog_encryption")
 _LOGS_WHAT_IT_REPLICATES = ("log_replica_updates", "log_slave_updates")
 DURABILITY = (*_ALWAYS_SYNCED, *_ENCRYPTED, *_LOGS_WHAT_IT_REPLICATES)
@@ -50,6 +52,11 @@ class Needs:
     """Whether it is a replica that executes with several threads."""
     replica: bool = False
     """Whether it has a source."""
+
+    @property
+    def redo_lags(self) -> bool:
+        """Whether what was committed last is in the server's memory only."""
+        return (self.settings or {}).get(REDO_AT_COMMIT) == "0"
 
     @property
     def other_engines(self) -> tuple[str, ...]:
@@ -78,6 +85,8 @@ class Choice:
     flush: tuple[str, ...] = ()
     """Right under the lock, before the storage call."""
     unlock: tuple[str, ...] = ()
+    redo_lags: bool = False
+    """Whether what was committed before the lock has to come into InnoDB's log files first."""
 
     @property
     def global_read_lock(self) -> bool:
@@ -137,6 +146,7 @@ def _backup_lock(abilities: Abilities, needs: Needs, asked: str, *, freeze: bool
             begin=("LOCK INSTANCE FOR BACKUP",),
             lock=(_FTWRL,),
             flush=_flush(needs),
+            redo_lags=needs.redo_lags,
             only_innodb=not needs.other_engines,
             unlock=("UNLOCK TABLES", "UNLOCK INSTANCE"),
         )
@@ -157,6 +167,7 @@ def _backup_lock(abilities: Abilities, needs: Needs, asked: str, *, freeze: bool
         # Each stage is quick by itself; only BLOCK_COMMIT stops all writers.
         lock=stages,
         flush=_flush(needs),
+        redo_lags=needs.redo_lags,
         only_innodb=not needs.other_engines,
         unlock=("BACKUP STAGE END",),
     )
@@ -169,6 +180,7 @@ def _global_read_lock(needs: Needs, asked: str, *, freeze: bool = False) -> Choi
         freeze=freeze,
         lock=(_FTWRL,),
         flush=_flush(needs),
+        redo_lags=needs.redo_lags,
         only_innodb=not needs.other_engines,
         unlock=("UNLOCK TABLES",),
     )
@@ -184,13 +196,14 @@ def _lockless(asked: str, *, tail: bool) -> Choice:
 def _flush(needs: Needs) -> tuple[str, ...]:
     # Else the data hold transactions as merely prepared whose commit only the binlog tells, and recovery rolls them
     # back (MySQL) or refuses to start (MariaDB) where that binlog is missing or older.
-    return (_FLUSH_LOGS,) if needs.logs_apart else ()
+    # And with a log that is written once a second both lose what that says is committed.
+    return (_FLUSH_LOGS,) if needs.logs_apart or needs.redo_lags else ()
 
 
 def _why_flush(needs: Needs) -> str:
-    if not needs.logs_apart:
-        return ""
-    return f"; the engines' logs are flushed under it, for {', '.join(needs.logs_apart)} is of another instant"
+    reasons = [f"{', '.join(needs.logs_apart)} is of another instant"] if needs.logs_apart else []
+    reasons += [f"{REDO_AT_COMMIT} is 0"] if needs.redo_lags else []
+    return f"; the engines' logs are flushed under it, for {' and '.join(reasons)}" if reasons else ""
 
 
 def _obstacles(abilities: Abilities, needs: Needs) -> list[str]:

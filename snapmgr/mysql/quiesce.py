@@ -20,6 +20,7 @@ from snapmgr.manifest import QuiesceRecord
 from snapmgr.mysql.blockers import wait_for_blockers
 from snapmgr.mysql.client import ConnectionLostError, MysqlError, connect
 from snapmgr.mysql.position import Sighting, sight
+from snapmgr.mysql.redo import await_redo
 from snapmgr.mysql.replication import read_channels, settle_sources
 from snapmgr.mysql.standby import Standby
 from snapmgr.units import format_duration
@@ -79,6 +80,8 @@ class HeldLock:
         self._bound_time()
         for statement in self._choice.flush:
             connection.execute(statement)
+        if self._choice.redo_lags and waiting.abilities.flavor == "mariadb":
+            await_redo(connection, self.deadline)
         self.sources = self._read_sources()
         """How far a replica has executed, as exactly as can be known under this lock."""
         self._before = self._sight()

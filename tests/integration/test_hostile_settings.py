@@ -13,7 +13,9 @@ from snapmgr.mysql.identity import identify
 from snapmgr.mysql.levels import Needs, choose
 from snapmgr.mysql.lockless import lockless
 from snapmgr.mysql.quiesce import Bounds
-from support.kinds import KINDS
+from support.exactness import take_and_check
+from support.kinds import KINDS, each_kind
+from support.scene import SERVER_OPTIONS, btrfs_scene
 from support.server import private_server
 from support.storage import work_folder
 
@@ -63,6 +65,17 @@ def test_ddl_without_a_lock_is_seen(server: PrivateServer) -> None:
     choice = choose("crash-consistent", abilities, Needs(engines={"InnoDB": 1}, settings=_DURABLE))
     bounds = Bounds(lock_wait_s=1, lock_attempts=1, lock_hold_s=3)
     with lockless(credentials, abilities, choice, bounds, check=lambda _: None, sync=lambda: None) as free:
-        server.query("CREATE TABLE d.made (a INT)")
+        name, _ = _TIME_LIMIT[server.kind.flavor]
+        with server.connect(init_command=f"SET SESSION {name} = 0") as other, other.cursor() as cursor:
+            cursor.execute("CREATE TABLE d.made (a INT)")
         with pytest.raises(NotQuiescedError, match="create_table"):
             free.prove()
+
+
+@each_kind
+def test_what_is_committed_in_memory_only_is_in_the_snapshot(kind: str) -> None:
+    with btrfs_scene("--innodb-flush-log-at-trx-commit=0", kind=kind) as scene:
+        ctx = scene.context()
+        (manifest,) = take_and_check(ctx, ctx.config.jobs["demo"], scene.server, 1, writers=2, options=SERVER_OPTIONS)
+        assert manifest.quiesce is not None
+        assert "innodb_flush_log_at_trx_commit is 0" in manifest.quiesce.why

@@ -127,3 +127,14 @@ def test_what_a_server_cannot_do_is_refused():
 def test_members_of_a_cluster_are_refused(asked, cluster):
     with pytest.raises(NotQuiescedError, match=cluster):
         choose(asked, replace(MARIADB, cluster=cluster), INNODB)
+
+
+@pytest.mark.parametrize("level", ["auto", "backup-lock", "global-read-lock", "freeze-process"])
+def test_a_redo_log_written_once_a_second_is_flushed_under_every_lock(level: str) -> None:
+    for abilities in (MARIADB, MYSQL):
+        choice = choose(level, abilities, replace(MIXED, settings={"innodb_flush_log_at_trx_commit": "0"}))
+        assert choice.redo_lags
+        assert choice.flush == ("FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS",)
+        durable = choose(level, abilities, replace(MIXED, settings={"innodb_flush_log_at_trx_commit": "2"}))
+        assert not durable.redo_lags
+        assert durable.flush == ()

@@ -1,0 +1,39 @@
+"""Waiting for a redo log: from numbers that a server states."""
+
+from __future__ import annotations
+
+import time
+from unittest.mock import Mock
+
+import pytest
+
+from snapmgr.errors import NotQuiescedError
+from snapmgr.mysql.client import Connection
+from snapmgr.mysql.redo import await_redo
+
+
+def server(*states: tuple[int, int]) -> Mock:
+    """Return a connection whose server states these (made, written) one after another, the last one for ever."""
+    answers = [
+        [
+            {"Variable_name": "Innodb_lsn_current", "Value": str(current)},
+            {"Variable_name": "Innodb_lsn_flushed", "Value": str(flushed)},
+        ]
+        for current, flushed in states
+    ]
+    connection = Mock(spec=Connection)
+    connection.rows.side_effect = lambda _: answers.pop(0) if len(answers) > 1 else answers[0]
+    return connection
+
+
+def test_it_waits_for_what_was_made_at_first_and_not_for_what_comes() -> None:
+    connection = server((100, 40), (200, 99), (300, 100), (400, 100))
+    await_redo(connection, time.monotonic() + 5)
+    assert connection.rows.call_count == 3
+
+
+def test_it_gives_up_before_the_lock_ends() -> None:
+    deadline = time.monotonic() + 0.1
+    with pytest.raises(NotQuiescedError, match="not in InnoDB's log files yet"):
+        await_redo(server((100, 99)), deadline)
+    assert time.monotonic() <= deadline + 0.05
