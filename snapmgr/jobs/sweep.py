@@ -129,7 +129,8 @@ def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
 
     Raises BinlogError if that cannot be read: the snapshot is BROKEN then.
     """
-    from snapmgr.mysql.binlog import BinlogError, read_tail  # noqa: PLC0415 - for few snapshots
+    from snapmgr.mysql.binlog import read_tail  # noqa: PLC0415 - for few snapshots
+    from snapmgr.mysql.binlog_reader import BinlogError  # noqa: PLC0415
 
     quiesce, server = manifest.quiesce, manifest.server
     if quiesce is None or quiesce.position_from != "binlog" or server is None or not server.log_bin:

@@ -27,31 +27,12 @@ from snapmgr.mysql.binlog_events import (
     XaPrepare,
     Xid,
 )
-from snapmgr.mysql.binlog_reader import (
-    BinlogError,
-    EncryptedBinlogError,
-    Event,
-    Reader,
-    TruncatedBinlogError,
-    iterate,
-    open_binlog,
-)
+from snapmgr.mysql.binlog_reader import BinlogError, Event, Reader, TruncatedBinlogError, open_binlog
 from snapmgr.mysql.gtid import GtidError, MariadbGtidPosition, MysqlGtidSet
 from snapmgr.mysql.plainfile import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = [
-    "BinlogError",
-    "EncryptedBinlogError",
-    "Event",
-    "Tail",
-    "TruncatedBinlogError",
-    "iterate",
-    "read_tail",
-    "tail",
-]
 
 _INDEX_BYTES = 64 << 20
 # They belong to the statement that follows.

@@ -51,7 +51,6 @@ class EventType(IntEnum):
     MARIADB_GTID = 162
     GTID_LIST = 163
     START_ENCRYPTION = 164
-    QUERY_COMPRESSED = 165
 
 
 @dataclass(frozen=True, kw_only=True)

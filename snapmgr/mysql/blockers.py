@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import NotQuiescedError
 from snapmgr.mysql.client import ConnectionLostError, MysqlError
-from snapmgr.mysql.lookout import words
+from snapmgr.mysql.lookout import Holder, words
 from snapmgr.mysql.lookout_mariadb import MariadbLookout
 from snapmgr.mysql.lookout_mysql import MysqlLookout
 from snapmgr.mysql.statements import is_only_a_select
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from snapmgr.mysql.abilities import Abilities
     from snapmgr.mysql.client import Connection
     from snapmgr.mysql.levels import LockLevel
-    from snapmgr.mysql.lookout import Holder, Lookout
+    from snapmgr.mysql.lookout import Lookout
 
 _MIN_AGE_S = 1.0
 _LOOK_AGAIN_S = 0.2
@@ -37,24 +37,10 @@ _BACKUP_PROGRAMS = ("mysqldump", "mysqlpump", "mydumper", "mariadb-dump", "xtrab
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocker:
-    """What would hold the lock off."""
+class Blocker(Holder):
+    """What would hold the lock off, and since when."""
 
-    connection_id: int | None
-    """None where the server does not tell whose it is."""
-    account: str
-    """user@host, "" if it is not known."""
-    what: str
-    """For people: "has been running", "holds LOCK TABLES … WRITE, idle"."""
     age_s: float
-    statement: str
-    """Its first words, without literals; "" if nothing runs."""
-    idle: bool
-    """No statement runs, so only ending the connection would help."""
-    only_reads: bool
-    """A SELECT that holds nothing but tables open for reading."""
-    system: bool
-    """A thread of the server's own: ending its statement would stop a replica."""
     held_up_by: int | None = None
     """The connection whose row lock it waits for, if that is known."""
 
@@ -140,7 +126,7 @@ class _Watch:
             self._since = {holder.key: self._since[holder.key] for _, holder in held if holder.key in self._since}
             old = [pair for pair in held if pair[0] >= _MIN_AGE_S]
             if len(old) == len(held) or now - began >= _MIN_AGE_S:
-                found = (_blocker(holder, max(age_s, holder.age_s or 0)) for age_s, holder in old)
+                found = (Blocker(**vars(holder) | {"age_s": max(age_s, holder.age_s or 0)}) for age_s, holder in old)
                 return tuple(sorted(found, key=lambda blocker: -blocker.age_s))
             time.sleep(_LOOK_AGAIN_S)
 
@@ -153,19 +139,6 @@ class _Watch:
         """Return them with whom they wait for themselves, where that can be seen."""
         causes = self.lookout.held_up_by()
         return [replace(each, held_up_by=causes.get(each.connection_id or 0)) for each in blockers]
-
-
-def _blocker(holder: Holder, age_s: float) -> Blocker:
-    return Blocker(
-        connection_id=holder.connection_id,
-        account=holder.account,
-        what=holder.what,
-        age_s=age_s,
-        statement=holder.statement,
-        idle=holder.idle,
-        only_reads=holder.only_reads,
-        system=holder.system,
-    )
 
 
 def _tell_once(text: str | None, told: set[str], tell: Callable[[str], None]) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from snapmgr.errors import NotQuiescedError
 from snapmgr.manifest import QuiesceRecord
 from snapmgr.mysql.client import MysqlError, connect
+from snapmgr.mysql.statements import code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,9 +35,8 @@ _CHANGES = (
 _HARMLESS = ("create_temporary_table", "drop_temporary_table")
 # The same, as statements: the server shows what a procedure or a prepared statement runs. EXECUTE may be anything.
 _STRUCTURE = re.compile(
-    r"(?:\s|/\*.*?\*/|--\s[^\n]*\n|#[^\n]*\n)*"
     r"(?:ALTER|CREATE|DROP|RENAME|TRUNCATE|OPTIMIZE|REPAIR|IMPORT|GRANT|REVOKE|SET\s+PASSWORD|INSTALL|UNINSTALL|EXECUTE)\b",
-    re.IGNORECASE | re.DOTALL,
+    re.IGNORECASE,
 )
 # Nobody waits for the storage call; this bounds one that hangs.
 _FIRE_S = 60.0
@@ -134,7 +134,7 @@ def _require_no_ddl(connection: Connection, abilities: Abilities) -> None:
             f"it is not sure that no DDL is under way: {error.message}",
             hint=error.hint or "try again when it has ended (SHOW FULL PROCESSLIST)",
         ) from None
-    running = [str(row["id"]) for row in rows if _STRUCTURE.match(str(row["info"]))]
+    running = [str(row["id"]) for row in rows if _STRUCTURE.match(code(str(row["info"])))]
     if running:
         raise NotQuiescedError(
             f"DDL or an account change is under way (connection {', '.join(running)})",

@@ -11,7 +11,7 @@ import pytest
 from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.event import GtidEvent, MariadbGtidEvent, XidEvent
 
-from snapmgr.mysql.binlog import iterate, read_tail
+from snapmgr.mysql.binlog import read_tail
 from snapmgr.mysql.binlog_events import (
     EventType,
     GtidList,
@@ -21,6 +21,7 @@ from snapmgr.mysql.binlog_events import (
     Rotate,
     Xid,
 )
+from snapmgr.mysql.binlog_reader import iterate
 from support import binlogs
 from support.kinds import KINDS, SYSTEM, each_kind
 from support.server import private_server

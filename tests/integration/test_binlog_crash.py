@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import pymysql
 import pytest
 
-from snapmgr.mysql.binlog import iterate, read_tail, tail
+from snapmgr.mysql.binlog import read_tail, tail
 from snapmgr.mysql.binlog_events import GtidList, PreviousGtids
+from snapmgr.mysql.binlog_reader import iterate
 from snapmgr.mysql.gtid import MariadbGtidPosition, MysqlGtidSet
 from support import binlogs
 from support.copies import frozen

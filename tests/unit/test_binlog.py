@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.mysql.binlog import BinlogError, EncryptedBinlogError, TruncatedBinlogError, iterate, tail
+from snapmgr.mysql.binlog import tail
 from snapmgr.mysql.binlog_events import (
     CHECKSUM_CRC32,
     FormatDescription,
@@ -24,6 +24,7 @@ from snapmgr.mysql.binlog_events import (
     Query,
     Xid,
 )
+from snapmgr.mysql.binlog_reader import BinlogError, EncryptedBinlogError, TruncatedBinlogError, iterate
 from support.binlogs import made_event, shown_once
 
 RECORDED = Path(__file__).parents[1] / "golden/binlog"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.mysql.binlog import BinlogError, read_tail
+from snapmgr.mysql.binlog import read_tail
+from snapmgr.mysql.binlog_reader import BinlogError
 from support.binlogs import made_event
 
 RECORDED = Path(__file__).parents[1] / "golden/binlog"

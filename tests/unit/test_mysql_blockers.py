@@ -288,14 +288,5 @@ def test_nothing_is_ended_unless_the_job_says_so(script):
 
 
 def test_a_line_about_a_blocker():
-    blocker = Blocker(
-        connection_id=None,
-        account="",
-        what="somebody",
-        age_s=1.0,
-        statement="",
-        idle=True,
-        only_reads=False,
-        system=False,
-    )
+    blocker = Blocker(key=1, connection_id=None, account="", what="somebody", age_s=1.0)
     assert str(blocker) == "somebody for 1.0 s"
