@@ -143,7 +143,7 @@ def test_a_file_system_frozen_under_the_lock(site: LockSite) -> None:
         site.require_failure(run, (1,), "deadline")
 
 
-@kinds(*NEW)
+@kinds("mysql-9")
 @pytest.mark.parametrize("which", ["parent", "helper"])
 def test_one_of_ours_killed_under_the_lock(site: LockSite, which: str) -> None:
     with site.backup(delay_s=HOLD_S) as run:
