@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapmgr.mysql.identity import server_processes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PROGRAMS = frozenset({"mariadbd", "mysqld"})
 _USUAL_SOCKETS = ("/run/mysqld/mysqld.sock", "/var/lib/mysql/mysql.sock", "/tmp/mysql.sock")  # noqa: S108 - MySQL's own default
 # __SO_ACCEPTCON in proc_net(5): somebody listens.
 _LISTENING = 0x10000
@@ -37,7 +38,7 @@ def running_servers(proc: Path = Path("/proc")) -> list[RunningServer]:
     """
     listening = _listening(proc)
     found: dict[str, RunningServer] = {}
-    for process in _server_processes(proc):
+    for process in server_processes(proc):
         for path in _sockets(process, listening):
             found.setdefault(path, RunningServer(socket=path, datadir=_datadir(process)))
     for path in listening.values():
@@ -56,13 +57,6 @@ def _listening(proc: Path) -> dict[str, str]:
             if len(fields) == 8 and int(fields[3], 16) & _LISTENING and fields[7].startswith("/"):  # noqa: PLR2004
                 sockets[fields[6]] = fields[7]
     return {inode: path for inode, path in sockets.items() if not _OTHER_PROTOCOL.search(path)}
-
-
-def _server_processes(proc: Path) -> Iterator[Path]:
-    for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
-        with suppress(OSError):
-            if (process / "comm").read_text(errors="replace").strip() in _PROGRAMS:
-                yield process
 
 
 def _sockets(process: Path, listening: dict[str, str]) -> Iterator[str]:

@@ -6,19 +6,25 @@ The chain: socket → listening process (SO_PEERCRED) → its open files → the
 from __future__ import annotations
 
 import os
-import stat
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.blockdev import lies_in
 from snapmgr.errors import LackingError, NotQuiescedError
 from snapmgr.host import start_ticks
+from snapmgr.mysql.openfiles import write_flags
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from snapmgr.mysql.client import Connection
 
 _PROXIES = ("socat", "mysqlrouter", "maxscale", "proxysql", "haproxy", "ssh", "sshd", "nginx", "systemd-socket-")
 _MARIADB_ONLY = "aria_block_size"
+_SERVERS = frozenset({"mariadbd", "mysqld"})
+_PROC = Path("/proc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +115,24 @@ def process_name(pid: int) -> str:
         return "?"
 
 
-def program_of(pid: int) -> str | None:
-    """Return the path of the program that a process runs; None if it is gone, replaced since, or not for us to see."""
+def server_processes(proc: Path = _PROC) -> Iterator[Path]:
+    """Yield the folders in /proc of the database servers that run here, as far as their names tell, by pid."""
+    for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
+        with suppress(OSError):
+            if (process / "comm").read_text(errors="replace").strip() in _SERVERS:
+                yield process
+
+
+def program_of(pid: int, proc: Path = _PROC) -> str | None:
+    """Return the path of the program that a process runs; None if it is gone, replaced since, or not for us to see.
+
+    That of a server in a container is another file here, or would lack its libraries: None.
+    """
+    link = proc / str(pid) / "exe"
     try:
-        path = os.readlink(f"/proc/{pid}/exe")
+        path = os.readlink(link)
         # After an upgrade the file is another one, and the link says "(deleted)".
-        return path if os.path.samefile(path, f"/proc/{pid}/exe") else None
+        return path if os.path.samefile(path, link) else None
     except OSError:
         return None
 
@@ -153,19 +171,12 @@ def _check_same_view(pid: int, process: str, named: str, datadir: str) -> None:
 
 def _is_written_below(pid: int, number: str, datadir: str) -> bool:
     """Return whether descriptor `number` is a file below `datadir`, open for writing, and the one that we see."""
-    link = f"/proc/{pid}/fd/{number}"
     try:
-        path = os.readlink(link)
-        if not lies_in(path, datadir):
-            return False
-        theirs, ours = os.stat(link), os.lstat(path)
-        with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii") as file:
-            flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+        path = os.readlink(f"/proc/{pid}/fd/{number}")
+        return lies_in(path, datadir) and write_flags(pid, number, path) != 0
     except FileNotFoundError:
         # Closed meanwhile, or a deleted file.
         return False
-    same = (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
-    return same and stat.S_ISREG(theirs.st_mode) and flags & os.O_ACCMODE != os.O_RDONLY
 
 
 def _why_not(pid: int, own_socket: str, ours: str) -> str:

@@ -52,7 +52,10 @@ def open_files(pid: int, known: Collection[str]) -> tuple[dict[str, str], tuple[
             continue
         try:
             path = os.readlink(f"/proc/{pid}/fd/{number}")
-            if not path.startswith("/") or _is_in(path, known) or not _is_rewritten(pid, number, path):
+            if not path.startswith("/") or _is_in(path, known):
+                continue
+            flags = write_flags(pid, number, path)
+            if not flags or flags & os.O_APPEND:
                 continue
         except (FileNotFoundError, NotADirectoryError):
             continue
@@ -76,10 +79,13 @@ def _is_in(path: str, known: Collection[str]) -> bool:
     return False
 
 
-def _is_rewritten(pid: int, number: str, path: str) -> bool:
-    """Return whether descriptor `number` is the regular file at `path`, open for writing at any place of it."""
+def write_flags(pid: int, number: str, path: str) -> int:
+    """Return the flags (open(2)) with which descriptor `number` has the file at `path` open for writing; 0 if not so.
+
+    A regular file that we see there. Raises FileNotFoundError if either is gone.
+    """
     theirs, ours = os.stat(f"/proc/{pid}/fd/{number}"), os.lstat(path)
     with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii") as file:
         flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
     same = (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino) and stat.S_ISREG(theirs.st_mode)
-    return same and flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_APPEND
+    return flags if same and flags & os.O_ACCMODE != os.O_RDONLY else 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.command import CommandRunner, find_program
 from snapmgr.errors import CommandError, LackingError
+from snapmgr.mysql.identity import program_of, server_processes
 from snapmgr.mysql.origin import Flavor, Origin, read_origin, version_number
 from snapmgr.trust import changeable, exchangeable
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from snapmgr.manifest import ServerRecord
 
 _NAMES: dict[str, tuple[str, ...]] = {"mariadb": ("mariadbd", "mysqld"), "mysql": ("mysqld",)}
-_PROCESSES = frozenset({"mariadbd", "mysqld"})
 # Outside of PATH: Red Hat's package, and the place that MySQL's tarball names.
 _FOLDERS = ("/usr/libexec", "/usr/local/mysql/bin", "/usr/local/mariadb/bin")
 _VERSION = re.compile(r"\bVer (?P<version>\d+\.\d+\.\d+\S*)")
@@ -159,13 +159,7 @@ def _candidates(flavor: Flavor, ran: str | None) -> Iterator[str]:
 
 
 def running_programs(proc: Path = Path("/proc")) -> Iterator[str]:
-    """Yield the program files of the database servers that run here.
-
-    A server in a container is none of these: its program is another file here, or would lack its libraries.
-    """
-    for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
-        with suppress(OSError):
-            if (process / "comm").read_text(errors="replace").strip() in _PROCESSES:
-                path = os.readlink(process / "exe")
-                if os.path.samefile(path, process / "exe"):
-                    yield path
+    """Yield the program files of the database servers that run here."""
+    for process in server_processes(proc):
+        if path := program_of(int(process.name), proc):
+            yield path

@@ -10,12 +10,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import LackingError, NotQuiescedError
 from snapmgr.manifest import QuiesceRecord
+from snapmgr.mysql.identity import server_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,15 +99,9 @@ def server_process(datadir: str) -> int | None:
         wanted = Path(datadir).stat()
     except OSError as error:
         raise NotQuiescedError(f"cannot look at {datadir}: {error.strerror}") from None
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            here = (folder / "cwd").stat()
+    for process in server_processes():
+        with suppress(OSError):  # ended meanwhile, or not ours to look at
+            here = (process / "cwd").stat()
             if (here.st_dev, here.st_ino) == (wanted.st_dev, wanted.st_ino):
-                name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
-                if name in {"mariadbd", "mysqld"}:
-                    return int(folder.name)
-        except OSError:
-            continue  # ended meanwhile, or not ours to look at
+                return int(process.name)
     return None
