@@ -30,6 +30,11 @@ class Privilege:
     """What else gives the same right."""
     scope: str = _EVERYWHERE
 
+    def __str__(self) -> str:
+        """Return it for people: "RELOAD (BACKUP STAGE)", "SELECT ON mysql.gtid_slave_pos (the source's GTID)"."""
+        on = "" if self.scope == _EVERYWHERE else f" ON {self.scope}"
+        return f"{self.name}{on} ({self.why})"
+
 
 def needed_privileges(job: Job, abilities: Abilities, *, replica: bool) -> tuple[Privilege, ...]:
     """Return what the account of `job` needs on a server: from the manuals of GRANT, each tried without it.

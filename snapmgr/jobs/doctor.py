@@ -133,7 +133,7 @@ def _examine_server(job: Job) -> Iterator[Finding]:
         yield _finding(
             job,
             "lacking",
-            f"{account} lacks {', '.join(f'{one.name} ({one.why})' for one in missing)}",
+            f"{account} lacks {', '.join(map(str, missing))}",
             f"as root: {grant_statements(account, missing)}",
         )
     else:

@@ -156,6 +156,8 @@ def _failure(blockers: Sequence[Blocker], waited_s: float, level: LockLevel, *, 
     named = [each for each in blockers[:_NAMED] if each.connection_id is not None]
     kills = [f"KILL {'' if each.idle else 'QUERY '}{each.connection_id}" for each in named if not each.system]
     ways = [f"end it by hand ({'; '.join(kills)})"] if kills else []
+    if any(each.connection_id is None for each in blockers):
+        ways.append("look for it in SHOW PROCESSLIST (the plugin METADATA_LOCK_INFO would name it)")
     if causes := sorted({each.held_up_by for each in blockers if each.held_up_by}):
         ways.append("end the transaction that holds the rows (" + "; ".join(f"KILL {cause}" for cause in causes) + ")")
     if not may_kill and any(each.only_reads for each in blockers):
@@ -163,7 +165,7 @@ def _failure(blockers: Sequence[Blocker], waited_s: float, level: LockLevel, *, 
     ways.append("raise blocker_wait")
     waited = f"after {format_duration(waited_s)} it" if waited_s > 0 else "it"
     return NotQuiescedError(
-        f"the {level} was not tried: {waited} would still wait, and writers behind it, for {_listed(blockers)}",
+        f"the {level} was not tried: {waited} would still wait, and writers behind it, for this: {_listed(blockers)}",
         hint=", or ".join(ways),
     )
 
@@ -184,8 +186,9 @@ def _kill(connection: Connection, blocker: Blocker) -> str | None:
     except MysqlError as error:
         if error.errno == _GONE:
             return None
-        lacking = ": the account lacks CONNECTION_ADMIN" if error.errno == _NOT_OURS_TO_KILL else f": {error.message}"
-        return f"the SELECT of connection {blocker.connection_id} could not be ended{lacking}"
+        why = f"it takes CONNECTION_ADMIN, and SYSTEM_USER too if {blocker.account} has that"
+        why = why if error.errno == _NOT_OURS_TO_KILL else error.message
+        return f"the SELECT of connection {blocker.connection_id} could not be ended: {why}"
     return (
         f"ended the SELECT of connection {blocker.connection_id} ({blocker.account}), "
         f"which had run for {format_duration(blocker.age_s)}: {blocker.statement}"

@@ -378,7 +378,7 @@ def _statement_failure(sql: str, error: BaseException) -> MysqlError:
         )
     hint: str | None = None
     if errno in _MISSING_PRIVILEGE:
-        hint = "grant the account what the message names (see the documentation: privileges)"
+        hint = "grant the account what the message names (`snapmgr doctor` prints the statement)"
     return MysqlError(f"{statement}: {text} (error {errno})", errno=errno, hint=hint)
 
 

@@ -125,9 +125,9 @@ def read_channels(connection: Connection, abilities: Abilities) -> tuple[Channel
             return ()
     privilege = "SLAVE MONITOR" if abilities.flavor == "mariadb" else "REPLICATION CLIENT"
     raise MysqlError(
-        f"{abilities.replica_status} is not allowed: how far the replica has executed cannot be recorded",
+        f"{abilities.replica_status} is not allowed: whether it is a replica, and how far it executed, is not known",
         errno=denied.errno,
-        hint=f"GRANT {privilege} ON *.* to the account (see: snapmgr doctor)",
+        hint=f"grant the account {privilege} ON *.* (`snapmgr doctor` prints the statement)",
     )
 
 
