@@ -29,7 +29,8 @@ def show_time(at: datetime | None) -> str:
 
 def show_held(manifest: Manifest) -> str:
     """Return how long the source was held still, for people."""
-    return format_duration(manifest.quiesce.held_s) if manifest.quiesce and manifest.quiesce.level != "none" else "-"
+    quiesce = manifest.quiesce
+    return "-" if quiesce is None or quiesce.level in ("none", "crash-consistent") else format_duration(quiesce.held_s)
 
 
 def show_verified(verification: Verification | None) -> str:

@@ -181,6 +181,10 @@ def _usage_error(error: click.ClickException) -> SnapmgrError:
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx is not None else PROGRAM
         hint = f"see: {where} --help"
+        root = error.ctx.find_root() if error.ctx is not None else None
+        if isinstance(error, click.NoSuchOption) and root is not None and root is not error.ctx:
+            own = {name for option in root.command.params for name in option.opts}
+            hint = f"it goes before the command: {PROGRAM} {error.option_name} …" if error.option_name in own else hint
     return ConfigError(error.format_message().rstrip("."), hint=hint)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from snapmgr.jobs.status import JobStatus
     from snapmgr.manifest import Lease
 
-_HEADS = ("JOB", "STATUS", "NEWEST", "AGE", "VERIFIED", "NEXT")
+_HEADS = ("JOB", "STATUS", "NEWEST", "AGE", "NEWEST VERIFIED", "NEXT")
 
 
 @click.command(
