@@ -99,13 +99,15 @@ def main() -> None:
         print(write_report(results))
         sys.exit(any(result.wrong for result in results))
     cells = _chosen(arguments.cells)
+    if not cells:
+        parser.error("no cell is called so: see --list without --cells")
     snapshots = arguments.snapshots or default_snapshots(cells)
     tasks = missing_tasks(cells, results, snapshots)
     if arguments.list:
         left = {task.cell: task.snapshots for task in tasks}
         for cell in cells:
             what = "refused" if cell.refusal is not None else f"{snapshots} snapshots"
-            print(f"{cell.id:55}{what}, {left.get(cell, 0)} missing")
+            print(f"{cell.id:58}{what}, {left.get(cell, 0)} missing")
         return
     if absent := lacking(_NEEDS):
         print("; ".join(absent), file=sys.stderr)
