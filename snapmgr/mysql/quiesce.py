@@ -21,7 +21,7 @@ from snapmgr.mysql.blockers import wait_for_blockers
 from snapmgr.mysql.client import ConnectionLostError, MysqlError, connect
 from snapmgr.mysql.position import Sighting, sight
 from snapmgr.mysql.redo import await_redo
-from snapmgr.mysql.replication import read_channels, settle_sources
+from snapmgr.mysql.replication import read_channels, rows_are_ahead, settle_sources
 from snapmgr.mysql.standby import Standby
 from snapmgr.units import format_duration
 
@@ -90,7 +90,8 @@ class HeldLock:
     @property
     def position(self) -> Position | None:
         """The binlog position, if it stands still while the lock holds; None without binary log."""
-        return self._before.position if self._choice.position else None
+        known = self._choice.position and not self._waiting.rows_ahead
+        return self._before.position if known else None
 
     def _read_sources(self) -> tuple[SourcePosition, ...]:
         # Asked before the lock whether there is any: most servers have none, and every round trip counts here.
@@ -217,6 +218,8 @@ class _Waiting:
         self.choice = choice
         self.bounds = bounds
         self.attempts = 0
+        self.rows_ahead = False
+        """Whether a replica's applier may have written what no position tells."""
         self.replica = False
         """Whether the server has a source that it replicates from."""
         self.waited_s = 0.0
@@ -226,6 +229,23 @@ class _Waiting:
         """time.monotonic() at which the last try began to stop writers."""
         self.granted = 0.0
         self.standby = Standby(credentials)
+
+    def look_at_replication(self, connection: Connection, tell: Callable[[str], None]) -> None:
+        """Find out what the server replicates, before anybody waits. Raises MysqlError."""
+        channels = read_channels(connection, self.abilities)
+        self.replica = bool(channels)
+        self.rows_ahead = rows_are_ahead(
+            connection,
+            self.abilities,
+            channels,
+            global_read_lock=self.choice.global_read_lock,
+            only_innodb=self.choice.only_innodb,
+        )
+        if self.rows_ahead and self.choice.position:
+            tell(
+                "warning: no position will be recorded: the replica's applier writes tables that are not InnoDB ahead "
+                "of the binary log; stop_replica = true makes it exact"
+            )
 
     def begin(self, connection: Connection) -> None:
         """Keep other backups and DDL off. Raises MysqlError."""
@@ -306,7 +326,9 @@ def _acquire(
             connection.set_read_timeout(bounds.lock_wait_s + 5)
             wait_s = math.ceil(bounds.lock_wait_s)
             connection.execute(f"SET SESSION lock_wait_timeout = {wait_s}, SESSION wait_timeout = {_SYNC_IDLE_S}")
-            waiting.replica = bool(read_channels(connection, waiting.abilities))
+            waiting.look_at_replication(connection, tell)
+            # Twice: the first may take long, the second is what leaves little dirty for the storage call.
+            sync()
             start = time.monotonic()
             wait_for_blockers(
                 connection,
@@ -317,8 +339,6 @@ def _acquire(
                 tell=tell,
             )
             patience_s = max(patience_s - (time.monotonic() - start), 0.0)
-            # Twice: the first may take long, the second is what leaves little dirty for the storage call.
-            sync()
             if not waiting.abilities.statement_time:
                 waiting.standby.get_ready()
             try:
