@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from snapmgr.mysql.program import ServerBinary
 
 _MIB = 1024 * 1024
-# Measured, with the options below and no buffer pool.
+# What is left without the buffer pool, with the options below: measured 160 MiB on MySQL 9.7, 42 on MariaDB 11.8.
 _FIXED_BYTES = {"mariadb": 48 * _MIB, "mysql": 160 * _MIB}
 _SMALLEST_POOL = 32 * _MIB
 # MySQL rounds the pool up to whole chunks, which are of 128 MiB.
