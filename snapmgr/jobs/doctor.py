@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from snapmgr.command import CommandRunner
 from snapmgr.errors import SnapmgrError
@@ -16,20 +15,21 @@ from snapmgr.jobs.volumes import name_excluded
 from snapmgr.mount import KernelMounter
 from snapmgr.mysql.abilities import probe_abilities
 from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.identity import identify
-from snapmgr.mysql.program import find_server
+from snapmgr.mysql.identity import identify, program_of
+from snapmgr.mysql.program import find_server, server_for
 from snapmgr.mysql.stopped import server_process
 from snapmgr.plugins import list_plugins, make_backend
 from snapmgr.probe import require_answer
 from snapmgr.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from snapmgr.config import Config, Job
     from snapmgr.jobs.context import Context
     from snapmgr.jobs.finding import Level
     from snapmgr.jobs.source import Source
+    from snapmgr.mysql.program import ServerBinary
     from snapmgr.records import Pool, Volume
 
 # Snapshots grow behind one's back: beyond this somebody should look.
@@ -138,7 +138,8 @@ def _examine_server(job: Job) -> Iterator[Finding]:
         )
     else:
         yield _finding(job, "ok", f"{account} has all privileges that a backup needs")
-    yield from _examine_program(job, identity.flavor)
+    explicit, ran = job.verify.server, program_of(identity.pid)
+    yield from _examine_program(job, lambda: find_server(identity.flavor, explicit, wrote=identity.version, ran=ran))
 
 
 def _examine_stopped(job: Job) -> Iterator[Finding]:
@@ -152,20 +153,20 @@ def _examine_stopped(job: Job) -> Iterator[Finding]:
         yield _finding(job, "ok", f"level stopped: no server runs on {datadir}")
     else:
         yield _finding(job, "note", f"a server (pid {pid}) runs on {datadir} now", "stop it for the backup")
-    yield from _examine_program(job, "mariadb" if Path(datadir, "aria_log_control").exists() else "mysql")
+    yield from _examine_program(job, lambda: server_for(None, datadir, job.verify.server))
 
 
-def _examine_program(job: Job, flavor: Literal["mariadb", "mysql"]) -> Iterator[Finding]:
-    """Say whether there is a server program to verify with."""
+def _examine_program(job: Job, find: Callable[[], ServerBinary]) -> Iterator[Finding]:
+    """Say which server program a verification would start, if `find` finds one that opens these data."""
     try:
-        binary = find_server(flavor, job.verify.server)
+        binary = find()
     except SnapmgrError as error:
         finding = of_error("job", job.name, error)
         needed = "verify" in job.after_backup
         what = f"cannot be verified here: {finding.what}"
         yield _finding(job, finding.level if needed else "note", what, finding.hint)
     else:
-        yield _finding(job, "ok", f"verified by {binary.flavor} {binary.version}")
+        yield _finding(job, "ok", f"can be verified by {binary.flavor} {binary.version}")
 
 
 def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[Finding]:
