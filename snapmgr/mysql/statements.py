@@ -17,11 +17,15 @@ _NOT_CODE = re.compile(
     r"""
     '(?:[^'\\]|\\.|'')*(?:'|\Z)
     | "(?:[^"\\]|\\.|"")*(?:"|\Z)
+    | /\*M?!\d* | \*/  # what is in it is executed
     | /\*.*?(?:\*/|\Z)
     | (?:\#|--(?=\s|\Z))[^\n]*
     """,
     re.VERBOSE | re.DOTALL,
 )
+_BLANKS = "( \t\r\n;"
+# MariaDB's: settings for one statement, which follows.
+_SETTINGS = re.compile(r"SET\s+STATEMENT\s.*?\sFOR\s+", re.IGNORECASE | re.DOTALL)
 _READ_VERBS = ("SELECT", "TABLE", "VALUES")
 _WRITE_VERBS = ("INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD")
 _DDL_VERBS = ("ALTER", "CREATE", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "REPAIR")
@@ -45,8 +49,12 @@ _TARGETS = tuple(
 
 
 def code(sql: str) -> str:
-    """Return a statement without its comments, and with '' for each string; leading brackets and blanks are gone."""
-    return _NOT_CODE.sub(lambda match: "''" if match[0][0] in "'\"" else " ", sql).lstrip("( \t\r\n;")
+    """Return a statement without its comments, and with '' for each string; leading brackets and blanks are gone.
+
+    What stands in an executable comment is code, whichever server it is meant for; SET STATEMENT … FOR is left out.
+    """
+    text = _NOT_CODE.sub(lambda match: "''" if match[0][0] in "'\"" else " ", sql).lstrip(_BLANKS)
+    return (text[match.end() :] if (match := _SETTINGS.match(text)) else text).lstrip(_BLANKS)
 
 
 def kind(sql: str) -> Kind:
