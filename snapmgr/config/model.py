@@ -68,7 +68,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     datadir: AbsolutePath | None = None
     quiesce: Quiesce = "auto"
     lock_wait_s: Duration = msgspec.field(default=3.0, name="lock_wait")
-    """How long each try may wait for the lock, all its stages together."""
+    """How long the last try may wait for the lock, all its stages together; those before it less."""
     lock_attempts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 5
     lock_hold_s: Duration = msgspec.field(default=10.0, name="lock_hold")
     """The bound from the lock granted to the lock released."""

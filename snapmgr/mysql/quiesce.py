@@ -43,6 +43,9 @@ _BEGUN_IDLE_S = 120
 _THAWED_IDLE_S = 3
 # FLUSH TABLES WITH READ LOCK waits for the global lock, for tables in use and for commits, each for lock_wait_timeout.
 _WAITS = 3
+# The first try's wait, doubled by each further one.
+_FIRST_WAIT_S = 0.2
+_DOUBLINGS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,7 @@ class Bounds:
     """How long we may be a nuisance. Seconds."""
 
     lock_wait_s: float
-    """For each try: writers may queue behind our waiting lock this long."""
+    """Writers may queue behind our waiting lock this long, in the last try; in those before it less."""
     lock_attempts: int
     lock_hold_s: float
     """From granted to released; the connection is dropped at its end, whatever happens."""
@@ -251,22 +254,23 @@ class _Waiting:
         """Keep other backups and DDL off. Raises MysqlError."""
         start = time.monotonic()
         try:
-            self._execute(connection, self.choice.begin, start)
+            self._execute(connection, self.choice.begin, start, self.bounds.lock_wait_s)
         finally:
             self.waited_s += time.monotonic() - start
 
     def lock(self, connection: Connection) -> None:
         """Stop writers. Raises MysqlError; then they go on once the connection is gone."""
         self.asked = time.monotonic()
+        wait_s = self._lock_wait_s()
         try:
-            self._execute(connection, self.choice.lock, self.asked)
+            self._execute(connection, self.choice.lock, self.asked, wait_s)
         except BaseException:
             self.stall_s = max(self.stall_s, time.monotonic() - self.asked)
             raise
         finally:
             self.granted = time.monotonic()
             self.waited_s += self.granted - self.asked
-        if self.granted - self.asked > self.bounds.lock_wait_s + 1:
+        if self.granted - self.asked > wait_s + 1:
             # We were stopped while it was granted: its time began before we knew of it.
             raise LockLostError("we did not run for longer than the lock may be waited for", hint="try again")
 
@@ -278,14 +282,24 @@ class _Waiting:
             self.standby.end(connection)
             raise
 
-    def _execute(self, connection: Connection, statements: tuple[str, ...], asked: float) -> None:
-        """Run statements that together wait until lock_wait is over.
+    def _lock_wait_s(self) -> float:
+        """Return how long this try may let writers wait: the last one lock_wait, those before it less.
+
+        A statement that waits for a row holds FLUSH TABLES WITH READ LOCK off, and the row's owner may by then wait
+        behind that lock: nothing but our giving up ends such a circle. Who is let in at all is let in quickly.
+        """
+        if self.attempts >= self.bounds.lock_attempts:
+            return self.bounds.lock_wait_s
+        return min(self.bounds.lock_wait_s, _FIRST_WAIT_S * 2 ** min(self.attempts - 1, _DOUBLINGS))
+
+    def _execute(self, connection: Connection, statements: tuple[str, ...], asked: float, wait_s: float) -> None:
+        """Run statements that together wait for at most `wait_s`.
 
         lock_wait_timeout counts for each lock that a statement waits for, one after another, while the writers that
         the first one stopped go on waiting.
         """
         for statement in statements:
-            left = max(asked + self.bounds.lock_wait_s - time.monotonic(), 0.001)
+            left = max(asked + wait_s - time.monotonic(), 0.001)
             try:
                 if self.abilities.statement_time:
                     connection.execute(f"SET STATEMENT max_statement_time = {left:.3f} FOR {statement}")
@@ -295,12 +309,10 @@ class _Waiting:
                 connection.execute(statement)
                 connection.set_read_timeout(self.bounds.lock_wait_s + 5)
             except BaseException as error:
-                gave_up = time.monotonic() >= asked + self.bounds.lock_wait_s
+                gave_up = time.monotonic() >= asked + wait_s
                 self.standby.end(connection, asked + _WAITS * math.ceil(self.bounds.lock_wait_s))
                 if isinstance(error, ConnectionLostError) and gave_up and not self.abilities.statement_time:
-                    raise MysqlError(
-                        f"{statement}: not granted within {format_duration(self.bounds.lock_wait_s)}", errno=1205
-                    ) from None
+                    raise MysqlError(f"{statement}: not granted within {format_duration(wait_s)}", errno=1205) from None
                 raise
 
 
@@ -364,7 +376,8 @@ def _acquire(
             connection.drop()
             raise
     raise NotQuiescedError(
-        f"the {choice.level} was not granted in {bounds.lock_attempts} tries of {format_duration(bounds.lock_wait_s)} "
+        f"the {choice.level} was not granted in {bounds.lock_attempts} tries of up to "
+        f"{format_duration(bounds.lock_wait_s)} "
         f"({failure.message if failure else 'no try was made'})",
         hint="a long statement, an open DDL or another backup holds it off: see SHOW FULL PROCESSLIST; "
         "or raise lock_wait or lock_attempts",

@@ -14,7 +14,7 @@ from snapmgr.jobs.backup import backup, plan_backup
 from snapmgr.jobs.prune import prune
 from snapmgr.jobs.verify import verify
 from support.exactness import take_and_check
-from support.scene import SERVER_OPTIONS, Scene, btrfs_scene
+from support.scene import Scene, btrfs_scene
 from support.server import private_server, server_user
 from support.storage import loop_filesystem, work_folder
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "mariadbd")
 
 def test_twenty_snapshots_under_load_restore_exactly(scene: Scene) -> None:
     ctx = scene.context()
-    take_and_check(ctx, ctx.config.job("demo"), scene.server, 20)
+    take_and_check(ctx, scene.server, 20)
     assert scene.states() == ["ready"] * 20
 
 
@@ -162,15 +162,16 @@ def test_the_socket_of_another_server_is_refused(scene: Scene) -> None:
 def test_files_outside_of_the_volume_are_refused_with_their_list() -> None:
     with (
         loop_filesystem("ext4", 200 << 20) as elsewhere,
-        btrfs_scene(f"--log-bin={elsewhere.point}/logs", server=False) as scene,
+        btrfs_scene(server=False) as scene,
     ):
         os.chown(elsewhere.point, server_user().pw_uid, -1)
-        options = (f"--log-bin={elsewhere.point}/logs",)
-        with private_server(Path(scene.file_system.point) / "mysql" / "data", options) as server:
+        options = (f"--innodb-log-group-home-dir={elsewhere.point}",)
+        datadir = Path(scene.file_system.point) / "mysql" / "data"
+        with private_server(datadir, options, install_options=options) as server:
             scene._server = server
             scene.configure()
             ctx = scene.context()
-            with pytest.raises(NotQuiescedError, match=f"binary log at {elsewhere.point}"):
+            with pytest.raises(NotQuiescedError, match=f"redo log at {elsewhere.point}"):
                 backup(ctx, ctx.config.job("demo"))
         assert scene.stored() == []
 
@@ -186,7 +187,7 @@ def test_a_subvolume_mounted_alone_on_an_ext4_parent() -> None:
         point.mkdir()
         subprocess.run(["mount", "-o", "subvol=@mysql", scene.file_system.device, point], check=True)
         try:
-            with private_server(point / "mysql", SERVER_OPTIONS) as server:
+            with private_server(point / "mysql") as server:
                 scene._server = server
                 scene.configure()
                 ctx = scene.context()
