@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from snapmgr.mysql.client import MysqlError, quote
+from snapmgr.mysql.replication import parse_channels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _GRANT = re.compile(r"GRANT (?P<privileges>.+?) ON (?P<scope>\S+) TO ", re.IGNORECASE)
 _EVERYWHERE = "*.*"
+Replicates = Literal["", "by GTID", "by file", "somehow"]
+"""How a server replicates from another one: not at all; known to be; not known how."""
 _PERFORMANCE_SCHEMA = "performance_schema.*"
 
 
@@ -36,13 +39,13 @@ class Privilege:
         return f"{self.name}{on} ({self.why})"
 
 
-def needed_privileges(job: Job, abilities: Abilities, *, replica: bool) -> tuple[Privilege, ...]:
+def needed_privileges(job: Job, abilities: Abilities, *, replica: Replicates) -> tuple[Privilege, ...]:
     """Return what the account of `job` needs on a server: from the manuals of GRANT, each tried without it.
 
     Args:
         job: whether it stops the applier or kills SELECTs.
         abilities: of the server.
-        replica: whether the server replicates from another one.
+        replica: how the server replicates from another one.
     """
     mariadb = abilities.flavor == "mariadb"
     needed = [Privilege(name="RELOAD", why="FLUSH TABLES WITH READ LOCK" if not mariadb else "BACKUP STAGE")]
@@ -65,24 +68,27 @@ def needed_privileges(job: Job, abilities: Abilities, *, replica: bool) -> tuple
     if job.kill_selects_after_s is not None:
         name = "CONNECTION ADMIN" if mariadb else "CONNECTION_ADMIN"
         needed.append(Privilege(name=name, why="kill_selects_after", instead=frozenset({"SUPER"})))
-    if replica and not mariadb:
+    if replica == "by file" and not mariadb:
         why = "the source's file and offset"
         needed.append(Privilege(name="SELECT", why=why, scope="mysql.slave_worker_info"))
-    elif replica:
+    if replica == "by GTID" and mariadb and job.quiesce in ("backup-lock", "freeze-process"):
         needed.append(Privilege(name="SELECT", why="the source's GTID", scope="mysql.gtid_slave_pos"))
     if not mariadb:
         needed.append(Privilege(name="SELECT", why="to see what would hold the lock off", scope=_PERFORMANCE_SCHEMA))
     return tuple(needed)
 
 
-def replicates(connection: Connection, abilities: Abilities) -> bool:
-    """Return whether the server is a replica, as far as the account may see."""
+def replicates(connection: Connection, abilities: Abilities) -> Replicates:
+    """Return how the server is a replica, as far as the account may see."""
     try:
-        return bool(connection.rows(abilities.replica_status))
+        channels = parse_channels(connection.rows(abilities.replica_status))
     except MysqlError:
         # Whoever may not look at the sources is told how many of them are read from right now.
         rows = connection.rows("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
-        return any(str(row["Value"]) not in ("0", "OFF") for row in rows)
+        return "somehow" if any(str(row["Value"]) not in ("0", "OFF") for row in rows) else ""
+    if not channels:
+        return ""
+    return "by GTID" if all(channel.by_gtid for channel in channels) else "by file"
 
 
 def missing_privileges(grants: Iterable[str], needed: Iterable[Privilege]) -> tuple[Privilege, ...]:

@@ -124,7 +124,8 @@ def _examine_server(job: Job) -> Iterator[Finding]:
             yield _finding(job, "ok", f"{server} has the datadir {identity.datadir} open")
             abilities = probe_abilities(connection, identity)
             abilities.refuse_cluster()
-            needed = needed_privileges(job, abilities, replica=replicates(connection, abilities))
+            replica = replicates(connection, abilities)
+            needed = needed_privileges(job, abilities, replica=replica)
             missing = missing_privileges(read_grants(connection), needed)
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
@@ -134,7 +135,8 @@ def _examine_server(job: Job) -> Iterator[Finding]:
             job,
             "lacking",
             f"{account} lacks {', '.join(map(str, missing))}",
-            f"as root: {grant_statements(account, missing)}",
+            # Granted on the replica it would be in its binary logs only, and MySQL's GTIDs would go apart.
+            f"as root{', on the source' if replica else ''}: {grant_statements(account, missing)}",
         )
     else:
         yield _finding(job, "ok", f"{account} has all privileges that a backup needs")

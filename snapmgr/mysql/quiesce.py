@@ -290,7 +290,7 @@ class _Waiting:
         """
         if self.attempts >= self.bounds.lock_attempts:
             return self.bounds.lock_wait_s
-        return min(self.bounds.lock_wait_s, _FIRST_WAIT_S * 2 ** min(self.attempts - 1, _DOUBLINGS))
+        return min(self.bounds.lock_wait_s, math.ldexp(_FIRST_WAIT_S, min(self.attempts - 1, _DOUBLINGS)))
 
     def _execute(self, connection: Connection, statements: tuple[str, ...], asked: float, wait_s: float) -> None:
         """Run statements that together wait for at most `wait_s`.

@@ -51,7 +51,7 @@ def account(server: PrivateServer, *grants: str) -> Iterator[Job]:
 
 def everything(server: PrivateServer) -> list[str]:
     job = Job(source="mysql", socket=str(server.socket), user="root")
-    needed = needed_privileges(job, probe_server(job).abilities, replica=False)
+    needed = needed_privileges(job, probe_server(job).abilities, replica="")
     return grant_statements("snap@localhost", needed).split("; ")
 
 
@@ -92,7 +92,7 @@ def test_what_doctor_asks_for_is_enough(server: PrivateServer, level: str, logs_
 
 def test_each_privilege_that_is_missing_is_named(server: PrivateServer) -> None:
     job = Job(source="mysql", socket=str(server.socket), user="root")
-    needed = needed_privileges(job, probe_server(job).abilities, replica=False)
+    needed = needed_privileges(job, probe_server(job).abilities, replica="")
     for left_out in needed:
         rest = [one for one in needed if one is not left_out]
         with account(server, *grant_statements("snap@localhost", rest).split("; ")) as limited:

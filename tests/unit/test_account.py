@@ -6,29 +6,13 @@ import pytest
 
 from snapmgr.config import Job
 from snapmgr.jobs.account import Privilege, grant_statements, missing_privileges, needed_privileges
-from snapmgr.mysql.abilities import Abilities
+from support.sample import abilities_of
 
-
-def abilities(flavor, *, instance_lock=False):
-    return Abilities(
-        flavor=flavor,
-        backup_stages=flavor == "mariadb",
-        instance_lock=instance_lock,
-        statement_time=flavor == "mariadb",
-        binlog=True,
-        binlog_status="",
-        replica_status="",
-        replica_word="REPLICA",
-        cluster=None,
-    )
-
-
-MARIADB = abilities("mariadb")
-MYSQL = abilities("mysql", instance_lock=True)
+MARIADB, MYSQL = abilities_of("mariadb"), abilities_of("mysql")
 JOB = Job(source="mysql")
 
 
-def lacking(grants, server, job=JOB, *, replica=False):
+def lacking(grants, server, job=JOB, *, replica=""):
     return [one.name for one in missing_privileges(grants, needed_privileges(job, server, replica=replica))]
 
 
@@ -94,20 +78,25 @@ def test_on_mysql(grants, missing):
 def test_what_only_some_jobs_need():
     grants = ["GRANT RELOAD, PROCESS, BINLOG MONITOR ON *.* TO `a`@`localhost`"]
     job = Job(source="mysql", stop_replica=True, kill_selects_after_s=60.0)
-    assert lacking(grants, MARIADB, replica=True) == ["SLAVE MONITOR", "SELECT"]
-    sight = [
-        "GRANT SLAVE MONITOR ON *.* TO `a`@`localhost`",
-        "GRANT SELECT ON `mysql`.`gtid_slave_pos` TO `a`@`localhost`",
-    ]
-    assert lacking([*grants, *sight], MARIADB, replica=True) == []
+    assert lacking(grants, MARIADB, replica="somehow") == ["SLAVE MONITOR"]
     assert lacking(grants, MARIADB, job) == ["CONNECTION ADMIN"]
-    assert lacking(grants, MARIADB, job, replica=True) == [
+    assert lacking(grants, MARIADB, job, replica="by GTID") == [
         "SLAVE MONITOR",
         "REPLICATION SLAVE ADMIN",
         "CONNECTION ADMIN",
-        "SELECT",
     ]
-    assert "BACKUP_ADMIN" not in lacking([], abilities("mysql"))
+    assert "BACKUP_ADMIN" not in lacking([], abilities_of("mysql", instance_lock=False))
+
+
+def test_what_the_server_does_not_state_exactly_is_read_from_its_tables():
+    by_lock = Job(source="mysql", quiesce="backup-lock")
+    grants = ["GRANT RELOAD, PROCESS, BINLOG MONITOR, SLAVE MONITOR ON *.* TO `a`@`localhost`"]
+    assert lacking(grants, MARIADB, replica="by GTID") == []
+    assert lacking(grants, MARIADB, by_lock, replica="by GTID") == ["SELECT"]
+    sight = "GRANT SELECT ON `mysql`.`gtid_slave_pos` TO `a`@`localhost`"
+    assert lacking([*grants, sight], MARIADB, by_lock, replica="by GTID") == []
+    whole = lacking([], MYSQL, replica="by GTID")
+    assert lacking([], MYSQL, replica="by file") == [*whole[:-1], "SELECT", "SELECT"]
 
 
 def test_the_statements_name_any_account():
