@@ -115,17 +115,27 @@ class _Watch:
             if abilities.flavor == "mysql"
             else MariadbLookout(connection, level, backup_stages=abilities.backup_stages)
         )
+        # MariaDB's locks that give up leave nothing behind.
+        self._youngest_s = 0.0 if abilities.flavor == "mysql" else _MIN_AGE_S
         self._since: dict[Hashable, float] = {}
 
     def blockers(self) -> tuple[Blocker, ...]:
-        """Return what has been in the way for a second, the oldest first; look that long if only we keep the time."""
+        """Return what has been in the way for a second, the oldest first.
+
+        Looks for up to a second where only we keep the time, and on MySQL until what is younger has ended or is no
+        longer: a lock that gives up there would leave a long statement's tables closed to everybody until it ends.
+        """
         began = time.monotonic()
+        young: set[Hashable] | None = None
         while True:
             now = time.monotonic()
-            held = [(self._age_s(holder, now), holder) for holder in self.lookout.look(_MIN_AGE_S)]
+            held = [(self._age_s(holder, now), holder) for holder in self.lookout.look(self._youngest_s)]
             self._since = {holder.key: self._since[holder.key] for _, holder in held if holder.key in self._since}
             old = [pair for pair in held if pair[0] >= _MIN_AGE_S]
-            if len(old) == len(held) or now - began >= _MIN_AGE_S:
+            # On a busy server there is always another one.
+            still = {holder.key for age_s, holder in held if age_s < _MIN_AGE_S}
+            young = still if young is None else young & still
+            if not young or now - began >= _MIN_AGE_S + _LOOK_AGAIN_S:
                 found = (Blocker(**vars(holder) | {"age_s": max(age_s, holder.age_s or 0)}) for age_s, holder in old)
                 return tuple(sorted(found, key=lambda blocker: -blocker.age_s))
             time.sleep(_LOOK_AGAIN_S)

@@ -158,10 +158,17 @@ def wait(at_most_s, tell=lambda _: None, connection=None, kill_selects_after_s=N
 
 
 def test_nothing_in_the_way_is_no_wait_and_says_nothing(script):
-    script([holder(age_s=0.9)])
+    script([])
     start, said = time.monotonic(), []
     wait(60, said.append)
     assert time.monotonic() - start < 0.1
+    assert said == []
+
+
+def test_what_is_younger_is_let_end_and_what_came_after_it_does_not_count(script):
+    script([holder(key=1, age_s=0.1)], [holder(key=2, age_s=0.1)])
+    said = []
+    wait(60, said.append)
     assert said == []
 
 
