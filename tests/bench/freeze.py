@@ -22,7 +22,7 @@ from snapmgr.jobs.backup import backup
 from snapmgr.jobs.sweep import delete
 from support.load import WriteLoad, write_load
 from support.samples import quantile
-from support.scene import SERVER_OPTIONS, Scene
+from support.scene import Scene
 from support.server import private_server, server_user
 from support.storage import loop_filesystem, work_folder
 
@@ -53,9 +53,7 @@ def xfs_scene(volumes: int, size_bytes: int, tables: int) -> Iterator[Scene]:
             redo.mkdir()
             os.chown(redo, server_user().pw_uid, server_user().pw_gid)
             moved = (f"--innodb-log-group-home-dir={redo}",)
-        server = stack.enter_context(
-            private_server(systems[0].point / "data", (*SERVER_OPTIONS, *moved), install_options=moved)
-        )
+        server = stack.enter_context(private_server(systems[0].point / "data", moved, install_options=moved))
         server.query("CREATE DATABASE bench")
         for number in range(tables):
             server.query(f"CREATE TABLE bench.t{number} (id INT PRIMARY KEY, v VARCHAR(100)) ENGINE=InnoDB")

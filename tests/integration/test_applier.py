@@ -20,7 +20,8 @@ from snapmgr.mysql.client import Credentials, MysqlError, connect
 from snapmgr.mysql.identity import identify
 from snapmgr.mysql.replication import read_channels, read_sources
 from support.processes import ended, wait_until
-from support.replicas import Pair, applies, free_port, inserting, receives, replica_pair
+from support.replicas import Pair, applies, inserting, receives, replica_pair
+from support.server import free_port
 from support.storage import work_folder
 
 if TYPE_CHECKING:

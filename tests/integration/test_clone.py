@@ -15,12 +15,12 @@ import pytest
 from snapmgr.catalog import Catalog
 from snapmgr.errors import InUseError, LackingError
 from snapmgr.jobs.clone import clone, end_clone, plan_clone
-from support.clones import ask, clones_of, ending_clones, free_port, leases, nothing_left, problems
+from support.clones import ask, clones_of, ending_clones, leases, nothing_left, problems
 from support.crashsite import tree_digest
 from support.kinds import each_kind
 from support.processes import ended, state, wait_until
 from support.scene import btrfs_scene, scattered_scene
-from support.server import server_user
+from support.server import free_port, server_user
 from support.storage import loop_filesystem
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "mariadbd")

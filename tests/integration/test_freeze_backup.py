@@ -15,7 +15,7 @@ from snapmgr.jobs.verify import verify
 from support.exactness import take_and_check
 from support.faults import Faults
 from support.freezing import traced
-from support.scene import SERVER_OPTIONS, Scene
+from support.scene import Scene
 from support.server import private_server
 from support.storage import loop_filesystem, work_folder
 
@@ -32,7 +32,7 @@ def scene() -> Iterator[Scene]:
     with (
         loop_filesystem("xfs", 2 << 30) as xfs,
         work_folder() as folder,
-        private_server(Path(xfs.point) / "data", SERVER_OPTIONS) as server,
+        private_server(Path(xfs.point) / "data") as server,
     ):
         yield Scene(xfs, folder, server)
 
@@ -52,7 +52,7 @@ def server_state(scene: Scene) -> str:
 
 def test_copies_under_load_restore_exactly(scene: Scene) -> None:
     ctx = scene.context()
-    taken = take_and_check(ctx, ctx.config.job("demo"), scene.server, SNAPSHOTS)
+    taken = take_and_check(ctx, scene.server, SNAPSHOTS)
     for manifest in taken:
         assert manifest.quiesce is not None
         assert manifest.quiesce.level == "freeze-process"

@@ -15,7 +15,7 @@ from snapmgr.mysql.lockless import lockless
 from snapmgr.mysql.quiesce import Bounds
 from support.exactness import take_and_check
 from support.kinds import KINDS, each_kind
-from support.scene import SERVER_OPTIONS, btrfs_scene
+from support.scene import btrfs_scene
 from support.server import private_server
 from support.storage import work_folder
 
@@ -76,6 +76,6 @@ def test_ddl_without_a_lock_is_seen(server: PrivateServer) -> None:
 def test_what_is_committed_in_memory_only_is_in_the_snapshot(kind: str) -> None:
     with btrfs_scene("--innodb-flush-log-at-trx-commit=0", kind=kind) as scene:
         ctx = scene.context()
-        (manifest,) = take_and_check(ctx, ctx.config.jobs["demo"], scene.server, 1, writers=2, options=SERVER_OPTIONS)
+        (manifest,) = take_and_check(ctx, scene.server, 1, writers=2)
         assert manifest.quiesce is not None
         assert "innodb_flush_log_at_trx_commit is 0" in manifest.quiesce.why

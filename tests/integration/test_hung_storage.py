@@ -27,7 +27,7 @@ from snapmgr.jobs.prune import prune
 from snapmgr.jobs.sweep import sweep
 from support.faults import Faults
 from support.freezing import frozen_file_system
-from support.scene import SERVER_OPTIONS, Scene, btrfs_scene
+from support.scene import Scene, btrfs_scene
 from support.server import private_server
 from support.storage import loop_filesystem, work_folder
 
@@ -129,7 +129,7 @@ def shared_site(request: pytest.FixtureRequest) -> Iterator[Site]:
             return
         xfs = stack.enter_context(loop_filesystem("xfs", 1 << 30))
         folder = stack.enter_context(work_folder())
-        server = stack.enter_context(private_server(Path(xfs.point) / "data", SERVER_OPTIONS))
+        server = stack.enter_context(private_server(Path(xfs.point) / "data"))
         yield Site(Scene(xfs, folder, server), freezes=True)
 
 

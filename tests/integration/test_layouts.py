@@ -17,9 +17,10 @@ from snapmgr.jobs.backup import backup
 from snapmgr.jobs.source import LiveServer
 from snapmgr.jobs.verify import verify
 from snapmgr.mysql import levels
+from support.exactness import take
 from support.faults import Faults
 from support.kinds import KINDS
-from support.layouts import SETTINGS, check, memory, owned, scattered, subvolume, take
+from support.layouts import SETTINGS, check, memory, owned, scattered, subvolume
 from support.load import InvariantError
 from support.processes import ended, state, wait_until
 from support.scene import Scene
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from snapmgr.jobs.context import Context
     from snapmgr.mysql.client import Connection
-    from support.layouts import Taken
+    from support.exactness import Taken
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
 # 20 were shown once; CI repeats a few.

@@ -16,7 +16,7 @@ from snapmgr.blockdev import read_mounts
 from snapmgr.catalog import Catalog
 from snapmgr.jobs.backup import backup
 from support.load import check_invariant, write_load
-from support.scene import SERVER_OPTIONS, btrfs_scene, scattered_scene
+from support.scene import btrfs_scene, scattered_scene
 from support.server import private_server
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "mariadbd")
@@ -61,7 +61,7 @@ def test_the_clone_is_recovered_and_cleanly_shut_down(scene):
     data = Path(document["mount"]["data_path"])
     # Its index leads nowhere else.
     assert {line.rpartition("/")[0] for line in (data / "binlog.index").read_text().splitlines()} == {"."}
-    with private_server(data, SERVER_OPTIONS, install_options=None) as server:
+    with private_server(data, install_options=None) as server:
         assert "crash recovery" not in server.log_text()
         assert "Recovering after a crash" not in server.log_text()
         with server.connect() as connection:
@@ -69,7 +69,7 @@ def test_the_clone_is_recovered_and_cleanly_shut_down(scene):
         assert server.query("SELECT @@gtid_binlog_pos") == ((manifest.position.gtid,),)
     # The same files without it are recovered: this test can fail.
     mounted = scene.json("mount", "latest")["mount"]["data_path"]
-    with private_server(Path(mounted), SERVER_OPTIONS, install_options=None) as server:
+    with private_server(Path(mounted), install_options=None) as server:
         assert "crash recovery" in server.log_text()
     assert scene.run("umount", "--all").returncode == 0
     _nothing_left(scene)
@@ -213,7 +213,7 @@ def test_transactions_that_a_client_has_prepared_are_no_crash(scene):
         cursor.execute("XA ROLLBACK 'x'")
     scene.server.query("DROP DATABASE xa")
     document = scene.json("prepare", "latest")
-    with private_server(Path(document["mount"]["data_path"]), SERVER_OPTIONS, install_options=None) as server:
+    with private_server(Path(document["mount"]["data_path"]), install_options=None) as server:
         assert [row[3] for row in server.query("XA RECOVER")] == [b"x"]
         server.query("XA COMMIT 'x'")
         assert server.query("SELECT * FROM xa.t") == ((1,),)

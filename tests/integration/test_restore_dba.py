@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from support.scene import btrfs_scene
-from support.server import private_server, server_user
+from support.server import free_port, private_server, server_user
 from support.storage import work_folder
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "mariadbd")
@@ -32,12 +31,6 @@ def test_a_datadir_that_was_emptied_under_its_server_is_refused():
         done = scene.run("restore", "latest", str(datadir))
         assert done.returncode == 0, done.stderr
         scene.server.start()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _replicates(replica, source):
@@ -61,7 +54,7 @@ def _network(port: int) -> tuple[str, ...]:
 def test_a_restored_replica_leaves_source_and_live_replica_alone():
     with (
         work_folder() as folder,
-        private_server(folder / "source", _network(_free_port())) as source,
+        private_server(folder / "source", _network(free_port())) as source,
         btrfs_scene(server=False) as scene,
     ):
         source.query("GRANT REPLICATION SLAVE ON *.* TO r@'%' IDENTIFIED BY 'p'")

@@ -106,7 +106,7 @@ def test_a_mysql_has_a_uuid_of_its_own_and_dies_with_us():
 def test_snapshots_of_a_loaded_server_of_another_kind_are_exact(kind):
     with btrfs_scene(kind=kind) as scene:
         ctx = scene.context()
-        take_and_check(ctx, ctx.config.job("demo"), scene.server, 2)
+        take_and_check(ctx, scene.server, 2)
         assert scene.states() == ["ready"] * 2
 
 

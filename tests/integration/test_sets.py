@@ -19,7 +19,7 @@ from snapmgr.jobs.sweep import delete
 from snapmgr.jobs.verify import verify
 from support.exactness import take_and_check
 from support.faults import Faults
-from support.scene import SERVER_OPTIONS, Scene
+from support.scene import Scene
 from support.server import private_server, server_user
 from support.storage import LoopFileSystem, loop_filesystem, work_folder
 
@@ -56,7 +56,7 @@ def scene() -> Iterator[TwoVolumes]:
         moved = (f"--innodb-log-group-home-dir={scene.redo}", f"--innodb-undo-directory={scene.redo}")
         with private_server(
             first.point / "data",
-            (*SERVER_OPTIONS, *moved),
+            moved,
             install_options=(*moved, "--innodb-undo-tablespaces=2"),
         ) as scene._server:
             yield scene
@@ -75,14 +75,13 @@ def _clean(scene: TwoVolumes) -> Iterator[None]:
 
 def _options(scene: TwoVolumes, lease: Lease, manifest: Manifest) -> tuple[str, ...]:
     redo = copies(lease, manifest)[str(scene.redo)]
-    return (*SERVER_OPTIONS, f"--innodb-log-group-home-dir={redo}", f"--innodb-undo-directory={redo}")
+    return (f"--innodb-log-group-home-dir={redo}", f"--innodb-undo-directory={redo}")
 
 
 def test_sets_under_load_restore_exactly(scene: TwoVolumes) -> None:
     ctx = scene.context()
     taken = take_and_check(
         ctx,
-        ctx.config.job("demo"),
         scene.server,
         SNAPSHOTS,
         options=lambda lease, manifest: _options(scene, lease, manifest),
@@ -112,7 +111,7 @@ def test_a_stopped_servers_set(scene: TwoVolumes) -> None:
     elsewhere.mkdir()
     os.chown(elsewhere, server_user().pw_uid, server_user().pw_gid)
     datadir = scene.file_system.point / "data2"
-    with private_server(datadir, SERVER_OPTIONS) as server:
+    with private_server(datadir) as server:
         server.query("CREATE DATABASE d")
         server.query(f"CREATE TABLE d.t (id INT PRIMARY KEY) ENGINE=InnoDB DATA DIRECTORY '{elsewhere}'")
         server.query("INSERT INTO d.t VALUES (1), (2), (3)")
@@ -226,7 +225,7 @@ def test_a_nested_subvolume_is_a_member_of_its_own() -> None:
             subprocess.run(["btrfs", "-q", "subvolume", "create", path], check=True)
             os.chown(path, server_user().pw_uid, server_user().pw_gid)
         moved = ("--innodb-log-group-home-dir=redo",)
-        with private_server(datadir, (*SERVER_OPTIONS, *moved), install_options=moved) as scene._server:
+        with private_server(datadir, moved, install_options=moved) as scene._server:
             scene.configure()
             ctx = scene.context()
             with pytest.raises(NotQuiescedError, match=f"subvolume at {datadir}/redo"):

@@ -15,7 +15,7 @@ from snapmgr.errors import NotQuiescedError
 from snapmgr.jobs.backup import backup
 from snapmgr.jobs.source import LiveServer
 from snapmgr.jobs.verify import verify
-from support.scene import SERVER_OPTIONS, Scene
+from support.scene import Scene
 from support.server import private_server, server_user
 from support.storage import loop_filesystem, work_folder
 
@@ -31,7 +31,7 @@ def shared() -> Iterator[Scene]:
     with (
         loop_filesystem("xfs", 1 << 30) as xfs,
         work_folder() as folder,
-        private_server(Path(xfs.point) / "data", SERVER_OPTIONS) as server,
+        private_server(Path(xfs.point) / "data") as server,
     ):
         scene = Scene(xfs, folder, server)
         for name in ("known", "new"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from contextlib import contextmanager
@@ -53,13 +52,6 @@ def clones_of(scene: Scene) -> Iterator[None]:
     assert scene.run("backup", "demo").returncode == 0
     with ending_clones(scene):
         yield
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def leases(scene: Scene) -> list[Lease]:

@@ -2,81 +2,85 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.jobs.attach import attached, data_path
 from snapmgr.jobs.backup import backup
 from support.load import check_invariant, write_load
-from support.scene import SERVER_OPTIONS
 from support.server import private_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-    from snapmgr.config import Job
     from snapmgr.jobs.context import Context
     from snapmgr.manifest import Lease, Manifest
     from support.kinds import Kind
-    from support.load import Acknowledged
+    from support.load import Acknowledged, LoadStatistics
     from support.server import PrivateServer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A snapshot, and what the writers had been told before and after it."""
+
+    manifest: Manifest
+    before: tuple[Acknowledged, ...]
+    after: tuple[Acknowledged, ...]
+
+
+def take(ctx: Context, server: PrivateServer, count: int, *, writers: int = 4) -> tuple[list[Taken], LoadStatistics]:
+    """Take `count` snapshots of the job "demo" while `writers` write; return them and how the writers fared."""
+    job, taken = ctx.config.job("demo"), []
+    with write_load(server.socket, writers=writers, engines=server.kind.engines) as load:
+        load.warm_up()
+        for _ in range(count):
+            before = load.acknowledged()
+            manifest = backup(ctx, job)
+            taken.append(Taken(manifest=manifest, before=before, after=load.acknowledged()))
+        load.check_alive()
+        return taken, load.statistics()
 
 
 def take_and_check(
     ctx: Context,
-    job: Job,
     server: PrivateServer,
     count: int,
     *,
     writers: int = 4,
-    options: Sequence[str] | Callable[[Lease, Manifest], Sequence[str]] = SERVER_OPTIONS,
+    options: Callable[[Lease, Manifest], Sequence[str]] = lambda _lease, _manifest: (),
 ) -> list[Manifest]:
-    """Take `count` snapshots of `job` while `writers` write to `server`, then start a server on a clone of each.
+    """Take `count` snapshots of the job "demo" while `writers` write, then start a server on a clone of each.
 
     Each copy must agree with the recorded GTID and the end of the binlog, and hold all that was acknowledged before the
     backup began, nothing of what came after its end, and each engine as of one instant.
 
     Args:
         ctx: for the backups and for attaching.
-        job: the job, whose server is `server`.
-        server: the server that gets the load.
+        server: the job's, which gets the load.
         count: how many snapshots.
         writers: how many clients write.
-        options: those of the servers on the copies; a function of the lease where they name folders of the copy.
+        options: further ones of the server on a copy, given its lease: they may name folders of it.
     """
-    taken: list[tuple[Manifest, tuple[Acknowledged, ...], tuple[Acknowledged, ...]]] = []
-    with write_load(str(server.socket), writers=writers, engines=server.kind.engines) as load:
-        load.warm_up()
-        for _ in range(count):
-            before = load.acknowledged()
-            manifest = backup(ctx, job)
-            taken.append((manifest, before, load.acknowledged()))
-        load.check_alive()
-    for manifest, before, after in taken:
-        with attached(ctx, ctx.catalog.load(manifest.id)) as lease:
-            given = options(lease, manifest) if callable(options) else options
-            _check(data_path(lease), manifest, given, server.kind, before, after)
+    taken, _ = take(ctx, server, count, writers=writers)
+    for one in taken:
+        with attached(ctx, ctx.catalog.load(one.manifest.id)) as lease:
+            _check(data_path(lease), one, options(lease, one.manifest), server.kind)
     # The load went on meanwhile: no two may be of the same instant.
-    assert len({manifest.position for manifest, _, _ in taken}) == count
-    return [manifest for manifest, _, _ in taken]
+    manifests = [one.manifest for one in taken]
+    assert len({manifest.position for manifest in manifests}) == count
+    return manifests
 
 
-def _check(
-    datadir: Path,
-    manifest: Manifest,
-    options: Sequence[str],
-    kind: Kind,
-    before: tuple[Acknowledged, ...],
-    after: tuple[Acknowledged, ...],
-) -> None:
-    position = manifest.position
+def _check(datadir: Path, taken: Taken, options: Sequence[str], kind: Kind) -> None:
+    position = taken.manifest.position
     assert position is not None
-    log_bin = next(option.partition("=")[2] for option in options if option.startswith("--log-bin="))
-    assert (datadir / Path(log_bin).parent / position.file).stat().st_size == position.offset
+    assert (datadir / position.file).stat().st_size == position.offset
     with private_server(datadir, options, install_options=None, kind=kind.name) as copy:
         variable = "gtid_binlog_pos" if kind.flavor == "mariadb" else "gtid_executed"
         ((gtid,),) = copy.query(f"SELECT @@GLOBAL.{variable}")
         # MySQL breaks the line after each server's part.
         assert gtid.replace("\n", "") == position.gtid.replace("\n", "")
         with copy.connect() as connection:
-            check_invariant(connection, before=before, after=after, engines=kind.engines)
+            check_invariant(connection, before=taken.before, after=taken.after, engines=kind.engines)

@@ -1,11 +1,10 @@
-"""Servers whose parts lie on several volumes; snapshots of them under load, each copy started and compared."""
+"""Servers whose parts lie on several volumes, and how a snapshot of them is compared."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,22 +13,19 @@ import pymysql
 from snapmgr.config import Verify
 from snapmgr.jobs.agreement import Findings, check_binlog, compare_gtid
 from snapmgr.jobs.attach import attached, copies, data_path
-from snapmgr.jobs.backup import backup
 from snapmgr.mysql.program import server_for
 from snapmgr.mysql.server import run_folder, throwaway
 from support.kinds import KINDS
-from support.load import LoadStatistics, check_invariant, write_load
+from support.load import check_invariant
 from support.scene import Scene
 from support.server import private_server, server_user
 from support.storage import loop_filesystem, work_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from snapmgr.jobs.context import Context
-    from snapmgr.manifest import Manifest
-    from support.load import Acknowledged
-    from support.server import PrivateServer
+    from support.exactness import Taken
 
 _GIB = 1 << 30
 SETTINGS = {
@@ -109,31 +105,6 @@ def _undo(kind: str) -> tuple[str, ...]:
     return ("--innodb-undo-tablespaces=2",) if KINDS[kind].flavor == "mariadb" else ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Taken:
-    """A snapshot, and what the writers had been told before and after it."""
-
-    manifest: Manifest
-    before: tuple[Acknowledged, ...]
-    after: tuple[Acknowledged, ...]
-
-
-def take(
-    ctx: Context, server: PrivateServer, count: int, *, writers: int = 4, each: Callable[[], None] = lambda: None
-) -> tuple[list[Taken], LoadStatistics]:
-    """Take `count` snapshots of the job "demo" while `writers` write; return them and how the writers fared."""
-    job, taken = ctx.config.job("demo"), []
-    with write_load(server.socket, writers=writers, engines=server.kind.engines) as load:
-        load.warm_up()
-        for _ in range(count):
-            before = load.acknowledged()
-            manifest = backup(ctx, job)
-            taken.append(Taken(manifest=manifest, before=before, after=load.acknowledged()))
-            each()
-        load.check_alive()
-        return taken, load.statistics()
-
-
 def check(ctx: Context, taken: Taken, kind: str) -> Findings:
     """Start a server on a clone, as verify does, and compare it with the record and with what was acknowledged.
 
@@ -151,7 +122,7 @@ def check(ctx: Context, taken: Taken, kind: str) -> Findings:
             settings=manifest.server.settings,
             memory_bytes=Verify().memory_bytes,
             run_dir=run_dir,
-            originals={original: str(copy) for original, copy in there.items()},
+            originals=there,
         ) as server:
             with server.connect() as connection:
                 compare_gtid(manifest, connection, found)

@@ -6,7 +6,6 @@ left out is a hole.
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pymysql.cursors import DictCursor
 
-from support.server import PrivateServer, private_server
+from support.server import PrivateServer, free_port, private_server
 from support.storage import work_folder
 
 if TYPE_CHECKING:
@@ -136,13 +135,6 @@ def checksums(server: PrivateServer) -> list[tuple[Any, ...]]:
         )[0]
         for one in range(TABLES)
     ]
-
-
-def free_port() -> int:
-    """Return a TCP port of the loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def network(port: int, server_id: int) -> tuple[str, ...]:

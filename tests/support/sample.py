@@ -1,11 +1,12 @@
-"""Manifests and leases as a catalog holds them, for tests that need no storage behind them."""
+"""Manifests and leases as a catalog holds them, and servers' abilities, for tests that need neither behind them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from snapmgr.manifest import Lease, LeasePart, Manifest, Member, Position, Process, QuiesceRecord, ServerRecord
+from snapmgr.mysql.abilities import Abilities
 from snapmgr.records import AttachRecord, Intent, Pool, SnapshotRef
 
 NOW = datetime(2026, 1, 31, 2, 30, tzinfo=UTC)
@@ -61,3 +62,20 @@ def lease(of: Manifest) -> Lease:
         until=NOW,
         point="/mnt/look",
     )
+
+
+def abilities_of(flavor: Literal["mariadb", "mysql"], **fields: Any) -> Abilities:
+    """Return what a present server of the flavor can do, with `fields` instead of the usual."""
+    mariadb = flavor == "mariadb"
+    values: dict[str, Any] = {
+        "flavor": flavor,
+        "backup_stages": mariadb,
+        "instance_lock": not mariadb,
+        "statement_time": mariadb,
+        "binlog": True,
+        "binlog_status": "SHOW MASTER STATUS" if mariadb else "SHOW BINARY LOG STATUS",
+        "replica_status": "SHOW ALL SLAVES STATUS" if mariadb else "SHOW REPLICA STATUS",
+        "replica_word": "SLAVE" if mariadb else "REPLICA",
+        "cluster": None,
+    }
+    return Abilities(**(values | fields))

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from support.server import PrivateServer
     from support.storage import LoopFileSystem
 
-SERVER_OPTIONS = ("--log-bin=binlog", "--sync-binlog=1", "--innodb-flush-log-at-trx-commit=1")
-
 
 class Scene:
     """A btrfs file system, a server whose datadir is a subvolume of it, and a job "demo"."""
@@ -104,7 +102,7 @@ def btrfs_scene(*options: str, size_bytes: int = 1 << 30, server: bool = True, k
         subprocess.run(["btrfs", "-q", "subvolume", "create", subvolume], check=True)
         running = None
         if server:
-            running = stack.enter_context(private_server(subvolume / "data", (*SERVER_OPTIONS, *options), kind=kind))
+            running = stack.enter_context(private_server(subvolume / "data", options, kind=kind))
         scene = Scene(file_system, folder, running)
         if server:
             scene.configure()

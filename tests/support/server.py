@@ -40,6 +40,13 @@ def server_user() -> pwd.struct_passwd:
         return pwd.getpwnam("nobody")
 
 
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nobody listens at now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class PrivateServer:
     """A running (or stopped, or killed) private server. Made by `private_server`."""
 

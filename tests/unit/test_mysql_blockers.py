@@ -10,23 +10,13 @@ from hypothesis import strategies as st
 
 from snapmgr.errors import NotQuiescedError
 from snapmgr.mysql import blockers
-from snapmgr.mysql.abilities import Abilities
 from snapmgr.mysql.blockers import Blocker, find_blockers, wait_for_blockers
 from snapmgr.mysql.client import ConnectionLostError, MysqlError
 from snapmgr.mysql.lookout import Holder, Lookout
 from snapmgr.mysql.statements import code, is_only_a_select, kind, reads_tables, target
+from support.sample import abilities_of
 
-ABILITIES = Abilities(
-    flavor="mysql",
-    backup_stages=False,
-    instance_lock=True,
-    statement_time=False,
-    binlog=True,
-    binlog_status="",
-    replica_status="",
-    replica_word="REPLICA",
-    cluster=None,
-)
+ABILITIES = abilities_of("mysql")
 
 
 @pytest.mark.parametrize(

@@ -7,21 +7,10 @@ from dataclasses import replace
 import pytest
 
 from snapmgr.errors import NotQuiescedError
-from snapmgr.mysql.abilities import Abilities
 from snapmgr.mysql.levels import Needs, choose
+from support.sample import abilities_of
 
-MARIADB = Abilities(
-    flavor="mariadb",
-    backup_stages=True,
-    instance_lock=False,
-    statement_time=True,
-    binlog=True,
-    binlog_status="SHOW MASTER STATUS",
-    replica_status="SHOW ALL SLAVES STATUS",
-    replica_word="SLAVE",
-    cluster=None,
-)
-MYSQL = replace(MARIADB, flavor="mysql", backup_stages=False, instance_lock=True, statement_time=False)
+MARIADB, MYSQL = abilities_of("mariadb"), abilities_of("mysql")
 # MariaDB 10.3, MySQL 5.7.
 OLD_MARIADB = replace(MARIADB, backup_stages=False)
 OLD_MYSQL = replace(MYSQL, instance_lock=False)

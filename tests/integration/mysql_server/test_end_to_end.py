@@ -12,7 +12,7 @@ import pytest
 from snapmgr.jobs.backup import backup
 from support.kinds import KINDS, kinds
 from support.load import Acknowledged, check_invariant, write_load
-from support.scene import SERVER_OPTIONS, Scene, btrfs_scene
+from support.scene import Scene, btrfs_scene
 from support.server import private_server, server_user
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _taken(request: pytest.FixtureRequest) -> Iterator[Taken]:
             os.chown(volume / name, server_user().pw_uid, server_user().pw_gid)
         moved = [f"--innodb-log-group-home-dir={volume}/redo", f"--innodb-undo-directory={volume}/undo"]
         moved += [f"--innodb-directories={volume}/tables"] if mysql else []
-        options = [*SERVER_OPTIONS, *moved, f"--log-bin={volume}/log/binlog"]
+        options = [*moved, f"--log-bin={volume}/log/binlog"]
         with private_server(volume / "data", options, install_options=moved, kind=kind) as server:
             scene._server = server
             scene.configure()

@@ -12,7 +12,7 @@ import pytest
 from snapmgr.jobs.backup import backup
 from support.load import check_invariant, write_load
 from support.restored import require_nothing_left
-from support.scene import SERVER_OPTIONS, Scene, btrfs_scene, scattered_scene
+from support.scene import Scene, btrfs_scene, scattered_scene
 from support.server import private_server, server_user
 from support.storage import loop_filesystem, work_folder
 
@@ -86,7 +86,7 @@ def test_a_set_of_two_volumes_becomes_one_folder():
         os.chown(redo, server_user().pw_uid, server_user().pw_gid)
         moved = (f"--innodb-log-group-home-dir={redo}", f"--innodb-undo-directory={redo}")
         install = (*moved, "--innodb-undo-tablespaces=2")
-        with private_server(first.point / "data", (*SERVER_OPTIONS, *moved), install_options=install) as server:
+        with private_server(first.point / "data", moved, install_options=install) as server:
             scene = Scene(first, folder, server)
             scene.configure('quiesce = "freeze-process"')
             ctx = scene.context()
@@ -118,7 +118,7 @@ def test_a_set_of_two_volumes_becomes_one_folder():
             data = Path(prepared["mount"]["data_path"])
             there = data.parent / "redo"
             options = (f"--innodb-log-group-home-dir={there}", f"--innodb-undo-directory={there}")
-            with private_server(data, (*SERVER_OPTIONS, *options), install_options=None) as copy:
+            with private_server(data, options, install_options=None) as copy:
                 assert "crash recovery" not in copy.log_text()
                 with copy.connect() as connection:
                     check_invariant(connection, before=before, after=after)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.jobs.attach import copies, data_path
+from support import binlogs
 from support.kinds import KINDS
+from support.layouts import owned, subvolume
 from support.scene import Scene
-from support.server import private_server, server_user
+from support.server import private_server
 from support.storage import loop_filesystem, work_folder
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Site:
 
 def log_files(folder: Path) -> list[Path]:
     """Return the binary logs in a folder, oldest first."""
-    return sorted(path for path in folder.glob(f"{LOG_BASE}.*") if path.suffix[1:].isdigit())
+    return binlogs.logs(folder / LOG_BASE)
 
 
 @contextmanager
@@ -110,15 +110,15 @@ def running_site(cell: Cell) -> Iterator[Site]:
         systems: list[LoopFileSystem] = []
         on_xfs = cell.layout in ("reflink", "two-volumes")
         home = mounted("xfs" if on_xfs else "btrfs")
-        volume = home if on_xfs else _subvolume(home / "mysql")
+        volume = home if on_xfs else subvolume(home / "mysql")
         datadir = volume / "data"
         logs, redo = datadir, None
         if cell.layout == "binlog-member":
-            logs = _owned(_subvolume(home / "logs"))
+            logs = subvolume(home / "logs")
         elif cell.layout == "binlog-absent":
-            logs = _owned(mounted("ext4", _GIB) / "logs")
+            logs = owned(mounted("ext4", _GIB) / "logs")
         elif cell.layout == "two-volumes":
-            redo = _owned(mounted("xfs", _GIB) / "redo")
+            redo = owned(mounted("xfs", _GIB) / "redo")
         folder = stack.enter_context(work_folder())
         moved = (f"--innodb-log-group-home-dir={redo}",) if redo is not None else ()
         base = LOG_BASE if logs == datadir else logs / LOG_BASE
@@ -132,15 +132,3 @@ def running_site(cell: Cell) -> Iterator[Site]:
             subvolumes=() if on_xfs else (volume, logs) if cell.layout == "binlog-member" else (volume,),
             points=tuple(system.point for system in systems),
         )
-
-
-def _subvolume(path: Path) -> Path:
-    subprocess.run(["btrfs", "-q", "subvolume", "create", path], check=True)
-    return path
-
-
-def _owned(path: Path) -> Path:
-    """Give a folder, made if it is missing, to the server's user."""
-    path.mkdir(exist_ok=True)
-    os.chown(path, server_user().pw_uid, server_user().pw_gid)
-    return path
