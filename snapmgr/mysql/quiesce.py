@@ -43,6 +43,10 @@ _BEGUN_IDLE_S = 120
 _THAWED_IDLE_S = 3
 # FLUSH TABLES WITH READ LOCK waits for the global lock, for tables in use and for commits, each for lock_wait_timeout.
 _WAITS = 3
+_WHO_WROTE = (
+    "try again; MySQL lets FLUSH PRIVILEGES, FLUSH STATUS, FLUSH OPTIMIZER_COSTS and ANALYZE TABLE write to its binary log "
+    "under these locks: is one of them run again and again?"
+)
 # The first try's wait, doubled by each further one.
 _FIRST_WAIT_S = 0.2
 _DOUBLINGS = 20
@@ -145,7 +149,9 @@ class HeldLock:
         if not self._choice.position:
             return
         if after.position != self._before.position:
-            raise LockLostError(f"the position moved under the lock: {self._before.position} to {after.position}")
+            raise LockLostError(
+                f"the position moved under the lock: {self._before.position} to {after.position}", hint=_WHO_WROTE
+            )
         self._proof += " and the position had not moved"
 
     def release(self) -> None:
