@@ -44,8 +44,8 @@ _THAWED_IDLE_S = 3
 # FLUSH TABLES WITH READ LOCK waits for the global lock, for tables in use and for commits, each for lock_wait_timeout.
 _WAITS = 3
 _WHO_WROTE = (
-    "try again; MySQL lets FLUSH PRIVILEGES, FLUSH STATUS, FLUSH OPTIMIZER_COSTS and ANALYZE TABLE write to its binary log "
-    "under these locks: is one of them run again and again?"
+    "try again; MySQL lets FLUSH PRIVILEGES, FLUSH STATUS, FLUSH OPTIMIZER_COSTS and ANALYZE TABLE write to its binary "
+    "log under these locks: is one of them run again and again?"
 )
 # The first try's wait, doubled by each further one.
 _FIRST_WAIT_S = 0.2
