@@ -1,9 +1,8 @@
-"""Holding a server still: for how long at most, and the proof that it was.
+"""Holding a server still: the tries to get its lock, and how long they may make others wait.
 
-Which lock: `snapmgr.mysql.levels`. Measured, not documented: an FTWRL that failed may still hold part of its locks
-until the connection ends; a lock dies silently with its connection (KILL, wait_timeout) and writers go on at once.
-Hence: after any failure the connection is dropped, and a snapshot counts only if the same connection still answers
-afterwards and the position has not moved.
+Which lock: `snapmgr.mysql.levels`; once it is granted: `snapmgr.mysql.heldlock`. Measured, not documented: an FTWRL
+that failed may still hold part of its locks until the connection ends. Hence after any failure the connection is
+dropped.
 """
 
 from __future__ import annotations
@@ -16,19 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import NotQuiescedError
-from snapmgr.manifest import QuiesceRecord
 from snapmgr.mysql.blockers import wait_for_blockers
 from snapmgr.mysql.client import ConnectionLostError, MysqlError, connect
-from snapmgr.mysql.position import Sighting, sight
-from snapmgr.mysql.redo import await_redo
-from snapmgr.mysql.replication import read_channels, rows_are_ahead, settle_sources
+from snapmgr.mysql.heldlock import Grant, HeldLock, LockLostError, idle_s
+from snapmgr.mysql.replication import read_channels, rows_are_ahead
 from snapmgr.mysql.standby import Standby
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from snapmgr.manifest import Position, SourcePosition
     from snapmgr.mysql.abilities import Abilities
     from snapmgr.mysql.client import Connection, Credentials
     from snapmgr.mysql.levels import Choice
@@ -39,14 +35,8 @@ _WAITED_TOO_LONG = frozenset({1205, 1969})
 _SYNC_IDLE_S = 600
 # The same while DDL is held off: a second flush is short, unless the storage or we hang.
 _BEGUN_IDLE_S = 120
-# From the thaw of a frozen server to the proof; stopping it takes a part of it too.
-_THAWED_IDLE_S = 3
 # FLUSH TABLES WITH READ LOCK waits for the global lock, for tables in use and for commits, each for lock_wait_timeout.
 _WAITS = 3
-_WHO_WROTE = (
-    "try again; MySQL lets FLUSH PRIVILEGES, FLUSH STATUS, FLUSH OPTIMIZER_COSTS and ANALYZE TABLE write to its binary "
-    "log under these locks: is one of them run again and again?"
-)
 # The first try's wait, doubled by each further one.
 _FIRST_WAIT_S = 0.2
 _DOUBLINGS = 20
@@ -65,119 +55,6 @@ class Bounds:
     """Over all tries: waiting for what would hold the lock off, while nobody waits for us."""
     kill_selects_after_s: float | None = None
     """SELECTs that hold the lock off and run longer are killed; None: none is."""
-
-
-class LockLostError(NotQuiescedError):
-    """The lock did not hold until the proof: the snapshot is worth nothing."""
-
-
-class HeldLock:
-    """A granted lock and its connection."""
-
-    def __init__(self, connection: Connection, waiting: _Waiting) -> None:
-        self._connection = connection
-        self._waiting = waiting
-        self._choice = waiting.choice
-        self._granted = waiting.granted
-        self._held_s: float | None = None
-        self._proof: str | None = None
-        self.deadline = self._granted + waiting.bounds.lock_hold_s
-        """time.monotonic() at which the lock must be gone."""
-        self._idle_s = _idle_s(waiting.bounds.lock_hold_s)
-        self._bound_time()
-        for statement in self._choice.flush:
-            connection.execute(statement)
-        if self._choice.redo_lags and waiting.abilities.flavor == "mariadb":
-            await_redo(connection, self.deadline)
-        self.sources = self._read_sources()
-        """How far a replica has executed, as exactly as can be known under this lock."""
-        self._before = self._sight()
-        self._bound_time()
-
-    @property
-    def position(self) -> Position | None:
-        """The binlog position, if it stands still while the lock holds; None without binary log."""
-        known = self._choice.position and not self._waiting.rows_ahead
-        return self._before.position if known else None
-
-    def _read_sources(self) -> tuple[SourcePosition, ...]:
-        # Asked before the lock whether there is any: most servers have none, and every round trip counts here.
-        if not self._choice.position or not self._waiting.replica:
-            return ()
-        return settle_sources(
-            self._connection,
-            self._waiting.abilities,
-            deadline=self.deadline,
-            global_read_lock=self._choice.global_read_lock,
-            only_innodb=self._choice.only_innodb,
-        )
-
-    def _bound_time(self) -> None:
-        """Let reads end at the deadline, and the server free the lock a little later should we be stopped now."""
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise LockLostError("the lock's time was over before the snapshot was proven")
-        self._connection.set_read_timeout(left)
-        # The server counts anew from each statement. It counts in whole seconds, so mostly there is nothing to change.
-        self._shorten_idleness(_idle_s(left))
-
-    def expect_freeze(self) -> None:
-        """Be told that the server process will now be stopped: it counts idle time anew once it goes on."""
-        self._shorten_idleness(_THAWED_IDLE_S)
-
-    def _shorten_idleness(self, idle_s: int) -> None:
-        if idle_s < self._idle_s:
-            self._idle_s = idle_s
-            self._connection.execute(f"SET SESSION wait_timeout = {idle_s}")
-
-    def _sight(self) -> Sighting:
-        self._bound_time()
-        return sight(self._connection, self._waiting.abilities)
-
-    def prove(self) -> None:
-        """Show that the lock still holds: same connection, same position. Raises LockLostError."""
-        try:
-            after = self._sight()
-        except MysqlError as error:
-            raise LockLostError(
-                f"the lock was lost during the snapshot: {error.message}",
-                hint="somebody killed the connection, or the server went away; look into its log",
-            ) from None
-        if after.connection_id != self._before.connection_id or after.connection_id != self._connection.connection_id:
-            raise LockLostError("the lock was lost during the snapshot: another connection answers")
-        self._proof = f"connection {after.connection_id} answered after the snapshot"
-        if not self._choice.position:
-            return
-        if after.position != self._before.position:
-            raise LockLostError(
-                f"the position moved under the lock: {self._before.position} to {after.position}", hint=_WHO_WROTE
-            )
-        self._proof += " and the position had not moved"
-
-    def release(self) -> None:
-        """Give the lock back; cut the connection if that does not work at once. Never raises: the proof is done."""
-        try:
-            self._connection.set_read_timeout(max(self.deadline - time.monotonic(), 0.1))
-            for statement in self._choice.unlock:
-                self._connection.execute(statement)
-        except MysqlError:
-            self._connection.drop()
-        self._held_s = time.monotonic() - self._granted
-
-    def record(self) -> QuiesceRecord:
-        """Return how it went; after `prove` and `release`."""
-        if self._proof is None or self._held_s is None:
-            raise AssertionError("a lock without proof has no record")
-        return QuiesceRecord(
-            level=self._choice.name,
-            why=self._choice.why,
-            proof=self._proof,
-            attempts=self._waiting.attempts,
-            waited_s=self._waiting.waited_s,
-            held_s=self._held_s,
-            stall_s=max(self._waiting.stall_s, self._granted - self._waiting.asked + self._held_s),
-            position_from="server" if self.position is not None else "nowhere",
-        )
 
 
 @contextmanager
@@ -205,85 +82,170 @@ def locked(
 
     Raises NotQuiescedError when no try got the lock: nothing is locked then.
     """
-    waiting = _Waiting(credentials, abilities, choice, bounds)
-    with closing(waiting.standby):
-        lock = _acquire(waiting, check, sync, tell)
-        connection = lock._connection  # noqa: SLF001 - one module
+    request = _Request(credentials, abilities, choice, bounds, check=check, sync=sync, tell=tell)
+    with closing(request.standby), closing(request.acquire()) as lock:
         try:
             yield lock
         except BaseException:
-            waiting.standby.end(connection)
+            lock.end()
             raise
-        finally:
-            connection.close()
 
 
-class _Waiting:
-    """What asking for the lock has cost so far."""
+class _Request:
+    """Asking for a lock, as often as it may be asked for, and what that has cost so far."""
 
-    def __init__(self, credentials: Credentials, abilities: Abilities, choice: Choice, bounds: Bounds) -> None:
-        self.credentials = credentials
-        self.abilities = abilities
-        self.choice = choice
-        self.bounds = bounds
-        self.attempts = 0
-        self.rows_ahead = False
-        """Whether a replica's applier may have written what no position tells."""
-        self.replica = False
-        """Whether the server has a source that it replicates from."""
-        self.waited_s = 0.0
-        self.stall_s = 0.0
-        """The longest that writers can have queued behind a try that failed."""
-        self.asked = 0.0
-        """time.monotonic() at which the last try began to stop writers."""
-        self.granted = 0.0
+    def __init__(
+        self,
+        credentials: Credentials,
+        abilities: Abilities,
+        choice: Choice,
+        bounds: Bounds,
+        *,
+        check: Callable[[Connection], None],
+        sync: Callable[[], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._abilities = abilities
+        self._choice = choice
+        self._bounds = bounds
         self.standby = Standby(credentials)
+        self._attempts = 0
+        self._waited_s = 0.0
+        self._stall_s = 0.0
+        self._asked = 0.0
+        self._granted = 0.0
+        self._replica = False
+        self._rows_ahead = False
+        self._credentials = credentials
+        self._check = check
+        self._sync = sync
+        self._tell = tell
+        self._patience_s = bounds.blocker_wait_s
+        """How long we may still wait for what would hold the lock off."""
 
-    def look_at_replication(self, connection: Connection, tell: Callable[[str], None]) -> None:
-        """Find out what the server replicates, before anybody waits. Raises MysqlError."""
-        channels = read_channels(connection, self.abilities)
-        self.replica = bool(channels)
-        self.rows_ahead = rows_are_ahead(
-            connection,
-            self.abilities,
-            channels,
-            global_read_lock=self.choice.global_read_lock,
-            only_innodb=self.choice.only_innodb,
+    def acquire(self) -> HeldLock:
+        """Return the lock. Raises NotQuiescedError if no try got it; whatever is raised, nothing is locked then."""
+        bounds, failure = self._bounds, "no try was made"
+        while self._attempts < bounds.lock_attempts:
+            if self._attempts > 0:
+                # Jitter: two backup tools that collide must not go on colliding.
+                time.sleep(random.uniform(0.5, 1.5) * min(self._attempts, 4) * 0.2)  # noqa: S311 - no cryptography here
+            self._attempts += 1
+            connection = connect(self._credentials)
+            try:
+                self._prepare(connection)
+                try:
+                    self._begin(connection)
+                    self._lock(connection)
+                except MysqlError as error:
+                    if error.errno not in _WAITED_TOO_LONG:
+                        raise
+                    # Not UNLOCK: a lock that failed half-way is only surely gone with its connection.
+                    connection.drop()
+                    failure = error.message
+                else:
+                    return self._hold(connection)
+            except BaseException:
+                connection.drop()
+                raise
+        raise NotQuiescedError(
+            f"the {self._choice.level} was not granted in {bounds.lock_attempts} tries of up to "
+            f"{format_duration(bounds.lock_wait_s)} ({failure})",
+            hint="a long statement, an open DDL or another backup holds it off: see SHOW FULL PROCESSLIST; "
+            "or raise lock_wait or lock_attempts",
         )
-        if self.rows_ahead and self.choice.position:
-            tell(
+
+    def _prepare(self, connection: Connection) -> None:
+        """Do all that nobody has to wait for. Raises what `check` and `sync` raise, NotQuiescedError, MysqlError."""
+        self._check(connection)
+        self._bound_answers(connection)
+        wait_s = math.ceil(self._bounds.lock_wait_s)
+        connection.execute(f"SET SESSION lock_wait_timeout = {wait_s}, SESSION wait_timeout = {_SYNC_IDLE_S}")
+        self._look_at_replication(connection)
+        # This flush may take long; the one in `_begin` leaves little dirty for the storage call.
+        self._sync()
+        self._wait_for_blockers(connection)
+        if not self._abilities.statement_time:
+            self.standby.get_ready()
+
+    def _look_at_replication(self, connection: Connection) -> None:
+        channels = read_channels(connection, self._abilities)
+        self._replica = bool(channels)
+        self._rows_ahead = rows_are_ahead(
+            connection,
+            self._abilities,
+            channels,
+            global_read_lock=self._choice.global_read_lock,
+            only_innodb=self._choice.only_innodb,
+        )
+        if self._rows_ahead and self._choice.position:
+            self._tell(
                 "warning: no position will be recorded: the replica's applier writes tables that are not InnoDB ahead "
                 "of the binary log; stop_replica = true makes it exact"
             )
 
-    def begin(self, connection: Connection) -> None:
-        """Keep other backups and DDL off. Raises MysqlError."""
+    def _wait_for_blockers(self, connection: Connection) -> None:
         start = time.monotonic()
-        try:
-            self._execute(connection, self.choice.begin, start, self.bounds.lock_wait_s)
-        finally:
-            self.waited_s += time.monotonic() - start
+        wait_for_blockers(
+            connection,
+            self._abilities,
+            "global-read-lock" if self._choice.level == "global-read-lock" else "backup-lock",
+            at_most_s=self._patience_s,
+            kill_selects_after_s=self._bounds.kill_selects_after_s,
+            tell=self._tell,
+        )
+        self._patience_s = max(self._patience_s - (time.monotonic() - start), 0.0)
 
-    def lock(self, connection: Connection) -> None:
+    def _begin(self, connection: Connection) -> None:
+        """Keep other backups and DDL off, and flush what was dirtied meanwhile. Raises MysqlError."""
+        if self._choice.begin:
+            start = time.monotonic()
+            try:
+                self._execute(connection, self._choice.begin, start, self._bounds.lock_wait_s)
+            finally:
+                self._waited_s += time.monotonic() - start
+            connection.execute(f"SET SESSION wait_timeout = {_BEGUN_IDLE_S}")
+            # What was made elsewhere before it was granted is seen now; afterwards MySQL makes nothing.
+            self._check(connection)
+            self._bound_answers(connection)
+        self._sync()
+
+    def _lock(self, connection: Connection) -> None:
         """Stop writers. Raises MysqlError; then they go on once the connection is gone."""
-        self.asked = time.monotonic()
+        # From here on the server itself frees the lock, even while all our processes are stopped.
+        connection.execute(f"SET SESSION wait_timeout = {idle_s(self._bounds.lock_hold_s)}")
+        self._asked = time.monotonic()
         wait_s = self._lock_wait_s()
         try:
-            self._execute(connection, self.choice.lock, self.asked, wait_s)
+            self._execute(connection, self._choice.lock, self._asked, wait_s)
         except BaseException:
-            self.stall_s = max(self.stall_s, time.monotonic() - self.asked)
+            self._stall_s = max(self._stall_s, time.monotonic() - self._asked)
             raise
         finally:
-            self.granted = time.monotonic()
-            self.waited_s += self.granted - self.asked
-        if self.granted - self.asked > wait_s + 1:
+            self._granted = time.monotonic()
+            self._waited_s += self._granted - self._asked
+        if self._granted - self._asked > wait_s + 1:
             # We were stopped while it was granted: its time began before we knew of it.
             raise LockLostError("we did not run for longer than the lock may be waited for", hint="try again")
 
-    def hold(self, connection: Connection) -> HeldLock:
+    def _hold(self, connection: Connection) -> HeldLock:
         """Return the lock that was granted. Raises MysqlError, LockLostError; then it is gone."""
+        grant = Grant(
+            connection=connection,
+            standby=self.standby,
+            abilities=self._abilities,
+            choice=self._choice,
+            hold_s=self._bounds.lock_hold_s,
+            replica=self._replica,
+            rows_ahead=self._rows_ahead,
+            attempts=self._attempts,
+            waited_s=self._waited_s,
+            stall_s=self._stall_s,
+            asked=self._asked,
+            granted=self._granted,
+        )
         try:
-            return HeldLock(connection, self)
+            return HeldLock(grant)
         except BaseException:
             self.standby.end(connection)
             raise
@@ -294,9 +256,9 @@ class _Waiting:
         A statement that waits for a row holds FLUSH TABLES WITH READ LOCK off, and the row's owner may by then wait
         behind that lock: nothing but our giving up ends such a circle. Who is let in at all is let in quickly.
         """
-        if self.attempts >= self.bounds.lock_attempts:
-            return self.bounds.lock_wait_s
-        return min(self.bounds.lock_wait_s, math.ldexp(_FIRST_WAIT_S, min(self.attempts - 1, _DOUBLINGS)))
+        if self._attempts >= self._bounds.lock_attempts:
+            return self._bounds.lock_wait_s
+        return min(self._bounds.lock_wait_s, math.ldexp(_FIRST_WAIT_S, min(self._attempts - 1, _DOUBLINGS)))
 
     def _execute(self, connection: Connection, statements: tuple[str, ...], asked: float, wait_s: float) -> None:
         """Run statements that together wait for at most `wait_s`.
@@ -307,84 +269,20 @@ class _Waiting:
         for statement in statements:
             left = max(asked + wait_s - time.monotonic(), 0.001)
             try:
-                if self.abilities.statement_time:
+                if self._abilities.statement_time:
                     connection.execute(f"SET STATEMENT max_statement_time = {left:.3f} FOR {statement}")
                     continue
                 # MySQL bounds nothing but SELECT: we wait no longer, and end the statement by another connection.
                 connection.set_read_timeout(left)
                 connection.execute(statement)
-                connection.set_read_timeout(self.bounds.lock_wait_s + 5)
+                self._bound_answers(connection)
             except BaseException as error:
                 gave_up = time.monotonic() >= asked + wait_s
-                self.standby.end(connection, asked + _WAITS * math.ceil(self.bounds.lock_wait_s))
-                if isinstance(error, ConnectionLostError) and gave_up and not self.abilities.statement_time:
+                self.standby.end(connection, asked + _WAITS * math.ceil(self._bounds.lock_wait_s))
+                if isinstance(error, ConnectionLostError) and gave_up and not self._abilities.statement_time:
                     raise MysqlError(f"{statement}: not granted within {format_duration(wait_s)}", errno=1205) from None
                 raise
 
-
-def _idle_s(left_s: float) -> int:
-    """Return the wait_timeout that frees a lock soon after its time, and never before."""
-    return math.ceil(left_s) + 1
-
-
-def _acquire(
-    waiting: _Waiting, check: Callable[[Connection], None], sync: Callable[[], None], tell: Callable[[str], None]
-) -> HeldLock:
-    choice, bounds = waiting.choice, waiting.bounds
-    failure: MysqlError | None = None
-    patience_s = bounds.blocker_wait_s
-    for attempt in range(1, bounds.lock_attempts + 1):
-        if attempt > 1:
-            # Jitter: two backup tools that collide must not go on colliding.
-            time.sleep(random.uniform(0.5, 1.5) * min(attempt - 1, 4) * 0.2)  # noqa: S311 - no cryptography here
-        waiting.attempts = attempt
-        connection = connect(waiting.credentials)
-        try:
-            check(connection)
-            connection.set_read_timeout(bounds.lock_wait_s + 5)
-            wait_s = math.ceil(bounds.lock_wait_s)
-            connection.execute(f"SET SESSION lock_wait_timeout = {wait_s}, SESSION wait_timeout = {_SYNC_IDLE_S}")
-            waiting.look_at_replication(connection, tell)
-            # Twice: the first may take long, the second is what leaves little dirty for the storage call.
-            sync()
-            start = time.monotonic()
-            wait_for_blockers(
-                connection,
-                waiting.abilities,
-                "global-read-lock" if choice.level == "global-read-lock" else "backup-lock",
-                at_most_s=patience_s,
-                kill_selects_after_s=bounds.kill_selects_after_s,
-                tell=tell,
-            )
-            patience_s = max(patience_s - (time.monotonic() - start), 0.0)
-            if not waiting.abilities.statement_time:
-                waiting.standby.get_ready()
-            try:
-                waiting.begin(connection)
-                if choice.begin:
-                    connection.execute(f"SET SESSION wait_timeout = {_BEGUN_IDLE_S}")
-                    # What was made elsewhere before it was granted is seen now; afterwards MySQL makes nothing.
-                    check(connection)
-                    connection.set_read_timeout(bounds.lock_wait_s + 5)
-                sync()
-                # From here on the server itself frees the lock, even while all our processes are stopped.
-                connection.execute(f"SET SESSION wait_timeout = {_idle_s(bounds.lock_hold_s)}")
-                waiting.lock(connection)
-            except MysqlError as error:
-                failure = error
-                if error.errno in _WAITED_TOO_LONG:
-                    # Not UNLOCK: a lock that failed half-way is only surely gone with its connection.
-                    connection.drop()
-                    continue
-                raise
-            return waiting.hold(connection)
-        except BaseException:
-            connection.drop()
-            raise
-    raise NotQuiescedError(
-        f"the {choice.level} was not granted in {bounds.lock_attempts} tries of up to "
-        f"{format_duration(bounds.lock_wait_s)} "
-        f"({failure.message if failure else 'no try was made'})",
-        hint="a long statement, an open DDL or another backup holds it off: see SHOW FULL PROCESSLIST; "
-        "or raise lock_wait or lock_attempts",
-    )
+    def _bound_answers(self, connection: Connection) -> None:
+        # A little longer than the server itself lets a statement wait for a lock.
+        connection.set_read_timeout(self._bounds.lock_wait_s + 5)

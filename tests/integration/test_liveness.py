@@ -43,7 +43,7 @@ from support.processes import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from snapmgr.mysql.quiesce import HeldLock
+    from snapmgr.mysql.heldlock import HeldLock
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
 
@@ -370,9 +370,10 @@ def counter(site: LockSite, name: str) -> int:
 @each_kind
 def test_no_writer_waited_longer_than_is_reported(site: LockSite) -> None:
     """Here for a try that failed, and for one that was granted late."""
-    site.configure(attempts=2, hold_s=5)
     quiet_s = site.load.statistics().worst_s
     for failing in (True, False):
+        # All tries but the last one give up soon.
+        site.configure(attempts=2 if failing else 1, hold_s=5)
         with site.blocker(UPDATE) as update, site.backup(delay_s=0.3, prologue=[UNSEEN, SLOW_JITTER]) as run:
             waits = run.wait_for_wait()
             if failing:
@@ -388,7 +389,7 @@ def test_no_writer_waited_longer_than_is_reported(site: LockSite) -> None:
         told("writers' worst", worst_s)
         told("reported", quiesce.stall_s)
         assert quiesce.attempts == (2 if failing else 1)
-        assert worst_s > (WAIT_S * 0.9 if failing else 0.6)
+        assert worst_s > (0.18 if failing else 0.6)
         # A write's own time, and being scheduled.
         assert worst_s <= quiesce.stall_s + 2 * quiet_s + 0.1
         assert quiesce.stall_s < 3 * worst_s

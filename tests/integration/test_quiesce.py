@@ -14,9 +14,10 @@ from snapmgr.errors import NotQuiescedError
 from snapmgr.mysql import quiesce
 from snapmgr.mysql.abilities import probe_abilities
 from snapmgr.mysql.client import Connection, Credentials, connect
+from snapmgr.mysql.heldlock import LockLostError
 from snapmgr.mysql.identity import identify
 from snapmgr.mysql.levels import Needs, choose
-from snapmgr.mysql.quiesce import Bounds, LockLostError, locked
+from snapmgr.mysql.quiesce import Bounds, locked
 from snapmgr.mysql.stopped import server_process, stopped
 from support.load import write_load
 from support.server import private_server
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from snapmgr.mysql.abilities import Abilities
-    from snapmgr.mysql.quiesce import HeldLock
+    from snapmgr.mysql.heldlock import HeldLock
     from support.server import PrivateServer
 
 pytestmark = pytest.mark.needs("mariadbd")
