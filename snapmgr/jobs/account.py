@@ -84,8 +84,8 @@ def replicates(connection: Connection, abilities: Abilities) -> Replicates:
         channels = parse_channels(connection.rows(abilities.replica_status))
     except MysqlError:
         # Whoever may not look at the sources is told how many of them are read from right now.
-        rows = connection.rows("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
-        return "somehow" if any(str(row["Value"]) not in ("0", "OFF") for row in rows) else ""
+        running = connection.status("Slaves_running").get("slaves_running", "0")
+        return "somehow" if running not in ("0", "OFF") else ""
     if not channels:
         return ""
     return "by GTID" if all(channel.by_gtid for channel in channels) else "by file"

@@ -58,7 +58,7 @@ class Abilities:
 
 def probe_abilities(connection: Connection, identity: ServerIdentity) -> Abilities:
     """Ask a server what it can do. Takes no lock and needs no privilege. Raises MysqlError."""
-    counters = {str(row["Variable_name"]).lower() for row in connection.rows(_status_query(), _COUNTERS)}
+    counters = connection.status(*_COUNTERS)
     values = connection.variables(*_VARIABLES)
     mysql = identity.flavor == "mysql"
     modern = "com_show_replica_status" in counters
@@ -80,11 +80,6 @@ def probe_abilities(connection: Connection, identity: ServerIdentity) -> Abiliti
 def is_on(value: str | None) -> bool:
     """Return whether a variable of the server is switched on; one that it does not have (None) is not."""
     return value is not None and value.upper() in ("ON", "1")
-
-
-def _status_query() -> str:
-    marks = ", ".join(["%s"] * len(_COUNTERS))
-    return f"SHOW GLOBAL STATUS WHERE Variable_name IN ({marks})"
 
 
 def _cluster(values: dict[str, str]) -> str | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import socket as sockets
 import stat
 import struct
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from snapmgr.errors import ConfigError, LackingError, NotQuiescedError, SnapmgrError
+from snapmgr.mysql.statements import first_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,14 +29,11 @@ _LOST = frozenset({2006, 2013, 2055, 1053, 1152, 1158, 1159, 1160, 1161, 1927, 3
 _DENIED = frozenset({1044, 1045, 1698, 2059, 4151})
 _MISSING_PRIVILEGE = frozenset({1142, 1143, 1227, 1370, 1410})
 _SYNTAX_ERROR = 1064
-# What it says is about the statement behind it.
-_SET_STATEMENT = re.compile(r"SET STATEMENT \S+ = \S+ FOR ")
 # Global defaults that would cut an answer short, end its query, or read our statements in another way.
 _PLAIN_SESSION = (
     "SET SESSION sql_mode = '', sql_select_limit = 18446744073709551615, sql_big_selects = 1"
     "/*!80000 , max_execution_time = 0 *//*M!100101 , max_statement_time = 0 */"
 )
-_FIRST_WORDS = re.compile(r"\s*((?:[A-Za-z_@.]+)(?:\s+[A-Za-z_@.]+){0,4})(?=\s|$|[^\w@.'\"`])")
 
 
 class MysqlError(NotQuiescedError):
@@ -128,8 +125,15 @@ class Connection:
 
     def variables(self, *names: str) -> dict[str, str]:
         """Return global variables by lower-case name; what this server does not know is absent."""
+        return self._show("VARIABLES", names)
+
+    def status(self, *names: str) -> dict[str, str]:
+        """Return global status variables by lower-case name; what this server does not know is absent."""
+        return self._show("STATUS", names)
+
+    def _show(self, what: str, names: Sequence[str]) -> dict[str, str]:
         marks = ", ".join(["%s"] * len(names))
-        rows = self._run(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", names) if names else []
+        rows = self._run(f"SHOW GLOBAL {what} WHERE Variable_name IN ({marks})", names) if names else []
         return {str(row["Variable_name"]).lower(): _text(row["Value"]) for row in rows}
 
     def peer(self) -> Peer:
@@ -380,12 +384,6 @@ def _statement_failure(sql: str, error: BaseException) -> MysqlError:
     if errno in _MISSING_PRIVILEGE:
         hint = "grant the account what the message names (`snapmgr doctor` prints the statement)"
     return MysqlError(f"{statement}: {text} (error {errno})", errno=errno, hint=hint)
-
-
-def first_words(sql: str) -> str:
-    """Return up to five leading words of a statement, ending before the first literal, quoted name or bracket."""
-    match = _FIRST_WORDS.match(_SET_STATEMENT.sub("", sql, count=1))
-    return " ".join(match[1].split()) if match else "statement"
 
 
 def _number_and_text(error: BaseException) -> tuple[int, str]:

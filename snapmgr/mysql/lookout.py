@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.mysql.abilities import is_on
-from snapmgr.mysql.client import ConnectionLostError, MysqlError, first_words
-from snapmgr.mysql.statements import code
+from snapmgr.mysql.client import ConnectionLostError, MysqlError
+from snapmgr.mysql.statements import code, first_words
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from snapmgr.mysql.client import Connection
 
 _LOOK_AGAIN_S = 0.01
-_ASK = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Innodb_lsn_current', 'Innodb_lsn_flushed')"
 
 
 def await_redo(connection: Connection, deadline: float) -> None:
@@ -37,5 +36,5 @@ def await_redo(connection: Connection, deadline: float) -> None:
 
 def _numbers(connection: Connection) -> tuple[int, int]:
     """Return how far the redo log is made and how far it is in its files."""
-    found = {str(row["Variable_name"]).lower(): int(str(row["Value"])) for row in connection.rows(_ASK)}
-    return found["innodb_lsn_current"], found["innodb_lsn_flushed"]
+    found = connection.status("Innodb_lsn_current", "Innodb_lsn_flushed")
+    return int(found["innodb_lsn_current"]), int(found["innodb_lsn_flushed"])

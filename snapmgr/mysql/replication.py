@@ -119,10 +119,8 @@ def read_channels(connection: Connection, abilities: Abilities) -> tuple[Channel
         if error.errno not in _DENIED:
             raise
         denied = error
-    if abilities.flavor == "mariadb":
-        running = connection.rows("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
-        if running and str(running[0]["Value"]) == "0":
-            return ()
+    if abilities.flavor == "mariadb" and connection.status("Slaves_running").get("slaves_running") == "0":
+        return ()
     privilege = "SLAVE MONITOR" if abilities.flavor == "mariadb" else "REPLICATION CLIENT"
     raise MysqlError(
         f"{abilities.replica_status} is not allowed: whether it is a replica, and how far it executed, is not known",

@@ -26,6 +26,9 @@ _NOT_CODE = re.compile(
 _BLANKS = "( \t\r\n;"
 # MariaDB's: settings for one statement, which follows.
 _SETTINGS = re.compile(r"SET\s+STATEMENT\s.*?\sFOR\s+", re.IGNORECASE | re.DOTALL)
+# The same where it holds no literal: words behind it may be shown.
+_PLAIN_SETTING = re.compile(r"SET STATEMENT \S+ = \S+ FOR ")
+_FIRST_WORDS = re.compile(r"\s*((?:[A-Za-z_@.]+)(?:\s+[A-Za-z_@.]+){0,4})(?=\s|$|[^\w@.'\"`])")
 _READ_VERBS = ("SELECT", "TABLE", "VALUES")
 _WRITE_VERBS = ("INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD")
 _DDL_VERBS = ("ALTER", "CREATE", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "REPAIR")
@@ -46,6 +49,12 @@ _TARGETS = tuple(
         r"(?:OPTIMIZE|REPAIR)\s+(?:(?:NO_WRITE_TO_BINLOG|LOCAL)\s+)?TABLES?\s+",
     )
 )
+
+
+def first_words(sql: str) -> str:
+    """Return up to five leading words of a statement, ending before the first literal, quoted name or bracket."""
+    match = _FIRST_WORDS.match(_PLAIN_SETTING.sub("", sql, count=1))
+    return " ".join(match[1].split()) if match else "statement"
 
 
 def code(sql: str) -> str:

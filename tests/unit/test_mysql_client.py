@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.errors import ConfigError, NotQuiescedError
-from snapmgr.mysql.client import ConnectionLostError, Credentials, MysqlError, connect, first_words, quote
+from snapmgr.mysql.client import ConnectionLostError, Credentials, MysqlError, connect, quote
+from snapmgr.mysql.statements import first_words
 
 
 def test_errors_end_with_the_exit_code_of_a_database_that_was_not_quiesced():

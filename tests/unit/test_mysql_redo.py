@@ -14,22 +14,16 @@ from snapmgr.mysql.redo import await_redo
 
 def server(*states: tuple[int, int]) -> Mock:
     """Return a connection whose server states these (made, written) one after another, the last one for ever."""
-    answers = [
-        [
-            {"Variable_name": "Innodb_lsn_current", "Value": str(current)},
-            {"Variable_name": "Innodb_lsn_flushed", "Value": str(flushed)},
-        ]
-        for current, flushed in states
-    ]
+    answers = [{"innodb_lsn_current": str(current), "innodb_lsn_flushed": str(flushed)} for current, flushed in states]
     connection = Mock(spec=Connection)
-    connection.rows.side_effect = lambda _: answers.pop(0) if len(answers) > 1 else answers[0]
+    connection.status.side_effect = lambda *_: answers.pop(0) if len(answers) > 1 else answers[0]
     return connection
 
 
 def test_it_waits_for_what_was_made_at_first_and_not_for_what_comes() -> None:
     connection = server((100, 40), (200, 99), (300, 100), (400, 100))
     await_redo(connection, time.monotonic() + 5)
-    assert connection.rows.call_count == 3
+    assert connection.status.call_count == 3
 
 
 def test_it_gives_up_before_the_lock_ends() -> None:
