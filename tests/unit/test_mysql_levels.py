@@ -16,7 +16,8 @@ OLD_MARIADB = replace(MARIADB, backup_stages=False)
 OLD_MYSQL = replace(MYSQL, instance_lock=False)
 DURABLE = {"sync_binlog": "1", "innodb_flush_log_at_trx_commit": "1"}
 INNODB = Needs(engines={"InnoDB": 5}, settings=DURABLE)
-MIXED = Needs(engines={"InnoDB": 5, "MyISAM": 1, "Aria": 2}, settings=DURABLE)
+MIXED = Needs(engines={"InnoDB": 5, "MyISAM": 1, "CSV": 2}, settings=DURABLE)
+ARIA = Needs(engines={"InnoDB": 5, "Aria": 2}, settings=DURABLE)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,27 @@ def test_an_exact_position_needs_a_lock_that_stops_commits(abilities, level, beg
     assert choice.why
 
 
+@pytest.mark.parametrize("asked", ["auto", "freeze-process"])
+def test_what_is_logged_before_it_is_committed_needs_the_global_read_lock(asked):
+    choice = choose(asked, MARIADB, ARIA)
+    assert (choice.level, choice.position, choice.freeze) == ("global-read-lock", True, asked == "freeze-process")
+    assert "Aria" in choice.why
+    # Without a position the stages are enough.
+    assert choose(asked, MARIADB, replace(ARIA, position=False)).level == "backup-lock"
+
+
+def test_under_the_stages_such_a_server_has_no_exact_position():
+    choice = choose("backup-lock", MARIADB, ARIA)
+    assert (choice.lock[-1], choice.position) == ("BACKUP STAGE BLOCK_COMMIT", False)
+    assert "no position is exact" in choice.why
+
+
+@pytest.mark.parametrize("asked", ["auto", "freeze-process"])
+def test_parallel_appliers_need_the_global_read_lock(asked):
+    assert choose(asked, MARIADB, replace(INNODB, parallel_applier=True)).level == "global-read-lock"
+    assert choose(asked, MYSQL, replace(INNODB, parallel_applier=True)).level == "backup-lock"
+
+
 @pytest.mark.parametrize("abilities", [MARIADB, MYSQL])
 def test_logs_of_another_instant_make_a_flush_of_the_engines_logs(abilities):
     choice = choose("auto", abilities, replace(MIXED, logs_apart=("/logs",)))
@@ -54,7 +76,7 @@ def test_without_a_position_and_all_innodb_no_lock_is_the_least(abilities):
 def test_without_a_position_mariadb_need_not_stop_commits_for_other_engines():
     choice = choose("auto", MARIADB, replace(MIXED, position=False))
     assert (choice.lock[-1], choice.position) == ("BACKUP STAGE BLOCK_DDL", False)
-    assert "Aria, MyISAM" in choice.why
+    assert "CSV, MyISAM" in choice.why
     # The data must hold all that was committed: then nothing may be committed after the flush.
     choice = choose("auto", MARIADB, replace(MIXED, position=False, logs_apart=("/logs",)))
     assert choice.lock[-1] == "BACKUP STAGE BLOCK_COMMIT"
