@@ -6,7 +6,7 @@ LOCK; what each level keeps consistent was measured with both under load (docs/l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.errors import NotQuiescedError
@@ -133,40 +133,42 @@ def choose(asked: str, abilities: Abilities, needs: Needs) -> Choice:
         )
     reason = "" if asked == "auto" else "asked for by the job; "
     freeze = asked == "freeze-process"
-    if asked in ("auto", "freeze-process") and abilities.backup_stages and needs.position:
-        if needs.parallel_applier:
-            # Under BLOCK_COMMIT such threads have written what the source's position does not tell yet.
-            reason += "several threads execute what the source sends, and pause for this lock only; "
-            return _global_read_lock(needs, reason, freeze=freeze)
-        if needs.unstaged_engines:
-            reason += (
-                f"rows of {_list(needs.unstaged_engines)} are in the binary log before they are committed, and only "
-                "this lock waits for both; "
-            )
-            return _global_read_lock(needs, reason, freeze=freeze)
     if asked == "global-read-lock":
-        return _global_read_lock(needs, reason)
+        return _global_read_lock(needs, reason, freeze=False)
     if not able:
         return _global_read_lock(needs, reason + "the server has no backup lock; ", freeze=freeze)
+    too_little = _why_stages_are_too_little(needs) if abilities.backup_stages and asked != "backup-lock" else ""
+    if too_little:
+        return _global_read_lock(needs, reason + too_little, freeze=freeze)
     return _backup_lock(abilities, needs, reason, freeze=freeze)
 
 
-def _backup_lock(abilities: Abilities, needs: Needs, asked: str, *, freeze: bool = False) -> Choice:
+def _why_stages_are_too_little(needs: Needs) -> str:
+    """Return why no position is exact under BACKUP STAGE, where one is wanted; "" if it is."""
+    if needs.position and needs.parallel_applier:
+        # Under BLOCK_COMMIT such threads have written what the source's position does not tell yet.
+        return "several threads execute what the source sends, and pause for this lock only; "
+    if needs.position and needs.unstaged_engines:
+        return (
+            f"rows of {_list(needs.unstaged_engines)} are in the binary log before they are committed, and only "
+            "this lock waits for both; "
+        )
+    return ""
+
+
+def _backup_lock(abilities: Abilities, needs: Needs, asked: str, *, freeze: bool) -> Choice:
     if not abilities.backup_stages:
         also = _FTWRL + " stops commits, so that the position is exact"
         if needs.other_engines:
             also = f"{_FTWRL} stops writers of {_list(needs.other_engines)} and commits, so that the position is exact"
-        return Choice(
+        lock = _lock(needs, f"{asked}LOCK INSTANCE FOR BACKUP keeps DDL off, {also}", freeze=freeze)
+        return replace(
+            lock,
             level="backup-lock",
-            why=f"{asked}LOCK INSTANCE FOR BACKUP keeps DDL off, {also}{_why_flush(needs)}",
-            freeze=freeze,
             begin=("LOCK INSTANCE FOR BACKUP",),
-            lock=(_FTWRL,),
-            flush=_flush(needs),
-            redo_lags=needs.redo_lags,
-            only_innodb=not needs.other_engines,
             unlock=("UNLOCK TABLES", "UNLOCK INSTANCE"),
         )
+    # Each stage is quick by itself; only BLOCK_COMMIT stops all writers.
     stages: tuple[str, ...] = ("BACKUP STAGE FLUSH", "BACKUP STAGE BLOCK_DDL")
     # Commits have to stop for an exact position, and for what was flushed to stay all that is committed.
     commits = needs.position or freeze or bool(needs.logs_apart)
@@ -181,30 +183,30 @@ def _backup_lock(abilities: Abilities, needs: Needs, asked: str, *, freeze: bool
             )
     else:
         why = f"no position is wanted: BACKUP STAGE BLOCK_DDL stops writers of {_list(needs.other_engines)} only"
-    return Choice(
+    return replace(
+        _lock(needs, asked + why, freeze=freeze),
         level="backup-lock",
-        why=asked + why + _why_flush(needs),
-        freeze=freeze,
         position=exact,
         begin=("BACKUP STAGE START",),
-        # Each stage is quick by itself; only BLOCK_COMMIT stops all writers.
         lock=stages,
-        flush=_flush(needs),
-        redo_lags=needs.redo_lags,
-        only_innodb=not needs.other_engines,
         unlock=("BACKUP STAGE END",),
     )
 
 
-def _global_read_lock(needs: Needs, asked: str, *, freeze: bool = False) -> Choice:
+def _global_read_lock(needs: Needs, asked: str, *, freeze: bool) -> Choice:
+    return _lock(needs, f"{asked}{_FTWRL} stops all writers, and makes the position exact", freeze=freeze)
+
+
+def _lock(needs: Needs, why: str, *, freeze: bool) -> Choice:
+    """Return FLUSH TABLES WITH READ LOCK, with what every lock has to do for the snapshot's needs."""
     return Choice(
         level="global-read-lock",
-        why=f"{asked}{_FTWRL} stops all writers, and makes the position exact{_why_flush(needs)}",
+        why=why + _why_flush(needs),
         freeze=freeze,
+        only_innodb=not needs.other_engines,
         lock=(_FTWRL,),
         flush=_flush(needs),
         redo_lags=needs.redo_lags,
-        only_innodb=not needs.other_engines,
         unlock=("UNLOCK TABLES",),
     )
 
