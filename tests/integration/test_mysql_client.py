@@ -15,6 +15,7 @@ import pytest
 
 from snapmgr.errors import ConfigError
 from snapmgr.mysql.client import ConnectionLostError, Credentials, MysqlError, connect
+from support.processes import halt
 from support.server import PrivateServer, private_server
 from support.storage import work_folder
 
@@ -243,7 +244,7 @@ def test_a_killed_statement_is_an_error_and_not_the_end(server):
 
 def test_a_hung_server_cannot_hold_us(server):
     connection = connect(by_socket(server))
-    os.kill(server.pid, signal.SIGSTOP)
+    halt(server.pid)
     try:
         connection.set_read_timeout(0.3)
         begun = time.monotonic()

@@ -6,11 +6,10 @@ import os
 import signal
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapmgr.mysql.check import check_tables
-from support.processes import wait_until
+from support.processes import halt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,18 +27,11 @@ ROWS = 5000
 @contextmanager
 def frozen(server: PrivateServer) -> Iterator[None]:
     """Stop the process while the context lasts, so that a file-by-file copy is of one instant."""
-    os.kill(server.pid, signal.SIGSTOP)
     try:
-        # Each thread stops for itself, and may finish a write or a rename before it does.
-        wait_until(lambda: _stands_still(server.pid), 10)
+        halt(server.pid)
         yield
     finally:
         os.kill(server.pid, signal.SIGCONT)
-
-
-def _stands_still(pid: int) -> bool:
-    threads = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return all(text.rpartition(")")[2].split()[0] == "T" for text in threads)
 
 
 def check(server: ThrowawayServer, depth: Literal["quick", "extended"] = "extended", **options: Any) -> CheckReport:

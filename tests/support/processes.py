@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -23,9 +24,19 @@ def wait_until(true: Callable[[], object], limit_s: float = 20.0) -> None:
 def state(pid: int) -> str:
     """Return a process's state letter (proc_pid_stat(5)), "X" for one that is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return _letter(Path(f"/proc/{pid}/stat"))
     except OSError:
         return "X"
+
+
+def halt(pid: int) -> None:
+    """Stop a process, and return when all its threads stand still: until then one may write, or answer, once more."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: all(_letter(stat) == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")), 10)
+
+
+def _letter(stat: Path) -> str:
+    return stat.read_text().rpartition(")")[2].split()[0]
 
 
 def ended(pid: int) -> bool:

@@ -17,7 +17,7 @@ from snapmgr.mysql.check import check_tables, run_assertions
 from snapmgr.mysql.program import find_server
 from snapmgr.mysql.server import throwaway
 from support.copies import MEMORY, ROWS, check
-from support.processes import ended, servers_on, wait_until
+from support.processes import ended, halt, servers_on, wait_until
 from support.server import private_server, server_user
 
 pytestmark = pytest.mark.needs("root", "mariadbd")
@@ -147,7 +147,7 @@ def test_a_server_that_is_only_just_starting_is_ended_at_once(source, copy, run_
 def test_a_server_that_freezes_or_dies_while_checking_is_a_failure(source, copy, run_dir, binary):
     _, layout = source
     with throwaway(binary, str(copy), settings=layout.settings, memory_bytes=MEMORY, run_dir=run_dir) as server:
-        os.kill(server.pid, signal.SIGSTOP)
+        halt(server.pid)
         begun = time.monotonic()
         with pytest.raises(Exception, match="did not answer"):
             server.connect(timeout_s=0.5)
@@ -156,7 +156,7 @@ def test_a_server_that_freezes_or_dies_while_checking_is_a_failure(source, copy,
 
             def strike(done: int, _all: int) -> None:
                 if done == 3:
-                    os.kill(server.pid, signal.SIGSTOP)
+                    halt(server.pid)
 
             report = check_tables(
                 connection,
