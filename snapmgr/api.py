@@ -7,7 +7,7 @@ protocols. The docstrings here *are* the contract; `snapmgr.testing` checks it. 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from snapmgr.errors import (
     AlteredError,
@@ -27,6 +27,7 @@ from snapmgr.records import (
     Completed,
     FireError,
     Found,
+    Gauge,
     Intent,
     Mount,
     NotMine,
@@ -59,7 +60,9 @@ __all__ = [
     "CommandError",
     "Completed",
     "FireError",
+    "Filling",
     "Found",
+    "Gauge",
     "InUseError",
     "Intent",
     "LackingError",
@@ -72,6 +75,7 @@ __all__ = [
     "Reason",
     "Reservoir",
     "Runner",
+    "ScratchAttaching",
     "Shot",
     "SnapmgrError",
     "SnapshotRef",
@@ -251,3 +255,32 @@ class Backend(Protocol):
 
     def usage(self, ref: SnapshotRef, *, exact: bool = False) -> Usage:
         """Return what the snapshot costs: cheap unless `exact`. Raises NotFoundError if it is gone."""
+
+
+# Optional abilities: a backend that has one has all of its methods. The core asks by isinstance.
+
+
+@runtime_checkable
+class Filling(Protocol):
+    """A storage whose snapshots are lost, or whose origins cannot be written, when something runs full."""
+
+    def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
+        """Return how full everything in `pools` is that can run full: first what all share, then each snapshot's own.
+
+        Cheap: a few programs for each pool, whatever it holds. A snapshot that was lost has ``valid=False``. A pool
+        that is not there raises StorageError.
+        """
+
+    def relieve(self, ref: SnapshotRef) -> str | None:
+        """Give a snapshot more room if it is filling up and the configuration allows it; return in words what was done.
+
+        None if nothing was to be done. Raises StorageError if there is no room to give, NotFoundError if it is gone.
+        """
+
+
+@runtime_checkable
+class ScratchAttaching(Protocol):
+    """A storage whose attachments write to scratch space, which can run full while writes still seem to succeed."""
+
+    def attachment_problem(self, record: AttachRecord) -> Reason | None:
+        """Return why what is read through an attachment is not to be believed; None if it is as it should be."""

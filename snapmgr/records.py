@@ -150,6 +150,17 @@ class SnapshotRef:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gauge(Reservoir):
+    """How full a reservoir of a pool is, as `Filling.gauges` read it."""
+
+    pool: Pool
+    ref: SnapshotRef | None = None
+    """The snapshot whose own room it is (a CoW table); None for what all share."""
+    valid: bool = True
+    """False: it ran full, and `ref` is lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Intent:
     """What `fire` will make; written to disk before it is made, so that a crash leaves nothing unknown."""
 
