@@ -1,0 +1,91 @@
+"""``[backend.lvm]``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from snapmgr.api import parse_duration, parse_size
+
+_PERCENT = re.compile(r"(\d{1,4}(?:\.\d+)?)\s*%")
+_CHUNKS_BYTES = tuple(1 << power for power in range(12, 20))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LvmConfig:
+    """What can be set for LVM. Sizes and durations are texts, as everywhere: "20%", "10G", "24h"."""
+
+    kind: Literal["auto", "classic", "thin"] = "auto"
+    """"auto": a thin snapshot of a thin volume, a classic one of any other. "classic" of a thin volume is possible."""
+    cow_size: str = "20%"
+    """Room for a classic snapshot's CoW table: a share of its origin, a size, or "forecast" from the write rate that
+    was measured and `cow_lifetime`."""
+    cow_lifetime: str = "24h"
+    """How long a classic snapshot is to live, for the forecast."""
+    chunk_size: str = "auto"
+    """Of a classic snapshot: a power of 2 from 4K to 512K. "auto": 16K, InnoDB's page."""
+    pool_data_limit: str = "80%"
+    """A thin pool whose data are fuller than that gets no further snapshot."""
+    pool_metadata_limit: str = "80%"
+    """The same for its metadata."""
+    scratch_dir: str = "/var/tmp/snapmgr"  # noqa: S108 - made 0700 by us, and checked
+    """Where attachments of classic snapshots keep what is written to them. Not on a snapshotted volume."""
+    scratch_size: str = "20%"
+    """How much may be written to one attachment: a share of the origin, or a size. Taken only as it is written."""
+    auto_extend: bool = False
+    """Whether classic snapshots that are in use by a command are given more room as they fill up."""
+    luks_key_file: str | None = None
+    """Key of a LUKS container on the logical volume: without it such a snapshot cannot be attached."""
+
+    def __post_init__(self) -> None:
+        for key in ("cow_size", "scratch_size"):
+            text = getattr(self, key)
+            if not (key == "cow_size" and text == "forecast"):
+                _size_or_share(key, text)
+        for key in ("pool_data_limit", "pool_metadata_limit"):
+            if not 0 < _share(key, getattr(self, key)) <= 1:
+                raise ValueError(f"{key}: must be above 0% and at most 100%")
+        parse_duration(self.cow_lifetime)
+        if self.chunk_size != "auto" and parse_size(self.chunk_size) not in _CHUNKS_BYTES:
+            raise ValueError(f"chunk_size: {self.chunk_size!r} is no power of 2 from 4K to 512K")
+        for key in ("scratch_dir", "luks_key_file"):
+            path = getattr(self, key)
+            if path is not None and not path.startswith("/"):
+                raise ValueError(f"{key}: {path!r} is not an absolute path")
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Chunk size of a classic snapshot."""
+        return 16 << 10 if self.chunk_size == "auto" else parse_size(self.chunk_size)
+
+    @property
+    def data_share(self) -> float:
+        """`pool_data_limit`, 0 to 1."""
+        return _share("pool_data_limit", self.pool_data_limit)
+
+    @property
+    def metadata_share(self) -> float:
+        """`pool_metadata_limit`, 0 to 1."""
+        return _share("pool_metadata_limit", self.pool_metadata_limit)
+
+
+def size_of(text: str, whole_bytes: int) -> int:
+    """Given "20%" or "10G", return the size in bytes; a share is one of `whole_bytes`."""
+    found = _PERCENT.fullmatch(text.strip())
+    return int(float(found[1]) / 100 * whole_bytes) if found else parse_size(text)
+
+
+def _share(key: str, text: str) -> float:
+    found = _PERCENT.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f'{key}: {text!r} is no share: write "80%"')
+    return float(found[1]) / 100
+
+
+def _size_or_share(key: str, text: str) -> None:
+    if _PERCENT.fullmatch(text.strip()):
+        if _share(key, text) <= 0:
+            raise ValueError(f"{key}: must be above 0%")
+    elif parse_size(text) <= 0:
+        raise ValueError(f"{key}: must be above 0")
