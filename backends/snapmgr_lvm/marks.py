@@ -2,7 +2,7 @@
 
 Every volume of ours has the tag ``snapmgr``. Beside it a snapshot has ``snapmgr.id=ID``, ``snapmgr.origin=LV-UUID`` and
 ``snapmgr.state=made|settled``; an attachment ``snapmgr.attachment=RECORD-ID`` and ``snapmgr.of=LV-UUID``; a note
-``snapmgr.note.K.N=…`` for K of N parts. Tags are part of the volume group's metadata, so they change in one transaction.
+``snapmgr.note.K.N=…`` for part K of N. Tags are part of the volume group's metadata: they change in one transaction.
 """
 
 from __future__ import annotations
