@@ -43,13 +43,14 @@ from snapmgr.records import (
 from snapmgr.units import format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from types import TracebackType
 
 __all__ = [
     "API_VERSION",
     "AlteredError",
+    "Announcing",
     "Armed",
     "AttachRecord",
     "Attachment",
@@ -178,6 +179,14 @@ class Armed(Protocol):
         Returns one shot for each intent, in their order. No program is started where a system call does it. Raises
         FireError, which carries the members already made.
         """
+
+
+@runtime_checkable
+class Announcing(Protocol):
+    """Optional, for an `Armed`: its storage tells the new snapshots' ids late, and no lock is to wait for that."""
+
+    fired: Callable[[], None]
+    """Set by the core in the helper. `fire` calls it once its last storage call has returned without an error."""
 
 
 class Backend(Protocol):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from snapmgr.api import Announcing
 from snapmgr.errors import StorageError
 from snapmgr.host import keep_only, signals_held, this_process
 from snapmgr.records import FireError, Shot
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 _DEADLINE = struct.Struct("d")
 _LENGTH = struct.Struct("I")
 _READY = b"r"
+# All storage calls have returned; the outcome follows, with the snapshots' ids.
+_FIRED = b"f"
+_ENDED = b"e"
+# Without a lock.
+_IDENTIFY_S = 120.0
 
 
 class DeadlineError(StorageError):
@@ -72,12 +78,13 @@ class Trigger:
         os.close(outcome_in)
         self.process = this_process(self.pid)
         self._reaped = False
+        self._shots: tuple[Shot, ...] | None = None
         # Until it has closed what it must not hold; also, nothing of its set-up is then left to happen under the lock.
         if os.read(self._outcome, 1) != _READY:
             raise StorageError("the helper process that takes the snapshot died at its start")
 
-    def fire(self, deadline: float) -> tuple[Shot, ...]:
-        """Tell the helper to fire and return its shots.
+    def fire(self, deadline: float) -> None:
+        """Tell the helper to fire, and return when the storage has taken all snapshots: `shots` names them.
 
         Args:
             deadline: time.monotonic() at which we stop waiting.
@@ -90,26 +97,41 @@ class Trigger:
             os.write(self._order, _DEADLINE.pack(deadline))
         except BrokenPipeError:
             raise StorageError("the helper process that takes the snapshot died before its order") from None
-        outcome = msgspec.msgpack.decode(self._read(deadline), type=_Outcome)
+        if self._read(1, deadline) == _ENDED:
+            self._shots = self._read_outcome(deadline)
+
+    def shots(self) -> tuple[Shot, ...]:
+        """Return what was taken, after `fire`; the helper may have to ask the storage for its ids.
+
+        Raises FireError if it cannot find what it made, DeadlineError if it takes too long, StorageError if it died.
+        """
+        if self._shots is None:
+            self._shots = self._read_outcome(time.monotonic() + _IDENTIFY_S)
+        return self._shots
+
+    def _read_outcome(self, deadline: float) -> tuple[Shot, ...]:
+        # With its length in front: the helper's exit, which ends the pipe, takes milliseconds.
+        length = _LENGTH.unpack(self._read(_LENGTH.size, deadline))[0]
+        outcome = msgspec.msgpack.decode(self._read(length, deadline), type=_Outcome)
         if outcome.error is not None:
             raise FireError(outcome.error, hint=outcome.hint, shots=outcome.shots)
         return outcome.shots
 
-    def _read(self, deadline: float) -> bytes:
-        """Read one message of the helper: its length, then its bytes. Not until its end: exiting takes milliseconds."""
+    def _read(self, length: int, deadline: float) -> bytes:
+        """Read so many bytes from the helper."""
         data = b""
-        while len(data) < _LENGTH.size or len(data) < _LENGTH.size + _LENGTH.unpack_from(data)[0]:
+        while len(data) < length:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._outcome], [], [], left)[0]:
                 raise self._late()
-            chunk = os.read(self._outcome, 1 << 16)
+            chunk = os.read(self._outcome, length - len(data))
             if not chunk:
                 if time.monotonic() > deadline:
                     # Too late it says nothing, and it may have been too late before we looked.
                     raise self._late()
                 raise StorageError("the helper process that takes the snapshot died in its storage call")
             data += chunk
-        return data[_LENGTH.size :]
+        return data
 
     def _late(self) -> DeadlineError:
         return DeadlineError(
@@ -161,17 +183,28 @@ def _helper(armed: Armed, undo: Callable[[Shot], None], order: int, outcome: int
 
 
 def _fire(armed: Armed, undo: Callable[[Shot], None], deadline: float, outcome: int) -> None:
+    word = _ENDED
+
+    def announce() -> None:
+        nonlocal word
+        if time.monotonic() <= deadline:
+            word = b""
+            with suppress(BrokenPipeError):  # the parent is gone: seen again below
+                os.write(outcome, _FIRED)
+
+    if isinstance(armed, Announcing):
+        armed.fired = announce
     try:
         result = _Outcome(shots=armed.fire(deadline))
     except FireError as error:
         result = _Outcome(shots=error.shots, error=error.message, hint=error.hint)
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent has to hear of it
         result = _Outcome(error=f"{type(error).__name__}: {error}")
-    wanted = time.monotonic() <= deadline
+    wanted = not word or time.monotonic() <= deadline
     if wanted:
         try:
             data = msgspec.msgpack.encode(result)
-            os.write(outcome, _LENGTH.pack(len(data)) + data)
+            os.write(outcome, word + _LENGTH.pack(len(data)) + data)
         except OSError:
             wanted = False  # the parent is gone
     if not wanted:

@@ -67,16 +67,16 @@ def fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger)
     sync()
     if job.source == "mysql":
         with stopped(source.path) as still:
-            shots = trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
+            trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
             source.refuse_new_places()
-            return Evidence(shots=shots, quiesce=still.record(), position=None)
+            return Evidence(shots=trigger.shots(), quiesce=still.record(), position=None)
     atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
     unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
     with unchanged:
-        shots = trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
+        trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
     proof = "the storage takes the volume in one instant" if atomic else "no file had changed after the copy"
     return Evidence(
-        shots=shots,
+        shots=trigger.shots(),
         quiesce=QuiesceRecord(level="none", why="a plain directory", proof=proof, attempts=1, waited_s=0.0, held_s=0.0),
         position=None,
     )
@@ -84,10 +84,10 @@ def fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger)
 
 def _fire_unlocked(job: Job, live: LiveServer, choice: Choice, trigger: Trigger, sync: Callable[[], None]) -> Evidence:
     with lockless(live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync) as free:
-        shots = trigger.fire(free.deadline)
+        trigger.fire(free.deadline)
         free.prove()
     # Its position comes from its own binlog, once that can be read (`snapmgr.jobs.sweep.complete`).
-    return Evidence(shots=shots, quiesce=free.record(), position=None)
+    return Evidence(shots=trigger.shots(), quiesce=free.record(), position=None)
 
 
 def _fire_locked(
@@ -99,14 +99,15 @@ def _fire_locked(
         frozen_s = 0.0
         if choice.freeze:
             lock.expect_freeze()
-            shots, frozen_s = _fire_frozen(ctx, live, lock.deadline, trigger)
+            frozen_s = _fire_frozen(ctx, live, lock.deadline, trigger)
         else:
-            shots = trigger.fire(lock.deadline)
+            trigger.fire(lock.deadline)
         lock.prove()
         lock.release()
     for problem in name_inexact(lock.sources):
         ctx.tell(f"warning: {problem}")
     record = replace(lock.record(), frozen_s=frozen_s)
+    shots = trigger.shots()
     call_s = sum(shot.finish_ns - shot.start_ns for shot in shots) / 1e9
     ctx.tell(
         f"{record.level}: waited {format_duration(record.waited_s)}, held {format_duration(record.held_s)} "
@@ -140,12 +141,12 @@ def _bounds(job: Job) -> Bounds:
     )
 
 
-def _fire_frozen(ctx: Context, live: LiveServer, deadline: float, trigger: Trigger) -> tuple[tuple[Shot, ...], float]:
-    """Fire while the server process stands still; return the shots and for how long it did, in seconds."""
+def _fire_frozen(ctx: Context, live: LiveServer, deadline: float, trigger: Trigger) -> float:
+    """Fire while the server process stands still; return for how long it did, in seconds."""
     with frozen(live.process, deadline - time.monotonic(), ctx.catalog.frozen / str(live.process.pid)) as still:
-        shots = trigger.fire(still.deadline)
+        trigger.fire(still.deadline)
         still.prove()
-    return shots, still.frozen_s or 0.0
+    return still.frozen_s or 0.0
 
 
 @contextmanager

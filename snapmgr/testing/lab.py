@@ -130,7 +130,8 @@ class Lab(ABC):
         with backend.arm(volumes, snapshot_id or new_id()) as armed:
             armed.sync()
             with Trigger(armed, _no_undo) as trigger:
-                shots = trigger.fire(time.monotonic() + _LONG_S)
+                trigger.fire(time.monotonic() + _LONG_S)
+                shots = trigger.shots()
         refs = tuple(shot.ref for shot in shots)
         backend.settle(refs, _LONG_S)
         return refs

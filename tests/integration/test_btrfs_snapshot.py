@@ -74,7 +74,8 @@ def test_a_helper_that_keeps_only_the_named_descriptors_fires(disk):
     with BACKEND.arm((locate(BACKEND, origin),), "helped-1") as armed:
         assert armed.fds
         with Trigger(armed, lambda shot: BACKEND.delete(shot.ref)) as trigger:
-            (shot,) = trigger.fire(_in(10))
+            trigger.fire(_in(10))
+            (shot,) = trigger.shots()
     BACKEND.settle((shot.ref,), 10)
     assert (_folder(disk) / "helped-1" / "file").read_text() == "data"
     assert [found.ref for found in BACKEND.inventory((shot.ref.pool,)) if found.name == "helped-1"] == [shot.ref]

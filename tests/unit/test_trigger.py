@@ -8,7 +8,7 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -17,6 +17,9 @@ from snapmgr.host import is_alive
 from snapmgr.records import FireError, Intent, Pool, Shot, SnapshotRef
 from snapmgr.testing.processes import spawn
 from snapmgr.trigger import DeadlineError, Trigger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 POOL = Pool(backend="fake", id="p", hint="p")
 SHOT = Shot(
@@ -83,7 +86,8 @@ def wait_for(path: Path, timeout_s: float = 5.0) -> bool:
 def test_the_helper_fires_and_its_shots_come_back(tmp_path: Path) -> None:
     armed = FakeArmed(tmp_path)
     with Trigger(armed, armed.undo) as trigger:
-        assert trigger.fire(time.monotonic() + 5) == (SHOT,)
+        trigger.fire(time.monotonic() + 5)
+        assert trigger.shots() == (SHOT,)
         assert armed.launched
     assert not is_alive(trigger.process)
     assert (tmp_path / "snapshot").exists()
@@ -177,6 +181,50 @@ def test_an_unexpected_error_is_told_as_well(tmp_path: Path) -> None:
         trigger.fire(time.monotonic() + 5)
 
 
+class AnnouncingArmed(FakeArmed):
+    """Takes its snapshot at once, and needs `delay_s` to learn its id."""
+
+    fired: Callable[[], None]
+
+    def __init__(self, folder: Path, *, before_s: float = 0.0, **more: Any) -> None:
+        super().__init__(folder, **more)
+        self.before_s = before_s
+        self.fired = lambda: None
+
+    def fire(self, deadline: float) -> tuple[Shot, ...]:
+        time.sleep(self.before_s)
+        self.fired()
+        return super().fire(deadline)
+
+
+def test_no_lock_waits_for_ids_that_the_storage_tells_late(tmp_path: Path) -> None:
+    armed = AnnouncingArmed(tmp_path, delay_s=0.6)
+    with Trigger(armed, armed.undo) as trigger:
+        start = time.monotonic()
+        trigger.fire(start + 0.4)
+        assert time.monotonic() - start < 0.4
+        assert trigger.shots() == trigger.shots() == (SHOT,)
+        assert time.monotonic() - start > 0.6
+    assert (tmp_path / "snapshot").exists()
+
+
+def test_what_was_announced_too_late_is_removed(tmp_path: Path) -> None:
+    armed = AnnouncingArmed(tmp_path, before_s=0.3)
+    with Trigger(armed, armed.undo) as trigger:
+        with pytest.raises(DeadlineError):
+            trigger.fire(time.monotonic() + 0.1)
+        assert wait_for(tmp_path / "undone")
+
+
+def test_ids_that_cannot_be_learnt_are_an_error_after_the_lock(tmp_path: Path) -> None:
+    armed = AnnouncingArmed(tmp_path, error=FireError("cannot be found again", shots=(SHOT,)))
+    with Trigger(armed, armed.undo) as trigger:
+        trigger.fire(time.monotonic() + 5)
+        with pytest.raises(FireError, match="cannot be found again") as failure:
+            trigger.shots()
+    assert failure.value.shots == (SHOT,)
+
+
 def test_a_killed_helper_is_a_storage_error(tmp_path: Path) -> None:
     armed = FakeArmed(tmp_path)
     with Trigger(armed, armed.undo) as trigger:
@@ -190,4 +238,5 @@ def test_ctrl_c_at_the_terminal_does_not_reach_the_helper(tmp_path: Path) -> Non
     armed = FakeArmed(tmp_path)
     with Trigger(armed, armed.undo) as trigger:
         assert os.getpgid(trigger.pid) != os.getpgid(0)
-        assert trigger.fire(time.monotonic() + 5)
+        trigger.fire(time.monotonic() + 5)
+        assert trigger.shots()
