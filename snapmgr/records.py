@@ -226,6 +226,8 @@ class Found:
     """What `annotate` stored last."""
     why: str = ""
     """For debris: what is wrong, for people."""
+    cure: str = "removes it"
+    """For debris: what `Backend.repair` does about it, for people."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -376,7 +376,7 @@ def _debris(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
         return
     elif entry is not None and entry.manifest.state in ("pending", "deleting"):
         return  # `_unfinished` sees to it
-    yield _problem(one, what, None, Cure(kind="repair", text="removes it", about=one))
+    yield _problem(one, what, None, Cure(kind="repair", text=one.cure, about=one))
 
 
 def _pools(facts: Facts, view: _View) -> Iterator[Finding]:
