@@ -126,7 +126,9 @@ class Reservoir:
     name: str
     size_bytes: int
     used_bytes: int
-    when_full: Literal["snapshot_lost", "origin_errors"]
+    when_full: Literal["snapshot_lost", "origin_errors", "no_snapshots"]
+    wanted_bytes: int = 0
+    """What the next snapshot takes of it at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +159,7 @@ class Gauge(Reservoir):
     ref: SnapshotRef | None = None
     """The snapshot whose own room it is (a CoW table); None for what all share."""
     valid: bool = True
-    """False: it ran full, and `ref` is lost."""
+    """False: it ran full. `ref` is lost; without one, what shares it cannot be written any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +169,8 @@ class Intent:
     pool: Pool
     volume_id: str
     name: str
+    about: str = ""
+    """What was decided about it, and why, for people: the size of its CoW table."""
 
 
 @dataclass(frozen=True, kw_only=True)

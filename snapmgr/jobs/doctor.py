@@ -208,7 +208,11 @@ def _caveats(source: Source) -> Iterator[str]:
 
 
 def _examine_headroom(ctx: Context, job: Job, volume: Volume) -> Iterator[Finding]:
-    then = {"snapshot_lost": "the snapshots are lost", "origin_errors": "the database itself cannot write"}
+    then = {
+        "snapshot_lost": "the snapshots are lost",
+        "origin_errors": "the database itself cannot write",
+        "no_snapshots": "no snapshot can be taken",
+    }
     for reservoir in ctx.backend(volume.backend).headroom(volume):
         share = reservoir.used_bytes / reservoir.size_bytes if reservoir.size_bytes else 0.0
         full = share >= _FULL_SHARE

@@ -1,0 +1,171 @@
+"""How full everything is that LVM's snapshots can fill up, and more room for a classic snapshot that is filling up.
+
+What happens when something is full: a classic snapshot's CoW table: the snapshot is lost, the origin goes on. A thin
+pool's data: writes to all its volumes, the origin's too, stall for 60 s (dm-thin-pool's no_space_timeout) and then
+fail; with ``--errorwhenfull y`` they fail at once. Its metadata: all its volumes become read-only, and the pool must be
+repaired. The volume group: no classic snapshot can be taken, and none can be given more room.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from snapmgr.api import CommandError, Gauge, NotFoundError, Reservoir, SnapshotRef, StorageError, format_size
+from snapmgr_lvm import marks
+from snapmgr_lvm.report import read_group
+from snapmgr_lvm.sizing import growth_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.api import Pool, Runner
+    from snapmgr_lvm.config import LvmConfig
+    from snapmgr_lvm.report import Group, LogicalVolume
+
+# Where LVM's own example of automatic extension begins, snapshot_autoextend_threshold = 70.
+_RELIEVED_PERCENT = 70.0
+_FULL_PERCENT = 100.0
+_EXTEND_TIMEOUT_S = 120.0
+
+
+def of_pool(group: Group, pool: Pool) -> tuple[Gauge, ...]:
+    """Return how full all is that our snapshots in a volume group can fill up: thin pools, its space, CoW tables."""
+    ours = [volume for volume in group.volumes if marks.value(volume, "origin") is not None]
+    classic = [volume for volume in ours if volume.is_classic_snapshot]
+    thin_pools = {volume.pool_uuid: group.by_uuid(volume.pool_uuid) for volume in ours if volume.is_thin}
+    shared: list[Reservoir] = []
+    broken: set[str] = set()
+    for one in thin_pools.values():
+        if one is not None:
+            reservoirs = _thin_pool(group, one)
+            shared += reservoirs
+            if one.health or one.check_needed:
+                broken |= {reservoir.name for reservoir in reservoirs}
+    if classic:
+        # The next one will be about as large.
+        shared.append(_space(group, wanted_bytes=max(volume.size_bytes for volume in classic)))
+    return (
+        *(
+            Gauge(
+                name=one.name,
+                size_bytes=one.size_bytes,
+                used_bytes=one.used_bytes,
+                when_full=one.when_full,
+                wanted_bytes=one.wanted_bytes,
+                pool=pool,
+                valid=one.name not in broken,
+            )
+            for one in shared
+        ),
+        *(gauge for volume in classic for gauge in _cow_table(group, pool, volume)),
+    )
+
+
+def of_volume(group: Group, origin: LogicalVolume, *, cow_bytes: int | None) -> tuple[Reservoir, ...]:
+    """Return what snapshots of a volume can fill up: of a thin one its pool, of others the group's free space.
+
+    Args:
+        group: the volume's.
+        origin: what is to be snapshotted.
+        cow_bytes: what a snapshot of it will take of the group's free space; None for a thin snapshot.
+    """
+    reservoirs: list[Reservoir] = []
+    pool = group.by_uuid(origin.pool_uuid) if origin.is_thin else None
+    if pool is not None:
+        reservoirs += _thin_pool(group, pool)
+    if cow_bytes is not None:
+        reservoirs.append(_space(group, wanted_bytes=cow_bytes))
+    return tuple(reservoirs)
+
+
+def relieve(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | None:
+    """Enlarge the CoW table of a classic snapshot that is filling up, if `config.auto_extend`; see `Filling.relieve`.
+
+    Raises NotFoundError if it is gone, StorageError if there is no room or LVM refuses.
+    """
+    if not config.auto_extend:
+        return None
+    group = read_group(runner, ref.pool)
+    volume = group.by_uuid(ref.native_id)
+    if volume is None:
+        raise NotFoundError(f"the snapshot {ref.name} is not in {group.name} any more")
+    origin = group.by_uuid(volume.origin_uuid)
+    percent = volume.snap_percent
+    # What is lost is not saved by more room.
+    if not volume.is_classic_snapshot or origin is None or volume.invalid or percent is None:
+        return None
+    more = growth_bytes(group, origin, volume)
+    if percent < _RELIEVED_PERCENT or percent >= _FULL_PERCENT or more == 0:
+        return None
+    name = f"{group.name}/{volume.name}"
+    if more > group.free_bytes:
+        # Less is better than nothing.
+        more = group.free_bytes // group.extent_bytes * group.extent_bytes
+    if more == 0:
+        raise StorageError(
+            f"the CoW table of {name} is {percent:.0f} % full, and nothing is free in {group.name} to enlarge it",
+            hint=f"vgextend {group.name} DEVICE, or delete other snapshots",
+        )
+    try:
+        runner.run(["lvextend", "--yes", "--size", f"+{more}b", name], timeout_s=_EXTEND_TIMEOUT_S, abandon=True)
+    except CommandError as error:
+        raise StorageError(f"the CoW table of {name} could not be enlarged: {error.message}") from error
+    return (
+        f"the CoW table of {name} was {percent:.0f} % full: enlarged from {format_size(volume.size_bytes)} "
+        f"to {format_size(volume.size_bytes + more)}"
+    )
+
+
+def _thin_pool(group: Group, pool: LogicalVolume) -> tuple[Reservoir, ...]:
+    name = f"the thin pool {group.name}/{pool.name}"
+    # LVM knows neither while the pool is not active.
+    return tuple(
+        Reservoir(
+            name=f"{what} of {name}",
+            size_bytes=size_bytes,
+            used_bytes=_part(percent, size_bytes),
+            when_full="origin_errors",
+        )
+        for what, percent, size_bytes in (
+            ("data", pool.data_percent, pool.size_bytes),
+            ("metadata", pool.metadata_percent, pool.metadata_bytes),
+        )
+        if percent is not None and size_bytes is not None
+    )
+
+
+def _space(group: Group, *, wanted_bytes: int) -> Reservoir:
+    return Reservoir(
+        name=f"the volume group {group.name}",
+        size_bytes=group.size_bytes,
+        used_bytes=max(group.size_bytes - group.free_bytes, 0),
+        when_full="no_snapshots",
+        wanted_bytes=wanted_bytes,
+    )
+
+
+def _cow_table(group: Group, pool: Pool, volume: LogicalVolume) -> Iterator[Gauge]:
+    snapshot_id, origin_uuid = marks.value(volume, "id"), marks.value(volume, "origin")
+    lost = volume.invalid or (volume.snap_percent or 0.0) >= _FULL_PERCENT
+    if snapshot_id is None or origin_uuid is None or (volume.snap_percent is None and not lost):
+        return  # not active: that it overflowed is told when it is
+    yield Gauge(
+        name=f"CoW table of {group.name}/{volume.name}",
+        size_bytes=volume.size_bytes,
+        used_bytes=volume.size_bytes if lost else _part(volume.snap_percent or 0.0, volume.size_bytes),
+        when_full="snapshot_lost",
+        pool=pool,
+        ref=SnapshotRef(
+            backend=pool.backend,
+            snapshot_id=snapshot_id,
+            pool=pool,
+            volume_id=origin_uuid,
+            name=volume.name,
+            native_id=volume.uuid,
+        ),
+        valid=not lost,
+    )
+
+
+def _part(percent: float, whole_bytes: int) -> int:
+    return min(round(percent / 100 * whole_bytes), whole_bytes)
