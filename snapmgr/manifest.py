@@ -10,7 +10,7 @@ import os
 import re
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import UTC, datetime
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -325,7 +325,12 @@ class Restoration:
         return f".snapmgr-restore-{self.token}"
 
 
-_Record = TypeVar("_Record", Manifest, Verification, Lease, Schedule, Restoration)
+class _Record(Protocol):
+    @property
+    def schema(self) -> int: ...
+
+
+_AnyRecord = TypeVar("_AnyRecord", bound=_Record)
 
 
 class _Versioned(msgspec.Struct):
@@ -338,7 +343,7 @@ def new_id(job: str, now: datetime) -> str:
     return f"{job}.{now.astimezone(UTC):%Y%m%dT%H%M%SZ}.{os.urandom(4).hex()}"
 
 
-def encode(record: Manifest | Verification | Lease | Schedule | Restoration) -> bytes:
+def encode(record: _Record) -> bytes:
     """Return a record as JSON, indented: people read these files in emergencies.
 
     Raises CatalogError if it names something that is not UTF-8.
@@ -351,7 +356,7 @@ def encode(record: Manifest | Verification | Lease | Schedule | Restoration) -> 
     return msgspec.json.format(data, indent=1) + b"\n"
 
 
-def decode(data: bytes, kind: type[_Record], where: str) -> _Record:
+def decode(data: bytes, kind: type[_AnyRecord], where: str) -> _AnyRecord:
     """Given JSON, return the record. Raises CatalogError that names `where` if it is damaged or of a newer schema."""
     try:
         schema = msgspec.json.decode(data, type=_Versioned).schema
