@@ -34,6 +34,7 @@ from snapmgr.records import (
     Pool,
     Reason,
     Reservoir,
+    RevertPlan,
     Shot,
     SnapshotRef,
     Target,
@@ -75,6 +76,8 @@ __all__ = [
     "PrivateMount",
     "Reason",
     "Reservoir",
+    "RevertPlan",
+    "Revertible",
     "Runner",
     "ScratchAttaching",
     "Shot",
@@ -293,3 +296,33 @@ class ScratchAttaching(Protocol):
 
     def attachment_problem(self, record: AttachRecord) -> Reason | None:
         """Return why what is read through an attachment is not to be believed; None if it is as it should be."""
+
+
+@runtime_checkable
+class Revertible(Protocol):
+    """A storage that can put an origin back, in its own place, to one of its snapshots.
+
+    A `token` (16 hex digits) names one such reversion; the core has it on disk before `begin_revert`. The core unmounts
+    the origin before and mounts it again afterwards.
+    """
+
+    def revert_plan(self, ref: SnapshotRef) -> RevertPlan:
+        """Return what it would mean. Changes nothing. Raises NotFoundError if the snapshot or its origin is gone."""
+
+    def begin_revert(self, ref: SnapshotRef, token: str) -> None:
+        """Begin to put the origin back, or push on what goes on already; idempotent, and returns soon.
+
+        Raises InUseError if the origin or the snapshot is open, StorageError if the storage refuses.
+        """
+
+    def revert_state(self, ref: SnapshotRef, token: str) -> Literal["none", "merging", "done", "failed"]:
+        """Return how far it is, in any process and after any crash or reboot; "none": it has not begun."""
+
+    def cancel_revert(self, ref: SnapshotRef, token: str) -> None:
+        """Remove what was prepared for one whose state is "none"; idempotent."""
+
+    def finish_revert(self, ref: SnapshotRef, token: str) -> SnapshotRef | None:
+        """After "done" remove what is left over, and return the snapshot as it is now; None if it is used up.
+
+        Idempotent: called again it returns the same.
+        """

@@ -245,6 +245,28 @@ class Usage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RevertPlan:
+    """What putting an origin back to one of its snapshots means, as `Revertible.revert_plan` saw it."""
+
+    origin: str
+    """Name of the origin, for people: "vg/mysql"."""
+    device: str
+    """Its device node, which keeps its name: "/dev/mapper/vg-mysql"."""
+    number: str
+    """Its major and minor now; "" while it is not active."""
+    consumes: bool
+    """Whether the snapshot itself is used up; if not it stays, though its own id may be another one then."""
+    write_bytes: int = 0
+    """Upper bound of what will be written to the origin; 0 where it is exchanged at once."""
+    loses: tuple[Reason, ...] = ()
+    """What would be lost besides, other snapshots above all: only who forces it goes on."""
+    blocked: tuple[Reason, ...] = ()
+    """Why it cannot be done now; force or not."""
+    remarks: tuple[str, ...] = ()
+    """What is to be known before."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Completed:
     """What a program printed and how it ended."""
 
