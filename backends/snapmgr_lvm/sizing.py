@@ -75,7 +75,6 @@ def plan_cow(
     *,
     writes: Writes | None,
     now: datetime,
-    promised_bytes: int = 0,
 ) -> CowPlan:
     """Return the CoW table for a snapshot of `origin`, as `config.cow_size` says.
 
@@ -85,9 +84,6 @@ def plan_cow(
         origin: an active volume.
         writes: what was written to it, for a forecast without earlier snapshots.
         now: aware.
-        promised_bytes: of the group's free space, what other members of the same snapshot will take.
-
-    Raises StorageError if the group has no room for it.
     """
     chunk_bytes = config.chunk_bytes
     if config.cow_size == "forecast":
@@ -99,14 +95,21 @@ def plan_cow(
     size_bytes = table_bytes(data_bytes, chunk_bytes, group.extent_bytes)
     if size_bytes >= most:
         size_bytes, why = most, f"{why}; room for the whole origin, so it cannot overflow"
+    return CowPlan(size_bytes=size_bytes, chunk_bytes=chunk_bytes, why=why)
+
+
+def require_room(group: Group, origin: LogicalVolume, plan: CowPlan, *, promised_bytes: int = 0) -> None:
+    """Raise StorageError if the group has no room for a CoW table.
+
+    `promised_bytes` of its free space are for other members of the same snapshot.
+    """
     free_bytes = max(group.free_bytes - promised_bytes, 0)
-    if size_bytes > free_bytes:
+    if plan.size_bytes > free_bytes:
         raise StorageError(
             f"no room for a classic snapshot of {group.name}/{origin.name}: its CoW table needs "
-            f"{format_size(size_bytes)} ({why}), and {format_size(free_bytes)} are free in {group.name}",
+            f"{format_size(plan.size_bytes)} ({plan.why}), and {format_size(free_bytes)} are free in {group.name}",
             hint=f"prune snapshots, set a smaller cow_size in [backend.lvm], or: vgextend {group.name} DEVICE",
         )
-    return CowPlan(size_bytes=size_bytes, chunk_bytes=chunk_bytes, why=why)
 
 
 def table_bytes(data_bytes: int, chunk_bytes: int, extent_bytes: int) -> int:

@@ -1,0 +1,321 @@
+"""The LVM backend: see docs/backends/lvm.md for what it guarantees and `snapmgr.api.Backend` for the contract."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from snapmgr.api import (
+    API_VERSION,
+    AlteredError,
+    Attachment,
+    Capabilities,
+    CommandError,
+    Intent,
+    InUseError,
+    LackingError,
+    NotFoundError,
+    NotMine,
+    Reason,
+    StorageError,
+    Usage,
+)
+from snapmgr_lvm import arming, cost, gauges, inventory, kernel, locating, marks, removal, sizing
+from snapmgr_lvm.armed import LvmArmed, Member, open_origin
+from snapmgr_lvm.config import LvmConfig
+from snapmgr_lvm.report import read_group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.api import (
+        Armed,
+        AttachRecord,
+        Found,
+        Gauge,
+        Mounter,
+        Pool,
+        Reservoir,
+        Runner,
+        SnapshotRef,
+        Target,
+        Volume,
+    )
+    from snapmgr_lvm.report import Group, LogicalVolume
+    from snapmgr_lvm.sizing import CowPlan
+
+_PROGRAMS = ("lvs", "lvcreate", "lvremove", "lvchange", "dmsetup", "blkid", "losetup")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# XFS refuses a second file system with the same UUID, and a snapshot has its origin's.
+_OPTIONS = {"xfs": ("nouuid",)}
+
+
+class LvmBackend:
+    """Snapshots of logical volumes; see `snapmgr.api.Backend`."""
+
+    name: ClassVar[str] = "lvm"
+    api_version: ClassVar[int] = API_VERSION
+    Config: ClassVar[type[LvmConfig]] = LvmConfig
+
+    def __init__(self, config: LvmConfig, runner: Runner, mounter: Mounter) -> None:
+        self._config = config
+        self._runner = runner
+        self._mounter = mounter
+
+    def missing(self) -> tuple[Reason, ...]:
+        """Return what this machine lacks: LVM's programs, device-mapper in the kernel, root."""
+        reasons = []
+        absent = [program for program in _PROGRAMS if shutil.which(program, path=_PATH) is None]
+        if absent:
+            reasons.append(Reason(what=f"not installed: {', '.join(absent)}", hint="apt-get install lvm2 mount"))
+        if not kernel.has_device_mapper():
+            reasons.append(Reason(what="the kernel has no device-mapper", hint="modprobe dm-mod, or another kernel"))
+        if not kernel.is_privileged():
+            reasons.append(Reason(what="LVM needs root (CAP_SYS_ADMIN)", hint="run snapmgr as root"))
+        return tuple(reasons)
+
+    def locate(self, target: Target) -> Volume | NotMine:
+        """Find the logical volume that holds `target`; see `snapmgr.api.Backend.locate`."""
+        return locating.locate(self._runner, self._config, target)
+
+    def capabilities(self, volumes: tuple[Volume, ...]) -> Capabilities:
+        """One volume, one instant. A thin snapshot is a volume of its own; a classic one goes with its origin."""
+        thin = all(kind == "thin" for _, _, kind in self._read_origins(volumes))
+        return Capabilities(atomicity="volume", clone="native" if thin else "scratch", survives_origin=thin)
+
+    def headroom(self, volume: Volume) -> tuple[Reservoir, ...]:
+        """Return the thin pool's data and metadata, or the group's space that CoW tables are taken from."""
+        ((group, origin, kind),) = self._read_origins((volume,))
+        plan = None if kind == "thin" else self._plan_cow(group, origin)
+        return gauges.of_volume(group, origin, cow_bytes=plan.size_bytes if plan is not None else None)
+
+    def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
+        """See `snapmgr.api.Filling.gauges`."""
+        return tuple(gauge for pool in pools for gauge in gauges.of_pool(self._read(pool), pool))
+
+    def relieve(self, ref: SnapshotRef) -> str | None:
+        """Enlarge a classic snapshot's CoW table; see `snapmgr.api.Filling.relieve`."""
+        return gauges.relieve(self._config, self._runner, ref)
+
+    def _plan_cow(self, group: Group, origin: LogicalVolume) -> CowPlan:
+        writes = sizing.measure_writes(origin.device)
+        return sizing.plan_cow(self._config, group, origin, writes=writes, now=datetime.now(UTC))
+
+    def arm(self, volumes: tuple[Volume, ...], snapshot_id: str) -> Armed:
+        """Check names, room, the groups' health and the origins, and flush them once."""
+        marks.check_snapshot_id(snapshot_id)
+        if not volumes or len({volume.id for volume in volumes}) < len(volumes):
+            raise StorageError("a snapshot needs one or more logical volumes, each once")
+        start = time.monotonic()
+        origins = list(self._read_origins(volumes))
+        read_s = (time.monotonic() - start) / len({volume.pool.id for volume in volumes})
+        with ExitStack() as stack:
+            members: list[Member] = []
+            promised: Counter[str] = Counter()
+            for number, (volume, (group, origin, kind)) in enumerate(zip(volumes, origins, strict=True)):
+                name = marks.snapshot_name(snapshot_id, number)
+                if group.by_name(name) is not None:
+                    raise StorageError(
+                        f"there is a logical volume {group.name}/{name} already", hint="snapmgr doctor shows what it is"
+                    )
+                arming.check_origin(group, origin)
+                cow: CowPlan | None = None
+                if kind == "thin":
+                    arming.check_pool(self._config, group, origin)
+                else:
+                    cow = self._plan_cow(group, origin)
+                    sizing.require_room(group, origin, cow, promised_bytes=promised[group.uuid])
+                    promised[group.uuid] += cow.size_bytes
+                fd = open_origin(volume.pool, volume.path, origin.device, origin.name)
+                stack.callback(os.close, fd)
+                argv = arming.command(group, origin, name=name, snapshot_id=snapshot_id, cow=cow)
+                about = cow.about if cow is not None else ""
+                intent = Intent(pool=volume.pool, volume_id=origin.uuid, name=name, about=about)
+                members.append(Member(intent=intent, path=volume.path, fd=fd, argv=argv))
+            for group in {group.uuid: group for group, _, _ in origins}.values():
+                arming.check_group(group)
+                self._check_metadata(group)
+            armed = LvmArmed(self._runner, snapshot_id, tuple(members), read_s, stack.pop_all())
+        try:
+            armed.sync()
+        except BaseException:
+            armed.__exit__(None, None, None)
+            raise
+        return armed
+
+    def _check_metadata(self, group: Group) -> None:
+        try:
+            self._runner.run(["vgck", group.name])
+        except CommandError as error:
+            raise StorageError(
+                f"the metadata of the volume group {group.name} are not consistent: {error.message}",
+                hint="see vgck(8): --updatemetadata",
+            ) from error
+
+    def _read_origins(self, volumes: tuple[Volume, ...]) -> Iterator[tuple[Group, LogicalVolume, locating.Kind]]:
+        groups: dict[str, Group] = {}
+        for volume in volumes:
+            if volume.pool.id not in groups:
+                groups[volume.pool.id] = self._read(volume.pool)
+            group = groups[volume.pool.id]
+            origin = group.by_uuid(volume.id)
+            if origin is None:
+                raise StorageError(f"the logical volume of {volume.path} ({volume.id}) is not in {group.name} any more")
+            kind = locating.choose_kind(self._config, origin)
+            if isinstance(kind, NotMine):
+                raise StorageError(kind.reason, hint=kind.hint)
+            yield group, origin, kind
+
+    def settle(self, refs: tuple[SnapshotRef, ...], timeout_s: float) -> None:
+        """Check that the snapshots are read-only and of what they should be, and mark them as settled."""
+        deadline = time.monotonic() + timeout_s
+        for ref in dict.fromkeys(refs):
+            # LVM writes its metadata, and the thin pool its own, before lvcreate returns.
+            with self._snapshot(ref) as (group, volume):
+                if volume.writable:
+                    raise StorageError(f"the snapshot {group.name}/{volume.name} is not read-only")
+                if marks.value(volume, "state") != "settled":
+                    left_s = max(deadline - time.monotonic(), 0.1)
+                    tags = ("--deltag", marks.state_tag("made"), "--addtag", marks.state_tag("settled"))
+                    self._change(["lvchange", "--yes", *tags, f"{group.name}/{volume.name}"], timeout_s=left_s)
+
+    def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
+        """Return all that is ours in `pools`; see `snapmgr_lvm.marks` for what that means."""
+        return tuple(found for pool in pools for found in inventory.read(self._read(pool)))
+
+    def annotate(self, ref: SnapshotRef, note: bytes) -> None:
+        """Store `note` in the snapshot's tags, in one change of LVM's metadata."""
+        tags = marks.note_tags(note)
+        with self._snapshot(ref) as (group, volume):
+            old = [word for tag in marks.old_note_tags(volume.tags) if tag not in tags for word in ("--deltag", tag)]
+            new = [word for tag in tags if tag not in volume.tags for word in ("--addtag", tag)]
+            if not old and not new:
+                return
+            room = sum(map(len, new))
+            if room * 2 > group.metadata_free_bytes:
+                raise StorageError(
+                    f"no room for the note of {ref.name}: {group.metadata_free_bytes} bytes are left in the metadata "
+                    f"area of {group.name}",
+                    hint="prune snapshots; a group made with a larger --metadatasize holds more",
+                )
+            self._change(["lvchange", "--yes", *old, *new, f"{group.name}/{volume.name}"])
+
+    def attach(self, record: AttachRecord) -> Attachment:
+        """Make a writable clone of a thin snapshot, or put an overlay on a classic one; both replay the journal."""
+        name = marks.attachment_name(record.id)
+        with self._snapshot(record.ref) as (group, volume):
+            if volume.writable:
+                raise AlteredError(
+                    f"the snapshot {group.name}/{volume.name} is not to be trusted: it was made writable by hand",
+                    hint="delete it if it is not needed",
+                )
+            device = self._clone(group, volume, record, name)
+        fs_type = self._runner.run(["blkid", "-p", "-s", "TYPE", "-o", "value", device]).stdout.strip()
+        return Attachment(device=device, fs_type=fs_type, options=_OPTIONS.get(fs_type, ()))
+
+    def _clone(self, group: Group, volume: LogicalVolume, record: AttachRecord, name: str) -> str:
+        if group.by_name(name) is not None:
+            raise StorageError(f"there is a logical volume {group.name}/{name} already", hint="snapmgr doctor")
+        tags = marks.attachment_tags(record.id, record.ref.snapshot_id, volume.uuid)
+        added = [word for tag in tags for word in ("--addtag", tag)]
+        # The flag keeps it inactive at the next boot; this time it is ignored.
+        active = ("--setactivationskip", "y", "--ignoreactivationskip", "--activate", "y")
+        self._change(
+            [
+                "lvcreate",
+                "--yes",
+                "--snapshot",
+                "--permission",
+                "rw",
+                *active,
+                *added,
+                "--name",
+                name,
+                f"{group.name}/{volume.name}",
+            ]
+        )
+        clone = self._read(record.ref.pool).by_name(name)
+        if clone is None or clone.device is None or marks.value(clone, "of") != volume.uuid:
+            raise StorageError(f"the clone {group.name}/{name} vanished, or is not active")
+        return kernel.device_path(clone.device)
+
+    def detach(self, record: AttachRecord) -> None:
+        """Remove the clone that `attach` made for `record`, if it is one of that very snapshot."""
+        marks.attachment_name(record.id)
+        group = self._read(record.ref.pool)
+        for volume in removal.attached_clones(group, record.ref.native_id):
+            if marks.value(volume, "attachment") == record.id:
+                removal.remove(self._runner, group, volume)
+
+    def delete(self, ref: SnapshotRef, *, wait: Literal["name", "space"] = "name") -> None:  # noqa: ARG002 - LVM frees at once
+        """Remove the snapshot by its UUID, also if it was renamed."""
+        group = self._read(ref.pool)
+        volume = group.by_uuid(ref.native_id)
+        if volume is None:
+            if group.by_name(ref.name) is not None:
+                raise StorageError(
+                    f"{group.name}/{ref.name} is another volume than the snapshot that snapmgr made: it is left alone",
+                    hint=f"if it is not needed: lvremove {group.name}/{ref.name}",
+                )
+            return
+        if marks.value(volume, "id") != ref.snapshot_id:
+            raise StorageError(
+                f"{group.name}/{volume.name} does not bear the mark of the snapshot {ref.snapshot_id} (any more)",
+                hint=f"if it is not needed: lvremove {group.name}/{volume.name}",
+            )
+        clones = removal.attached_clones(group, volume.uuid)
+        if clones:
+            raise InUseError(
+                f"the snapshot {group.name}/{volume.name} is attached as {clones[0].name}",
+                hint="`snapmgr umount` it first",
+            )
+        removal.remove(self._runner, group, volume)
+
+    def repair(self, found: Found) -> None:
+        """Let a suspended origin go on, or remove what was begun and not finished."""
+        group = self._read(found.pool)
+        for now in inventory.read(group):
+            volume = group.by_name(now.name)
+            if now.kind != "debris" or now.name != found.name or volume is None:
+                continue
+            if now.why == inventory.SUSPENDED:
+                removal.resume(self._runner, group, volume)
+            elif now.ref is not None:
+                raise InUseError(
+                    f"{group.name}/{volume.name}: {now.why}", hint="it may hold somebody's work: delete it by hand"
+                )
+            else:
+                removal.remove(self._runner, group, volume)
+
+    def usage(self, ref: SnapshotRef, *, exact: bool = False) -> Usage:
+        """Return what was written to a classic snapshot's CoW table; if exact, the blocks that only a thin one has."""
+        with self._snapshot(ref) as (group, volume):
+            return cost.usage(self._runner, group, volume, exact=exact)
+
+    def _read(self, pool: Pool) -> Group:
+        if not kernel.is_privileged():
+            raise LackingError("LVM needs root (CAP_SYS_ADMIN)", hint="run snapmgr as root")
+        return read_group(self._runner, pool)
+
+    def _change(self, argv: list[str], *, timeout_s: float = 60.0) -> None:
+        try:
+            # Left running past the limit: killed half-way it might leave a device suspended.
+            self._runner.run(argv, timeout_s=timeout_s, abandon=True)
+        except CommandError as error:
+            raise StorageError(error.message, hint=error.hint) from error
+
+    @contextmanager
+    def _snapshot(self, ref: SnapshotRef) -> Iterator[tuple[Group, LogicalVolume]]:
+        group = self._read(ref.pool)
+        volume = group.by_uuid(ref.native_id)
+        if volume is None or marks.value(volume, "id") != ref.snapshot_id:
+            raise NotFoundError(
+                f"the LVM snapshot {ref.name} ({ref.native_id}) is not in the volume group {group.name}",
+                hint="snapmgr doctor compares the catalog with the storage",
+            )
+        yield group, volume

@@ -1,0 +1,99 @@
+"""What of a volume group is ours: snapshots, clones, and what was begun and not finished."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from snapmgr.api import Found, Pool, SnapshotRef
+from snapmgr_lvm import marks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr_lvm.report import Group, LogicalVolume
+
+SUSPENDED = "it is suspended, and whatever writes to it hangs: a command of LVM was cut short"
+
+
+def pool_of(group: Group) -> Pool:
+    """Return the pool that a group is."""
+    return Pool(backend="lvm", id=group.uuid, hint=group.name)
+
+
+def snapshot_ref(group: Group, volume: LogicalVolume) -> SnapshotRef:
+    """Return the reference of a volume that bears a snapshot's mark."""
+    return SnapshotRef(
+        backend="lvm",
+        snapshot_id=marks.value(volume, "id") or "",
+        pool=pool_of(group),
+        volume_id=marks.value(volume, "origin") or "",
+        name=volume.name,
+        native_id=volume.uuid,
+    )
+
+
+def read(group: Group) -> Iterator[Found]:
+    """Return all that bears our mark, and first what is suspended: that has to be cured before anything is removed."""
+    marked = [volume for volume in group.volumes if marks.MARK in volume.tags]
+    if marked:
+        yield from _suspended(group, marked)
+    for volume in marked:
+        found = describe(group, volume)
+        if found is not None:
+            yield found
+
+
+def _suspended(group: Group, marked: list[LogicalVolume]) -> Iterator[Found]:
+    for volume in group.volumes:
+        if volume.suspended and volume not in marked and "private" not in volume.roles:
+            # The run that was cut short is the one whose snapshot of it was made last.
+            of_it = [one for one in marked if marks.value(one, "origin") == volume.uuid]
+            last = max(of_it, key=lambda one: one.made_at, default=None)
+            yield Found(
+                kind="debris",
+                pool=pool_of(group),
+                name=volume.name,
+                snapshot_id=marks.value(last, "id") if last is not None else None,
+                why=SUSPENDED,
+                cure="lets it go on, with what LVM's metadata say",
+            )
+
+
+def describe(group: Group, volume: LogicalVolume) -> Found | None:
+    """Say what a volume with our mark is; None for what bears the mark and nothing that we write beside it."""
+    pool, snapshot_id = pool_of(group), marks.value(volume, "id")
+    record_id = marks.value(volume, "attachment")
+    if snapshot_id is None:
+        return None
+    if record_id is not None:
+        return _describe_clone(group, volume, snapshot_id, record_id)
+    problem = _problem(volume)
+    if problem is not None:
+        return Found(kind="debris", pool=pool, name=volume.name, snapshot_id=snapshot_id, why=problem)
+    ref, note = snapshot_ref(group, volume), marks.read_note(volume.tags)
+    if volume.writable:
+        why = "it was made writable by hand, and is not to be trusted"
+        return Found(kind="debris", pool=pool, name=volume.name, snapshot_id=snapshot_id, ref=ref, note=note, why=why)
+    return Found(kind="snapshot", pool=pool, name=volume.name, snapshot_id=snapshot_id, ref=ref, note=note)
+
+
+def _problem(volume: LogicalVolume) -> str | None:
+    """Return why a volume with a snapshot's mark is none."""
+    origin = marks.value(volume, "origin")
+    if volume.is_thin:
+        return None if origin else "it bears the mark of a snapshot, but of none in particular"
+    if not volume.is_classic_snapshot:
+        return "lvcreate was cut short before it was a snapshot"
+    return None if volume.origin_uuid == origin else "it is a snapshot of another volume than its mark says"
+
+
+def _describe_clone(group: Group, volume: LogicalVolume, snapshot_id: str, record_id: str) -> Found:
+    parent = group.by_uuid(marks.value(volume, "of"))
+    return Found(
+        kind="attachment",
+        pool=pool_of(group),
+        name=volume.name,
+        snapshot_id=snapshot_id,
+        ref=snapshot_ref(group, parent) if parent is not None else None,
+        record_id=record_id,
+    )

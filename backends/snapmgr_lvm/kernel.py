@@ -1,0 +1,57 @@
+"""The few system calls that this backend makes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from snapmgr.api import StorageError
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_SYSFS = Path("/sys/dev/block")
+_CAP_SYS_ADMIN = 21
+
+
+def syncfs(fd: int, path: str) -> None:
+    """Write all dirty data of a file system to its device. Raises StorageError."""
+    if _libc.syncfs(fd) != 0:
+        raise StorageError(f"cannot sync the file system at {path}: {os.strerror(ctypes.get_errno())}")
+
+
+def holds(number: str, volume_number: str) -> bool:
+    """Whether the device `number` ("253:4") is `volume_number`, or lies on it (a LUKS container)."""
+    if number == volume_number:
+        return True
+    slaves = _SYSFS / number / "slaves"
+    with suppress(OSError):
+        return any((lower / "dev").read_text().strip() == volume_number for lower in slaves.iterdir())
+    return False
+
+
+def device_path(number: str) -> str:
+    """Given "253:4", return its node, which devtmpfs makes, with or without udevd. Raises StorageError."""
+    try:
+        lines = (_SYSFS / number / "uevent").read_text().splitlines()
+    except OSError as error:
+        raise StorageError(f"the device {number} is not there: {error.strerror}") from None
+    return "/dev/" + next(line.partition("=")[2] for line in lines if line.startswith("DEVNAME="))
+
+
+def has_device_mapper() -> bool:
+    """Whether the kernel has device-mapper, or can load it."""
+    if os.path.exists("/sys/class/misc/device-mapper"):
+        return True
+    listed = Path("/lib/modules") / os.uname().release / "modules.dep"
+    with suppress(OSError):
+        return "/dm-mod.ko" in listed.read_text()
+    return False
+
+
+def is_privileged() -> bool:
+    """Whether we have CAP_SYS_ADMIN."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
+    return False
