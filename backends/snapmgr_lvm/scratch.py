@@ -1,0 +1,290 @@
+"""Attachments of classic snapshots, which are never written: a CoW table of our own over them, in a scratch file.
+
+For the attachment RECORD there are, in this order: the note ``RECORD.json`` and the sparse file ``RECORD.cow`` in the
+scratch folder; a loop device on the file, which the kernel takes down with its last user; and over snapshot and loop
+device the device-mapper device ``snapmgr.attachment.RECORD`` (a non-persistent "snapshot" target: its table of
+exceptions is in memory). A reboot leaves the files alone. Attachments for reading are made so as well: the journal has
+to be replayed somewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from snapmgr.api import (
+    AlteredError,
+    CommandError,
+    Found,
+    InUseError,
+    Reason,
+    SnapmgrError,
+    StorageError,
+    format_size,
+)
+from snapmgr_lvm import dm, loop, marks, scratchfolder
+from snapmgr_lvm.config import size_of
+from snapmgr_lvm.inventory import pool_of, snapshot_ref
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.api import AttachRecord, Mount, Mounter, Runner
+    from snapmgr_lvm.config import LvmConfig
+    from snapmgr_lvm.dm import Device
+    from snapmgr_lvm.report import Group, LogicalVolume
+
+# Documentation/admin-guide/device-mapper/snapshot.rst: the smallest chunk copies the least for each small write.
+_CHUNK_BYTES = 4096
+_LEAST_BYTES = 1 << 20
+_FULL = 100.0
+_ACTIVATE_TIMEOUT_S = 60.0
+_DM_UUID = re.compile(r"SNAPMGR-([0-9a-f]{16})")
+
+
+class Scratch:
+    """Makes, finds and removes attachments of classic snapshots."""
+
+    def __init__(self, config: LvmConfig, runner: Runner, mounter: Mounter) -> None:
+        """Store the arguments; touch nothing."""
+        self._config = config
+        self._runner = runner
+        self._mounter = mounter
+
+    def attach(self, record: AttachRecord, snapshot: LogicalVolume, group: Group) -> str:
+        """Make a writable view of a classic snapshot and return its device. What a failure leaves, `detach` removes.
+
+        Raises StorageError if the snapshot is lost or there is no scratch space, AlteredError if it was made writable.
+        """
+        name = marks.attachment_name(record.id)
+        _require_sound(snapshot, group)
+        below = self._active_device(snapshot, group)
+        self._require_elsewhere(snapshot, group)
+        with ExitStack() as stack:
+            folder_fd = stack.enter_context(scratchfolder.opened(self._config.scratch_dir, make=True))
+            if folder_fd is None:
+                raise StorageError(f"the scratch folder {self._config.scratch_dir} went away just now")
+            size_bytes = self._require_room(folder_fd, below)
+            scratchfolder.write_note(
+                folder_fd,
+                scratchfolder.Note(
+                    record_id=record.id,
+                    snapshot_id=record.ref.snapshot_id,
+                    native_id=snapshot.uuid,
+                    pool_id=group.uuid,
+                    boot_id=record.boot_id,
+                ),
+            )
+            file_fd = scratchfolder.make_file(folder_fd, record.id, size_bytes)
+            stack.callback(os.close, file_fd)
+            loop_path = stack.enter_context(loop.configured(file_fd, name))
+            sectors, chunk = below.size_bytes // dm.SECTOR_BYTES, _CHUNK_BYTES // dm.SECTOR_BYTES
+            # N: not persistent. The snapshot is opened for reading only (drivers/md/dm-snap.c, snapshot_ctr).
+            table = f"0 {sectors} snapshot {below.number} {loop_path} N {chunk}"
+            return dm.node(self._runner, dm.create(self._runner, name, _dm_uuid(record.id), table))
+
+    def detach(self, record: AttachRecord) -> None:
+        """Remove what `attach` made for a record, however far it came; idempotent, also after a reboot.
+
+        Raises InUseError if it is mounted or open, StorageError if it is of another snapshot than the record says.
+        """
+        self._clear(record.id, native_id=record.ref.native_id)
+
+    def clear(self, record_id: str) -> None:
+        """Remove what was made for a record that nobody has any more. Errors as `detach`."""
+        self._clear(record_id, native_id=None)
+
+    def found(self, group: Group) -> Iterator[Found]:
+        """Yield the attachments of a volume group's snapshots, whole or not: devices, and files without a device.
+
+        What is too little to say what it is of counts as the group's.
+        """
+        devices = {record_id: device for device in dm.devices() if (record_id := _record_of(device)) is not None}
+        with scratchfolder.opened(self._config.scratch_dir, make=False) as folder_fd:
+            in_files = scratchfolder.records(folder_fd) if folder_fd is not None else ()
+            for record_id in sorted({*devices, *in_files}):
+                note = scratchfolder.read_note(folder_fd, record_id) if folder_fd is not None else None
+                pool_id, native_id = (note.pool_id, note.native_id) if note is not None else (None, None)
+                if record_id in devices:
+                    pool_id, native_id = _stands_on(devices[record_id]) or (pool_id, native_id)
+                if pool_id in (None, group.uuid):
+                    volume = group.by_uuid(native_id)
+                    yield Found(
+                        kind="attachment",
+                        pool=pool_of(group),
+                        name=marks.attachment_name(record_id),
+                        snapshot_id=note.snapshot_id if note is not None else None,
+                        ref=snapshot_ref(group, volume) if volume is not None else None,
+                        record_id=record_id,
+                    )
+
+    def users(self, native_id: str) -> tuple[str, ...]:
+        """Return the ids of the attachments that stand on a snapshot now: it cannot be removed under them."""
+        found = ((_record_of(device), _stands_on(device)) for device in dm.devices())
+        return tuple(record_id for record_id, below in found if record_id and below and below[1] == native_id)
+
+    def problem(self, record: AttachRecord) -> Reason | None:
+        """Return why what an attachment shows is not to be believed; None if it is."""
+        device = dm.find(_dm_uuid(record.id))
+        if device is None or not device.size_bytes:
+            return Reason(what=f"the attachment {record.id} has no device any more", hint="attach the snapshot again")
+        failure = dm.snapshot_status(self._runner, device).failure
+        # First the snapshot: its end is the end of what stands on it.
+        for one in dm.below(device):
+            if dm.volume_of(one) is not None and (lost := dm.snapshot_status(self._runner, one).failure) is not None:
+                return Reason(
+                    what=f"the snapshot {record.ref.name} was lost while it was attached: {_meaning(lost)}",
+                    hint="take another one, with a larger cow_size in [backend.lvm]",
+                )
+        if failure is None:
+            return None
+        return Reason(
+            what=f"the attachment {record.id} of {record.ref.name} took more writes than it has scratch space: "
+            f"{self._room_text(record.id)}; the snapshot itself is as it was",
+            hint=f"raise scratch_size (now {self._config.scratch_size}) or make room in {self._config.scratch_dir}",
+        )
+
+    def _clear(self, record_id: str, *, native_id: str | None) -> None:
+        name = marks.attachment_name(record_id)
+        device = dm.find(_dm_uuid(record_id))
+        folders = {os.path.realpath(self._config.scratch_dir)}
+        if device is not None:
+            below = _stands_on(device)
+            if device.name != name or (native_id and below is not None and below[1] != native_id):
+                raise StorageError(
+                    f"the device {device.name} is not what attachment {record_id} made",
+                    hint=f"look at it: dmsetup table {device.name}; lsblk -s /dev/{device.kernel_name}",
+                )
+            # scratch_dir may have been changed in the configuration since.
+            folders |= {os.path.dirname(one.file) for one in loop.loops() if os.path.basename(one.path) in device.below}
+            self._require_unmounted(device)
+            dm.remove(self._runner, device)
+        for folder in sorted(folders):
+            self._clear_files(folder, record_id, native_id)
+
+    def _require_unmounted(self, device: Device) -> None:
+        points = [mount.point for mount in self._mounter.mounts() if mount.device == device.number]
+        if points:
+            raise InUseError(f"the device {device.name} is mounted at {', '.join(points)}", hint=f"umount {points[0]}")
+
+    def _clear_files(self, folder: str, record_id: str, native_id: str | None) -> None:
+        with scratchfolder.opened(folder, make=False) as folder_fd:
+            if folder_fd is None:
+                return
+            note = scratchfolder.read_note(folder_fd, record_id)
+            if note is not None and native_id and note.native_id != native_id:
+                raise StorageError(
+                    f"the scratch files {folder}/{record_id}.* are of another snapshot, {note.native_id}"
+                )
+            for one in loop.on_file(folder, f"{record_id}.cow"):
+                loop.release(one)
+            scratchfolder.remove(folder_fd, record_id)
+
+    def _active_device(self, snapshot: LogicalVolume, group: Group) -> Device:
+        uuid, name = dm.lvm_uuid(group.uuid, snapshot.uuid), f"{group.name}/{snapshot.name}"
+        device = dm.find(uuid)
+        if device is None:
+            try:
+                self._runner.run(["lvchange", "--yes", "--activate", "y", name], timeout_s=_ACTIVATE_TIMEOUT_S)
+            except CommandError as error:
+                raise StorageError(f"cannot activate the snapshot {name}: {error.message}") from None
+            device = dm.find(uuid)
+        if device is None or not device.size_bytes:
+            raise StorageError(f"the snapshot {name} has no device", hint=f"try: lvchange --activate y {name}")
+        if device.suspended:
+            raise StorageError(f"the snapshot {name} is suspended: reading it would hang", hint="snapmgr doctor")
+        return device
+
+    def _require_elsewhere(self, snapshot: LogicalVolume, group: Group) -> None:
+        """Raise StorageError if the scratch folder is on the snapshot's origin: each write would fill the snapshot."""
+        folder = self._config.scratch_dir
+        origin = dm.lvm_uuid(group.uuid, snapshot.origin_uuid or "")
+        there = os.path.realpath(folder)
+        while not os.path.isdir(there):
+            there = os.path.dirname(there)
+        number = dm.device_number(os.stat(there).st_dev)
+        if number.startswith("0:"):  # btrfs, overlayfs, tmpfs, …: the mount table may name a device
+            number = _source_number(there, self._mounter.mounts()) or number
+        for below in dm.everything_below(number):
+            with suppress(OSError), open(f"{below}/dm/uuid", encoding="ascii") as file:
+                if file.read().strip() == origin:
+                    raise StorageError(
+                        f"the scratch folder {folder} is on {group.name}/{snapshot.origin_name}, the origin of the "
+                        f"snapshot: what is written there fills the snapshot",
+                        hint="set scratch_dir in [backend.lvm] to a folder on another volume",
+                    )
+
+    def _require_room(self, folder_fd: int, below: Device) -> int:
+        """Return how large the scratch file may get. Raises StorageError if there is not that much room."""
+        # More than the whole volume cannot be written to.
+        wanted = min(max(size_of(self._config.scratch_size, below.size_bytes), _LEAST_BYTES), below.size_bytes)
+        wanted -= wanted % _CHUNK_BYTES
+        free = scratchfolder.free_bytes(folder_fd)
+        if free < wanted:
+            raise StorageError(
+                f"the attachment may take {format_size(wanted)} of scratch space (scratch_size = "
+                f'"{self._config.scratch_size}" of {format_size(below.size_bytes)}), and {self._config.scratch_dir} '
+                f"has {format_size(max(free, 0))} that is not promised to others",
+                hint="set scratch_size smaller, or scratch_dir to a folder with more room, in [backend.lvm]",
+            )
+        return wanted
+
+    def _room_text(self, record_id: str) -> str:
+        with suppress(SnapmgrError), scratchfolder.opened(self._config.scratch_dir, make=False) as folder_fd:
+            if folder_fd is not None:
+                size_bytes = scratchfolder.file_size(folder_fd, record_id)
+                room = os.fstatvfs(folder_fd)
+                free = format_size(room.f_bavail * room.f_frsize)
+                file = f"its file may have {format_size(size_bytes)}" if size_bytes is not None else "its file is gone"
+                return f"{file}, and {self._config.scratch_dir} has {free} free"
+        return f"{self._config.scratch_dir} cannot be looked at"
+
+
+def _require_sound(snapshot: LogicalVolume, group: Group) -> None:
+    name = f"{group.name}/{snapshot.name}"
+    if not snapshot.is_classic_snapshot:
+        raise StorageError(f"{name} is not a classic snapshot")
+    if snapshot.invalid or (snapshot.snap_percent or 0.0) >= _FULL:
+        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        raise StorageError(
+            f"the snapshot {name} is lost: its CoW table of {format_size(snapshot.size_bytes)} ran full (found {now})",
+            hint="take another one, with a larger cow_size in [backend.lvm]",
+        )
+    if snapshot.merging:
+        raise StorageError(f"the snapshot {name} is being merged into its origin")
+    if snapshot.writable:
+        raise AlteredError(
+            f"the snapshot {name} was made writable by hand, and is not to be trusted",
+            hint="look at it; delete it if it is not needed",
+        )
+
+
+def _dm_uuid(record_id: str) -> str:
+    return f"SNAPMGR-{record_id}"
+
+
+def _record_of(device: Device) -> str | None:
+    found = _DM_UUID.fullmatch(device.uuid)
+    return found[1] if found and device.name == marks.attachment_name(found[1]) else None
+
+
+def _stands_on(device: Device) -> tuple[str, str] | None:
+    """Return the UUIDs of group and snapshot below a device of ours; None while it has no table."""
+    return next((found for one in dm.below(device) if (found := dm.volume_of(one)) is not None), None)
+
+
+def _meaning(failure: str) -> str:
+    return "its CoW table ran full" if failure in ("Invalid", "Overflow") else f'its device says "{failure}"'
+
+
+def _source_number(path: str, mounts: tuple[Mount, ...]) -> str | None:
+    """Return the number of the device that the mount of a real path names."""
+    holders = [one for one in mounts if path == one.point or path.startswith(one.point.rstrip("/") + "/")]
+    held = max(holders, key=lambda one: (len(one.point), holders.index(one)), default=None)
+    if held is not None and held.source.startswith("/"):
+        with suppress(OSError):
+            return dm.device_number(os.stat(held.source).st_rdev)
+    return None
