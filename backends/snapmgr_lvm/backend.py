@@ -25,10 +25,11 @@ from snapmgr.api import (
     StorageError,
     Usage,
 )
-from snapmgr_lvm import arming, cost, gauges, inventory, kernel, locating, marks, removal, sizing
+from snapmgr_lvm import arming, cost, gauges, inventory, kernel, locating, luks, marks, removal, sizing
 from snapmgr_lvm.armed import LvmArmed, Member, open_origin
 from snapmgr_lvm.config import LvmConfig
 from snapmgr_lvm.report import read_group
+from snapmgr_lvm.revert import Reverting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +56,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OPTIONS = {"xfs": ("nouuid",)}
 
 
-class LvmBackend:
+class LvmBackend(Reverting):
     """Snapshots of logical volumes; see `snapmgr.api.Backend`."""
 
     name: ClassVar[str] = "lvm"
@@ -65,7 +66,7 @@ class LvmBackend:
     def __init__(self, config: LvmConfig, runner: Runner, mounter: Mounter) -> None:
         self._config = config
         self._runner = runner
-        self._mounter = mounter
+        self._scratch = Scratch(config, runner, mounter)
 
     def missing(self) -> tuple[Reason, ...]:
         """Return what this machine lacks: LVM's programs, device-mapper in the kernel, root."""
@@ -186,7 +187,8 @@ class LvmBackend:
 
     def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
         """Return all that is ours in `pools`; see `snapmgr_lvm.marks` for what that means."""
-        return tuple(found for pool in pools for found in inventory.read(self._read(pool)))
+        groups = [self._read(pool) for pool in pools]
+        return tuple(found for group in groups for found in (*inventory.read(group), *self._scratch.found(group)))
 
     def annotate(self, ref: SnapshotRef, note: bytes) -> None:
         """Store `note` in the snapshot's tags, in one change of LVM's metadata."""
@@ -214,7 +216,12 @@ class LvmBackend:
                     f"the snapshot {group.name}/{volume.name} is not to be trusted: it was made writable by hand",
                     hint="delete it if it is not needed",
                 )
-            device = self._clone(group, volume, record, name)
+            if volume.is_classic_snapshot:
+                device = self._scratch.attach(record, volume, group)
+            else:
+                device = self._clone(group, volume, record, name)
+        if luks.is_container(self._runner, device):
+            device = luks.open_container(self._runner, device, record.id, self._config.luks_key_file)
         fs_type = self._runner.run(["blkid", "-p", "-s", "TYPE", "-o", "value", device]).stdout.strip()
         return Attachment(device=device, fs_type=fs_type, options=_OPTIONS.get(fs_type, ()))
 
@@ -245,12 +252,18 @@ class LvmBackend:
         return kernel.device_path(clone.device)
 
     def detach(self, record: AttachRecord) -> None:
-        """Remove the clone that `attach` made for `record`, if it is one of that very snapshot."""
-        marks.attachment_name(record.id)
+        """Remove the clone or the overlay that `attach` made for `record`, if it is one of that very snapshot."""
+        luks.close_container(self._runner, record.id)
+        self._scratch.detach(record)
         group = self._read(record.ref.pool)
         for volume in removal.attached_clones(group, record.ref.native_id):
             if marks.value(volume, "attachment") == record.id:
                 removal.remove(self._runner, group, volume)
+
+    def attachment_problem(self, record: AttachRecord) -> Reason | None:
+        """See `snapmgr.api.ScratchAttaching.attachment_problem`."""
+        with self._snapshot(record.ref) as (_, volume):
+            return self._scratch.problem(record) if volume.is_classic_snapshot else None
 
     def delete(self, ref: SnapshotRef, *, wait: Literal["name", "space"] = "name") -> None:  # noqa: ARG002 - LVM frees at once
         """Remove the snapshot by its UUID, also if it was renamed."""
@@ -268,10 +281,11 @@ class LvmBackend:
                 f"{group.name}/{volume.name} does not bear the mark of the snapshot {ref.snapshot_id} (any more)",
                 hint=f"if it is not needed: lvremove {group.name}/{volume.name}",
             )
-        clones = removal.attached_clones(group, volume.uuid)
+        clones = [clone.name for clone in removal.attached_clones(group, volume.uuid)]
+        clones += map(marks.attachment_name, self._scratch.users(volume.uuid))
         if clones:
             raise InUseError(
-                f"the snapshot {group.name}/{volume.name} is attached as {clones[0].name}",
+                f"the snapshot {group.name}/{volume.name} is attached as {clones[0]}",
                 hint="`snapmgr umount` it first",
             )
         removal.remove(self._runner, group, volume)
@@ -279,6 +293,9 @@ class LvmBackend:
     def repair(self, found: Found) -> None:
         """Let a suspended origin go on, or remove what was begun and not finished."""
         group = self._read(found.pool)
+        if found.record_id is not None:
+            self._scratch.clear_debris(group, found.record_id)
+            return
         for now in inventory.read(group):
             volume = group.by_name(now.name)
             if now.kind != "debris" or now.name != found.name or volume is None:
