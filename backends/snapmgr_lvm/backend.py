@@ -30,6 +30,7 @@ from snapmgr_lvm.armed import LvmArmed, Member, open_origin
 from snapmgr_lvm.config import LvmConfig
 from snapmgr_lvm.report import read_group
 from snapmgr_lvm.revert import Reverting
+from snapmgr_lvm.scratch import Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -220,10 +221,14 @@ class LvmBackend(Reverting):
                 device = self._scratch.attach(record, volume, group)
             else:
                 device = self._clone(group, volume, record, name)
-        if luks.is_container(self._runner, device):
+        fs_type = self._fs_type(device)
+        if fs_type == luks.FS_TYPE:
             device = luks.open_container(self._runner, device, record.id, self._config.luks_key_file)
-        fs_type = self._runner.run(["blkid", "-p", "-s", "TYPE", "-o", "value", device]).stdout.strip()
+            fs_type = self._fs_type(device)
         return Attachment(device=device, fs_type=fs_type, options=_OPTIONS.get(fs_type, ()))
+
+    def _fs_type(self, device: str) -> str:
+        return self._runner.run(["blkid", "-p", "-s", "TYPE", "-o", "value", device]).stdout.strip()
 
     def _clone(self, group: Group, volume: LogicalVolume, record: AttachRecord, name: str) -> str:
         if group.by_name(name) is not None:

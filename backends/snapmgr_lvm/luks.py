@@ -12,15 +12,12 @@ if TYPE_CHECKING:
     from snapmgr.api import Runner
     from snapmgr_lvm.dm import Device
 
+FS_TYPE = "crypto_LUKS"
+"""What blkid calls a container."""
 # Deriving the key may take seconds, by design; on a loaded machine longer.
 _OPEN_TIMEOUT_S = 180.0
 _CLOSE_TIMEOUT_S = 60.0
 _NO_KEY = 2  # cryptsetup(8): "no permission (bad passphrase)"
-
-
-def is_container(runner: Runner, device: str) -> bool:
-    """Whether a LUKS container is on a device. Raises CommandError, or LackingError without cryptsetup."""
-    return runner.run(["cryptsetup", "isLuks", device], ok=(0, 1)).returncode == 0
 
 
 def open_container(runner: Runner, device: str, record_id: str, key_file: str | None) -> str:

@@ -22,6 +22,7 @@ from snapmgr.api import (
     InUseError,
     Reason,
     SnapmgrError,
+    SnapshotRef,
     StorageError,
     format_size,
 )
@@ -93,9 +94,10 @@ class Scratch:
         """
         self._clear(record.id, native_id=record.ref.native_id)
 
-    def clear(self, record_id: str) -> None:
-        """Remove what was made for a record that nobody has any more. Errors as `detach`."""
-        self._clear(record_id, native_id=None)
+    def clear_debris(self, group: Group, record_id: str) -> None:
+        """Remove what `found` calls debris, if it still is. Errors as `detach`."""
+        if any(one.kind == "debris" and one.record_id == record_id for one in self.found(group)):
+            self._clear(record_id, native_id=None)
 
     def found(self, group: Group) -> Iterator[Found]:
         """Yield the attachments of a volume group's snapshots, whole or not: devices, and files without a device.
@@ -111,15 +113,7 @@ class Scratch:
                 if record_id in devices:
                     pool_id, native_id = _stands_on(devices[record_id]) or (pool_id, native_id)
                 if pool_id in (None, group.uuid):
-                    volume = group.by_uuid(native_id)
-                    yield Found(
-                        kind="attachment",
-                        pool=pool_of(group),
-                        name=marks.attachment_name(record_id),
-                        snapshot_id=note.snapshot_id if note is not None else None,
-                        ref=snapshot_ref(group, volume) if volume is not None else None,
-                        record_id=record_id,
-                    )
+                    yield _describe(group, record_id, note, native_id)
 
     def users(self, native_id: str) -> tuple[str, ...]:
         """Return the ids of the attachments that stand on a snapshot now: it cannot be removed under them."""
@@ -274,6 +268,30 @@ def _record_of(device: Device) -> str | None:
 def _stands_on(device: Device) -> tuple[str, str] | None:
     """Return the UUIDs of group and snapshot below a device of ours; None while it has no table."""
     return next((found for one in dm.below(device) if (found := dm.volume_of(one)) is not None), None)
+
+
+def _describe(group: Group, record_id: str, note: scratchfolder.Note | None, native_id: str | None) -> Found:
+    """Return what is known of an attachment; debris if that is not enough to detach it by a record."""
+    pool, name = pool_of(group), marks.attachment_name(record_id)
+    snapshot = group.by_uuid(native_id)
+    if snapshot is not None:
+        ref = snapshot_ref(group, snapshot)
+    elif note is not None:
+        # The snapshot is gone, by hand or with its origin; its id is all that `detach` needs.
+        ref = SnapshotRef(
+            backend=pool.backend,
+            snapshot_id=note.snapshot_id,
+            pool=pool,
+            volume_id="",
+            name=marks.snapshot_name(note.snapshot_id, 0),
+            native_id=note.native_id,
+        )
+    else:
+        why = "an attachment was begun and not finished"
+        return Found(kind="debris", pool=pool, name=name, record_id=record_id, why=why)
+    return Found(
+        kind="attachment", pool=pool, name=name, snapshot_id=ref.snapshot_id or None, ref=ref, record_id=record_id
+    )
 
 
 def _meaning(failure: str) -> str:

@@ -45,10 +45,10 @@ class Note:
 
 @contextmanager
 def opened(path: str, *, make: bool) -> Iterator[int | None]:
-    """Yield a descriptor of the folder, locked against other makers with `make`; None if it is not there.
+    """Yield a descriptor of the folder, locked: shared, or with `make` for ourselves; None if it is not there.
 
-    With `make` it is made (0700; its parents 0755). Raises StorageError if others could put something else in its
-    place or look into it, or if it cannot be had.
+    So nobody takes for abandoned what is being made. With `make` it is made (0700; its parents 0755). Raises
+    StorageError if others could put something else in its place or look into it, or if it cannot be had.
     """
     if make:
         _make(path)
@@ -62,8 +62,7 @@ def opened(path: str, *, make: bool) -> Iterator[int | None]:
         raise StorageError(f"cannot use the scratch folder {path}: {what}", hint=_HINT) from None
     try:
         _require_private(path, fd)
-        if make:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        fcntl.flock(fd, fcntl.LOCK_EX if make else fcntl.LOCK_SH)
         yield fd
     finally:
         os.close(fd)
