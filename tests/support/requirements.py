@@ -81,6 +81,18 @@ def _device_mapper() -> str | None:
     return None if Path("/dev/mapper/control").exists() else "the kernel has no device-mapper"
 
 
+def _scratch_disk() -> str | None:
+    return None if os.environ.get("SNAPMGR_TEST_DEV") else "no disk that may be wiped (SNAPMGR_TEST_DEV)"
+
+
+def _lvm() -> str | None:
+    return _program("lvs", "dmsetup", package="lvm2") or _program("thin_check", package="thin-provisioning-tools")
+
+
+def _user_mode_linux() -> str | None:
+    return _program("linux.uml", package="user-mode-linux")
+
+
 def _not_root() -> str | None:
     return "runs as root and must not" if os.geteuid() == 0 else None
 
@@ -96,6 +108,9 @@ _CHECKS: dict[str, Callable[[], str | None]] = {
     "mariadbd": _mariadbd,
     "btrfsutil": _btrfsutil,
     "device-mapper": _device_mapper,
+    "scratch-disk": _scratch_disk,
+    "lvm": _lvm,
+    "user-mode-linux": _user_mode_linux,
     SYSTEM: _mariadbd,
     **{kind.name: kind.lacking for kind in KINDS.values() if kind.unpacked},
 }
