@@ -34,6 +34,10 @@ class AlteredError(StorageError):
     """A snapshot was changed after it was taken: what it holds is not what was READY."""
 
 
+class LostError(StorageError):
+    """A snapshot was lost because its room in the storage ran full; it is BROKEN."""
+
+
 class CommandError(SnapmgrError):
     """An external program failed, could not be started or ran too long."""
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # Where LVM's own example of automatic extension begins, snapshot_autoextend_threshold = 70.
 _RELIEVED_PERCENT = 70.0
-_FULL_PERCENT = 100.0
 _EXTEND_TIMEOUT_S = 120.0
 
 
@@ -95,7 +94,7 @@ def relieve(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | None:
     if not volume.is_classic_snapshot or origin is None or volume.invalid or percent is None:
         return None
     more = growth_bytes(group, origin, volume)
-    if percent < _RELIEVED_PERCENT or percent >= _FULL_PERCENT or more == 0:
+    if percent < _RELIEVED_PERCENT or more == 0:
         return None
     name = f"{group.name}/{volume.name}"
     if more > group.free_bytes:
@@ -146,7 +145,8 @@ def _space(group: Group, *, wanted_bytes: int) -> Reservoir:
 
 def _cow_table(group: Group, pool: Pool, volume: LogicalVolume) -> Iterator[Gauge]:
     snapshot_id, origin_uuid = marks.value(volume, "id"), marks.value(volume, "origin")
-    lost = volume.invalid or (volume.snap_percent or 0.0) >= _FULL_PERCENT
+    # One at 100 % is whole until the next first write to a chunk of its origin.
+    lost = volume.invalid
     if snapshot_id is None or origin_uuid is None or (volume.snap_percent is None and not lost):
         return  # not active: that it overflowed is told when it is
     yield Gauge(

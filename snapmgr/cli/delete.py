@@ -111,6 +111,8 @@ def _line(deletion: Deletion, what: str) -> str:
         about.append("its storage was gone already")
     elif verdict.presence == "incomplete":
         about.append("a part of its storage was gone already")
+    elif verdict.presence == "lost":
+        about.append("it was lost: its room ran full")
     elif manifest.state != "ready":
         about.append(manifest.state.upper())
     return f"{what} {manifest.id}" + (f" ({', '.join(about)})" if about else "")

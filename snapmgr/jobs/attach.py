@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from snapmgr.blockdev import lies_in
 from snapmgr.errors import ConfigError, InUseError, LackingError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.host import boot_id, signals_held, this_process
+from snapmgr.jobs.filling import refuse_lost
+from snapmgr.jobs.relief import relieved
 from snapmgr.manifest import Lease, LeasePart
 from snapmgr.mount import bind, mount_device, remove_point, require_own, unmount
 from snapmgr.mysql.lasting import end_server
@@ -48,7 +50,7 @@ def attach(
 
     Writable means a clone: the original never changes. The members of a set are mounted in folders of the point.
     Without root nothing can be mounted, so there a clone's own folder is the point. Raises StorageError for a snapshot
-    that is not READY, or where a symlink leads out of it, and what the backend raises.
+    that is not READY, or where a symlink leads out of it, LostError for one that ran full, and what the backend raises.
     """
     manifest = entry.manifest
     manifest.require_ready("attached")
@@ -86,6 +88,7 @@ def attach(
         point=str(where.absolute()),
     )
     _require_answer(ctx, lease)
+    refuse_lost(ctx, manifest)
     with ctx.catalog.reading(manifest.id):
         ctx.catalog.write_lease(lease)
         try:
@@ -289,10 +292,14 @@ def find_lease(ctx: Context, what: str) -> Lease:
 
 @contextmanager
 def attached(ctx: Context, entry: Entry, *, writable: bool = True, why: Purpose = "verify") -> Iterator[Lease]:
-    """A snapshot, by default a writable clone of it, attached for as long as the context lasts."""
+    """A snapshot, by default a writable clone of it, attached for as long as the context lasts.
+
+    Meanwhile it is given more room, where that can be done and is wanted.
+    """
     lease = attach(ctx, entry, writable=writable, why=why)
     try:
-        yield lease
+        with relieved(ctx, entry.manifest):
+            yield lease
     finally:
         release(ctx, lease)
 

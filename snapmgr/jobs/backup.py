@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import LaterStepError, SnapmgrError
+from snapmgr.errors import LaterStepError, LostError, SnapmgrError
 from snapmgr.host import machine_id
 from snapmgr.jobs.firing import fire
 from snapmgr.jobs.source import locate_source
@@ -69,7 +69,7 @@ def backup(ctx: Context, job: Job) -> Manifest:
     First it clears up after earlier runs of this job that crashed. Raises BusyError if another run is active,
     NotQuiescedError if the source was not provably held still (nothing is kept), StorageError or LackingError if the
     storage cannot. Raises LaterStepError if the snapshot is READY but its note could not be stored beside it, or what
-    an earlier run left could not be cleared up.
+    an earlier run left could not be cleared up, or if an earlier snapshot was lost because its room ran full.
     """
     ctx.catalog.make()
     with ctx.catalog.job_lock(job.name):
@@ -82,12 +82,19 @@ def backup(ctx: Context, job: Job) -> Manifest:
         manifest = _take(ctx, job, source)
     if left:
         raise LaterStepError(
-            f"snapshot {manifest.id} is READY, but what an earlier run left could not be cleared up: "
-            + "; ".join(error.message for error in left),
+            f"snapshot {manifest.id} is READY, but {_remarks(left)}",
             hint=left[0].hint or "snapmgr doctor",
             snapshot_id=manifest.id,
         )
     return manifest
+
+
+def _remarks(left: tuple[SnapmgrError, ...]) -> str:
+    lost = [error.message for error in left if isinstance(error, LostError)]
+    others = [error.message for error in left if not isinstance(error, LostError)]
+    if others:
+        lost.append(f"what an earlier run left could not be cleared up: {'; '.join(others)}")
+    return "; ".join(lost)
 
 
 def _take(ctx: Context, job: Job, source: Source) -> Manifest:

@@ -13,6 +13,7 @@ from snapmgr.destination import choose_destination
 from snapmgr.errors import ConfigError, InUseError
 from snapmgr.host import is_alive
 from snapmgr.jobs.attach import attach, copies, data_path, part_point, release, release_or_tell, room_wanted
+from snapmgr.jobs.filling import require_believable
 from snapmgr.manifest import CloneServer
 from snapmgr.mount import holders
 from snapmgr.mysql.lasting import check_options, end_server, held_server, port_problem
@@ -159,6 +160,7 @@ def clone(ctx: Context, plan: ClonePlan) -> Lease:
                 server.run(plan.time_limit_s)
                 facts = replace(facts, server_uuid=server.uuid(), answered_at=datetime.now(UTC))
                 lease = _record(ctx, lease, facts)
+                require_believable(ctx, lease, manifest)
         except BaseException:
             release_or_tell(ctx, lease)
             raise

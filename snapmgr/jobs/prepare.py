@@ -14,6 +14,8 @@ from snapmgr.config import Verify
 from snapmgr.errors import ConfigError, VerificationError
 from snapmgr.host import signals_held
 from snapmgr.jobs.attach import attach, copies, data_path, place_of, release_or_tell, room_wanted
+from snapmgr.jobs.filling import require_believable
+from snapmgr.jobs.relief import relieved
 from snapmgr.mysql.origin import read_origin
 from snapmgr.mysql.plainfile import open_plain
 from snapmgr.mysql.position import read_gtid
@@ -90,7 +92,9 @@ def prepare(
     with room_wanted(f"prepare snapshot {manifest.id}"):
         try:
             recovery = _Recovery(ctx, manifest, lease, how, pool_bytes)
-            recovered, last = recovery.run()
+            with relieved(ctx, manifest):
+                recovered, last = recovery.run()
+            require_believable(ctx, lease, manifest)
             with signals_held():
                 lease = replace(lease, why="mount")
                 ctx.catalog.write_lease(lease)

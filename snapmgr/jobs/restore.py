@@ -12,6 +12,7 @@ from snapmgr.destination import choose_destination
 from snapmgr.errors import ConfigError, SnapmgrError, VerificationError
 from snapmgr.host import is_alive
 from snapmgr.jobs.attach import attached, copies, release
+from snapmgr.jobs.filling import require_believable
 from snapmgr.jobs.pieces import arrange, expected
 from snapmgr.jobs.replica import DIFFERS_FILE, Place, Replica, Restored, list_places
 from snapmgr.landing import FinishedMeanwhileError, clear, landing
@@ -81,6 +82,7 @@ def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) ->
             attached(ctx, entry, writable=False, why="restore") as lease,
         ):
             restored = Replica(ctx, manifest, place, arrange(copies(lease, manifest))).make(read_back=read_back)
+            require_believable(ctx, lease, manifest)
             place.finish(msgspec.json.encode(restored).decode())
     except FinishedMeanwhileError as error:
         if error.record.snapshot_id != manifest.id or not error.record.report:

@@ -12,6 +12,7 @@ from snapmgr.catalog import Entry
 from snapmgr.errors import InUseError, LaterStepError, NoRoomError, SnapmgrError, StorageError
 from snapmgr.host import is_alive
 from snapmgr.jobs.attach import attached, copies, place_of, release
+from snapmgr.jobs.filling import require_believable, settle_losses
 from snapmgr.manifest import Manifest, encode
 from snapmgr.probe import require_pools_answer
 
@@ -27,7 +28,8 @@ SETTLE_S = 300.0
 def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
     """Clear up after dead runs of `job`; its lock must be held. Return why some of it could not be done now.
 
-    Raises StorageError if the helper of an earlier run still hangs in its storage call: another one would join it.
+    Snapshots that were lost since, because their room ran full, become BROKEN: a LostError for each. Raises
+    StorageError if the helper of an earlier run still hangs in its storage call: another one would join it.
     """
     manifests = [entry.manifest for entry in ctx.catalog.entries(job)[0]]
     for manifest in manifests:
@@ -52,7 +54,8 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
         elif manifest.state == "deleting":
             ctx.tell(f"{manifest.id}: finishing its deletion")
             attempt(partial(delete, ctx, manifest.id))
-    return tuple(failures)
+    lost = settle_losses(ctx, [entry.manifest for entry in ctx.catalog.entries(job)[0]])
+    return (*failures, *lost)
 
 
 def _refuse_hanging(manifest: Manifest) -> None:
@@ -147,6 +150,7 @@ def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
             tail = read_tail(
                 base, index=place_of(os.path.join(server.datadir, index), there), gtid_purged=server.gtid_purged
             )
+            require_believable(ctx, lease, manifest)
             return replace(manifest, position=tail.position)
     except BinlogError as error:
         remove_traces(ctx, manifest)

@@ -19,6 +19,7 @@ from snapmgr.errors import (
 )
 from snapmgr.jobs.agreement import Findings, check_binlog, compare_gtid
 from snapmgr.jobs.attach import attached, copies, data_path, room_wanted
+from snapmgr.jobs.filling import require_believable
 from snapmgr.jobs.note import store_note
 from snapmgr.manifest import Verification
 from snapmgr.mysql.check import check_tables, run_assertions
@@ -41,7 +42,8 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
     """Try a READY snapshot on a clone and record the result; `how` is the job's verify table, by default the defaults.
 
     Raises VerificationError when it does not restore to what it should (recorded as failed), LackingError if this
-    machine lacks the server (nothing is recorded: that says nothing about the snapshot). The clone is gone afterwards.
+    machine lacks the server or room (nothing is recorded: that says nothing about the snapshot), LostError if it ran
+    full. The clone is gone afterwards.
     """
     how = how or Verify()
     manifest = entry.manifest
@@ -59,6 +61,7 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
                 trial.run(lease)
             except (VerificationError, MysqlError) as error:
                 trial.failures.append(error.message)
+            require_believable(ctx, lease, manifest)
             # Before the clone goes: a clone that cannot be removed does not unsay what was found.
             verification = trial.record(time.monotonic() - start)
     except SnapmgrError as error:

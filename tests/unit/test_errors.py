@@ -14,6 +14,7 @@ CODES = {
     "SnapmgrError": 1,
     "StorageError": 1,
     "AlteredError": 1,
+    "LostError": 1,
     "CommandError": 1,
     "CatalogError": 1,
     "NoRoomError": 1,
