@@ -123,11 +123,16 @@ def _release_dead(ctx: Context, snapshot_id: str) -> None:
 class Leftover:
     """What a restore that was cut short left; from `restore_leftovers`."""
 
-    record: Restoration
+    place: str
+    """The folder or volume that it concerns."""
     active: bool
     """It is under way: nothing is left over."""
     what: str
     """In words."""
+    cure: str
+    """What `remove` does, in words."""
+    job: str | None = None
+    """The job whose lock `remove` needs."""
     remove: Callable[[], str]
     """Removes it (or, if only the last step was missing, finishes it), and says in words what was done. Idempotent;
     touches nothing else. Raises SnapmgrError if something is in the way."""
@@ -152,4 +157,10 @@ def _leftover(ctx: Context, record: Restoration) -> Leftover:
         "finished": f"the restore to {record.dest} is finished: only its last step was missing",
         "removed": f"what the interrupted restore left in {record.dest} is removed",
     }
-    return Leftover(record=record, active=active, what=what, remove=lambda: said[clear(ctx.catalog, record)])
+    return Leftover(
+        place=record.dest,
+        active=active,
+        what=what,
+        cure="removes it, or finishes it if only the last step is missing",
+        remove=lambda: said[clear(ctx.catalog, record)],
+    )
