@@ -18,6 +18,7 @@ from snapmgr.errors import ConfigError, InUseError, LackingError, NotFoundError,
 from snapmgr.host import boot_id, signals_held, this_process
 from snapmgr.jobs.filling import refuse_lost
 from snapmgr.jobs.relief import relieved
+from snapmgr.jobs.reversion import refuse_reverted
 from snapmgr.manifest import Lease, LeasePart
 from snapmgr.mount import bind, mount_device, remove_point, require_own, unmount
 from snapmgr.mysql.lasting import end_server
@@ -88,6 +89,7 @@ def attach(
         point=str(where.absolute()),
     )
     _require_answer(ctx, lease)
+    refuse_reverted(ctx.catalog, manifest.id)
     refuse_lost(ctx, manifest)
     with ctx.catalog.reading(manifest.id):
         ctx.catalog.write_lease(lease)

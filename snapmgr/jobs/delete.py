@@ -12,6 +12,7 @@ from snapmgr.errors import InUseError, SnapmgrError, StorageError
 from snapmgr.jobs.diagnosis import GONE
 from snapmgr.jobs.presence import look
 from snapmgr.jobs.prune import to_candidate
+from snapmgr.jobs.reversion import refuse_reverting
 from snapmgr.jobs.sweep import delete, remove_traces
 from snapmgr.retention import protect
 
@@ -129,13 +130,14 @@ def delete_snapshots(
     `verdicts` did not show, nothing is deleted. After that each deletion stands for itself. What fails in the middle
     stays DELETING: the next run of its job goes on with it. With `wait` the space is free in the end.
 
-    Raises BusyError if a run of one of the jobs is active, NotFoundError if a snapshot is gone meanwhile.
+    Raises BusyError if a run of one of the jobs is active or a restore in place was cut short, NotFoundError if a snapshot is gone meanwhile.
     """
     ctx.catalog.make()
     shown = {verdict.id: verdict.rules for verdict in verdicts}
     with ExitStack() as locks:
         for job in sorted({verdict.entry.manifest.job for verdict in verdicts}):
             locks.enter_context(ctx.catalog.job_lock(job))
+            refuse_reverting(ctx.catalog, job)
         now = examine(ctx, shown)
         refusals = [_refusal_now(ctx, verdict, shown[verdict.id], force=force) for verdict in now]
         if any(refusals):

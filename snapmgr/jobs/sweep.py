@@ -13,6 +13,7 @@ from snapmgr.errors import InUseError, LaterStepError, NoRoomError, SnapmgrError
 from snapmgr.host import is_alive
 from snapmgr.jobs.attach import attached, copies, place_of, release
 from snapmgr.jobs.filling import require_believable, settle_losses
+from snapmgr.jobs.reversion import refuse_reverting
 from snapmgr.manifest import Manifest, encode
 from snapmgr.probe import require_pools_answer
 
@@ -29,8 +30,10 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
     """Clear up after dead runs of `job`; its lock must be held. Return why some of it could not be done now.
 
     Snapshots that were lost since, because their room ran full, become BROKEN: a LostError for each. Raises
-    StorageError if the helper of an earlier run still hangs in its storage call: another one would join it.
+    StorageError if the helper of an earlier run still hangs in its storage call: another one would join it; BusyError
+    if a restore in place of the job's source was cut short.
     """
+    refuse_reverting(ctx.catalog, job)
     manifests = [entry.manifest for entry in ctx.catalog.entries(job)[0]]
     for manifest in manifests:
         _refuse_hanging(manifest)
