@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import CatalogError
+from snapmgr.jobs.deadruns import dead_runs
 from snapmgr.jobs.facts import key_of, where
-from snapmgr.jobs.finding import Cure, Finding, of_error
+from snapmgr.jobs.finding import Cure, Finding, of_error, of_state
+from snapmgr.jobs.fullness import fullness, losses
 from snapmgr.jobs.note import decode_note
 from snapmgr.jobs.rebuild import Adoption, adopt, job_of
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from snapmgr.catalog import Entry
-    from snapmgr.jobs.facts import Facts, LeaseFacts, PoolKey
+    from snapmgr.jobs.facts import Facts, PoolKey
     from snapmgr.jobs.finding import CureKind
     from snapmgr.manifest import Manifest
     from snapmgr.records import Found
@@ -34,8 +36,8 @@ def diagnose(facts: Facts) -> list[Finding]:
         what = "is not there yet; the first backup makes it"
         findings = [Finding(area="state", subject=facts.state_dir, level="note", what=what)]
     else:
-        findings = [*_leases(facts), *_unfinished(facts), *_restores(facts), *_files(facts, view), *_orphans(facts)]
-    findings += [*_members(facts, view), *_stored(facts, view), *_pools(facts, view)]
+        findings = [*dead_runs(facts), *_files(facts, view), *_orphans(facts)]
+    findings += [*_members(facts, view), *fullness(facts), *_stored(facts, view), *_pools(facts, view)]
     return [_leave_to_run(facts, finding) for finding in findings]
 
 
@@ -48,66 +50,6 @@ def _leave_to_run(facts: Facts, finding: Finding) -> Finding:
 
 
 # ------------------------------------------------------------------------------------------------------ state directory
-
-
-def _of_state(
-    subject: str, what: str, *, job: str | None, hint: str | None = None, cure: Cure | None = None
-) -> Finding:
-    return Finding(area="state", subject=subject, level="problem", what=what, hint=hint, job=job, cure=cure)
-
-
-def _leases(facts: Facts) -> Iterator[Finding]:
-    for one in facts.leases:
-        lease = one.lease
-        end = f"snapmgr umount {lease.id}"
-        why = _lease_is_over(facts, one)
-        if why is not None:
-            text = "removes the clone, with what was written to it" if lease.writable else "forgets it"
-            cure = Cure(kind="release", text=text, about=lease)
-            yield _of_state(lease.point, why, job=job_of(lease.snapshot_id), hint=end, cure=cure)
-        elif lease.until is not None and lease.until < facts.now:
-            # Somebody may work there: never ours to end.
-            what = f"is mounted by {lease.user}, longer than until {lease.until:%Y-%m-%dT%H:%M:%SZ}"
-            yield _of_state(lease.point, what, job=job_of(lease.snapshot_id), hint=end)
-
-
-def _lease_is_over(facts: Facts, one: LeaseFacts) -> str | None:
-    if one.lease.boot_id != facts.boot_id:
-        return "was mounted before the last boot; its clone may still be there"
-    if one.lease.server is not None and one.lease.stays:
-        return None if one.server_alive else "is a clone whose server is not running"
-    if one.alive or (one.lease.stays and one.mounted):
-        return None  # if it is alive, it may be just about to mount
-    if one.lease.stays:
-        return "has a lease, but nothing is mounted there"
-    return f"was attached by a {one.lease.why} that was killed"
-
-
-def _unfinished(facts: Facts) -> Iterator[Finding]:
-    for entry in facts.entries:
-        manifest = entry.manifest
-        if manifest.state not in ("pending", "deleting"):
-            continue
-        what = f"is {manifest.state.upper()}, left by a run that was cut short"
-        pending = manifest.state == "pending"
-        if pending and manifest.proved_at is not None:
-            text = "completes it: it was proven before"
-        else:
-            text = "removes what there is of it" if pending else "finishes its deletion"
-        kind: CureKind = "finish-pending" if pending else "finish-deletion"
-        cure: Cure | None = Cure(kind=kind, text=text, about=entry)
-        hint = f"the next run of its job does so, too: snapmgr prune {manifest.job}"
-        if manifest.id in facts.hanging and manifest.job not in facts.active and manifest.helper is not None:
-            pid = manifest.helper.pid
-            what, cure = f"its storage call still hangs in the helper process {pid}", None
-            hint = f"see /proc/{pid}/stack and the kernel log; a frozen file system? (fsfreeze -u)"
-        yield _of_state(manifest.id, what, job=manifest.job, hint=hint, cure=cure)
-
-
-def _restores(facts: Facts) -> Iterator[Finding]:
-    for one in facts.restores:
-        cure = Cure(kind="clear-restore", text="removes it, or finishes it if only the last step is missing", about=one)
-        yield _of_state(one.record.dest, one.what, job=None, cure=cure)
 
 
 def _files(facts: Facts, view: _View) -> Iterator[Finding]:
@@ -131,7 +73,7 @@ def _files(facts: Facts, view: _View) -> Iterator[Finding]:
         else:
             kind: CureKind = "remove-folder" if one.kind == "empty" else "remove-tree"
             cure = Cure(kind=kind, text="removes it", about=one.path)
-        yield _of_state(str(one.path), one.problem, job=job, hint=hint, cure=cure)
+        yield of_state(str(one.path), one.problem, job=job, hint=hint, cure=cure)
 
 
 def _orphans(facts: Facts) -> Iterator[Finding]:
@@ -197,9 +139,12 @@ class _View:
 
 def _members(facts: Facts, view: _View) -> Iterator[Finding]:
     """Say of each READY or BROKEN snapshot whether the storage holds what it should."""
+    lost = losses(facts)
     altered = {one.ref.identity for one in view.found if one.kind == "debris" and one.ref is not None}
     for entry in facts.entries:
         manifest = entry.manifest
+        if manifest.id in facts.reverting:
+            continue
         refs = [member.ref for member in manifest.members]
         missing = [
             ref
@@ -208,6 +153,8 @@ def _members(facts: Facts, view: _View) -> Iterator[Finding]:
         ]
         if manifest.state == "ready" and missing:
             yield _lost(entry, [ref.name for ref in missing])
+        elif manifest.id in lost:
+            yield lost[manifest.id]
         elif manifest.state == "ready" and entry.verification is None:
             yield from _unverified(view, entry)
         elif manifest.state == "broken":
@@ -244,7 +191,7 @@ def _unverified(view: _View, entry: Entry) -> Iterator[Finding]:
     if manifest.id == entry.manifest.id and verification is not None:
         about = Adoption(entry=replace(entry, verification=verification))
         cure = Cure(kind="restore-verification", text="restores it from the note beside the snapshot", about=about)
-        yield _of_state(manifest.id, "its verification is not there any more", job=manifest.job, cure=cure)
+        yield of_state(manifest.id, "its verification is not there any more", job=manifest.job, cure=cure)
 
 
 def _broken(view: _View, entry: Entry) -> Iterator[Finding]:
@@ -283,6 +230,8 @@ def is_of(manifest: Manifest, one: Found) -> bool:
 def _stored(facts: Facts, view: _View) -> Iterator[Finding]:
     """Say what is in the storage and should not be, or that nobody knows."""
     for one in view.found:
+        if one.snapshot_id in facts.reverting:
+            continue
         if one.kind == "attachment":
             yield from _clone(facts, view, one)
         elif one.kind == "debris":
@@ -324,7 +273,7 @@ def _adoptable(facts: Facts, one: Found, adoption: Adoption) -> Finding:
             text=f"restores it from the note beside the snapshot, and moves it to {facts.state_dir}/damaged",
             about=adoption,
         )
-        return _of_state(str(damaged[0].path), damaged[0].problem + remarks, job=manifest.job, cure=cure)
+        return of_state(str(damaged[0].path), damaged[0].problem + remarks, job=manifest.job, cure=cure)
     cure = Cure(kind="adopt", text="takes it over as its note describes it", about=adoption)
     return _problem(one, f"{one.name} is not in this state directory{remarks}", None, cure)
 

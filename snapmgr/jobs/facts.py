@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog import Entry
     from snapmgr.errors import SnapmgrError
+    from snapmgr.jobs.fill import Limits, PoolFill
     from snapmgr.jobs.restore import Leftover
     from snapmgr.manifest import Lease
     from snapmgr.records import Found, Pool
@@ -26,6 +27,8 @@ class PoolFacts:
     pool: Pool
     found: tuple[Found, ...] = ()
     error: SnapmgrError | None = None
+    fill: PoolFill | None = None
+    """How full it is, where it can run full."""
     expected: bool = True
     """Whether a manifest or a person names it; else the first backup has yet to make it."""
 
@@ -65,6 +68,8 @@ class Facts:
     exists: bool = True
     jobs: frozenset[str] = frozenset()
     """Those that are configured."""
+    limits: Mapping[str, Limits] = field(default_factory=dict)
+    """From when on storage is too full, by job."""
     entries: tuple[Entry, ...] = ()
     leases: tuple[LeaseFacts, ...] = ()
     files: tuple[FileFacts, ...] = ()
@@ -76,7 +81,9 @@ class Facts:
     mounted: frozenset[str] = frozenset()
     """Record ids of clones that are mounted somewhere."""
     restores: tuple[Leftover, ...] = ()
-    """What restores left that were cut short."""
+    """What restores left that were cut short, those in place among them."""
+    reverting: frozenset[str] = frozenset()
+    """Snapshots that are being restored in place, or that was cut short: between the storage and their manifests."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Snapshots that another state directory on this machine knows, and which."""
 

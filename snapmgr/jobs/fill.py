@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
+from snapmgr.jobs.facts import key_of
 from snapmgr.manifest import SCHEMA
 from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from snapmgr.records import Gauge, Pool
+    from snapmgr.jobs.facts import PoolKey
+    from snapmgr.manifest import Manifest
+    from snapmgr.records import Gauge, Pool, Reservoir
 
 OVERFLOWED = "its CoW table overflowed"
 """How the reason begins of a snapshot that was lost because its room was too small."""
@@ -24,6 +27,7 @@ _LEAST_SPAN_S = 60.0
 # What is shared goes up and down with each prune: a week of it shows where it goes.
 _PAST = timedelta(days=7)
 _RECENT = timedelta(hours=1)
+_FRESH_S = 120.0
 # Whoever sets the clock back makes samples of the future; what clocks are corrected by in daily life is no matter.
 _CLOCK_SLACK = timedelta(minutes=5)
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -124,27 +128,35 @@ def add_samples(old: PoolFill | None, pool: Pool, gauges: Iterable[Gauge], now: 
     """
     series = []
     for gauge in gauges:
-        native_id = gauge.ref.native_id if gauge.ref is not None else ""
+        ref = gauge.ref
         known = None
         if old is not None:
-            known = old.of_snapshot(native_id) if native_id else old.of_name(gauge.name)
-        samples = known.samples if known is not None else ()
+            known = old.of_snapshot(ref.native_id) if ref is not None else old.of_name(gauge.name)
+        native_id, snapshot_id = (ref.native_id, ref.snapshot_id) if ref is not None else ("", "")
         if gauge.valid:
-            fresh = Sample(at=now, used_bytes=gauge.used_bytes, size_bytes=gauge.size_bytes)
-            samples = thin((*(one for one in samples if one.at <= now), fresh))
-        series.append(
-            Series(
-                name=gauge.name,
-                when_full=gauge.when_full,
-                samples=samples,
-                native_id=native_id,
-                snapshot_id=gauge.ref.snapshot_id if gauge.ref is not None else "",
+            one = add_sample(known, gauge, now)
+        else:
+            one = replace(
+                known or Series(name=gauge.name, when_full=gauge.when_full),
                 size_bytes=gauge.size_bytes,
-                wanted_bytes=gauge.wanted_bytes,
-                full_since=None if gauge.valid else (known.full_since if known is not None else None) or now,
+                full_since=known.full_since if known is not None and known.full_since is not None else now,
             )
-        )
+        series.append(replace(one, native_id=native_id, snapshot_id=snapshot_id))
     return PoolFill(backend=pool.backend, pool_id=pool.id, series=tuple(series))
+
+
+def add_sample(known: Series | None, read: Reservoir, now: datetime) -> Series:
+    """Return the series of something that is not lost, after another look."""
+    earlier = (one for one in known.samples if one.at <= now) if known is not None else ()
+    fresh = Sample(at=now, used_bytes=read.used_bytes, size_bytes=read.size_bytes)
+    return Series(
+        name=read.name,
+        when_full=read.when_full,
+        samples=thin((*earlier, fresh)),
+        native_id=known.native_id if known is not None else "",
+        size_bytes=read.size_bytes,
+        wanted_bytes=read.wanted_bytes,
+    )
 
 
 def thin(samples: Sequence[Sample]) -> tuple[Sample, ...]:
@@ -203,15 +215,16 @@ def _slope(points: Sequence[tuple[datetime, int]]) -> float | None:
     return over / sum((time - middle) ** 2 for time in times)
 
 
-def loss(series: Series, taken_at: datetime) -> str | None:
-    """Return why a snapshot is lost, as the reason of its manifest; None if it is not."""
-    if series.full_since is None:
-        return None
-    good = series.last.at if series.last is not None else taken_at
-    # The clock may have been set back meanwhile.
-    first, then = sorted((good, series.full_since))
-    size = format_size(series.size_bytes)
-    return f"{OVERFLOWED} between {first:{_TIME}} and {then:{_TIME}}: {size} of {size}"
+def loss_of(manifest: Manifest, fills: Mapping[PoolKey, PoolFill]) -> str | None:
+    """Return why a snapshot is lost, as the reason of its manifest, or None; of a set one lost member is enough."""
+    for series in own_series(manifest, fills):
+        if series.full_since is not None:
+            good = series.last.at if series.last is not None else manifest.taken_at or manifest.created_at
+            # The clock may have been set back meanwhile.
+            first, then = sorted((good, series.full_since))
+            size = format_size(series.size_bytes)
+            return f"{OVERFLOWED} between {first:{_TIME}} and {then:{_TIME}}: {size} of {size}"
+    return None
 
 
 # -------------------------------------------------------------------------------------------------------------- alarms
@@ -242,7 +255,7 @@ def alarm(series: Series, foreseen: Forecast, limits: Limits, now: datetime) -> 
     then = WHEN_FULL[series.when_full]
     if series.full_since is not None:
         lost = series.when_full == "snapshot_lost"
-        return f"{series.name} overflowed: {then}" if lost else f"{series.name} ran full, or is damaged: {then}"
+        return f"{series.name} overflowed: {then}" if lost else f"{series.name} ran full or is damaged: {then}"
     if last is None:
         return None
     if series.when_full == "no_snapshots":
@@ -261,14 +274,50 @@ def describe(series: Series, foreseen: Forecast, now: datetime) -> str:
     """Return for people how full something is: "data of … is 81 % full (8.1 GiB of 10.0 GiB), full in 5 h 40 min"."""
     last = series.last
     if series.full_since is not None:
-        return f"{series.name} overflowed"
+        return f"{series.name} ran full"
     if last is None:
         return f"{series.name}: not known"
-    words = foreseen.words(now)
+    age_s = (now - last.at).total_seconds()
+    was, ago = ("was", f" {format_duration(age_s)} ago") if age_s > _FRESH_S else ("is", "")
     sizes = f"{format_size(last.used_bytes)} of {format_size(last.size_bytes)}"
-    return f"{series.name} is {series.share * 100:.0f} % full ({sizes})" + (f", {words}" if words else "")
+    words = foreseen.words(now)
+    return f"{series.name} {was} {series.share:.0%} full{ago} ({sizes})" + (f", {words}" if words else "")
 
 
-def of_gauge(known: PoolFill | None, pool: Pool, gauge: Gauge, now: datetime) -> Series:
-    """Return the series of what was just read, with what was known of it before."""
-    return add_samples(known, pool, (gauge,), now).series[0]
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How full one thing is, and what is to be said of it."""
+
+    series: Series
+    forecast: Forecast
+    alarm: str | None
+    """What is alarming, in words."""
+
+
+def read_gauges(
+    manifests: Iterable[Manifest], fills: Mapping[PoolKey, PoolFill], limits: Limits, now: datetime
+) -> tuple[Reading, ...]:
+    """Return what can run full of the storage of these snapshots: what they share, then the own room of each."""
+    manifests = list(manifests)
+    keys = dict.fromkeys(key_of(member.ref.pool) for manifest in manifests for member in manifest.members)
+    found: list[tuple[Series, datetime | None]] = [
+        (series, None) for key in keys if key in fills for series in fills[key].shared
+    ]
+    for manifest in manifests:
+        found += [(series, manifest.taken_at) for series in own_series(manifest, fills)]
+    readings = []
+    for series, since in found:
+        foreseen = forecast(series, now, since)
+        readings.append(Reading(series=series, forecast=foreseen, alarm=alarm(series, foreseen, limits, now)))
+    return tuple(readings)
+
+
+def own_series(manifest: Manifest, fills: Mapping[PoolKey, PoolFill]) -> tuple[Series, ...]:
+    """Return what is known of the own room of a snapshot's members."""
+    found = []
+    for member in manifest.members:
+        fill = fills.get(key_of(member.ref.pool))
+        series = fill.of_snapshot(member.ref.native_id) if fill is not None else None
+        if series is not None:
+            found.append(series)
+    return tuple(found)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from snapmgr.api import Filling, ScratchAttaching
 from snapmgr.errors import CatalogError, LackingError, LostError, NotFoundError, SnapmgrError
 from snapmgr.files import read_file, write_file
 from snapmgr.jobs.facts import key_of
-from snapmgr.jobs.fill import OVERFLOWED, PoolFill, add_samples, loss
+from snapmgr.jobs.fill import OVERFLOWED, Limits, PoolFill, add_samples, loss_of
 from snapmgr.manifest import decode, encode
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from snapmgr.catalog import Catalog
+    from snapmgr.config import Job
     from snapmgr.jobs.context import Context
     from snapmgr.jobs.facts import PoolKey
     from snapmgr.manifest import Lease, Manifest
@@ -60,17 +61,31 @@ def look_at_gauges(ctx: Context, manifests: Iterable[Manifest]) -> Fills:
     fills = {}
     for pool in _pools(manifests):
         try:
-            backend = ctx.backend(pool.backend)
-            if not isinstance(backend, Filling):
-                continue
-            gauges = backend.gauges((pool,))
+            fill = peek(ctx, pool)
         except SnapmgrError as error:
             ctx.tell(f"warning: how full {pool.hint} is cannot be told: {error.message}")
             continue
-        fill = add_samples(read_fill(ctx.catalog, pool), pool, gauges, datetime.now(UTC))
-        fills[key_of(pool)] = fill
-        _write_fill(ctx, pool, fill)
+        if fill is not None:
+            fills[key_of(pool)] = fill
+            _write_fill(ctx, pool, fill)
     return fills
+
+
+def limits_of(job: Job, now: datetime, next_due: datetime | None = None) -> Limits:
+    """Return from when on storage is too full for a job."""
+    until = now + timedelta(seconds=job.fill_warn_in_s)
+    return Limits(share=job.fill_warn_share, until=max(until, next_due) if next_due is not None else until)
+
+
+def peek(ctx: Context, pool: Pool) -> PoolFill | None:
+    """Ask a pool how full it is, and return it with what was known before; None where nothing can run full.
+
+    Writes nothing down. Raises what the storage raises.
+    """
+    backend = ctx.backend(pool.backend)
+    if not isinstance(backend, Filling):
+        return None
+    return add_samples(read_fill(ctx.catalog, pool), pool, backend.gauges((pool,)), datetime.now(UTC))
 
 
 def _write_fill(ctx: Context, pool: Pool, fill: PoolFill) -> None:
@@ -94,16 +109,6 @@ def _pools(manifests: Iterable[Manifest]) -> dict[Pool, None]:
 
 
 # --------------------------------------------------------------------------------------------------------------- losses
-
-
-def loss_of(manifest: Manifest, fills: Fills) -> str | None:
-    """Return why a snapshot is lost, or None; of a set one lost member is enough."""
-    for member in manifest.members:
-        fill = fills.get(key_of(member.ref.pool))
-        series = fill.of_snapshot(member.ref.native_id) if fill is not None else None
-        if series is not None and (why := loss(series, manifest.taken_at or manifest.created_at)) is not None:
-            return why
-    return None
 
 
 def refuse_lost(ctx: Context, manifest: Manifest) -> None:

@@ -22,6 +22,7 @@ CureKind = Literal[
     "finish-pending",
     "finish-deletion",
     "mark-broken",
+    "mark-lost",
     "mark-ready",
     "remove-remains",
     "adopt",
@@ -71,6 +72,11 @@ class Finding:
     def key(self) -> tuple[str, str, str]:
         """The same for the same finding in a later look."""
         return (self.area, self.subject, self.what)
+
+
+def of_state(subject: str, what: str, *, job: str | None, hint: str | None = None, cure: Cure | None = None) -> Finding:
+    """Return a problem of the state directory."""
+    return Finding(area="state", subject=subject, level="problem", what=what, hint=hint, job=job, cure=cure)
 
 
 def of_error(area: Area, subject: str, error: SnapmgrError) -> Finding:

@@ -15,6 +15,8 @@ from snapmgr.files import read_file, sync_folder, write_file
 from snapmgr.host import boot_id
 from snapmgr.jobs.attach import release
 from snapmgr.jobs.diagnosis import GONE, diagnose, is_of
+from snapmgr.jobs.fill import loss_of
+from snapmgr.jobs.filling import look_at_gauges, lose
 from snapmgr.jobs.leftovers import look
 from snapmgr.jobs.note import store_note
 from snapmgr.jobs.rebuild import Adoption
@@ -181,6 +183,12 @@ def _mark_broken(ctx: Context, entry: Entry) -> None:
     ctx.catalog.write(entry.manifest.with_state("broken", reason=GONE))
 
 
+def _mark_lost(ctx: Context, entry: Entry) -> None:
+    why = loss_of(entry.manifest, look_at_gauges(ctx, (entry.manifest,)))
+    if why is not None:
+        lose(ctx, entry.manifest, why)
+
+
 def _mark_ready(ctx: Context, entry: Entry) -> None:
     complete(ctx, entry.manifest, settle_timeout_s=SETTLE_S)
     # Its note went with the storage, or is as old as that.
@@ -233,6 +241,7 @@ _OF_SNAPSHOTS: dict[str, Callable[[Context, Entry], object]] = {
     "finish-pending": lambda ctx, entry: finish_pending(ctx, entry.manifest),
     "finish-deletion": lambda ctx, entry: delete(ctx, entry.manifest.id),
     "mark-broken": _mark_broken,
+    "mark-lost": _mark_lost,
     "mark-ready": _mark_ready,
     "remove-remains": _remove_remains,
 }

@@ -19,6 +19,7 @@ from snapmgr.host import boot_id, is_alive, machine_id
 from snapmgr.jobs.attach import part_point
 from snapmgr.jobs.diagnosis import GONE
 from snapmgr.jobs.facts import Facts, FileFacts, LeaseFacts, PoolFacts, key_of
+from snapmgr.jobs.filling import limits_of, peek
 from snapmgr.jobs.rebuild import claimed_by, job_of
 from snapmgr.jobs.restore import restore_leftovers
 from snapmgr.manifest import SCHEMA
@@ -62,13 +63,15 @@ def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -
     sound = [entry for one in damaged if (entry := _manifest_of(catalog, one)) is not None]
     mounts = ctx.mounter.mounts()
     us = str(catalog.path.absolute())
+    now = datetime.now(UTC)
     return Facts(
         state_dir=us,
         machine_id=machine_id(),
         boot_id=boot_id(),
-        now=datetime.now(UTC),
+        now=now,
         exists=catalog.path.exists(),
         jobs=frozenset(ctx.config.jobs),
+        limits={job.name: limits_of(job, now) for job in ctx.config.jobs.values()},
         entries=tuple(sorted((*entries, *sound), key=lambda entry: entry.manifest.created_at)),
         leases=tuple(_lease_facts(lease, mounts) for lease in leases),
         files=(
@@ -115,7 +118,8 @@ def _read_pools(ctx: Context, pools: Iterable[Pool], named: Iterable[Pool]) -> I
             add(part.record.ref.pool, expected=True)
     for pool, expected in everywhere.values():
         try:
-            yield PoolFacts(pool=pool, found=ctx.backend(pool.backend).inventory((pool,)), expected=expected)
+            found = ctx.backend(pool.backend).inventory((pool,))
+            yield PoolFacts(pool=pool, found=found, fill=peek(ctx, pool), expected=expected)
         except SnapmgrError as error:
             yield PoolFacts(pool=pool, error=error, expected=expected)
 
@@ -280,7 +284,11 @@ def _stray_files(catalog: Catalog, known: set[str], damaged: list[Damaged]) -> I
     """Find files that were never renamed to their names, then folders of snapshots without a manifest."""
     known = known | {one.path.name for one in damaged}
     snapshots = [path for path in _listed(catalog.path / "snapshots") if path.is_dir() and not path.is_symlink()]
-    for folder in (catalog.path, *(catalog.path / name for name in ("leases", "schedules", "restores")), *snapshots):
+    for folder in (
+        catalog.path,
+        *(catalog.path / name for name in ("leases", "schedules", "restores", "gauges")),
+        *snapshots,
+    ):
         for path in _listed(folder):
             if is_abandoned(path) and path.is_file():
                 what = "was begun by a process that was killed"
