@@ -22,6 +22,8 @@ from snapmgr.jobs.facts import Facts, FileFacts, LeaseFacts, PoolFacts, key_of
 from snapmgr.jobs.filling import limits_of, peek
 from snapmgr.jobs.rebuild import claimed_by, job_of
 from snapmgr.jobs.restore import restore_leftovers
+from snapmgr.jobs.reversion import reversions
+from snapmgr.jobs.revert import reversion_leftovers
 from snapmgr.manifest import SCHEMA
 from snapmgr.plugins import list_plugins
 from snapmgr.records import NotMine, Pool
@@ -89,7 +91,8 @@ def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -
         active=before | _active_runs(catalog),
         mounted=frozenset(record for mount in mounts for record in _RECORD_ID.findall(mount.root)),
         elsewhere=_known_elsewhere(seen, us),
-        restores=tuple(one for one in restore_leftovers(ctx) if not one.active),
+        restores=tuple(one for one in (*restore_leftovers(ctx), *reversion_leftovers(ctx)) if not one.active),
+        reverting=frozenset(one.snapshot_id for one in reversions(ctx.catalog)),
     )
 
 
@@ -286,7 +289,7 @@ def _stray_files(catalog: Catalog, known: set[str], damaged: list[Damaged]) -> I
     snapshots = [path for path in _listed(catalog.path / "snapshots") if path.is_dir() and not path.is_symlink()]
     for folder in (
         catalog.path,
-        *(catalog.path / name for name in ("leases", "schedules", "restores", "gauges")),
+        *(catalog.path / name for name in ("leases", "schedules", "restores", "reversions", "gauges")),
         *snapshots,
     ):
         for path in _listed(folder):
