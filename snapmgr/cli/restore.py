@@ -28,21 +28,50 @@ Examples:
   snapmgr restore latest /srv/restored
   snapmgr restore nightly@latest /var/lib/mysql       # gone, or empty: never over something
   snapmgr restore 3f9a2c1b /mnt/other/data --no-check --json
+  snapmgr restore 3f9a2c1b --in-place --dry-run       # LVM: the volume itself
 """
 )
 @click.argument("snapshot", metavar="ID", type=SnapshotName())
-@click.argument("dest", metavar="DEST", type=click.Path())
+@click.argument("dest", metavar="[DEST]", required=False, type=click.Path())
 @click.option("--no-check", is_flag=True, help="Do not read back what was copied; attributes are compared anyway.")
+@click.option(
+    "--in-place", is_flag=True, help="Put the volume itself back to the snapshot (LVM). The server is stopped."
+)
+@click.option("-y", "--yes", is_flag=True, help="With --in-place: do not ask.")
+@click.option("--force", is_flag=True, help="With --in-place: also where other snapshots may be lost by it.")
 @dry_run_option
 @json_option
 @click.pass_obj
-def command(session: Session, snapshot: str, dest: str, *, no_check: bool, dry_run: bool) -> int:
+def command(
+    session: Session,
+    snapshot: str,
+    dest: str | None,
+    *,
+    no_check: bool,
+    in_place: bool,
+    yes: bool,
+    force: bool,
+    dry_run: bool,
+) -> int:
     """Copy what a snapshot holds to DEST, a new or empty folder.
 
     Blocks are shared where the file system can, else data are copied. Owners, modes, times, attributes, links and holes
     are kept, and compared at the end. DEST shows nothing before all of it is there; what is interrupted leaves nothing.
     If the source had several folders (redo log or binary logs elsewhere) DEST gets a folder for each.
+
+    With --in-place there is no DEST: the volume itself goes back, and all that was written to it since is lost. It says
+    so first, and asks.
     """
+    if in_place:
+        if dest is not None or no_check:
+            raise click.UsageError("--in-place goes without DEST and --no-check.")
+        from snapmgr.cli.inplace import restore_in_place
+
+        return restore_in_place(session, snapshot, force=force, yes=yes, dry_run=dry_run)
+    if yes or force:
+        raise click.UsageError("--yes and --force go with --in-place.")
+    if dest is None:
+        raise click.UsageError("Missing argument 'DEST'.")
     from snapmgr.jobs.restore import RestoreDiffersError, plan, restore
 
     ctx = session.context()

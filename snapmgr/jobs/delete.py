@@ -130,7 +130,8 @@ def delete_snapshots(
     `verdicts` did not show, nothing is deleted. After that each deletion stands for itself. What fails in the middle
     stays DELETING: the next run of its job goes on with it. With `wait` the space is free in the end.
 
-    Raises BusyError if a run of one of the jobs is active or a restore in place was cut short, NotFoundError if a snapshot is gone meanwhile.
+    Raises BusyError if a run of one of the jobs is active, or a restore in place was cut short; NotFoundError if a
+    snapshot is gone meanwhile.
     """
     ctx.catalog.make()
     shown = {verdict.id: verdict.rules for verdict in verdicts}

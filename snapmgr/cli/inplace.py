@@ -1,0 +1,168 @@
+"""``snapmgr restore --in-place``: what is said before, the question, and what is said afterwards."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from snapmgr.cli.documents import iso, show_time
+from snapmgr.cli.output import end_document, print_lines
+from snapmgr.errors import EXIT_OK, ConfigError, SnapmgrError, gravest
+from snapmgr.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.cli.session import Session
+    from snapmgr.jobs.revert import Reverted
+    from snapmgr.jobs.reverting import OriginPlan, Plan
+
+_NAMES_SHOWN = 12
+
+
+def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry_run: bool) -> int:
+    """Put the origins of a snapshot back, or say what that would mean; return the exit code."""
+    from snapmgr.jobs.revert import revert, take_up
+    from snapmgr.jobs.reverting import plan_revert
+
+    ctx = session.context()
+    entry = ctx.catalog.resolve(name)
+    if not dry_run:
+        done = take_up(ctx, entry.manifest.id)
+        if done is not None:
+            return _finish(session, done)
+        # What was taken up may have been undone, which changes the catalog.
+        entry = ctx.catalog.load(entry.manifest.id)
+    plan = plan_revert(ctx, entry, force=force)
+    lines = list(_say(plan))
+    if dry_run:
+        return _show(session, plan, lines)
+    if plan.obstacles:
+        for obstacle in plan.obstacles[1:]:
+            session.voice.fail(obstacle)
+        raise plan.obstacles[0]
+    for line in lines:
+        session.voice.warn(line)
+    if not yes:
+        _ask(plan)
+    return _finish(session, revert(ctx, plan, force=force))
+
+
+def _say(plan: Plan) -> Iterator[str]:
+    manifest = plan.entry.manifest
+    for origin in plan.origins:
+        yield (
+            f"{origin.storage.origin} goes back to {show_time(manifest.taken_at)} ({manifest.id}): all that was "
+            "written to it since is lost"
+        )
+        yield _beside(origin)
+        if origin.mounts:
+            points = ", ".join(mount.point for mount in origin.mounts)
+            yield f"it is unmounted, and mounted again afterwards: {points}"
+        else:
+            yield f"{origin.storage.origin} is mounted nowhere now, and is not mounted afterwards"
+        if origin.storage.write_bytes:
+            yield f"up to {format_size(origin.storage.write_bytes)} are written to it"
+        yield from origin.storage.remarks
+        for reason in origin.storage.loses:
+            yield f"{reason.what} ({reason.hint})"
+    if plan.consumes:
+        yield f"the snapshot {manifest.id} is used up by it: it is none afterwards"
+        if plan.rules:
+            why = f" ({manifest.pin_reason})" if manifest.pin_reason else ""
+            yield f"that snapshot is protected: {', '.join(plan.rules)}{why}"
+    others = [job for job in plan.jobs if job != manifest.job]
+    if others:
+        yield f"other jobs have snapshots of the same volume: {', '.join(others)}"
+
+
+def _beside(origin: OriginPlan) -> str:
+    if origin.beside is None:
+        return "the whole volume goes back, with whatever else is on it: that cannot be seen from here"
+    if not origin.beside:
+        return "the whole volume goes back; nothing else is on it"
+    names = origin.beside[:_NAMES_SHOWN]
+    more = len(origin.beside) - len(names)
+    return f"the whole volume goes back, with what else is on it: {', '.join(names)}" + (
+        f"; and {more} more" if more > 0 else ""
+    )
+
+
+def _ask(plan: Plan) -> None:
+    """Go on only after a person has said so. Raises ConfigError where there is none."""
+    if not sys.stdin.isatty():
+        raise ConfigError("a restore in place is to be confirmed, and there is no terminal to ask", hint="add --yes")
+    word = plan.entry.manifest.short_id
+    answer = click.prompt(f"Type {word} to go on", default="", show_default=False, err=True)
+    if answer.strip() != word:
+        raise SnapmgrError("nothing is changed: that was not the answer")
+
+
+def _show(session: Session, plan: Plan, lines: list[str]) -> int:
+    for obstacle in plan.obstacles:
+        session.voice.fail(obstacle)
+    code = gravest([obstacle.exit_code for obstacle in plan.obstacles])
+    if session.json:
+        _document(session, code, plan=plan, done=None)
+    else:
+        print_lines(["would put back in place:", *(f"  {line}" for line in lines)])
+    return code
+
+
+def _finish(session: Session, done: Reverted) -> int:
+    if session.json:
+        _document(session, EXIT_OK, plan=None, done=done)
+        return EXIT_OK
+    what = "is used up" if done.consumed else "is still there"
+    print_lines(
+        [
+            f"put back {', '.join(done.origins)} to {done.snapshot_id} at {show_time(done.merged_at)}; "
+            f"the snapshot {what}",
+            *(f"  mounted at {point}" for point in done.mounted),
+        ]
+    )
+    session.voice.tell("next: start the server")
+    return EXIT_OK
+
+
+def _document(session: Session, code: int, *, plan: Plan | None, done: Reverted | None) -> None:
+    session.document(
+        code,
+        dry_run=plan is not None,
+        in_place=True,
+        snapshot_id=plan.entry.manifest.id if plan is not None else done.snapshot_id if done is not None else None,
+        plan=_plan_document(plan) if plan is not None else None,
+        reverted=_done_document(done) if done is not None else None,
+    )
+
+
+def _done_document(done: Reverted) -> dict[str, Any]:
+    return {
+        "origins": list(done.origins),
+        "mounted": list(done.mounted),
+        "consumed": done.consumed,
+        "merged_at": iso(done.merged_at),
+    }
+
+
+def _plan_document(plan: Plan) -> dict[str, Any]:
+    return {
+        "consumes": plan.consumes,
+        "rules": list(plan.rules),
+        "jobs": list(plan.jobs),
+        "obstacles": [end_document(error) for error in plan.obstacles],
+        "origins": [
+            {
+                "origin": origin.storage.origin,
+                "device": origin.storage.device,
+                "mounted": [mount.point for mount in origin.mounts],
+                "beside": list(origin.beside) if origin.beside is not None else None,
+                "write_bytes": origin.storage.write_bytes,
+                "loses": [reason.what for reason in origin.storage.loses],
+                "remarks": list(origin.storage.remarks),
+            }
+            for origin in plan.origins
+        ],
+    }
