@@ -1,0 +1,21 @@
+"""The contract suite over the LVM backend: classic snapshots."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from snapmgr.testing import BackendContract
+from support.lvmlab import LvmLab
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.lvm import VolumeGroup
+
+
+class TestClassic(BackendContract):
+    @pytest.fixture
+    def lab(self, vg: VolumeGroup, tmp_path: Path) -> LvmLab:
+        return LvmLab(vg, "classic", tmp_path / "scratch")

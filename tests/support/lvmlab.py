@@ -1,0 +1,81 @@
+"""The lab of the contract suite over the LVM backend."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from snapmgr.testing import Lab
+from snapmgr_lvm import LvmBackend, LvmConfig
+from support.lvm import run
+from support.storage import work_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import Literal
+
+    from snapmgr.api import Pool, SnapshotRef
+    from support.lvm import Origin, VolumeGroup
+
+_POOL = "pool"
+_NOTHING = 'devices { filter=["r|.*|"] use_devicesfile=0 obtain_device_list_from_udev=0 scan=["/dev"] }\n'
+
+
+class LvmLab(Lab):
+    """A volume group; each origin is a folder on a logical volume of its own."""
+
+    def __init__(self, group: VolumeGroup, kind: Literal["classic", "thin"], scratch: Path) -> None:
+        """Take also what kind of snapshots to make, and a folder for what is written to attachments."""
+        super().__init__(LvmBackend, LvmConfig(cow_size="60%", scratch_dir=str(scratch)))
+        self.group = group
+        self.kind = kind
+        self._origins: dict[Path, Origin] = {}
+
+    def make_origin(self) -> Path:
+        """Make a logical volume with a file system on it: ext4, or XFS where it is thin."""
+        name = f"lab{secrets.token_hex(3)}"
+        if self.kind == "classic":
+            origin = self.group.classic_origin(name, size_mib=128)
+        else:
+            if _POOL not in self.group.names():
+                self.group.pool(_POOL, data_mib=2048, metadata_mib=16)
+            origin = self.group.thin_origin(name, size_mib=320)
+        # Not the mount point itself: ext4's lost+found is none of the contract's files.
+        folder = origin.point / "data"
+        folder.mkdir()
+        self._origins[folder] = origin
+        return folder
+
+    def remove_origin(self, origin: Path) -> None:
+        """Unmount and remove the logical volume; classic snapshots of it go with it."""
+        volume = self._origins.pop(origin)
+        run("umount", volume.point)
+        run("lvremove", "--yes", f"{volume.vg}/{volume.lv}")
+
+    def impostor(self, ref: SnapshotRef) -> Callable[[], bool]:
+        """Put a plain volume under the snapshot's name, with the snapshot's tags."""
+        path = f"{self.group.name}/{ref.name}"
+        tags = next(row["lv_tags"] for row in self.group.lvs("lv_name", "lv_tags") if row["lv_name"] == ref.name)
+        run("lvremove", "--yes", path)
+        added = [word for tag in tags.split(",") for word in ("--addtag", tag)]
+        run("lvcreate", "--yes", "--size", "4m", *added, "--name", ref.name, self.group.name)
+        return lambda: ref.name in self.group.names()
+
+    @contextmanager
+    def unreachable(self, pool: Pool) -> Iterator[None]:
+        """Hide all disks from LVM's programs."""
+        del pool
+        usual = os.environ.get("LVM_SYSTEM_DIR")
+        with work_folder() as folder:
+            (folder / "lvm.conf").write_text(_NOTHING)
+            os.environ["LVM_SYSTEM_DIR"] = str(folder)
+            try:
+                yield
+            finally:
+                if usual is None:
+                    del os.environ["LVM_SYSTEM_DIR"]
+                else:
+                    os.environ["LVM_SYSTEM_DIR"] = usual
