@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog import Entry
     from snapmgr.jobs.backup import Plan
+    from snapmgr.jobs.fill import Reading
     from snapmgr.jobs.prune import Pruned
     from snapmgr.manifest import Lease, Manifest, Verification
     from snapmgr.retention import Decision
@@ -45,6 +46,27 @@ def show_pin(manifest: Manifest) -> str:
     return f"pinned ({manifest.pin_reason})" if manifest.pin_reason else "pinned"
 
 
+def gauge(reading: Reading, now: datetime) -> dict[str, Any]:
+    """Return how full something was, and when it will be full."""
+    series, foreseen = reading.series, reading.forecast
+    last = series.last
+    left_s = (foreseen.full_at - now).total_seconds() if foreseen.full_at is not None else None
+    return {
+        "name": series.name,
+        "snapshot_id": series.snapshot_id or None,
+        "when_full": series.when_full,
+        "size_bytes": series.size_bytes,
+        "used_bytes": last.used_bytes if last is not None else None,
+        "wanted_bytes": series.wanted_bytes,
+        "sampled_at": iso(last.at) if last is not None else None,
+        "full_since": iso(series.full_since),
+        "rate_bytes_s": foreseen.rate_bytes_s,
+        "full_at": iso(foreseen.full_at),
+        "full_in_s": left_s,
+        "alarm": reading.alarm,
+    }
+
+
 def snapshot(entry: Entry, leases: Iterable[Lease]) -> dict[str, Any]:
     """Return what a list says of a snapshot; `leases` are those of any snapshot."""
     manifest = entry.manifest
@@ -72,8 +94,11 @@ def snapshot(entry: Entry, leases: Iterable[Lease]) -> dict[str, Any]:
     }
 
 
-def details(entry: Entry, leases: Iterable[Lease], usage: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return all that is known of a snapshot; `usage` has one document for each member."""
+def details(
+    entry: Entry, leases: Iterable[Lease], usage: list[dict[str, Any]], gauges: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return all that is known of a snapshot; `usage` has one document for each member, `gauges` of those that have
+    room of their own."""
     manifest = entry.manifest
     return snapshot(entry, leases) | {
         "proved_at": iso(manifest.proved_at),
@@ -84,6 +109,8 @@ def details(entry: Entry, leases: Iterable[Lease], usage: list[dict[str, Any]]) 
         "position": _position(manifest),
         "sources": _sources(manifest),
         "server": _server(manifest),
+        "gauges": gauges,
+        "about": [one.about for one in manifest.intents if one.about],
         "members": [
             {
                 "backend": member.ref.backend,

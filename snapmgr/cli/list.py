@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -12,9 +13,12 @@ from snapmgr.cli.params import JobName, json_option
 from snapmgr.errors import EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
-    from snapmgr.catalog import Entry
+    from collections.abc import Iterator
+
+    from snapmgr.catalog import Catalog, Entry
     from snapmgr.cli.session import Session
-    from snapmgr.manifest import Lease
+    from snapmgr.jobs.filling import Fills
+    from snapmgr.manifest import Lease, Manifest
 
 _HEADS = ("ID", "JOB", "TAKEN", "STATE", "LEVEL", "HELD", "VERIFIED", "NOTES")
 
@@ -48,16 +52,19 @@ def command(session: Session, job: str | None) -> int:
 
         session.document(code, snapshots=[snapshot(entry, leases) for entry in entries], damaged=problems)
     else:
-        _print(entries, leases)
+        _print(entries, leases, catalog)
         if not entries:
             lost = "" if catalog.path.exists() else ", which does not exist; if it was lost, see: snapmgr doctor"
             session.voice.tell("no snapshots" + (f" of job {job}" if job else "") + f" in {catalog.path}{lost}")
     return code
 
 
-def _print(entries: list[Entry], leases: list[Lease]) -> None:
+def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog) -> None:
     from snapmgr.cli.documents import show_held, show_time, show_verified
+    from snapmgr.jobs.filling import read_fills
 
+    now = datetime.now(UTC)
+    fills = read_fills(catalog, (entry.manifest for entry in entries if entry.manifest.state == "ready"))
     rows = [
         (
             entry.manifest.short_id,
@@ -67,7 +74,12 @@ def _print(entries: list[Entry], leases: list[Lease]) -> None:
             entry.manifest.quiesce.level if entry.manifest.quiesce else "-",
             show_held(entry.manifest),
             show_verified(entry.verification),
-            _notes(entry, [lease for lease in leases if lease.snapshot_id == entry.manifest.id]),
+            ", ".join(
+                [
+                    *_notes(entry, [lease for lease in leases if lease.snapshot_id == entry.manifest.id]),
+                    *_fullness(entry.manifest, fills, now),
+                ]
+            ),
         )
         for entry in entries
     ]
@@ -81,7 +93,15 @@ def _print(entries: list[Entry], leases: list[Lease]) -> None:
         print_lines(format_table(_HEADS, rows))
 
 
-def _notes(entry: Entry, leases: list[Lease]) -> str:
+def _fullness(manifest: Manifest, fills: Fills, now: datetime) -> Iterator[str]:
+    from snapmgr.jobs.fill import forecast, own_series
+
+    for series in own_series(manifest, fills):
+        words = forecast(series, now, manifest.taken_at).words(now)
+        yield f"{series.share:.0%} full" + (f", {words}" if words else "")
+
+
+def _notes(entry: Entry, leases: list[Lease]) -> list[str]:
     from snapmgr.cli.documents import show_pin
 
     notes = [show_pin(entry.manifest)] if entry.manifest.pinned else []
@@ -92,7 +112,7 @@ def _notes(entry: Entry, leases: list[Lease]) -> str:
     notes += [f"clone at {lease.point}" + _port(lease) for lease in clones]
     if entry.manifest.reason:
         notes.append(entry.manifest.reason)
-    return ", ".join(notes)
+    return notes
 
 
 def _port(lease: Lease) -> str:

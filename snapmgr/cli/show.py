@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog import Entry
     from snapmgr.cli.session import Session
+    from snapmgr.jobs.context import Context
+    from snapmgr.jobs.fill import Reading
     from snapmgr.manifest import Lease, Manifest, SourcePosition
 
 
@@ -35,7 +38,7 @@ def command(session: Session, snapshot: str) -> int:
 
     ID is an id, the start of one or of its random part, "latest" or "JOB@latest".
     """
-    from snapmgr.cli.documents import details
+    from snapmgr.cli.documents import details, gauge
 
     ctx = session.context()
     entry = ctx.catalog.resolve(snapshot)
@@ -43,11 +46,33 @@ def command(session: Session, snapshot: str) -> int:
     session.damaged(damaged)
     leases = [lease for lease in all_leases if lease.snapshot_id == entry.manifest.id]
     usage = [_usage(session, entry, number) for number in range(len(entry.manifest.members))]
+    now = datetime.now(UTC)
+    readings = _readings(ctx, entry.manifest, now)
     if session.json:
-        session.document(EXIT_OK, snapshot=details(entry, leases, usage))
+        session.document(EXIT_OK, snapshot=details(entry, leases, usage, [gauge(one, now) for one in readings]))
     else:
-        print_lines(list(_lines(entry, leases, usage)))
+        print_lines([*_lines(entry, leases, usage), *_fullness(readings, now)])
     return EXIT_OK
+
+
+def _readings(ctx: Context, manifest: Manifest, now: datetime) -> tuple[Reading, ...]:
+    """Return how full its own room is, as it was seen last; of a job that is not configured with the default limits."""
+    from snapmgr.config import Job
+    from snapmgr.jobs.fill import limits_of, read_gauges
+    from snapmgr.jobs.filling import read_fills
+
+    if manifest.state != "ready":
+        return ()
+    job = ctx.config.jobs.get(manifest.job) or Job(source=manifest.source)
+    found = read_gauges((manifest,), read_fills(ctx.catalog, (manifest,)), limits_of(job, now), now)
+    return tuple(one for one in found if one.series.native_id)
+
+
+def _fullness(readings: tuple[Reading, ...], now: datetime) -> Iterator[str]:
+    from snapmgr.jobs.fill import describe
+
+    for one in readings:
+        yield f"filled      {describe(one.series, one.forecast, now)}"
 
 
 def _usage(session: Session, entry: Entry, number: int) -> dict[str, Any]:
@@ -85,6 +110,7 @@ def _lines(entry: Entry, leases: list[Lease], usage: list[dict[str, Any]]) -> It
         yield f"stored      {ref.backend}: {ref.name} in {ref.pool.hint} (id {ref.native_id})"
         yield f"            of volume {ref.volume_id}" + (f", source in {member.subpath}" if member.subpath else "")
         yield f"            {_size(one)}; storage call {format_duration(member.call_s)}"
+    yield from (f"            {intent.about}" for intent in manifest.intents if intent.about)
     for lease in leases:
         until = f" until {show_time(lease.until)}" if lease.until else ""
         how = "writable" if lease.writable else "read-only"

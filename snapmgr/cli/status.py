@@ -13,6 +13,8 @@ from snapmgr.errors import EXIT_OK, ConfigError
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from snapmgr.cli.session import Session
     from snapmgr.jobs.status import JobStatus
     from snapmgr.manifest import Lease
@@ -29,8 +31,8 @@ Examples:
 
 \b
 Exit codes for monitoring: 0 all is well; 1 a snapshot is overdue or there is
-none, the newest run or the newest verification failed, or a clock or file is
-wrong; 2 the configuration is wrong; 7 no right to read the state directory.
+none, the newest run or the newest verification failed, storage runs full, or a
+clock or file is wrong; 2 the configuration is wrong; 7 no right to read the state directory.
 """
 )
 @click.argument("jobs", metavar="[JOB...]", nargs=-1, type=JobName())
@@ -40,9 +42,11 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     """Say whether every job has its snapshots.
 
     The first line is the verdict. A job is overdue when its schedule, or max_age, wanted a snapshot that is not there.
-    Only the state directory is read: quick, locks nothing, asks no storage and no server.
+    Only the state directory is read: quick, locks nothing, asks no storage and no server. How full storage is, is told
+    as it was seen last, by a backup, prune or verify.
     """
     from snapmgr.cli.documents import mount
+    from snapmgr.jobs.filling import read_fills
     from snapmgr.jobs.rebuild import job_of
     from snapmgr.jobs.status import judge
     from snapmgr.schedule.times import local_zone
@@ -58,23 +62,25 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     problems = session.damaged([*damaged, *damaged_schedules, *damaged_leases])
     by_job = {schedule.job: schedule for schedule in schedules}
     now, zone = datetime.now(UTC), local_zone()
-    found = [
-        judge(job, [entry for entry in entries if entry.manifest.job == job.name], by_job.get(job.name), now, zone)
-        for job in chosen
-    ]
+    fills = read_fills(catalog, (entry.manifest for entry in entries if entry.manifest.state == "ready"))
+    found = []
+    for job in chosen:
+        of_job = [entry for entry in entries if entry.manifest.job == job.name]
+        found.append(judge(job, of_job, by_job.get(job.name), now, zone, fills=fills))
     orphans = [] if jobs else [name for name in by_job if name not in session.config().jobs]
     bad = [one for one in found if one.problems]
     code = 1 if bad or problems or orphans else EXIT_OK
     if session.json:
         session.document(
             code,
-            jobs=[_document(one) for one in found],
+            jobs=[_document(one, now) for one in found],
             clones=[mount(lease) for lease in clones],
             damaged=problems,
             scheduled_but_not_configured=orphans,
         )
     else:
-        print_lines([*_lines(found, bad, len(problems), orphans), *map(_clone_line, clones)])
+        filled = [line for one in found for line in _gauge_lines(one, now)]
+        print_lines([*_lines(found, bad, len(problems), orphans), *filled, *map(_clone_line, clones)])
     return code
 
 
@@ -101,6 +107,17 @@ def _lines(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans: 
     return [*lines, *format_table(_HEADS, rows)]
 
 
+def _gauge_lines(one: JobStatus, now: datetime) -> Iterator[str]:
+    """Say of each job how full the storage is that its snapshots share, and which snapshot will be full first."""
+    from snapmgr.jobs.fill import describe
+
+    calm = [reading for reading in one.gauges if reading.alarm is None and reading.series.last is not None]
+    own = [reading for reading in calm if reading.series.native_id]
+    first = sorted(own, key=lambda reading: reading.forecast.full_at or datetime.max.replace(tzinfo=UTC))
+    for reading in (*(reading for reading in calm if not reading.series.native_id), *first[:1]):
+        yield f"{one.job}: {describe(reading.series, reading.forecast, now)}"
+
+
 def _clone_line(lease: Lease) -> str:
     from snapmgr.cli.documents import show_server
 
@@ -125,8 +142,8 @@ def _verdict(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans
     return f"OK: {count}{age}{but}"
 
 
-def _document(one: JobStatus) -> dict[str, Any]:
-    from snapmgr.cli.documents import iso, snapshot
+def _document(one: JobStatus, now: datetime) -> dict[str, Any]:
+    from snapmgr.cli.documents import gauge, iso, snapshot
 
     return {
         "job": one.job,
@@ -140,4 +157,5 @@ def _document(one: JobStatus) -> dict[str, Any]:
         "expression": one.schedule.expression if one.schedule else None,
         "next_due": iso(one.next_due),
         "overdue_since": iso(one.overdue_since),
+        "gauges": [gauge(reading, now) for reading in one.gauges],
     }

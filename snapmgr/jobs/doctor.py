@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from snapmgr.command import CommandRunner
 from snapmgr.errors import SnapmgrError
 from snapmgr.jobs.account import grant_statements, missing_privileges, needed_privileges, read_grants, replicates
+from snapmgr.jobs.fill import WHEN_FULL, add_sample, alarm, forecast, limits_of
+from snapmgr.jobs.filling import read_fill
 from snapmgr.jobs.finding import Finding, of_error
 from snapmgr.jobs.leftovers import pools_near
 from snapmgr.jobs.source import locate_source
@@ -31,9 +34,6 @@ if TYPE_CHECKING:
     from snapmgr.jobs.source import Source
     from snapmgr.mysql.program import ServerBinary
     from snapmgr.records import Pool, Volume
-
-# Snapshots grow behind one's back: beyond this somebody should look.
-_FULL_SHARE = 0.9
 
 
 def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Pool]]:
@@ -208,18 +208,21 @@ def _caveats(source: Source) -> Iterator[str]:
 
 
 def _examine_headroom(ctx: Context, job: Job, volume: Volume) -> Iterator[Finding]:
-    then = {
-        "snapshot_lost": "the snapshots are lost",
-        "origin_errors": "the database itself cannot write",
-        "no_snapshots": "no snapshot can be taken",
-    }
+    now = datetime.now(UTC)
+    known = read_fill(ctx.catalog, volume.pool)
     for reservoir in ctx.backend(volume.backend).headroom(volume):
-        share = reservoir.used_bytes / reservoir.size_bytes if reservoir.size_bytes else 0.0
-        full = share >= _FULL_SHARE
+        series = add_sample(known.of_name(reservoir.name) if known is not None else None, reservoir, now)
+        foreseen = forecast(series, now)
         what = f"{reservoir.name}: {format_size(reservoir.used_bytes)} of {format_size(reservoir.size_bytes)} used"
-        if full:
-            what += f"; once it is full {then[reservoir.when_full]}"
-        yield _finding(job, "problem" if full else "ok", what, "make room, or prune" if full else None)
+        if foreseen.full_at is not None:
+            what += f", {foreseen.words(now)}"
+        if alarm(series, foreseen, limits_of(job, now), now) is None:
+            yield _finding(job, "ok", what)
+            continue
+        if reservoir.wanted_bytes:
+            what += f"; the next snapshot takes {format_size(reservoir.wanted_bytes)}"
+        what += f"; once it is full {WHEN_FULL[reservoir.when_full]}"
+        yield _finding(job, "problem", what, "make room, or prune; see docs/filling.md")
 
 
 def _examine_plans(job: Job) -> Iterator[Finding]:

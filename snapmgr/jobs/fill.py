@@ -15,6 +15,7 @@ from snapmgr.units import format_duration, format_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from snapmgr.config import Job
     from snapmgr.jobs.facts import PoolKey
     from snapmgr.manifest import Manifest
     from snapmgr.records import Gauge, Pool, Reservoir
@@ -227,6 +228,11 @@ def loss_of(manifest: Manifest, fills: Mapping[PoolKey, PoolFill]) -> str | None
     return None
 
 
+def was_lost(manifest: Manifest) -> bool:
+    """Whether a snapshot is BROKEN because it ran full."""
+    return manifest.state == "broken" and (manifest.reason or "").startswith(OVERFLOWED)
+
+
 # -------------------------------------------------------------------------------------------------------------- alarms
 
 WHEN_FULL = {
@@ -244,6 +250,12 @@ class Limits:
     """So full, 0 to 1."""
     until: datetime
     """A forecast says that it will be full before that."""
+
+
+def limits_of(job: Job, now: datetime, next_due: datetime | None = None) -> Limits:
+    """Return from when on storage is too full for a job."""
+    until = now + timedelta(seconds=job.fill_warn_in_s)
+    return Limits(share=job.fill_warn_share, until=max(until, next_due) if next_due is not None else until)
 
 
 def alarm(series: Series, foreseen: Forecast, limits: Limits, now: datetime) -> str | None:

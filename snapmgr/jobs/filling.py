@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from snapmgr.api import Filling, ScratchAttaching
 from snapmgr.errors import CatalogError, LackingError, LostError, NotFoundError, SnapmgrError
 from snapmgr.files import read_file, write_file
 from snapmgr.jobs.facts import key_of
-from snapmgr.jobs.fill import OVERFLOWED, Limits, PoolFill, add_samples, loss_of
+from snapmgr.jobs.fill import PoolFill, add_samples, loss_of, was_lost
 from snapmgr.manifest import decode, encode
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from snapmgr.catalog import Catalog
-    from snapmgr.config import Job
     from snapmgr.jobs.context import Context
     from snapmgr.jobs.facts import PoolKey
     from snapmgr.manifest import Lease, Manifest
@@ -69,12 +68,6 @@ def look_at_gauges(ctx: Context, manifests: Iterable[Manifest]) -> Fills:
             fills[key_of(pool)] = fill
             _write_fill(ctx, pool, fill)
     return fills
-
-
-def limits_of(job: Job, now: datetime, next_due: datetime | None = None) -> Limits:
-    """Return from when on storage is too full for a job."""
-    until = now + timedelta(seconds=job.fill_warn_in_s)
-    return Limits(share=job.fill_warn_share, until=max(until, next_due) if next_due is not None else until)
 
 
 def peek(ctx: Context, pool: Pool) -> PoolFill | None:
@@ -168,11 +161,6 @@ def settle_losses(ctx: Context, manifests: Iterable[Manifest]) -> tuple[SnapmgrE
             ctx.tell(f"could not be cleared up now, and will be tried again: {error.message}")
             failures.append(error)
     return tuple(failures)
-
-
-def was_lost(manifest: Manifest) -> bool:
-    """Whether a snapshot is BROKEN because it ran full."""
-    return manifest.state == "broken" and (manifest.reason or "").startswith(OVERFLOWED)
 
 
 def lost_members(ctx: Context, pool: Pool) -> set[tuple[str, str, str]]:

@@ -19,7 +19,8 @@ from snapmgr.host import boot_id, is_alive, machine_id
 from snapmgr.jobs.attach import part_point
 from snapmgr.jobs.diagnosis import GONE
 from snapmgr.jobs.facts import Facts, FileFacts, LeaseFacts, PoolFacts, key_of
-from snapmgr.jobs.filling import limits_of, peek
+from snapmgr.jobs.fill import limits_of
+from snapmgr.jobs.filling import peek
 from snapmgr.jobs.rebuild import claimed_by, job_of
 from snapmgr.jobs.restore import restore_leftovers
 from snapmgr.jobs.reversion import reversions

@@ -7,15 +7,19 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.errors import ConfigError
+from snapmgr.jobs.fill import limits_of, read_gauges, was_lost
+from snapmgr.jobs.fullness import MORE_ROOM
 from snapmgr.schedule.times import next_time
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from datetime import tzinfo
 
     from snapmgr.catalog import Entry
     from snapmgr.config import Job
+    from snapmgr.jobs.facts import PoolKey
+    from snapmgr.jobs.fill import PoolFill, Reading
     from snapmgr.manifest import Schedule
 
 # What clocks are set back by in daily life; more is a clock that was wrong.
@@ -28,7 +32,7 @@ _ACCURACY_S = 60.0
 class Problem:
     """Something that a person should look at."""
 
-    kind: Literal["overdue", "never", "failed", "unfinished", "verification", "clock", "schedule"]
+    kind: Literal["overdue", "never", "failed", "lost", "unfinished", "verification", "filling", "clock", "schedule"]
     what: str
     hint: str
 
@@ -53,9 +57,19 @@ class JobStatus:
     next_due: datetime | None
     overdue_since: datetime | None
     """The time that was missed."""
+    gauges: tuple[Reading, ...] = ()
+    """How full the storage of its READY snapshots was, where that can run full, as it was seen last."""
 
 
-def judge(job: Job, entries: Iterable[Entry], schedule: Schedule | None, now: datetime, zone: tzinfo) -> JobStatus:
+def judge(
+    job: Job,
+    entries: Iterable[Entry],
+    schedule: Schedule | None,
+    now: datetime,
+    zone: tzinfo,
+    *,
+    fills: Mapping[PoolKey, PoolFill] | None = None,
+) -> JobStatus:
     """Say how `job` stands at `now`: pure.
 
     Args:
@@ -64,6 +78,7 @@ def judge(job: Job, entries: Iterable[Entry], schedule: Schedule | None, now: da
         schedule: when it is to run, if it was scheduled.
         now: aware.
         zone: the machine's time zone, which the schedule's times are in.
+        fills: how full its storage was.
 
     A scheduled job is due at the first time of its schedule after its newest READY snapshot, or after the schedule was
     installed; it is overdue when `grace_s`, and what the timer may be late, have passed and there is no newer one. What
@@ -92,12 +107,12 @@ def judge(job: Job, entries: Iterable[Entry], schedule: Schedule | None, now: da
     problems += _late(job, newest=newest, schedule=schedule, next_due=next_due, missed=missed, now=now)
     failed = _failed(entries, newest)
     if failed is not None:
-        reason = failed.manifest.reason or "no reason is known"
-        problems.append(
-            Problem(kind="failed", what=f"the newest run ({failed.manifest.id}) failed: {reason}", hint=_again(job))
-        )
+        problems.append(_failure(job, failed))
     problems += _unfinished(job, entries, newest, now)
     problems += _unverified(job, believed, now)
+    limits = limits_of(job, now, next_due)
+    gauges = read_gauges((entry.manifest for entry in ready), fills or {}, limits, now)
+    problems += [_filling(job, one) for one in gauges if one.alarm is not None]
     return JobStatus(
         job=job.name,
         problems=tuple(problems),
@@ -109,6 +124,7 @@ def judge(job: Job, entries: Iterable[Entry], schedule: Schedule | None, now: da
         schedule=schedule,
         next_due=next_due,
         overdue_since=missed,
+        gauges=gauges,
     )
 
 
@@ -163,6 +179,24 @@ def _failed(entries: list[Entry], newest: Entry | None) -> Entry | None:
     if last is None or (newest is not None and newest.manifest.created_at > last.manifest.created_at):
         return None
     return last
+
+
+def _failure(job: Job, failed: Entry) -> Problem:
+    manifest = failed.manifest
+    if was_lost(manifest):
+        return Problem(
+            kind="lost", what=f"the newest snapshot ({manifest.id}) is lost: {manifest.reason}", hint=_again(job)
+        )
+    reason = manifest.reason or "no reason is known"
+    return Problem(kind="failed", what=f"the newest run ({manifest.id}) failed: {reason}", hint=_again(job))
+
+
+def _filling(job: Job, one: Reading) -> Problem:
+    if one.series.full_since is not None and one.series.native_id:
+        hint = f"snapmgr doctor {job.name} --fix"
+        return Problem(kind="lost", what=f"{one.series.snapshot_id} is lost: {one.alarm}", hint=hint)
+    hint = MORE_ROOM if one.series.native_id else f"make room, or: snapmgr prune {job.name}; see docs/filling.md"
+    return Problem(kind="filling", what=one.alarm or "", hint=hint)
 
 
 def _unfinished(job: Job, entries: list[Entry], newest: Entry | None, now: datetime) -> list[Problem]:
