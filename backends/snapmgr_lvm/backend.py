@@ -67,6 +67,7 @@ class LvmBackend(Reverting):
     def __init__(self, config: LvmConfig, runner: Runner, mounter: Mounter) -> None:
         self._config = config
         self._runner = runner
+        self._mounter = mounter
         self._scratch = Scratch(config, runner, mounter)
 
     def missing(self) -> tuple[Reason, ...]:
@@ -258,7 +259,7 @@ class LvmBackend(Reverting):
 
     def detach(self, record: AttachRecord) -> None:
         """Remove the clone or the overlay that `attach` made for `record`, if it is one of that very snapshot."""
-        luks.close_container(self._runner, record.id)
+        luks.close_container(self._runner, self._mounter, record.id)
         self._scratch.detach(record)
         group = self._read(record.ref.pool)
         for volume in removal.attached_clones(group, record.ref.native_id):

@@ -21,13 +21,14 @@ from snapmgr_lvm.report import hyphenate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.api import Runner
+    from snapmgr.api import Mount, Runner
 
 SYSFS = Path("/sys")
 NODES = Path("/dev")
 SECTOR_BYTES = 512
 NO_UDEV = {"DM_DISABLE_UDEV": "1"}
 _TIMEOUT_S = 60.0
+_SEPARATORS = 3
 # What is killed half-way leaves a device that `find` finds: it must not outlive us and go on after a clean-up.
 _DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 _LVM_UUID = re.compile(r"LVM-([A-Za-z0-9]{32})([A-Za-z0-9]{32})")
@@ -62,15 +63,34 @@ class SnapshotStatus:
     """"Invalid" (an exception could not be stored), "Overflow", "Merge failed" or "Unknown"; None if all is well."""
 
 
-def devices() -> tuple[Device, ...]:
-    """Return all device-mapper devices of this machine."""
-    found = (_read(folder) for folder in sorted((SYSFS / "block").glob("dm-*")))
-    return tuple(device for device in found if device is not None)
+def devices(runner: Runner) -> tuple[Device, ...]:
+    """Return all device-mapper devices of this machine, also those without a table, which sysfs does not have."""
+    argv = ["dmsetup", "info", "-c", "--noheadings", "--separator", "|", "-o", "major,minor,uuid,name"]
+    try:
+        lines = runner.run(argv, timeout_s=_TIMEOUT_S).stdout.splitlines()
+    except CommandError as error:
+        raise StorageError(f"device-mapper does not say what devices it has: {error.message}") from None
+    found = []
+    # Without any device it says so, in words.
+    for major, minor, uuid, name in (line.split("|", 3) for line in lines if line.count("|") >= _SEPARATORS):
+        folder = SYSFS / "block" / f"dm-{minor}"
+        half_made = Device(
+            kernel_name=folder.name,
+            number=f"{major}:{minor}",
+            name=name,
+            uuid=uuid,
+            suspended=False,
+            size_bytes=0,
+            below=(),
+        )
+        found.append(_read(folder) or half_made)
+    return tuple(found)
 
 
 def find(uuid: str) -> Device | None:
-    """Return the device with this device-mapper UUID."""
-    return next((device for device in devices() if device.uuid == uuid), None)
+    """Return the device with this device-mapper UUID, if it has had a table."""
+    found = (_read(folder) for folder in (SYSFS / "block").glob("dm-*"))
+    return next((device for device in found if device is not None and device.uuid == uuid), None)
 
 
 def lvm_uuid(group_uuid: str, volume_uuid: str) -> str:
@@ -132,6 +152,13 @@ def create(runner: Runner, name: str, uuid: str, table: str) -> Device:
     return made
 
 
+def require_unmounted(device: Device, mounts: tuple[Mount, ...]) -> None:
+    """Raise InUseError that says where a device is mounted, if it is."""
+    points = [mount.point for mount in mounts if mount.device == device.number]
+    if points:
+        raise InUseError(f"the device {device.name} is mounted at {', '.join(points)}", hint=f"umount {points[0]}")
+
+
 def remove(runner: Runner, device: Device) -> None:
     """Remove a device of ours; idempotent. Somebody's brief look at it (blkid, udev) is waited for, some seconds.
 
@@ -141,8 +168,8 @@ def remove(runner: Runner, device: Device) -> None:
     try:
         runner.run(argv, timeout_s=_TIMEOUT_S, env=NO_UDEV)
     except CommandError as error:
-        there = find(device.uuid)
-        if there is None or there.number != device.number:
+        there = next((one for one in devices(runner) if one.uuid == device.uuid), None)
+        if there is None:
             return
         users = _users(there)
         if users or _is_open(runner, there):

@@ -9,7 +9,7 @@ from snapmgr.api import CommandError, LackingError, StorageError
 from snapmgr_lvm import dm, marks
 
 if TYPE_CHECKING:
-    from snapmgr.api import Runner
+    from snapmgr.api import Mounter, Runner
     from snapmgr_lvm.dm import Device
 
 FS_TYPE = "crypto_LUKS"
@@ -47,33 +47,33 @@ def open_container(runner: Runner, device: str, record_id: str, key_file: str | 
             f"the key in {key_file} does not open the LUKS container on {device}",
             hint=f"was it added to the origin? cryptsetup luksAddKey ORIGIN {key_file}, before the snapshot is taken",
         )
-    made = find_container(record_id)
+    made = find_container(runner, record_id)
     if made is None:
         raise StorageError(f"the LUKS container on {device} was opened and is not there")
     return dm.node(runner, made)
 
 
-def close_container(runner: Runner, record_id: str) -> None:
-    """Close what `open_container` opened; idempotent. Raises InUseError if it is mounted, StorageError otherwise."""
-    container = find_container(record_id)
+def close_container(runner: Runner, mounter: Mounter, record_id: str) -> None:
+    """Close what `open_container` opened; idempotent. Raises InUseError if it is in use, StorageError otherwise."""
+    container = find_container(runner, record_id)
     if container is None:
         return
+    dm.require_unmounted(container, mounter.mounts())
     argv = ["setpriv", "--pdeathsig", "KILL", "--", "cryptsetup", "close", container.name]
     try:
         runner.run(argv, timeout_s=_CLOSE_TIMEOUT_S, env=dm.NO_UDEV)
     except CommandError:
         # Half-made, or busy: the latter is told with names.
-        there = find_container(record_id)
+        there = find_container(runner, record_id)
         if there is not None:
             dm.remove(runner, there)
 
 
-def find_container(record_id: str) -> Device | None:
+def find_container(runner: Runner, record_id: str) -> Device | None:
     """Return the open container of an attachment."""
     name = container_name(record_id)
     # libcryptsetup: "CRYPT-LUKS2-" and the container's UUID, then the name.
-    ours = (one for one in dm.devices() if one.name == name and one.uuid.startswith("CRYPT-LUKS"))
-    return next(ours, None)
+    return next((one for one in dm.devices(runner) if one.name == name and one.uuid.startswith("CRYPT-LUKS")), None)
 
 
 def container_name(record_id: str) -> str:

@@ -19,7 +19,6 @@ from snapmgr.api import (
     AlteredError,
     CommandError,
     Found,
-    InUseError,
     Reason,
     SnapmgrError,
     SnapshotRef,
@@ -104,7 +103,9 @@ class Scratch:
 
         What is too little to say what it is of counts as the group's.
         """
-        devices = {record_id: device for device in dm.devices() if (record_id := _record_of(device)) is not None}
+        devices = {
+            record_id: device for device in dm.devices(self._runner) if (record_id := _record_of(device)) is not None
+        }
         with scratchfolder.opened(self._config.scratch_dir, make=False) as folder_fd:
             in_files = scratchfolder.records(folder_fd) if folder_fd is not None else ()
             for record_id in sorted({*devices, *in_files}):
@@ -117,7 +118,7 @@ class Scratch:
 
     def users(self, native_id: str) -> tuple[str, ...]:
         """Return the ids of the attachments that stand on a snapshot now: it cannot be removed under them."""
-        found = ((_record_of(device), _stands_on(device)) for device in dm.devices())
+        found = ((_record_of(device), _stands_on(device)) for device in dm.devices(self._runner))
         return tuple(record_id for record_id, below in found if record_id and below and below[1] == native_id)
 
     def problem(self, record: AttachRecord) -> Reason | None:
@@ -143,7 +144,7 @@ class Scratch:
 
     def _clear(self, record_id: str, *, native_id: str | None) -> None:
         name = marks.attachment_name(record_id)
-        device = dm.find(_dm_uuid(record_id))
+        device = next((one for one in dm.devices(self._runner) if one.uuid == _dm_uuid(record_id)), None)
         folders = {os.path.realpath(self._config.scratch_dir)}
         if device is not None:
             below = _stands_on(device)
@@ -154,15 +155,10 @@ class Scratch:
                 )
             # scratch_dir may have been changed in the configuration since.
             folders |= {os.path.dirname(one.file) for one in loop.loops() if os.path.basename(one.path) in device.below}
-            self._require_unmounted(device)
+            dm.require_unmounted(device, self._mounter.mounts())
             dm.remove(self._runner, device)
         for folder in sorted(folders):
             self._clear_files(folder, record_id, native_id)
-
-    def _require_unmounted(self, device: Device) -> None:
-        points = [mount.point for mount in self._mounter.mounts() if mount.device == device.number]
-        if points:
-            raise InUseError(f"the device {device.name} is mounted at {', '.join(points)}", hint=f"umount {points[0]}")
 
     def _clear_files(self, folder: str, record_id: str, native_id: str | None) -> None:
         with scratchfolder.opened(folder, make=False) as folder_fd:
