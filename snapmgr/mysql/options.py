@@ -65,7 +65,7 @@ def server_options(
         "--myisam-recover-options=OFF",
         # Of a crash the log's last words tell enough, and symbols may take half a minute.
         "--skip-stack-trace",
-        *(_of_mariadb(run_dir) if binary.flavor == "mariadb" else _of_mysql(pool * _MIB)),
+        *(_of_mariadb(run_dir, pool) if binary.flavor == "mariadb" else _of_mysql(pool * _MIB)),
     ]
     if uid == 0:
         # The source's datadir is root's, so its server ran as root: that takes saying so.
@@ -110,7 +110,10 @@ def _root(binary: ServerBinary) -> str:
     return os.path.dirname(os.path.dirname(os.path.realpath(binary.path)))
 
 
-def _of_mariadb(run_dir: str) -> Iterator[str]:
+def _of_mariadb(run_dir: str, pool_mib: int) -> Iterator[str]:
+    # Else newer minor versions reserve 8 TiB of addresses, and do not start where there are not so many (User Mode
+    # Linux: 512 GiB). A larger pool that is given later raises it.
+    yield f"--loose-innodb-buffer-pool-size-max={pool_mib}M"
     yield "--aria-recover-options=OFF"
     yield "--aria-pagecache-buffer-size=16M"
     yield "--expire-logs-days=0"

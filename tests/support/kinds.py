@@ -24,8 +24,10 @@ _COMMON_OPTIONS = (
     "--sync-binlog=1",
     "--max-connections=200",
 )
+# Else 8 TiB of addresses are reserved: a User Mode Linux guest has 512 GiB. Loose: older versions do not know it.
+_POOL_MAX = "--loose-innodb-buffer-pool-size-max=64M"
 _OPTIONS = {
-    "mariadb": ("--innodb-log-file-size=16M", "--binlog-format=ROW", "--performance-schema=OFF"),
+    "mariadb": ("--innodb-log-file-size=16M", "--binlog-format=ROW", "--performance-schema=OFF", _POOL_MAX),
     "mysql": (
         "--innodb-redo-log-capacity=32M",
         "--gtid-mode=ON",
@@ -34,7 +36,7 @@ _OPTIONS = {
         "--secure-file-priv=NULL",
     ),
 }
-_INSTALL_OPTIONS = {"mariadb": ("--innodb-log-file-size=16M",), "mysql": ("--innodb-redo-log-capacity=32M",)}
+_INSTALL_OPTIONS = {"mariadb": ("--innodb-log-file-size=16M", _POOL_MAX), "mysql": ("--innodb-redo-log-capacity=32M",)}
 
 
 def cache_folder() -> Path:

@@ -65,13 +65,17 @@ def test_a_mysql_server_purges_and_replicates_nothing_by_its_versions_words():
     assert "--skip-replica-start" in text
     assert "--loose-binlog-expire-logs-seconds=0" in text
     assert "aria" not in text
+    assert "pool-size-max" not in text
     old = ServerBinary(path="x", flavor="mysql", version="8.0.25")
     assert "--skip-slave-start" in options(old, {})
 
 
 @pytest.mark.parametrize(("memory_bytes", "pool"), [(0, "32M"), (80 * 1024**2, "32M"), (1024**3, "976M")])
 def test_memory_is_bounded_from_both_sides(memory_bytes, pool):
-    assert f"--innodb-buffer-pool-size={pool} " in options(MARIADB, {}, memory_bytes=memory_bytes)
+    text = options(MARIADB, {}, memory_bytes=memory_bytes)
+    assert f"--innodb-buffer-pool-size={pool} " in text
+    # No more addresses are reserved than that.
+    assert f"--loose-innodb-buffer-pool-size-max={pool} " in text
 
 
 def test_each_server_gets_another_id():
