@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import LaterStepError, LostError, SnapmgrError
 from snapmgr.host import machine_id
+from snapmgr.jobs.filling import look_at_gauges
 from snapmgr.jobs.firing import fire
 from snapmgr.jobs.source import locate_source
 from snapmgr.jobs.sweep import complete, remove_traces, sweep
@@ -80,6 +81,8 @@ def backup(ctx: Context, job: Job) -> Manifest:
         for volume in source.volumes:
             require_answer(volume.path)
         manifest = _take(ctx, job, source)
+        # The first sample of its room.
+        look_at_gauges(ctx, (manifest,))
     if left:
         raise LaterStepError(
             f"snapshot {manifest.id} is READY, but {_remarks(left)}",
