@@ -7,8 +7,8 @@
  *       not return. A line "ROLE 0 0 exec PATH": from there on it is another program, which is left alone (a server on a
  *       clone, systemctl). "-": no log.
  *       "ROLE 0 0 end": it has ended.
- * KILL  ROLE:NUMBER:before|after:VICTIM, or "-". VICTIM is the role of who is killed at that call, or "all" that were not
- *       left alone.
+ * KILL  ROLE:NUMBER:before|after:VICTIM:SIGNAL, or "-". VICTIM is the role of who is killed at that call, or "all" that
+ *       were not left alone. SIGNAL is SIGKILL's number, or SIGSTOP's: then they are stopped, until somebody continues them.
  *
  * We stand at the kernel's own door (ptrace), so it makes no difference how a call is made: by libc, by its number, from
  * inside libc, by ctypes, from a thread. Killed at the door on the way in the call is not made; on the way out its result
@@ -36,6 +36,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -101,7 +102,7 @@ static const struct { unsigned long request; const char *name; } ioctls[] = {
 
 static struct task {
     pid_t tid, group;
-    int role, die;
+    int role, die, inside; /* inside: a call, as far as the registers have shown */
     long number; /* of the call that it is in, if that counts */
     char label[700];
 } tasks[TASKS];
@@ -109,7 +110,7 @@ static int task_count, roles;
 static pid_t groups[ROLES]; /* by role; 0: ended or left alone */
 static long counts[ROLES];
 static FILE *out;
-static int kill_role = -1, kill_after, victim = -1; /* victim -1: all */
+static int kill_role = -1, kill_after, victim = -1, killer = SIGKILL; /* victim -1: all */
 static long kill_number;
 
 static void fail(const char *what) { perror(what); exit(125); }
@@ -254,12 +255,35 @@ static void forget(struct task *task) {
 
 static void strike(void) {
     for (int role = 0; role < roles; role++)
-        if (groups[role] && (victim < 0 || victim == role)) kill(groups[role], SIGKILL);
+        if (groups[role] && (victim < 0 || victim == role)) kill(groups[role], killer);
+}
+
+/* User Mode Linux does not tell it by itself: by the registers, then. */
+static int read_call(struct task *task, struct __ptrace_syscall_info *info) {
+    if (ptrace(PTRACE_GET_SYSCALL_INFO, task->tid, sizeof *info, info) > 0) return 1;
+#ifdef __x86_64__
+    struct user_regs_struct regs;
+    if (ptrace(PTRACE_GETREGS, task->tid, 0, &regs)) return 0;
+    *info = (struct __ptrace_syscall_info){.op = PTRACE_SYSCALL_INFO_EXIT};
+    task->inside = !task->inside && (long)regs.rax == -ENOSYS;
+    if (task->inside) {
+        const unsigned long long arguments[] = {regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9};
+        info->op = PTRACE_SYSCALL_INFO_ENTRY;
+        info->entry.nr = regs.orig_rax;
+        memcpy((void *)info->entry.args, arguments, sizeof arguments);
+    } else {
+        info->exit.rval = regs.rax;
+        info->exit.is_error = (long)regs.rax < 0 && (long)regs.rax >= -4095;
+    }
+    return 1;
+#else
+    return 0;
+#endif
 }
 
 static void at_call(struct task *task) {
     struct __ptrace_syscall_info info;
-    if (ptrace(PTRACE_GET_SYSCALL_INFO, task->tid, sizeof info, &info) <= 0) return;
+    if (!read_call(task, &info)) return;
     if (info.op == PTRACE_SYSCALL_INFO_EXIT) {
         write_down(task, info.exit.is_error ? -info.exit.rval : 0);
         if (task->die) { task->die = 0; strike(); }
@@ -276,7 +300,7 @@ int main(int argc, char **argv) {
     char when[8] = "", which[8] = "";
     if (strcmp(argv[1], "-") && !(out = fopen(argv[1], "we"))) fail(argv[1]);
     if (strcmp(argv[2], "-")) {
-        if (sscanf(argv[2], "%d:%ld:%7[a-z]:%7s", &kill_role, &kill_number, when, which) != 4) fail("KILL");
+        if (sscanf(argv[2], "%d:%ld:%7[a-z]:%7[a-z0-9]:%d", &kill_role, &kill_number, when, which, &killer) != 5) fail("KILL");
         kill_after = !strcmp(when, "after");
         if (strcmp(which, "all")) victim = atoi(which);
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
 
 
 @cache
-def _program() -> Path:
+def program() -> Path:
     """Compile tracer.c once a test run."""
     folder = Path(tempfile.mkdtemp(prefix="snapmgr-tracer-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    program = folder / "tracer"
+    tracer = folder / "tracer"
     source = Path(__file__).with_name("tracer.c")
-    subprocess.run(["gcc", "-O1", "-Wall", "-Werror", "-o", program, source], check=True, stdin=subprocess.DEVNULL)
-    return program
+    subprocess.run(["gcc", "-O1", "-Wall", "-Werror", "-o", tracer, source], check=True, stdin=subprocess.DEVNULL)
+    return tracer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,8 @@ class Kill:
     after: bool = False
     victim: int | None = None
     """The role of who is killed; None: the command and all that it forked, at once."""
+    signal: int = signal.SIGKILL
+    """Or SIGSTOP: who is killed is stopped instead."""
 
     def __str__(self) -> str:
         who = {None: "all at once", 0: "the command"}.get(self.victim, f"child {self.victim}")
@@ -64,7 +67,7 @@ class Kill:
     def argument(self) -> str:
         """As the tracer wants it."""
         who = "all" if self.victim is None else self.victim
-        return f"{self.call.role}:{self.call.number}:{'after' if self.after else 'before'}:{who}"
+        return f"{self.call.role}:{self.call.number}:{'after' if self.after else 'before'}:{who}:{int(self.signal)}"
 
 
 def run(
@@ -81,7 +84,7 @@ def run(
     A negative `returncode` is the signal that ended it. With `log` what it called is written there: see `read_log`.
     """
     command = [sys.executable, "-m", "snapmgr", "--config", str(config), *arguments]
-    argv = [*prefix, str(_program()), str(log or "-"), kill.argument if kill else "-", *command]
+    argv = [*prefix, str(program()), str(log or "-"), kill.argument if kill else "-", *command]
     with subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
