@@ -32,6 +32,8 @@ DISK = "/dev/ubda"
 IN_MEMORY, ON_DISK = "/dev/shm", "/var/tmp"  # noqa: S108 - mkdtemp makes a folder of its own in them
 NO_STATUS, TIMED_OUT, LACKING = 99, 124, 7
 CONSOLE_LINES = 40
+# So long before its time limit the command gets SIGTERM: it may say how far it came.
+TERM_GRACE_S = 20.0
 PR_SET_PDEATHSIG = 1
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -115,16 +117,23 @@ def make_disk(path: Path, size_bytes: int) -> None:
 
 def fill(work: Path, options: argparse.Namespace, keep: Path | None) -> None:
     """Write what the guest's init reads."""
-    settings = {"share": str(CHECKOUT), "keep": str(keep or ""), "udev": "yes" if options.udev else "no"}
+    settings = {
+        "share": str(CHECKOUT),
+        "keep": str(keep or ""),
+        "udev": "yes" if options.udev else "no",
+        "term_at": f"{time.time() + options.time_limit - min(TERM_GRACE_S, options.time_limit / 4):.0f}",
+    }
     (work / "settings").write_text("".join(f"{name}={shlex.quote(value)}\n" for name, value in settings.items()))
     passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
     passed |= {"SNAPMGR_TEST_DEV": DISK} | ({"SNAPMGR_GUEST_KEEP": str(keep)} if keep else {})
     exports = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(passed.items())]
-    (work / "command").write_text("".join(exports) + f"exec {shlex.join(options.command)}\n")
+    (work / "command").write_text(
+        "".join(exports) + f"echo $$ >/run/snapmgr-command.pid\nexec {shlex.join(options.command)}\n"
+    )
     (work / "uml").mkdir()
 
 
-def kernel_line(kernel: str, work: Path, disk: Path, memory: int, outputs: tuple[int, int]) -> list[str]:
+def kernel_line(kernel: str, work: Path, memory: int, outputs: tuple[int, int]) -> list[str]:
     """Return the command that boots the guest: console on its stdout, the command's output on `outputs`."""
     return [
         kernel,
@@ -134,7 +143,7 @@ def kernel_line(kernel: str, work: Path, disk: Path, memory: int, outputs: tuple
         # Named so, or lsblk and findmnt take the scratch disk for what / is mounted from.
         *("root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"),
         f"init={INIT}",
-        f"ubd0={disk}",
+        f"ubd0={work}/disk",
         *("con=null", "ssl=null", "con0=null,fd:1", f"con1=null,fd:{outputs[0]}", f"con2=null,fd:{outputs[1]}"),
         *("quiet", "loglevel=4"),
         f"snapmgr_work={work}",
@@ -231,8 +240,10 @@ def run(options: argparse.Namespace) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     work = Path(tempfile.mkdtemp(prefix="snapmgr-guest-", dir=work_base(options.memory)))
     try:
-        disk = options.disk.resolve() if options.disk else work / "disk"
-        make_disk(disk, options.disk_size)
+        if options.disk:
+            # By a name of ours: the kernel's command line takes no spaces.
+            (work / "disk").symlink_to(options.disk.resolve())
+        make_disk(options.disk or work / "disk", options.disk_size)
         fill(work, options, keep)
     except OSError as error:
         shutil.rmtree(work)
@@ -243,7 +254,7 @@ def run(options: argparse.Namespace) -> int:
     if keeper == 0:
         try:
             os.close(our_end)
-            keep_guest(kernel_line(kernel, work, disk, options.memory, streams.ends[1:]), work, lifeline, streams.ends)
+            keep_guest(kernel_line(kernel, work, options.memory, streams.ends[1:]), work, lifeline, streams.ends)
         finally:
             os._exit(0)
     for fd in (lifeline, *streams.ends):
@@ -252,6 +263,9 @@ def run(options: argparse.Namespace) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         if not streams.copy(time.monotonic() + options.time_limit):
             say(f"{options.name} did not end within {options.time_limit:g} s and was killed", streams.tail)
+            return TIMED_OUT
+        if (work / "late").exists():
+            say(f"{options.name} was near its time limit of {options.time_limit:g} s, so its command was ended")
             return TIMED_OUT
         try:
             return int((work / "rc").read_text())
@@ -262,6 +276,8 @@ def run(options: argparse.Namespace) -> int:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         os.close(our_end)
         os.waitpid(keeper, 0)
+        # The keeper has done so, unless somebody killed it.
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def say(message: str, console: bytes = b"") -> None:
