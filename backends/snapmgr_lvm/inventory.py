@@ -60,7 +60,7 @@ def _suspended(group: Group, marked: list[LogicalVolume]) -> Iterator[Found]:
 
 
 def describe(group: Group, volume: LogicalVolume) -> Found | None:
-    """Say what a volume with our mark is; None for what bears the mark and nothing that we write beside it."""
+    """Say what a volume with our mark is; None for what bears the mark and is nothing that we make."""
     pool, snapshot_id = pool_of(group), marks.value(volume, "id")
     record_id = marks.value(volume, "attachment")
     if snapshot_id is None:
@@ -68,6 +68,8 @@ def describe(group: Group, volume: LogicalVolume) -> Found | None:
     if record_id is not None:
         return _describe_clone(group, volume, snapshot_id, record_id)
     problem = _problem(volume)
+    if problem is not None and marks.value(volume, "state") != "made":
+        return None  # it was a snapshot once, or somebody copied the tags
     if problem is not None:
         return Found(kind="debris", pool=pool, name=volume.name, snapshot_id=snapshot_id, why=problem)
     ref, note = snapshot_ref(group, volume), marks.read_note(volume.tags)

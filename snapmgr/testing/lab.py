@@ -69,6 +69,12 @@ class Lab(ABC):
     def unreachable(self, pool: Pool) -> AbstractContextManager[None]:
         """Make a pool unreachable while the context lasts: unmount it, deactivate it, rename its folder."""
 
+    race_rounds = 8
+    """How many snapshots `test_one_instant_if_promised` takes each way: less where one takes seconds."""
+
+    def trim(self, origin: Path) -> None:  # noqa: B027 - most file systems need nothing
+        """Give the blocks of deleted files back to the storage, where a file system does not do so by itself."""
+
     def foreign(self) -> Path | None:
         """Return a directory that the backend cannot snapshot; None if there is no such thing."""
         return Path("/proc/self")

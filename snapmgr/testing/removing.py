@@ -43,6 +43,7 @@ class RemovingContract(Contract):
         (origin / "big").write_bytes(os.urandom(_REWRITTEN_BYTES * 8))
         ref = lab.take_one(origin)
         (origin / "big").unlink()
+        lab.trim(origin)
         lab.backend().settle((lab.take_one(lab.make_origin()),), 60)
         reservoirs = lab.backend().headroom(volume)
         if not reservoirs:

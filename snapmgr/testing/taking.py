@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _NOTE_BYTES_AT_MOST = 64 << 10
 _FD_FOLDER = "/proc/self/fd"
-_RACE_ROUNDS = 8
 
 
 def _open_fds() -> set[int]:
@@ -225,7 +224,7 @@ class TakingContract(Contract):
         for ahead in (("first", "second"), ("second", "first")):
             pid = processes.spawn(lambda ahead=ahead: _write_in_turn(origin, *ahead))  # type: ignore[misc]
             try:
-                refs = [lab.take_one(origin) for _ in range(_RACE_ROUNDS)]
+                refs = [lab.take_one(origin) for _ in range(lab.race_rounds)]
             finally:
                 os.kill(pid, 9)
                 os.waitpid(pid, 0)

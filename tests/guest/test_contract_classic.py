@@ -10,6 +10,7 @@ from snapmgr.testing import BackendContract
 from support.lvmlab import LvmLab
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from support.lvm import VolumeGroup
@@ -17,5 +18,7 @@ if TYPE_CHECKING:
 
 class TestClassic(BackendContract):
     @pytest.fixture
-    def lab(self, vg: VolumeGroup, tmp_path: Path) -> LvmLab:
-        return LvmLab(vg, "classic", tmp_path / "scratch")
+    def lab(self, shared_vg: VolumeGroup, tmp_path: Path) -> Iterator[LvmLab]:
+        lab = LvmLab(shared_vg, "classic", tmp_path / "scratch")
+        yield lab
+        lab.close()

@@ -27,12 +27,23 @@ _NOTHING = 'devices { filter=["r|.*|"] use_devicesfile=0 obtain_device_list_from
 class LvmLab(Lab):
     """A volume group; each origin is a folder on a logical volume of its own."""
 
+    # On the one processor of a guest, beside a process that writes without pause.
+    race_rounds = 3
+
     def __init__(self, group: VolumeGroup, kind: Literal["classic", "thin"], scratch: Path) -> None:
         """Take also what kind of snapshots to make, and a folder for what is written to attachments."""
         super().__init__(LvmBackend, LvmConfig(cow_size="60%", scratch_dir=str(scratch)))
         self.group = group
         self.kind = kind
         self._origins: dict[Path, Origin] = {}
+
+    def close(self) -> None:
+        """Remove all but the thin pool, which the next test uses again."""
+        for origin in self._origins.values():
+            run("umount", "--recursive", origin.point)
+        self._origins.clear()
+        if self.group.names() not in ([], [_POOL]):
+            run("lvremove", "--yes", "--select", f"lv_name!={_POOL}", self.group.name)
 
     def make_origin(self) -> Path:
         """Make a logical volume with a file system on it: ext4, or XFS where it is thin."""
@@ -54,6 +65,14 @@ class LvmLab(Lab):
         volume = self._origins.pop(origin)
         run("umount", volume.point)
         run("lvremove", "--yes", f"{volume.vg}/{volume.lv}")
+
+    def trim(self, origin: Path) -> None:
+        """Discard what the file system does not use: only then has the thin pool it back."""
+        run("fstrim", self._origins[origin].point)
+
+    def inside(self, volume_root: Path, origin: Path) -> Path:
+        """Return the origin's folder; without a look at the storage each time."""
+        return volume_root / origin.name
 
     def impostor(self, ref: SnapshotRef) -> Callable[[], bool]:
         """Put a plain volume under the snapshot's name, with the snapshot's tags."""
