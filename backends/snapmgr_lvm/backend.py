@@ -252,10 +252,8 @@ class LvmBackend(Reverting):
                 f"{group.name}/{volume.name}",
             ]
         )
-        clone = self._read(record.ref.pool).by_name(name)
-        if clone is None or clone.device is None or marks.value(clone, "of") != volume.uuid:
-            raise StorageError(f"the clone {group.name}/{name} vanished, or is not active")
-        return kernel.device_path(clone.device)
+        # lvcreate made it, under this name, or failed; its node is there when it returns.
+        return f"/dev/mapper/{removal.device_name(group, name)}"
 
     def detach(self, record: AttachRecord) -> None:
         """Remove the clone or the overlay that `attach` made for `record`, if it is one of that very snapshot."""

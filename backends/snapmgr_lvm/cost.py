@@ -33,7 +33,7 @@ def _thin_exclusive(runner: Runner, group: Group, volume: LogicalVolume) -> int 
     pool = group.by_uuid(volume.pool_uuid)
     if pool is None or volume.thin_id is None:
         return None
-    name = device_name(group, pool)
+    name = device_name(group, pool.name)
     try:
         runner.run(["dmsetup", "message", f"{name}-tpool", "0", "reserve_metadata_snap"])
     except CommandError:

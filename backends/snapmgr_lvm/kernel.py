@@ -30,15 +30,6 @@ def holds(number: str, volume_number: str) -> bool:
     return False
 
 
-def device_path(number: str) -> str:
-    """Given "253:4", return its node, which devtmpfs makes, with or without udevd. Raises StorageError."""
-    try:
-        lines = (_SYSFS / number / "uevent").read_text().splitlines()
-    except OSError as error:
-        raise StorageError(f"the device {number} is not there: {error.strerror}") from None
-    return "/dev/" + next(line.partition("=")[2] for line in lines if line.startswith("DEVNAME="))
-
-
 def has_device_mapper() -> bool:
     """Whether the kernel has device-mapper, or can load it."""
     if os.path.exists("/sys/class/misc/device-mapper"):

@@ -61,13 +61,14 @@ def resume(runner: Runner, group: Group, volume: LogicalVolume) -> None:
     if now is not None and now.suspended:
         why = f": {failure.message}" if failure is not None else ""
         raise StorageError(
-            f"the logical volume {name} is still suspended{why}", hint=f"dmsetup resume {device_name(group, volume)}"
+            f"the logical volume {name} is still suspended{why}",
+            hint=f"dmsetup resume {device_name(group, volume.name)}",
         )
 
 
-def device_name(group: Group, volume: LogicalVolume) -> str:
-    """Return the name that device-mapper has for a volume: hyphens are doubled (lvm(8))."""
-    return f"{group.name.replace('-', '--')}-{volume.name.replace('-', '--')}"
+def device_name(group: Group, name: str) -> str:
+    """Return the name that device-mapper has for the volume `name`: hyphens are doubled (lvm(8))."""
+    return f"{group.name.replace('-', '--')}-{name.replace('-', '--')}"
 
 
 def attached_clones(group: Group, native_id: str) -> list[LogicalVolume]:

@@ -57,7 +57,7 @@ class Reverting:
         classic = snapshot.is_classic_snapshot
         return RevertPlan(
             origin=f"{group.name}/{origin.name}",
-            device=f"/dev/mapper/{device_name(group, origin)}",
+            device=f"/dev/mapper/{device_name(group, origin.name)}",
             number=origin.device or "",
             consumes=classic,
             write_bytes=_chunk_data_bytes(snapshot) if classic else 0,
