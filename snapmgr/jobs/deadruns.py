@@ -30,6 +30,10 @@ def _leases(facts: Facts) -> Iterator[Finding]:
             text = "removes the clone, with what was written to it" if lease.writable else "forgets it"
             cure = Cure(kind="release", text=text, about=lease)
             yield of_state(lease.point, why, job=job_of(lease.snapshot_id), hint=end, cure=cure)
+        elif one.problem is not None:
+            # Nor this: it may be read as far as it goes.
+            hint = f"{one.problem.hint}; to end it: {end}"
+            yield of_state(lease.point, one.problem.what, job=job_of(lease.snapshot_id), hint=hint)
         elif lease.until is not None and lease.until < facts.now:
             # Somebody may work there: never ours to end.
             what = f"is mounted by {lease.user}, longer than until {lease.until:%Y-%m-%dT%H:%M:%SZ}"

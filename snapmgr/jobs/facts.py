@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from snapmgr.jobs.fill import Limits, PoolFill
     from snapmgr.jobs.restore import Leftover
     from snapmgr.manifest import Lease
-    from snapmgr.records import Found, Pool
+    from snapmgr.records import Found, Pool, Reason
 
 PoolKey = tuple[str, str]
 
@@ -55,6 +55,8 @@ class LeaseFacts:
     """Whether all its mounts are there; without root, when nothing is mounted, True."""
     server_alive: bool = False
     """Of a clone: whether its server still runs."""
+    problem: Reason | None = None
+    """Why what is read there is not to be believed."""
 
 
 @dataclass(frozen=True, kw_only=True)

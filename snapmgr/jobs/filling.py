@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from snapmgr.jobs.context import Context
     from snapmgr.jobs.facts import PoolKey
     from snapmgr.manifest import Lease, Manifest
-    from snapmgr.records import Pool
+    from snapmgr.records import Pool, Reason
 
 Fills = dict["PoolKey", PoolFill]
 
@@ -176,10 +176,18 @@ def require_believable(ctx: Context, lease: Lease, manifest: Manifest) -> None:
 
     Asked after the use and before its result counts: writes to scratch space that is full still seem to succeed.
     """
+    problem = attachment_problem(ctx, lease)
+    if problem is not None:
+        refuse_lost(ctx, manifest)
+        raise LackingError(f"{manifest.id}: {problem.what}", hint=problem.hint)
+
+
+def attachment_problem(ctx: Context, lease: Lease) -> Reason | None:
+    """Return why what is read through an attachment is not to be believed. Raises what the storage raises."""
     for part in lease.parts:
         backend = ctx.backend(part.record.ref.backend)
         if isinstance(backend, ScratchAttaching):
             problem = backend.attachment_problem(part.record)
             if problem is not None:
-                refuse_lost(ctx, manifest)
-                raise LackingError(f"{manifest.id}: {problem.what}", hint=problem.hint)
+                return problem
+    return None

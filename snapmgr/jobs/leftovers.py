@@ -20,7 +20,7 @@ from snapmgr.jobs.attach import part_point
 from snapmgr.jobs.diagnosis import GONE
 from snapmgr.jobs.facts import Facts, FileFacts, LeaseFacts, PoolFacts, key_of
 from snapmgr.jobs.fill import limits_of
-from snapmgr.jobs.filling import peek
+from snapmgr.jobs.filling import attachment_problem, peek
 from snapmgr.jobs.rebuild import claimed_by, job_of
 from snapmgr.jobs.restore import restore_leftovers
 from snapmgr.jobs.reversion import reversions
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from snapmgr.jobs.context import Context
     from snapmgr.jobs.facts import PoolKey
     from snapmgr.manifest import Lease
-    from snapmgr.records import Mount
+    from snapmgr.records import Mount, Reason
 
 # As `snapmgr.jobs.verify`, `prepare` and `attach` name what they make in the scratch directory.
 _RUN_FOLDER = re.compile(r"v(?P<pid>[0-9]+)-[a-z0-9_]{8}")
@@ -76,7 +76,7 @@ def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -
         jobs=frozenset(ctx.config.jobs),
         limits={job.name: limits_of(job, now) for job in ctx.config.jobs.values()},
         entries=tuple(sorted((*entries, *sound), key=lambda entry: entry.manifest.created_at)),
-        leases=tuple(_lease_facts(lease, mounts) for lease in leases),
+        leases=tuple(_lease_facts(ctx, lease, mounts) for lease in leases),
         files=(
             *(_manifest_facts(catalog, one, sound) for one in damaged),
             *(_lease_file(one) for one in damaged_leases),
@@ -234,7 +234,7 @@ def _active_runs(catalog: Catalog) -> dict[str, int]:
     return {job: pid for job in jobs if (pid := active_run(catalog, job)) not in (None, os.getpid())}
 
 
-def _lease_facts(lease: Lease, mounts: tuple[Mount, ...]) -> LeaseFacts:
+def _lease_facts(ctx: Context, lease: Lease, mounts: tuple[Mount, ...]) -> LeaseFacts:
     there = {(mount.point, f"{mount.device} {mount.root}") for mount in mounts}
     points = {point for point, _ in there}
 
@@ -245,11 +245,17 @@ def _lease_facts(lease: Lease, mounts: tuple[Mount, ...]) -> LeaseFacts:
 
     mounted = os.geteuid() != 0 or all(is_there(number) for number in range(len(lease.parts)))
     server = lease.server.process if lease.server is not None else None
+    problem: Reason | None = None
+    if mounted and lease.boot_id == boot_id():
+        # Of a storage that does not answer it is said elsewhere.
+        with suppress(SnapmgrError):
+            problem = attachment_problem(ctx, lease)
     return LeaseFacts(
         lease=lease,
         alive=is_alive(lease.holder),
         mounted=mounted,
         server_alive=server is not None and is_alive(server),
+        problem=problem,
     )
 
 

@@ -166,19 +166,26 @@ def test_a_volume_group_without_room_takes_no_snapshot_and_says_what_it_needs(
     assert "the next snapshot takes about 8.0 MiB: no snapshot can be taken" in snapmgr.said
 
 
-def test_a_snapshot_that_is_used_gets_more_room(
+def test_a_snapshot_that_runs_full_while_it_is_verified_is_lost_and_with_more_room_it_passes(
     vg: VolumeGroup, snapmgr: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relief, "EVERY_S", 0.3)
-    snapmgr.lvm["auto_extend"] = True
     # While the check runs, 12 MiB are written to the origin by and by: more than the table had room for.
     write = "dd if=/dev/urandom of={}/more$n bs=1M count=3 conv=fsync 2>&1 && sleep 2"
     loop = f"for n in 1 2 3 4; do {write.format(snapmgr.origin.point)} || exit 1; done; ls $0"
     snapmgr.job["verify.command"] = ["sh", "-c", loop, "{}"]
     assert snapmgr("backup", "files") == 0, snapmgr.said
+    assert snapmgr("verify", "latest") == 1
+    assert "is lost: its CoW table overflowed between" in snapmgr.said
+    (snapshot,) = snapmgr.snapshots().values()
+    assert (snapshot["state"], snapshot["verification"]) == ("broken", None)
+    run("rm", "-r", *snapmgr.origin.point.glob("more*"))
+
+    snapmgr.lvm["auto_extend"] = True
+    assert snapmgr("backup", "files") == 0, snapmgr.said
     assert snapmgr("verify", "latest") == 0, snapmgr.said
     assert "enlarged from 8.0 MiB to 12.0 MiB" in snapmgr.said
-    (snapshot,) = snapmgr.snapshots().values()
+    _, snapshot = snapmgr.snapshots().values()
     assert snapshot["verification"]["result"] == "passed"
     (size,) = [int(row["lv_size"]) for row in vg.lvs("lv_name", "lv_size") if row["lv_name"].startswith("snapmgr")]
     assert size > 12 * _MIB

@@ -12,6 +12,7 @@ import pytest
 from snapmgr.catalog import Entry
 from snapmgr.config import load_config
 from snapmgr.errors import InUseError, LackingError, LostError, StorageError
+from snapmgr.host import boot_id
 from snapmgr.jobs import relief
 from snapmgr.jobs.attach import attach
 from snapmgr.jobs.context import Context
@@ -21,6 +22,7 @@ from snapmgr.jobs.facts import Facts, PoolFacts
 from snapmgr.jobs.fill import Limits, add_samples
 from snapmgr.jobs.filling import look_at_gauges, read_fill, require_believable, settle_losses
 from snapmgr.jobs.fix import fix
+from snapmgr.jobs.leftovers import look as look_around
 from snapmgr.jobs.presence import look
 from snapmgr.jobs.sweep import sweep
 from snapmgr.manifest import encode
@@ -276,6 +278,19 @@ def test_doctor_says_what_is_lost_and_what_will_be(storage):
         f"CoW table of {IDS[1]} is 90% full (921.6 MiB of 1.0 GiB), full in 20 min: then the snapshot is lost",
         None,
     )
+
+
+def test_doctor_says_what_mounts_are_not_to_be_believed(ctx, storage):
+    here = lease(manifest(0))
+    record = replace(here.parts[0].record, boot_id=boot_id())
+    mount = next(one for one in ctx.mounter.mounts() if one.point == "/")
+    part = replace(here.parts[0], record=record, mounted=f"{mount.device} {mount.root}")
+    ctx.catalog.write_lease(replace(here, parts=(part,), point="/", until=None))
+    assert not [one for one in diagnose(look_around(ctx)) if one.subject == "/"]
+    storage.problem = Reason(what="its scratch file is full", hint="raise scratch_size")
+    (finding,) = [one for one in diagnose(look_around(ctx)) if one.subject == "/"]
+    assert (finding.level, finding.what, finding.cure) == ("problem", "its scratch file is full", None)
+    assert "raise scratch_size; to end it: snapmgr umount" in finding.hint
 
 
 def test_doctor_mends_what_is_lost(ctx, storage):
