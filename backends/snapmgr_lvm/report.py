@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.api import CommandError, StorageError
+from snapmgr_lvm import locks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -201,8 +202,9 @@ def _report(runner: Runner, argv: Sequence[str], kind: str) -> list[dict[str, st
     try:
         answer = runner.run(argv, timeout_s=READ_TIMEOUT_S)
     except CommandError as error:
+        busy = locks.holders()
         raise StorageError(
-            f"LVM does not answer: {error.message}",
+            f"LVM does not answer: {error.message}" + (f" ({'; '.join(busy)})" if busy else ""),
             hint="does another LVM command hang? see: ps, dmsetup info -c (a suspended device?)",
         ) from error
     return parse_report(answer.stdout, kind)
