@@ -1,4 +1,4 @@
-"""A job for a folder on a logical volume; commands run in forked children, as a new interpreter takes seconds in a guest.
+"""A job for a folder on a logical volume; commands run in forked children: a new interpreter takes seconds in a guest.
 
 What LVM's own programs do can be watched and cut short: by `Strike`, one of them is killed, or stopped, at one of the
 system calls by which it changes something.
@@ -44,6 +44,8 @@ class Strike:
     log: Path
     """Where each of its system calls that changes something is written down; see support.tracer."""
     kill: tracer.Kill | None = None
+    with_us: bool = False
+    """Whether the command and its helper are killed as well, right after it."""
 
     def changes(self) -> list[tracer.Call]:
         """Return its calls that changed a device, or read or wrote LVM's metadata, named so, once it has run."""
@@ -105,7 +107,9 @@ class VolumeScene(Scene):
         real = command.find_program(strike.program)
         kill = strike.kill.argument if strike.kill else "-"
         # Only the first call: what clears up after it runs as always.
-        trap.write_text(f'#!/bin/sh\nrm "$0"\nexec {tracer.program()} {strike.log} {kill} {real} "$@"\n')
+        lines = ["#!/bin/sh", 'rm "$0"', f'{tracer.program()} {strike.log} {kill} {real} "$@"', "code=$?"]
+        lines += [f"kill -KILL {os.getpid()} $PPID"] if strike.with_us else []
+        trap.write_text("\n".join([*lines, "exit $code", ""]))
         trap.chmod(0o755)
         command._PATH = f"{folder}:{command._PATH}"
 
