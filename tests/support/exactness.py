@@ -30,14 +30,25 @@ class Taken:
     after: tuple[Acknowledged, ...]
 
 
-def take(ctx: Context, server: PrivateServer, count: int, *, writers: int = 4) -> tuple[list[Taken], LoadStatistics]:
-    """Take `count` snapshots of the job "demo" while `writers` write; return them and how the writers fared."""
+def take(
+    ctx: Context,
+    server: PrivateServer,
+    count: int,
+    *,
+    writers: int = 4,
+    pause_s: float = 0.0,
+    take_one: Callable[[], Manifest] | None = None,
+) -> tuple[list[Taken], LoadStatistics]:
+    """Take `count` snapshots while `writers` write, with `take_one` or by backups of the job "demo".
+
+    Return the snapshots and how the writers fared; each rests for `pause_s` after a round.
+    """
     job, taken = ctx.config.job("demo"), []
-    with write_load(server.socket, writers=writers, engines=server.kind.engines) as load:
+    with write_load(server.socket, writers=writers, pause_s=pause_s, engines=server.kind.engines) as load:
         load.warm_up()
         for _ in range(count):
             before = load.acknowledged()
-            manifest = backup(ctx, job)
+            manifest = take_one() if take_one is not None else backup(ctx, job)
             taken.append(Taken(manifest=manifest, before=before, after=load.acknowledged()))
         load.check_alive()
         return taken, load.statistics()
@@ -66,14 +77,15 @@ def take_and_check(
     taken, _ = take(ctx, server, count, writers=writers)
     for one in taken:
         with attached(ctx, ctx.catalog.load(one.manifest.id)) as lease:
-            _check(data_path(lease), one, options(lease, one.manifest), server.kind)
+            check_copy(data_path(lease), one, server.kind, options(lease, one.manifest))
     # The load went on meanwhile: no two may be of the same instant.
     manifests = [one.manifest for one in taken]
     assert len({manifest.position for manifest in manifests}) == count
     return manifests
 
 
-def _check(datadir: Path, taken: Taken, options: Sequence[str], kind: Kind) -> None:
+def check_copy(datadir: Path, taken: Taken, kind: Kind, options: Sequence[str] = ()) -> None:
+    """Start a server of `kind` on a writable copy and compare it with what was recorded and acknowledged."""
     position = taken.manifest.position
     assert position is not None
     assert (datadir / position.file).stat().st_size == position.offset

@@ -1,0 +1,116 @@
+"""A loaded MariaDB on logical volumes, by the real command line: backup, verify, mount, look, umount, prune."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from snapmgr.jobs.attach import attached, copies, data_path
+from support.exactness import check_copy, take
+from support.lvmscene import lvm_scene
+
+if TYPE_CHECKING:
+    from snapmgr.manifest import Lease, Manifest
+    from support.exactness import Taken
+    from support.lvmscene import Kind, LvmScene
+
+pytestmark = pytest.mark.needs("root", "mariadbd")
+# 20 of each were shown by `./run bench-lvm`; CI repeats a few.
+MANY = int(os.environ.get("SNAPMGR_LVM_SNAPSHOTS", "10"))
+FEW = 2
+
+
+def take_by_command(scene: LvmScene, count: int) -> list[Taken]:
+    """Take snapshots of the loaded server by the command line; no two are of the same instant."""
+
+    def backup() -> Manifest:
+        done = scene.run("backup", "demo")
+        assert done.returncode == 0, done.stderr
+        return scene.entries()[-1].manifest
+
+    # Not as fast as it goes: the guest has one processor, and snapmgr wants some of it, too.
+    taken, fared = take(scene.context(), scene.server, count, writers=2, pause_s=0.05, take_one=backup)
+    assert fared.writes > 0
+    assert len({one.manifest.position for one in taken}) == count
+    members = [member.ref.name for one in taken for member in one.manifest.members]
+    assert scene.stored() == sorted(members)
+    return taken
+
+
+def options_of(point: str) -> tuple[str, set[str]]:
+    """Return type and options of the file system that is mounted at `point`, as the kernel says."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        if left.split()[4] == point:
+            fs_type, _, options = right.split()
+            return fs_type, set(options.split(","))
+    raise AssertionError(f"nothing is mounted at {point}")
+
+
+def look(scene: LvmScene, one: Taken, fs_type: str) -> None:
+    """Mount a snapshot by the command line, start a server on it, and unmount it."""
+    mounted = scene.json("mount", one.manifest.id)["mount"]
+    found, options = options_of(mounted["point"])
+    assert found == fs_type
+    assert ("nouuid" in options) == (fs_type == "xfs")
+    check_copy(Path(mounted["data_path"]), one, scene.server.kind)
+    done = scene.run("umount", mounted["point"])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "fs_type", "count"),
+    [("thin", "xfs", MANY), ("thin", "ext4", FEW), ("classic", "xfs", FEW), ("classic", "ext4", FEW)],
+)
+def test_snapshots_of_a_loaded_server_are_exact_and_go_when_they_are_pruned(vg, kind: Kind, fs_type: str, count: int):
+    with lvm_scene(vg, kind, fs_type) as scene:
+        scene.configure("retention.keep-last = 1")
+        taken = take_by_command(scene, count)
+        newest = taken[-1].manifest
+        done = scene.run("verify", newest.id)
+        assert done.returncode == 0, done.stderr
+        for one in taken[:FEW]:
+            look(scene, one, fs_type)
+        ctx = scene.context()
+        for one in taken[FEW:]:
+            with attached(ctx, ctx.catalog.load(one.manifest.id)) as lease:
+                check_copy(data_path(lease), one, scene.server.kind)
+        # The server went on, and has all of it.
+        assert scene.server.query("SELECT COUNT(*) FROM load_test.ledger")[0][0] > 0
+        assert scene.run("prune", "demo").returncode == 0
+        assert [entry.manifest.id for entry in scene.entries()] == [newest.id]
+        assert scene.stored() == [newest.members[0].ref.name]
+        cow = scene.folder / "cow"
+        assert not cow.exists() or os.listdir(cow) == []
+
+
+def test_data_and_redo_log_on_two_volumes_are_one_instant_while_the_server_is_frozen(vg):
+    with lvm_scene(vg, "thin", "xfs", redo=("classic", "ext4")) as scene:
+        refused = scene.run("backup", "demo")
+        assert refused.returncode == 4, refused.stderr
+        redo = str(scene.redo)
+        assert f"at {redo}" in refused.stderr
+        assert "freeze-process" in refused.stderr
+        assert scene.stored() == []
+
+        scene.configure('quiesce = "freeze-process"')
+        taken = take_by_command(scene, FEW)
+
+        def options(lease: Lease, manifest: Manifest) -> tuple[str, ...]:
+            copy = copies(lease, manifest)[redo]
+            return (f"--innodb-log-group-home-dir={copy}", f"--innodb-undo-directory={copy}")
+
+        ctx = scene.context()
+        for one in taken:
+            quiesce = one.manifest.quiesce
+            assert quiesce is not None
+            assert 0 < quiesce.frozen_s <= quiesce.held_s
+            with attached(ctx, ctx.catalog.load(one.manifest.id)) as lease:
+                check_copy(data_path(lease), one, scene.server.kind, options(lease, one.manifest))
+        done = scene.run("verify", taken[0].manifest.id)
+        assert done.returncode == 0, done.stderr
+        assert scene.run("delete", "--force", "--yes", taken[0].manifest.id, taken[1].manifest.id).returncode == 0
+        assert scene.stored() == []
