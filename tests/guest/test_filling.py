@@ -82,7 +82,6 @@ def test_an_overflow_during_a_mount_breaks_the_snapshot_and_the_next_run_takes_a
     # Seen by doctor, which changes nothing, and refused where it would be used.
     assert snapmgr("doctor") == 1
     assert f"{first} is lost: its CoW table overflowed" in snapmgr.said
-    assert snapmgr.snapshots()[first]["state"] == "ready"
     assert snapmgr("mount", "latest") == 1
     assert "is lost: its CoW table overflowed between" in snapmgr.said
     broken = snapmgr.snapshots()[first]
@@ -91,16 +90,15 @@ def test_an_overflow_during_a_mount_breaks_the_snapshot_and_the_next_run_takes_a
     for command in ("verify", "mount"):
         assert snapmgr(command, first) == 1
         assert "BROKEN: its CoW table overflowed" in snapmgr.said
-    # Somebody still looks at it, so it is there; a run says so, and takes its own all the same.
+    # As long as somebody looks at it, it is there.
     assert f"snapmgr.{first}" in vg.names()
     assert snapmgr("status") == 1
     assert "is lost: its CoW table overflowed" in snapmgr.said
     assert snapmgr("umount", mount["point"]) == 0, snapmgr.said
-    assert snapmgr("prune") == 0, snapmgr.said
-    assert vg.names() == ["db"]
+    assert snapmgr("backup", "files") == 0, snapmgr.said
+    assert f"snapmgr.{first}" not in vg.names()
 
     # An overflow that nobody saw yet: the run exits non-zero, with a new good snapshot.
-    assert snapmgr("backup", "files") == 0, snapmgr.said
     snapmgr.write(20)
     assert snapmgr("backup", "files") == 5
     assert "is READY, but snapshot" in snapmgr.said
@@ -140,8 +138,6 @@ def test_a_forecast_rests_on_samples_and_a_threshold_sets_the_exit_code(
     snapmgr.job["fill_warn_in"] = "1d"
     assert snapmgr("status") == 1
     assert "then the snapshot is lost" in snapmgr.said
-    assert snapmgr("doctor") == 1
-    assert "then the snapshot is lost" in snapmgr.said
 
     # It came as it was foreseen; doctor mends what can be mended of that.
     snapmgr.write(30)
@@ -170,10 +166,9 @@ def test_a_snapshot_that_runs_full_while_it_is_verified_is_lost_and_with_more_ro
     vg: VolumeGroup, snapmgr: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relief, "EVERY_S", 0.3)
-    # While the check runs, 12 MiB are written to the origin by and by: more than the table had room for.
-    write = "dd if=/dev/urandom of={}/more$n bs=1M count=3 conv=fsync 2>&1 && sleep 2"
-    loop = f"for n in 1 2 3 4; do {write.format(snapmgr.origin.point)} || exit 1; done; ls $0"
-    snapmgr.job["verify.command"] = ["sh", "-c", loop, "{}"]
+    # While the check runs, more is written to the origin than the table has room for.
+    write = f"dd if=/dev/urandom of={snapmgr.origin.point}/more$n bs=1M count=3 conv=fsync 2>&1 || exit 1"
+    snapmgr.job["verify.command"] = ["sh", "-c", f"for n in 1 2 3 4; do {write}; done; ls $0", "{}"]
     assert snapmgr("backup", "files") == 0, snapmgr.said
     assert snapmgr("verify", "latest") == 1
     assert "is lost: its CoW table overflowed between" in snapmgr.said
@@ -181,6 +176,10 @@ def test_a_snapshot_that_runs_full_while_it_is_verified_is_lost_and_with_more_ro
     assert (snapshot["state"], snapshot["verification"]) == ("broken", None)
     run("rm", "-r", *snapmgr.origin.point.glob("more*"))
 
+    # Now as fast as room is given, however slow this machine is.
+    percent = f"lvs --noheadings --options snap_percent --select lv_name=~^snapmgr {vg.name}"
+    wait = f'while set -- $({percent}); [ "${{1%.*}}" -ge 70 ]; do sleep 0.2; done'
+    snapmgr.job["verify.command"] = ["sh", "-c", f"for n in 1 2 3 4; do {write}; {wait}; done; ls $0", "{}"]
     snapmgr.lvm["auto_extend"] = True
     assert snapmgr("backup", "files") == 0, snapmgr.said
     assert snapmgr("verify", "latest") == 0, snapmgr.said

@@ -33,7 +33,7 @@ def test_each_source_with_what_is_exact_of_it():
         "executed    of db2:3307 up to binlog.000042:13529",
         "executed    of db3:3308 up to no exact position",
     ]
-    assert details(entry, [], [])["sources"] == [
+    assert details(entry, [], [], [])["sources"] == [
         {"channel": "west", "host": "db1", "port": 3306, "file": None, "offset": None, "gtid": "0-1-7"},
         {"channel": "", "host": "db2", "port": 3307, "file": "binlog.000042", "offset": 13529, "gtid": None},
         {"channel": "", "host": "db3", "port": 3308, "file": None, "offset": None, "gtid": None},
@@ -42,5 +42,5 @@ def test_each_source_with_what_is_exact_of_it():
 
 def test_what_is_no_replica_has_none():
     entry = Entry(manifest=MANIFEST, verification=None)
-    assert details(entry, [], [])["sources"] == []
+    assert details(entry, [], [], [])["sources"] == []
     assert not any(line.startswith("executed") for line in _lines(entry, [], []))
