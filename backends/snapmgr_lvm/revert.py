@@ -87,8 +87,10 @@ class Reverting:
                 self._run(["lvchange", "--yes", "--addtag", _tag(token, kind), f"{group.name}/{origin.name}"])
             if kind == "thin" and _copy(group, token) is None:
                 self._run(_copy_command(group, snapshot, token))
-            # In the background: the kernel copies, and nobody needs to wait for it but us.
-            self._run(["lvconvert", "--yes", "--merge", "--background", f"{group.name}/{snapshot.name}"])
+            # In the background: the kernel copies, and nobody needs to wait for it but us. Looking every 15 s, as is
+            # usual, LVM would see the end of it late.
+            background = ("--background", "--interval", "1")
+            self._run(["lvconvert", "--yes", "--merge", *background, f"{group.name}/{snapshot.name}"])
         except StorageError:
             if self.revert_state(ref, token) == "none":
                 self.cancel_revert(ref, token)

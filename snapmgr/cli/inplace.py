@@ -24,12 +24,15 @@ _NAMES_SHOWN = 12
 
 def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry_run: bool) -> int:
     """Put the origins of a snapshot back, or say what that would mean; return the exit code."""
+    from snapmgr.jobs.reversion import refuse_reverted
     from snapmgr.jobs.revert import revert, take_up
     from snapmgr.jobs.reverting import plan_revert
 
     ctx = session.context()
     entry = ctx.catalog.resolve(name)
-    if not dry_run:
+    if dry_run:
+        refuse_reverted(ctx.catalog, entry.manifest.id)
+    else:
         done = take_up(ctx, entry.manifest.id)
         if done is not None:
             return _finish(session, done)

@@ -41,6 +41,15 @@ def describe(mounts: Iterable[Mount]) -> tuple[Mounted, ...]:
     )
 
 
+def lies_on(path: str, number: str) -> bool:
+    """Whether `path` is on the file system of the device `number`."""
+    try:
+        device = os.stat(path).st_dev
+    except OSError:
+        return False
+    return f"{os.major(device)}:{os.minor(device)}" == number
+
+
 def require_free(ctx: Context, number: str) -> None:
     """Raise InUseError if other file systems are mounted below these mounts, or devices stand on the device."""
     everything, ours = ctx.mounter.mounts(), mounts_of(ctx, number)

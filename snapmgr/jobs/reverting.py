@@ -11,7 +11,7 @@ from snapmgr.catalog import attached_error
 from snapmgr.errors import BusyError, InUseError, LackingError, SnapmgrError, StorageError
 from snapmgr.host import machine_id
 from snapmgr.jobs.delete import examine as examine_deletion
-from snapmgr.jobs.remount import mounts_of, require_free
+from snapmgr.jobs.remount import lies_on, mounts_of, require_free
 from snapmgr.jobs.reversion import reversions
 from snapmgr.mysql.stopped import server_process
 
@@ -139,14 +139,24 @@ def _obstacles(ctx: Context, plan: Plan, entries: Sequence[Manifest], *, force: 
         if pid is not None:
             yield InUseError(f"a server (pid {pid}) runs on {manifest.path}", hint="stop it first")
     for origin in plan.origins:
-        yield from (_refusal(reason) for reason in origin.storage.blocked)
-        if not force:
-            for reason in origin.storage.loses:
-                yield StorageError(reason.what, hint=f"{reason.hint}; --force goes on all the same")
-        try:
-            require_free(ctx, origin.storage.number)
-        except InUseError as error:
-            yield error
+        yield from _of_origin(ctx, origin, force=force)
+
+
+def _of_origin(ctx: Context, origin: OriginPlan, *, force: bool) -> Iterator[SnapmgrError]:
+    storage = origin.storage
+    yield from (_refusal(reason) for reason in storage.blocked)
+    if not force:
+        for reason in storage.loses:
+            yield StorageError(reason.what, hint=f"{reason.hint}; --force goes on all the same")
+    if lies_on(str(ctx.config.state_dir), storage.number):
+        yield InUseError(
+            f"the state directory {ctx.config.state_dir} is on {storage.origin}: it would go back, too",
+            hint="move it to another file system (state_dir in the configuration)",
+        )
+    try:
+        require_free(ctx, storage.number)
+    except InUseError as error:
+        yield error
 
 
 def _leases(ctx: Context, plan: Plan, entries: Sequence[Manifest]) -> Iterator[SnapmgrError]:

@@ -431,3 +431,9 @@ def test_a_record_that_cannot_be_read_stops_everything(ctx, world):
     with pytest.raises(SnapmgrError, match="is damaged"):
         sweep(ctx, "nightly")
     assert record.began_at <= datetime.now(UTC)
+
+
+def test_a_state_directory_on_the_volume_would_go_back_too(ctx, world):
+    device = os.stat(ctx.config.state_dir).st_dev
+    world.plan = {"number": f"{os.major(device)}:{os.minor(device)}"}
+    assert any("the state directory" in one for one in _refusals(ctx))
