@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from snapmgr.api import CommandError, InUseError, NotFoundError, Reason, RevertPlan, StorageError, format_size
 from snapmgr_lvm import arming, marks
 from snapmgr_lvm.inventory import snapshot_ref
-from snapmgr_lvm.removal import device_name, remove
+from snapmgr_lvm.removal import device_name, remove, resume
 from snapmgr_lvm.report import read_group
 
 if TYPE_CHECKING:
@@ -116,10 +116,13 @@ class Reverting:
         if self.revert_state(ref, token) != "none":
             raise StorageError(f"the snapshot {ref.name} is being merged: that cannot be stopped")
         group = read_group(self._runner, ref.pool)
-        copy = _copy(group, token)
+        origin, copy = _require_origin(group, ref), _copy(group, token)
+        if origin.suspended:
+            # A killed lvconvert left it so: mounting it would hang.
+            resume(self._runner, group, origin)
         if copy is not None:
             remove(self._runner, group, copy)
-        self._forget(group, _require_origin(group, ref), token)
+        self._forget(group, origin, token)
 
     def finish_revert(self, ref: SnapshotRef, token: str) -> SnapshotRef | None:
         """Let the copy of a thin snapshot take its place; forget that anything was merged."""
@@ -147,7 +150,8 @@ class Reverting:
         name = f"{group.name}/{origin.name}"
         if not origin.active:
             self._run(["lvchange", "--yes", "--activate", "y", name])
-        elif not origin.opened:
+        elif origin.suspended or not origin.opened:
+            # Also what a killed lvconvert left suspended goes on by this.
             self._run(["lvchange", "--yes", "--refresh", name])
         self._run(["lvchange", "--yes", "--poll", "y", name])
 
