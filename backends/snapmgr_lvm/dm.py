@@ -1,21 +1,25 @@
-"""Device-mapper: what there is by sysfs, changes by dmsetup. Works with and without udevd.
+"""Device-mapper: what there is by sysfs and dmsetup; our own devices by the kernel's ioctls (linux/dm-ioctl.h).
 
-Our own devices are made and removed with DM_DISABLE_UDEV: libdevmapper makes their nodes itself and waits for nobody,
-and udev's rules take a device without a cookie for none of theirs. So nobody probes it, holds it open, or lets
-/dev/disk/by-uuid lead to it, although it has the file system UUID of the origin.
+Not by ``dmsetup create``: that sends udev's rules a cookie, they probe the device, and /dev/disk/by-uuid leads to it
+from then on, as it has the file system UUID of the origin; an fstab would mount it in the origin's place. A device that
+is made without a cookie is none of theirs, but for its link in /dev/mapper. Works without udevd as well.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import stat
+import struct
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError, InUseError, StorageError
+from snapmgr.api import CommandError, InUseError, LackingError, StorageError
 from snapmgr_lvm.report import hyphenate
 
 if TYPE_CHECKING:
@@ -26,11 +30,24 @@ if TYPE_CHECKING:
 SYSFS = Path("/sys")
 NODES = Path("/dev")
 SECTOR_BYTES = 512
-NO_UDEV = {"DM_DISABLE_UDEV": "1"}
 _TIMEOUT_S = 60.0
 _SEPARATORS = 3
-# What is killed half-way leaves a device that `find` finds: it must not outlive us and go on after a clean-up.
-_DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
+_PATIENCE_S = 5.0
+_POLL_S = 0.1
+# udevd makes the link in /dev/mapper, if it runs.
+_UDEV = Path("/run/udev/control")
+_UDEV_S = 2.0
+_UDEV_POLL_S = 0.005
+
+_CONTROL = "/dev/mapper/control"
+_DM_IOCTL = 0xC138FD00  # _IOWR(0xfd, …, struct dm_ioctl)
+_DEV_CREATE, _DEV_REMOVE, _DEV_SUSPEND, _TABLE_LOAD = 3, 4, 6, 9
+_VERSION = (4, 0, 0)
+# struct dm_ioctl: version, data_size, data_start, target_count, open_count, flags, event_nr, padding, dev, name, uuid,
+# data. An event_nr of 0 is "no cookie".
+_HEAD = struct.Struct("=3I3Ii3IQ128s129s7x")
+# struct dm_target_spec: sector_start, length, status, next, target_type.
+_SPEC = struct.Struct("=QQiI16s")
 _LVM_UUID = re.compile(r"LVM-([A-Za-z0-9]{32})([A-Za-z0-9]{32})")
 
 
@@ -50,6 +67,16 @@ class Device:
     """0 while it has no table."""
     below: tuple[str, ...]
     """Kernel names of the devices that it stands on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One line of a device's table, from sector 0 on."""
+
+    sectors: int
+    kind: str
+    """"snapshot"."""
+    parameters: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +166,22 @@ def device_number(device: int) -> str:
     return f"{os.major(device)}:{os.minor(device)}"
 
 
-def create(runner: Runner, name: str, uuid: str, table: str) -> Device:
-    """Make a device with a table of one line. Raises StorageError; what a failure left is found by `uuid`."""
-    argv = [*_DIES_WITH_US, "dmsetup", "create", name, "--uuid", uuid, "--table", table]
+def create(name: str, uuid: str, target: Target) -> Device:
+    """Make a device with a table of one target. Raises StorageError; what a failure left is found by `uuid`.
+
+    Raises LackingError without the right.
+    """
     try:
-        runner.run(argv, timeout_s=_TIMEOUT_S, env=NO_UDEV)
-    except CommandError as error:
-        raise StorageError(f"cannot make the device {name}: {error.message}", hint="see: dmsetup info, dmesg") from None
+        _ask(_DEV_CREATE, name=name, uuid=uuid)
+        _ask(_TABLE_LOAD, uuid=uuid, target=target)
+        # Without the flag that asks to suspend it: goes on, with the new table.
+        _ask(_DEV_SUSPEND, uuid=uuid)
+    except PermissionError:
+        raise LackingError(f"no right to make the device {name}", hint="run as root") from None
+    except OSError as error:
+        raise StorageError(
+            f"cannot make the device {name} ({target.kind} {target.parameters}): {error.strerror}", hint="see: dmesg"
+        ) from None
     made = find(uuid)
     if made is None:
         raise StorageError(f"the device {name} was made and is not there", hint="is /sys mounted?")
@@ -159,37 +195,48 @@ def require_unmounted(device: Device, mounts: tuple[Mount, ...]) -> None:
         raise InUseError(f"the device {device.name} is mounted at {', '.join(points)}", hint=f"umount {points[0]}")
 
 
-def remove(runner: Runner, device: Device) -> None:
+def remove(device: Device) -> None:
     """Remove a device of ours; idempotent. Somebody's brief look at it (blkid, udev) is waited for, some seconds.
 
-    Raises InUseError that names who has it, StorageError otherwise.
+    Raises InUseError, StorageError otherwise.
     """
-    argv = [*_DIES_WITH_US, "dmsetup", "remove", "--retry", device.name]
-    try:
-        runner.run(argv, timeout_s=_TIMEOUT_S, env=NO_UDEV)
-    except CommandError as error:
-        there = next((one for one in devices(runner) if one.uuid == device.uuid), None)
-        if there is None:
+    path = NODES / "mapper" / device.name
+    # As `node` makes it; udev takes its own away. First: killed in between, nothing must be left that nobody looks for.
+    if not path.is_symlink() and _is_node(path, device):
+        path.unlink(missing_ok=True)
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            _ask(_DEV_REMOVE, uuid=device.uuid)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # it is gone
+                return
+            if error.errno == errno.EBUSY and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+                continue
+            node(device)
+            if error.errno == errno.EBUSY:
+                raise _in_use(device) from None
+            raise StorageError(f"cannot remove the device {device.name}: {error.strerror}", hint="see: dmesg") from None
+        else:
             return
-        users = _users(there)
-        if users or _is_open(runner, there):
-            raise InUseError(
-                f"the device {device.name} is in use" + (f" by {', '.join(users)}" if users else ""),
-                hint=f"see: findmnt {node(runner, there)}, fuser -v {node(runner, there)}",
+
+
+def node(device: Device) -> str:
+    """Return the node of a device in /dev/mapper, where its name is seen in mount tables. Raises StorageError."""
+    path = NODES / "mapper" / device.name
+    deadline = time.monotonic() + _UDEV_S
+    while not _is_node(path, device) and _UDEV.exists() and time.monotonic() < deadline:
+        time.sleep(_UDEV_POLL_S)
+    if not _is_node(path, device):
+        try:
+            major, minor = device.number.split(":")
+            os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(int(major), int(minor)))
+        except OSError as error:
+            raise StorageError(
+                f"cannot make the node {path}: {error.strerror}", hint="is something else there by that name?"
             ) from None
-        raise StorageError(f"cannot remove the device {device.name}: {error.message}", hint="see: dmesg") from None
-
-
-def node(runner: Runner, device: Device) -> str:
-    """Return the node of a device: in /dev/mapper, or /dev/dm-N where nobody makes those. Raises StorageError."""
-    named, plain = NODES / "mapper" / device.name, NODES / device.kernel_name
-    if not _is_node(named, device):
-        with suppress(CommandError):
-            runner.run(["dmsetup", "mknodes", device.name], timeout_s=_TIMEOUT_S)
-    for path in (named, plain):
-        if _is_node(path, device):
-            return str(path)
-    raise StorageError(f"there is no node for the device {device.name} ({device.number})", hint="is /dev a devtmpfs?")
+    return str(path)
 
 
 def _is_node(path: Path, device: Device) -> bool:
@@ -239,15 +286,39 @@ def _read(folder: Path) -> Device | None:
     )
 
 
-def _users(device: Device) -> list[str]:
+def _in_use(device: Device) -> InUseError:
+    users: list[str] = []
     with suppress(OSError):
-        above = os.listdir(SYSFS / "block" / device.kernel_name / "holders")
-        return [f"the device {name}" for name in sorted(above)]
-    return []
+        users = sorted(os.listdir(SYSFS / "block" / device.kernel_name / "holders"))
+    return InUseError(
+        f"the device {device.name} is in use" + (f" by {', '.join(users)}" if users else ""),
+        hint=f"see: lsblk /dev/{device.kernel_name}, fuser -v /dev/{device.kernel_name}",
+    )
 
 
-def _is_open(runner: Runner, device: Device) -> bool:
-    argv = ["dmsetup", "info", "-c", "--noheadings", "-o", "open", device.name]
-    with suppress(CommandError):
-        return int(runner.run(argv, timeout_s=_TIMEOUT_S).stdout) > 0
-    return False
+def _ask(command: int, *, name: str = "", uuid: str = "", target: Target | None = None) -> None:
+    """Do one ioctl of device-mapper. Raises OSError."""
+    body = b""
+    if target is not None:
+        parameters = target.parameters.encode() + b"\0"
+        parameters += bytes(-len(parameters) % 8)
+        body = _SPEC.pack(0, target.sectors, 0, 0, target.kind.encode()) + parameters
+    # Once a device is there it is asked for by its UUID alone.
+    head = _HEAD.pack(
+        *_VERSION,
+        _HEAD.size + len(body),
+        _HEAD.size,
+        int(target is not None),
+        0,
+        0,
+        0,
+        0,
+        0,
+        name.encode(),
+        uuid.encode(),
+    )
+    fd = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(fd, _DM_IOCTL | command, bytearray(head + body), True)  # noqa: FBT003 - it has no keywords
+    finally:
+        os.close(fd)

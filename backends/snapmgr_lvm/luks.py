@@ -1,29 +1,43 @@
-"""LUKS containers on attachments: what is on the logical volume itself when its file system is encrypted."""
+"""LUKS containers on attachments: what is on the logical volume itself when its file system is encrypted.
+
+By libcryptsetup, and not by ``cryptsetup open``: only the library can open one in private. Otherwise udev probes what
+is in it, and /dev/disk/by-uuid leads there, and no more to the origin's file system of the same UUID.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError, LackingError, StorageError
+from snapmgr.api import LackingError, StorageError
 from snapmgr_lvm import dm, marks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from snapmgr.api import Mounter, Runner
     from snapmgr_lvm.dm import Device
 
 FS_TYPE = "crypto_LUKS"
 """What blkid calls a container."""
-# Deriving the key may take seconds, by design; on a loaded machine longer.
-_OPEN_TIMEOUT_S = 180.0
-_CLOSE_TIMEOUT_S = 60.0
-_NO_KEY = 2  # cryptsetup(8): "no permission (bad passphrase)"
+
+_LIBRARY = "libcryptsetup.so.12"
+# libcryptsetup.h
+_ANY_SLOT = -1
+_ACTIVATE_PRIVATE = 1 << 4
+_WHOLE_FILE = 0
+_LOG_ERROR = 1
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 def open_container(runner: Runner, device: str, record_id: str, key_file: str | None) -> str:
     """Open the container on an attachment's device and return the device of what is in it.
 
-    Raises LackingError without a key file, StorageError if the key does not fit or cryptsetup fails.
+    Deriving the key may take seconds, by design. Raises LackingError without a key file, or without the library;
+    StorageError if the key does not fit, or the container cannot be opened.
     """
     if key_file is None:
         raise LackingError(
@@ -32,25 +46,31 @@ def open_container(runner: Runner, device: str, record_id: str, key_file: str | 
         )
     if not os.access(key_file, os.R_OK):
         raise LackingError(f"the LUKS key file {key_file} is not there, or cannot be read", hint="see luks_key_file")
-    argv = ["setpriv", "--pdeathsig", "KILL", "--", "cryptsetup", "open", "--type", "luks", "--batch-mode"]
-    try:
-        opened = runner.run(
-            [*argv, "--key-file", key_file, device, container_name(record_id)],
-            ok=(0, _NO_KEY),
-            timeout_s=_OPEN_TIMEOUT_S,
-            env=dm.NO_UDEV,
-        )
-    except CommandError as error:
-        raise StorageError(f"cannot open the LUKS container on {device}: {error.message}") from None
-    if opened.returncode == _NO_KEY:
-        raise StorageError(
-            f"the key in {key_file} does not open the LUKS container on {device}",
-            hint=f"was it added to the origin? cryptsetup luksAddKey ORIGIN {key_file}, before the snapshot is taken",
-        )
+    library, name = _load(), container_name(record_id)
+    with _context(library, device) as (context, said):
+        # No type: LUKS of either version.
+        code = library.crypt_load(context, None, None)
+        if code >= 0:
+            code = library.crypt_activate_by_keyfile_device_offset(
+                context,
+                name.encode(),
+                ctypes.c_int(_ANY_SLOT),
+                os.fsencode(key_file),
+                ctypes.c_size_t(_WHOLE_FILE),
+                ctypes.c_uint64(0),
+                ctypes.c_uint32(_ACTIVATE_PRIVATE),
+            )
+        if code == -errno.EPERM:
+            raise StorageError(
+                f"the key in {key_file} does not open the LUKS container on {device}",
+                hint=f"was it added before the snapshot was taken? cryptsetup luksAddKey ORIGIN {key_file}",
+            )
+        if code < 0:
+            raise StorageError(f"cannot open the LUKS container on {device}: {_why(code, said)}")
     made = find_container(runner, record_id)
     if made is None:
         raise StorageError(f"the LUKS container on {device} was opened and is not there")
-    return dm.node(runner, made)
+    return dm.node(made)
 
 
 def close_container(runner: Runner, mounter: Mounter, record_id: str) -> None:
@@ -59,14 +79,11 @@ def close_container(runner: Runner, mounter: Mounter, record_id: str) -> None:
     if container is None:
         return
     dm.require_unmounted(container, mounter.mounts())
-    argv = ["setpriv", "--pdeathsig", "KILL", "--", "cryptsetup", "close", container.name]
-    try:
-        runner.run(argv, timeout_s=_CLOSE_TIMEOUT_S, env=dm.NO_UDEV)
-    except CommandError:
-        # Half-made, or busy: the latter is told with names.
-        there = find_container(runner, record_id)
-        if there is not None:
-            dm.remove(runner, there)
+    _load().crypt_deactivate_by_name(None, container.name.encode(), ctypes.c_uint32(0))
+    # Half-made, or busy: the latter is told.
+    left = find_container(runner, record_id)
+    if left is not None:
+        dm.remove(left)
 
 
 def find_container(runner: Runner, record_id: str) -> Device | None:
@@ -79,3 +96,34 @@ def find_container(runner: Runner, record_id: str) -> Device | None:
 def container_name(record_id: str) -> str:
     """Return the name of an attachment's open container."""
     return f"{marks.attachment_name(record_id)}.luks"
+
+
+def _load() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(_LIBRARY)
+    except OSError:
+        raise LackingError(f"{_LIBRARY} is not installed", hint="apt-get install cryptsetup-bin") from None
+
+
+@contextmanager
+def _context(library: ctypes.CDLL, device: str) -> Iterator[tuple[ctypes.c_void_p, list[str]]]:
+    """Yield the library's context of a device, and the list that what it says of errors goes to."""
+    said: list[str] = []
+
+    def log(level: int, text: bytes, _: object) -> None:
+        if level == _LOG_ERROR:
+            said.append(text.decode("utf-8", "replace").strip())
+
+    callback, context = _LOG(log), ctypes.c_void_p()
+    code = library.crypt_init(ctypes.byref(context), device.encode())
+    if code < 0:
+        raise StorageError(f"cannot look at the LUKS container on {device}: {_why(code, said)}")
+    try:
+        library.crypt_set_log_callback(context, callback, None)
+        yield context, said
+    finally:
+        library.crypt_free(context)
+
+
+def _why(code: int, said: list[str]) -> str:
+    return "; ".join(said) or os.strerror(-code)

@@ -81,10 +81,15 @@ class Scratch:
             file_fd = scratchfolder.make_file(folder_fd, record.id, size_bytes)
             stack.callback(os.close, file_fd)
             loop_path = stack.enter_context(loop.configured(file_fd, name))
-            sectors, chunk = below.size_bytes // dm.SECTOR_BYTES, _CHUNK_BYTES // dm.SECTOR_BYTES
             # N: not persistent. The snapshot is opened for reading only (drivers/md/dm-snap.c, snapshot_ctr).
-            table = f"0 {sectors} snapshot {below.number} {loop_path} N {chunk}"
-            return dm.node(self._runner, dm.create(self._runner, name, _dm_uuid(record.id), table))
+            target = dm.Target(
+                sectors=below.size_bytes // dm.SECTOR_BYTES,
+                kind="snapshot",
+                parameters=f"{below.number} {loop_path} N {_CHUNK_BYTES // dm.SECTOR_BYTES}",
+            )
+            device = dm.node(dm.create(name, _dm_uuid(record.id), target))
+            _spend_first_chunk(device)
+            return device
 
     def detach(self, record: AttachRecord) -> None:
         """Remove what `attach` made for a record, however far it came; idempotent, also after a reboot.
@@ -156,7 +161,7 @@ class Scratch:
             # scratch_dir may have been changed in the configuration since.
             folders |= {os.path.dirname(one.file) for one in loop.loops() if os.path.basename(one.path) in device.below}
             dm.require_unmounted(device, self._mounter.mounts())
-            dm.remove(self._runner, device)
+            dm.remove(device)
         for folder in sorted(folders):
             self._clear_files(folder, record_id, native_id)
 
@@ -231,6 +236,24 @@ class Scratch:
                 file = f"its file may have {format_size(size_bytes)}" if size_bytes is not None else "its file is gone"
                 return f"{file}, and {self._config.scratch_dir} has {free} free"
         return f"{self._config.scratch_dir} cannot be looked at"
+
+
+def _spend_first_chunk(device: str) -> None:
+    """Write an attachment's last chunk as it is, so that the scratch file begins with it.
+
+    It begins with what is written first, which would be the file system's superblock; and whoever probes the loop
+    device then (``udevadm trigger``) takes it for the origin, and lets /dev/disk/by-uuid lead there.
+    """
+    try:
+        fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            start = os.lseek(fd, 0, os.SEEK_END) - _CHUNK_BYTES
+            os.pwrite(fd, os.pread(fd, _CHUNK_BYTES, start), start)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise StorageError(f"cannot write to {device}: {error.strerror}", hint="see: dmesg") from None
 
 
 def _require_sound(snapshot: LogicalVolume, group: Group) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -64,7 +65,9 @@ class Scene:
         """Return what is there of an attachment, by other eyes than the backend's."""
         nodes = [str(node) for node in Path("/dev/mapper").glob(f"*{record.id}*")]
         devices = [line for line in run("dmsetup", "ls").splitlines() if record.id in line]
-        loops = [line for line in run("losetup", "--all").splitlines() if record.id in line]
+        loops = [
+            str(file) for file in Path("/sys/block").glob("loop*/loop/backing_file") if record.id in file.read_text()
+        ]
         return nodes + devices + loops + [path.name for path in self.scratch.glob(f"*{record.id}*")]
 
 
@@ -138,9 +141,7 @@ def test_attachments_under_load_leave_the_snapshot_as_it_is(scene: Scene) -> Non
     assert scene.checksum() == before
 
 
-def test_attachment_uses_direct_io_where_it_can_and_no_udev(
-    scene: Scene, record: AttachRecord, vg_folder: Path
-) -> None:
+def test_attachment_uses_direct_io_where_it_can(scene: Scene, record: AttachRecord, vg_folder: Path) -> None:
     backend = scene.configure(scratch_dir=str(vg_folder / "scratch"))
     device = backend.attach(record).device
     try:
@@ -151,10 +152,43 @@ def test_attachment_uses_direct_io_where_it_can_and_no_udev(
             if record.id in line
         ]
         assert (dio, autoclear) == ("1", "1")
-        assert record.id not in "".join(os.path.realpath(link) for link in Path("/dev/disk/by-uuid").glob("*"))
-        assert os.path.realpath(device) not in {os.path.realpath(link) for link in Path("/dev/disk/by-uuid").glob("*")}
     finally:
         backend.detach(record)
+
+
+@pytest.fixture
+def udevd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """udevd runs, and knows all devices that there are."""
+    monkeypatch.delenv("DM_DISABLE_UDEV", raising=False)
+    started = not Path("/run/udev/control").exists()
+    if started:
+        run("/usr/lib/systemd/systemd-udevd", "--daemon")
+    run("udevadm", "trigger", "--settle", "--action=add", "--subsystem-match=block")
+    yield
+    if started:
+        run("udevadm", "control", "--exit")
+        shutil.rmtree("/run/udev")
+
+
+def _by_uuid() -> dict[str, str]:
+    """Return where udev's links by UUID lead, when it is done, and has looked at every device once more."""
+    run("udevadm", "settle")
+    run("udevadm", "trigger", "--settle", "--subsystem-match=block")
+    return {link.name: os.path.realpath(link) for link in Path("/dev/disk/by-uuid").glob("*")}
+
+
+@pytest.mark.usefixtures("udevd")
+def test_no_link_by_uuid_leads_to_an_attachment(scene: Scene, record: AttachRecord) -> None:
+    """Nor to its scratch file: an fstab would mount that in the origin's place."""
+    before = _by_uuid()
+    attachment = scene.lab.backend().attach(record)
+    with scene.lab.reached(attachment, writable=True) as reached:
+        (reached / "new").write_text("new")
+        os.sync()
+        assert _by_uuid() == before
+    # As without udevd, but that it makes the link.
+    assert str(attachment.device).endswith(record.id)
+    assert Path(str(attachment.device)).is_block_device()
 
 
 @pytest.fixture
@@ -256,7 +290,7 @@ def test_detach_after_a_reboot_and_by_hand(scene: Scene, record: AttachRecord) -
     backend, name = scene.lab.backend(), f"snapmgr.attachment.{record.id}"
     # What a reboot leaves: the kernel's things are gone.
     backend.attach(record)
-    run("dmsetup", "remove", name)
+    run("dmsetup", "remove", "--retry", name)
     assert loop.on_file(str(scene.scratch), f"{record.id}.cow") == ()
     (found,) = [one for one in scene.lab.found(scene.ref.pool) if one.record_id == record.id]
     assert (found.kind, found.ref) == ("attachment", scene.ref)
@@ -290,7 +324,7 @@ def test_foreign_things_under_our_names_are_left_alone(scene: Scene) -> None:
     other = replace(record, ref=replace(scene.ref, native_id="x" * 38))
     with pytest.raises(StorageError, match="is not what attachment"):
         scene.lab.backend().detach(other)
-    run("dmsetup", "remove", f"snapmgr.attachment.{record.id}")
+    run("dmsetup", "remove", "--retry", f"snapmgr.attachment.{record.id}")
     with pytest.raises(StorageError, match="are of another snapshot"):
         scene.lab.backend().detach(other)
     scene.lab.backend().detach(record)
@@ -299,7 +333,7 @@ def test_foreign_things_under_our_names_are_left_alone(scene: Scene) -> None:
         scene.lab.backend().attach(record)
     scene.lab.backend().detach(record)
     assert dm.NODES.joinpath("mapper", f"snapmgr.attachment.{record.id}").exists()
-    run("dmsetup", "remove", f"snapmgr.attachment.{record.id}")
+    run("dmsetup", "remove", "--retry", f"snapmgr.attachment.{record.id}")
     assert scene.left_over(record) == []
 
 
@@ -351,7 +385,9 @@ def test_snapshot_that_was_made_writable_is_refused(scene: Scene, record: Attach
 
 
 @pytest.mark.parametrize("kind", ["classic", "thin"])
-def test_luks_container_on_the_volume_is_opened(scene: Scene, kind: str, tmp_path: Path) -> None:
+def test_luks_container_on_the_volume_is_opened(
+    scene: Scene, kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     group = scene.lab.group
     size = ["--size", "40m"] if kind == "classic" else ["--virtualsize", "40m", "--thinpool", group.pool(data_mib=64)]
     run("lvcreate", "--yes", *size, "--name", "crypt", group.name)
@@ -369,22 +405,25 @@ def test_luks_container_on_the_volume_is_opened(scene: Scene, kind: str, tmp_pat
             ref = armed.fire(float("inf"))[0].ref
         backend.settle((ref,), 60)
         record = new_record(ref, writable=True)
+        if udev := kind == "classic":
+            request.getfixturevalue("udevd")
+        links = _by_uuid() if udev else {}
         with scene.lab.reached(backend.attach(record), writable=True) as reached:
             assert (reached / "file").read_text() == "secret"
             (reached / "file").write_text("else")
+            os.sync()
+            assert not udev or links == _by_uuid()
             with pytest.raises(InUseError, match=r"\.luks is mounted at"):
                 backend.detach(record)
         backend.detach(record)
         assert (luks.find_container(scene.lab.runner, record.id), scene.left_over(record)) == (None, [])
-        (tmp_path / "wrong").write_bytes(b"another key")
-        for keys, error in (
-            (None, LackingError),
-            (str(tmp_path / "none"), LackingError),
-            (str(tmp_path / "wrong"), StorageError),
-        ):
-            with pytest.raises(error):
-                scene.configure(luks_key_file=keys).attach(record)
-            backend.detach(record)
+        if kind == "classic":
+            (tmp_path / "wrong").write_bytes(b"another key")
+            for name, error in ((None, "no key for it"), ("none", "is not there"), ("wrong", "does not open")):
+                keyed = scene.configure(luks_key_file=str(tmp_path / name) if name else None)
+                with pytest.raises((LackingError, StorageError), match=error):
+                    keyed.attach(record)
+                backend.detach(record)
             assert scene.left_over(record) == []
         backend.delete(ref)
     run("lvremove", "--yes", f"{group.name}/crypt")
