@@ -93,6 +93,10 @@ def _user_mode_linux() -> str | None:
     return _program("linux.uml", package="user-mode-linux")
 
 
+def _vagrant() -> str | None:
+    return _program("vagrant", package="vagrant")
+
+
 def _not_root() -> str | None:
     return "runs as root and must not" if os.geteuid() == 0 else None
 
@@ -111,6 +115,7 @@ _CHECKS: dict[str, Callable[[], str | None]] = {
     "scratch-disk": _scratch_disk,
     "lvm": _lvm,
     "user-mode-linux": _user_mode_linux,
+    "vagrant": _vagrant,
     SYSTEM: _mariadbd,
     **{kind.name: kind.lacking for kind in KINDS.values() if kind.unpacked},
 }
