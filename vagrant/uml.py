@@ -8,6 +8,7 @@ session of its own, starts the guest, ends it and removes the work folder as soo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import re
@@ -176,6 +177,7 @@ def keep_guest(line: list[str], work: Path, lifeline: int, outputs: tuple[int, i
             pass_fds=others,
             process_group=0,
         )
+        (work / "group").write_text(str(guest.pid))
         for fd in outputs:
             os.close(fd)
         poll = select.poll()
@@ -189,6 +191,12 @@ def keep_guest(line: list[str], work: Path, lifeline: int, outputs: tuple[int, i
         os.read(lifeline, 1)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def kill_group(work: Path) -> None:
+    """Kill what is left of a guest whose keeper has ended."""
+    with contextlib.suppress(OSError, ValueError):
+        os.killpg(int((work / "group").read_text()), signal.SIGKILL)
 
 
 class Streams:
@@ -206,9 +214,13 @@ class Streams:
         self.ends = (ends[0], ends[1], ends[2])
         self.tail = b""
 
-    def copy(self, deadline: float) -> bool:
-        """Copy until all has been said; False if that takes beyond `deadline`."""
+    def copy(self, deadline: float, keeper: int, work: Path) -> bool:
+        """Copy until all has been said; False if that takes beyond `deadline`.
+
+        Should somebody kill the keeper, its guest is killed, or its processes would keep the streams open.
+        """
         poll = select.poll()
+        poll.register(keeper, select.POLLIN)
         for source in self._sources:
             poll.register(source, select.POLLIN)
         while self._sources:
@@ -216,6 +228,10 @@ class Streams:
             if not ready:
                 return False
             for source, _ in ready:
+                if source == keeper:
+                    poll.unregister(keeper)
+                    kill_group(work)
+                    continue
                 self._pass_on(source, os.read(source, 65536), poll)
         return True
 
@@ -261,7 +277,7 @@ def run(options: argparse.Namespace) -> int:
         os.close(fd)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-        if not streams.copy(time.monotonic() + options.time_limit):
+        if not streams.copy(time.monotonic() + options.time_limit, os.pidfd_open(keeper), work):
             say(f"{options.name} did not end within {options.time_limit:g} s and was killed", streams.tail)
             return TIMED_OUT
         if (work / "late").exists():
@@ -276,7 +292,8 @@ def run(options: argparse.Namespace) -> int:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         os.close(our_end)
         os.waitpid(keeper, 0)
-        # The keeper has done so, unless somebody killed it.
+        # The keeper has done both, unless somebody killed it.
+        kill_group(work)
         shutil.rmtree(work, ignore_errors=True)
 
 

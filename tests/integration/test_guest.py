@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import guest
+from support.processes import children
 from support.storage import processes_of
 
 if TYPE_CHECKING:
@@ -123,11 +124,20 @@ def test_nothing_is_left_of_a_guest_when_its_launcher_gets(number, code):
     assert is_gone(folder)
 
 
-def test_nothing_is_left_of_a_guest_when_its_caller_is_killed_or_reads_no_more():
+def test_nothing_is_left_of_a_guest_when_its_caller_or_its_keeper_is_killed_or_nobody_reads():
     with started("sleep 60", below_shell=True) as caller:
         folder = its_work_folder(caller)
         caller.kill()
         ended(caller)
+    assert is_gone(folder)
+
+    with started("sleep 60") as launcher:
+        folder = its_work_folder(launcher)
+        # The process that would clear up.
+        (keeper,) = children(launcher.pid)
+        os.kill(keeper, signal.SIGKILL)
+        code, _, said = ended(launcher)
+    assert (code, "without a status" in said) == (99, True)
     assert is_gone(folder)
 
     with started("while :; do echo more; sleep 0.1; done") as launcher:

@@ -44,9 +44,10 @@ def ended(pid: int) -> bool:
     return state(pid) in "ZX"
 
 
-def children() -> set[int]:
-    """Return the ids of this process's children, zombies included."""
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+def children(pid: int | str = "self") -> set[int]:
+    """Return the ids of a process's children, by default of our own, zombies included."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
 
 
 def servers_on(datadir: Path) -> list[int]:
