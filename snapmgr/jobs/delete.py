@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from snapmgr.catalog import attached_error
 from snapmgr.errors import InUseError, SnapmgrError, StorageError
 from snapmgr.jobs.diagnosis import GONE
+from snapmgr.jobs.fill import OVERFLOWED
 from snapmgr.jobs.presence import look
 from snapmgr.jobs.prune import to_candidate
 from snapmgr.jobs.reversion import refuse_reverting
@@ -82,7 +83,7 @@ def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
         there = look(ctx, (entry.manifest for entry in (*ready, *lost)))
         presences |= there
         rules |= _protections(ready, there)
-        rules |= {one.manifest.id: (_LEFT,) for one in lost if there[one.manifest.id] != "gone"}
+        rules |= {one.manifest.id: (_LEFT,) for one in lost if _may_be_wanted(one.manifest, there[one.manifest.id])}
     return tuple(
         Verdict(
             entry=entry,
@@ -95,8 +96,14 @@ def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
 
 
 def _was_lost(manifest: Manifest) -> bool:
-    """Whether a snapshot was READY until its storage, or a part of that, was gone: it may come back."""
-    return manifest.state == "broken" and (manifest.reason or "").startswith(GONE)
+    """Whether a snapshot was READY until its storage, or a part of that, was gone or ran full."""
+    return manifest.state == "broken" and (manifest.reason or "").startswith((GONE, OVERFLOWED))
+
+
+def _may_be_wanted(manifest: Manifest, presence: Presence) -> bool:
+    """Whether there is something of such a snapshot that is not known to be worthless."""
+    alone = len(manifest.members) == 1
+    return presence != "gone" and not (alone and (manifest.reason or "").startswith(OVERFLOWED))
 
 
 def _protections(ready: list[Entry], presences: dict[str, Presence]) -> dict[str, tuple[str, ...]]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from snapmgr.errors import CatalogError
 from snapmgr.jobs.deadruns import dead_runs
 from snapmgr.jobs.facts import key_of, where
+from snapmgr.jobs.fill import was_lost
 from snapmgr.jobs.finding import Cure, Finding, of_error, of_state
-from snapmgr.jobs.fullness import fullness, losses
+from snapmgr.jobs.fullness import fullness, losses, lost_members, rest_of_set
 from snapmgr.jobs.note import decode_note
 from snapmgr.jobs.rebuild import Adoption, adopt, job_of
 
@@ -158,7 +159,7 @@ def _members(facts: Facts, view: _View) -> Iterator[Finding]:
         elif manifest.state == "ready" and entry.verification is None:
             yield from _unverified(view, entry)
         elif manifest.state == "broken":
-            yield from _broken(view, entry)
+            yield from _broken(facts, view, entry)
 
 
 def _lost(entry: Entry, missing: list[str]) -> Finding:
@@ -194,7 +195,7 @@ def _unverified(view: _View, entry: Entry) -> Iterator[Finding]:
         yield of_state(manifest.id, "its verification is not there any more", job=manifest.job, cure=cure)
 
 
-def _broken(view: _View, entry: Entry) -> Iterator[Finding]:
+def _broken(facts: Facts, view: _View, entry: Entry) -> Iterator[Finding]:
     """A BROKEN snapshot has no storage, unless it was lost and is back, or what removed it was cut short."""
     manifest = entry.manifest
     there = [member.ref for member in manifest.members if member.ref.identity in view.snapshots]
@@ -205,10 +206,17 @@ def _broken(view: _View, entry: Entry) -> Iterator[Finding]:
             place = where(there[0].pool)
             yield Finding(area="storage", subject=place, level="problem", what=what, job=manifest.job, cure=cure)
         elif there:
-            what = f"{', '.join(ref.name for ref in there)} is what is left of {manifest.id}, which is BROKEN"
-            hint = f"look at it if you need it; then: snapmgr delete {manifest.short_id} --force"
-            place = where(there[0].pool)
-            yield Finding(area="storage", subject=place, level="note", what=what, hint=hint, job=manifest.job)
+            yield rest_of_set(entry, there)
+        return
+    if was_lost(manifest) and len(manifest.members) > 1:
+        lost = lost_members(facts, entry)
+        if lost:
+            what = f"{', '.join(lost)} of {manifest.id} ran full, and is still there"
+            cure = Cure(kind="mark-lost", text="deletes it", about=entry)
+            place = where(manifest.members[0].ref.pool)
+            yield Finding(area="storage", subject=place, level="problem", what=what, job=manifest.job, cure=cure)
+        elif there:
+            yield rest_of_set(entry, there)
         return
     for one in view.found:
         if is_of(manifest, one):

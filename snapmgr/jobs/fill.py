@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from snapmgr.config import Job
     from snapmgr.jobs.facts import PoolKey
-    from snapmgr.manifest import Manifest
+    from snapmgr.manifest import Manifest, Member
     from snapmgr.records import Gauge, Pool, Reservoir
 
 OVERFLOWED = "its CoW table overflowed"
@@ -218,14 +218,20 @@ def _slope(points: Sequence[tuple[datetime, int]]) -> float | None:
 
 def loss_of(manifest: Manifest, fills: Mapping[PoolKey, PoolFill]) -> str | None:
     """Return why a snapshot is lost, as the reason of its manifest, or None; of a set one lost member is enough."""
-    for series in own_series(manifest, fills):
-        if series.full_since is not None:
+    for series in lost_series(manifest.members, fills):
+        now_lost = series.full_since
+        if now_lost is not None:
             good = series.last.at if series.last is not None else manifest.taken_at or manifest.created_at
             # The clock may have been set back meanwhile.
-            first, then = sorted((good, series.full_since))
+            first, then = sorted((good, now_lost))
             size = format_size(series.size_bytes)
             return f"{OVERFLOWED} between {first:{_TIME}} and {then:{_TIME}}: {size} of {size}"
     return None
+
+
+def lost_series(members: Iterable[Member], fills: Mapping[PoolKey, PoolFill]) -> tuple[Series, ...]:
+    """Return the room of those members of a snapshot that are lost, as far as they are still in the storage."""
+    return tuple(series for series in own_series(members, fills) if series.full_since is not None)
 
 
 def was_lost(manifest: Manifest) -> bool:
@@ -316,7 +322,7 @@ def read_gauges(
         (series, None) for key in keys if key in fills for series in fills[key].shared
     ]
     for manifest in manifests:
-        found += [(series, manifest.taken_at) for series in own_series(manifest, fills)]
+        found += [(series, manifest.taken_at) for series in own_series(manifest.members, fills)]
     readings = []
     for series, since in found:
         foreseen = forecast(series, now, since)
@@ -324,10 +330,10 @@ def read_gauges(
     return tuple(readings)
 
 
-def own_series(manifest: Manifest, fills: Mapping[PoolKey, PoolFill]) -> tuple[Series, ...]:
+def own_series(members: Iterable[Member], fills: Mapping[PoolKey, PoolFill]) -> tuple[Series, ...]:
     """Return what is known of the own room of a snapshot's members."""
     found = []
-    for member in manifest.members:
+    for member in members:
         fill = fills.get(key_of(member.ref.pool))
         series = fill.of_snapshot(member.ref.native_id) if fill is not None else None
         if series is not None:

@@ -16,11 +16,11 @@ from snapmgr.api import Filling, ScratchAttaching
 from snapmgr.errors import CatalogError, LackingError, LostError, NotFoundError, SnapmgrError
 from snapmgr.files import read_file, write_file
 from snapmgr.jobs.facts import key_of
-from snapmgr.jobs.fill import PoolFill, add_samples, loss_of, was_lost
+from snapmgr.jobs.fill import PoolFill, add_samples, loss_of, lost_series, was_lost
 from snapmgr.manifest import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from snapmgr.catalog import Catalog
@@ -106,23 +106,26 @@ def _pools(manifests: Iterable[Manifest]) -> dict[Pool, None]:
 
 def refuse_lost(ctx: Context, manifest: Manifest) -> None:
     """Raise LostError if a snapshot ran full; it is BROKEN then."""
-    why = loss_of(manifest, look_at_gauges(ctx, (manifest,)))
-    if why is not None:
-        raise lose(ctx, manifest, why)
+    error = lose(ctx, manifest, look_at_gauges(ctx, (manifest,)))
+    if error is not None:
+        raise error
 
 
-def lose(ctx: Context, manifest: Manifest, why: str) -> LostError:
-    """Mark a snapshot BROKEN because it ran full, remove its storage unless it is in use, and return the error.
+def lose(ctx: Context, manifest: Manifest, fills: Mapping[PoolKey, PoolFill]) -> LostError | None:
+    """If a snapshot ran full, mark it BROKEN, remove what is lost unless it is in use, and return the error.
 
     The job's lock is not needed: as a reader we keep deleters away, and nobody else changes a READY manifest but who
     pins it. What is in use is removed by a later run of the job.
     """
+    why = loss_of(manifest, fills)
+    if why is None:
+        return None
     with ctx.catalog.reading(manifest.id):
         there = ctx.catalog.load(manifest.id).manifest
         if there.state in ("ready", "pending") and there.proved_at is not None:
             ctx.catalog.write(there.with_state("broken", reason=why))
     try:
-        remove_lost(ctx, manifest)
+        _remove_lost(ctx, manifest, fills)
     except SnapmgrError as error:
         ctx.tell(f"{manifest.id}: what is left of it could not be removed now: {error.message}")
     return LostError(
@@ -131,11 +134,15 @@ def lose(ctx: Context, manifest: Manifest, why: str) -> LostError:
     )
 
 
-def remove_lost(ctx: Context, manifest: Manifest) -> None:
-    """Remove the storage of a lost snapshot; idempotent. Raises InUseError while somebody has it attached."""
+def _remove_lost(ctx: Context, manifest: Manifest, fills: Mapping[PoolKey, PoolFill]) -> None:
+    """Remove the storage of what ran full; idempotent. Raises InUseError while somebody has it attached.
+
+    Other members of a set stay until somebody deletes them: they may be the last copy of what they hold.
+    """
     with ctx.catalog.deleting(manifest.id):
         for member in manifest.members:
-            ctx.backend(member.ref.backend).delete(member.ref)
+            if lost_series((member,), fills):
+                ctx.backend(member.ref.backend).delete(member.ref)
 
 
 def settle_losses(ctx: Context, manifests: Iterable[Manifest]) -> tuple[SnapmgrError, ...]:
@@ -149,14 +156,12 @@ def settle_losses(ctx: Context, manifests: Iterable[Manifest]) -> tuple[SnapmgrE
     failures: list[SnapmgrError] = []
     for manifest in manifests:
         try:
-            why = loss_of(manifest, fills)
             if manifest.state == "broken":
-                # Of a set the other members have no gauge, perhaps.
-                if why is not None or len(manifest.members) > 1:
-                    remove_lost(ctx, manifest)
-            elif why is not None:
-                failures.append(lose(ctx, manifest, why))
-                ctx.tell(f"warning: {failures[-1].message}")
+                if lost_series(manifest.members, fills):
+                    _remove_lost(ctx, manifest, fills)
+            elif (lost := lose(ctx, manifest, fills)) is not None:
+                ctx.tell(f"warning: {lost.message}")
+                failures.append(lost)
         except SnapmgrError as error:
             ctx.tell(f"could not be cleared up now, and will be tried again: {error.message}")
             failures.append(error)

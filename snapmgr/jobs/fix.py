@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from snapmgr.catalog import Entry
-from snapmgr.errors import BusyError, CatalogError, NotFoundError, SnapmgrError, StorageError
+from snapmgr.errors import BusyError, CatalogError, LostError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.files import read_file, sync_folder, write_file
 from snapmgr.host import boot_id
 from snapmgr.jobs.attach import release
 from snapmgr.jobs.diagnosis import GONE, diagnose, is_of
-from snapmgr.jobs.fill import loss_of
-from snapmgr.jobs.filling import look_at_gauges, lose
+from snapmgr.jobs.filling import settle_losses
 from snapmgr.jobs.leftovers import look
 from snapmgr.jobs.note import store_note
 from snapmgr.jobs.rebuild import Adoption
@@ -184,9 +183,9 @@ def _mark_broken(ctx: Context, entry: Entry) -> None:
 
 
 def _mark_lost(ctx: Context, entry: Entry) -> None:
-    why = loss_of(entry.manifest, look_at_gauges(ctx, (entry.manifest,)))
-    if why is not None:
-        lose(ctx, entry.manifest, why)
+    for error in settle_losses(ctx, (entry.manifest,)):
+        if not isinstance(error, LostError):
+            raise error
 
 
 def _mark_ready(ctx: Context, entry: Entry) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from snapmgr.jobs.facts import key_of, where
-from snapmgr.jobs.fill import alarm, forecast, loss_of, own_series
+from snapmgr.jobs.fill import alarm, forecast, loss_of, lost_series, own_series
 from snapmgr.jobs.finding import Cure, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from snapmgr.catalog import Entry
     from snapmgr.jobs.facts import Facts, PoolKey
     from snapmgr.jobs.fill import PoolFill
+    from snapmgr.records import SnapshotRef
 
 MORE_ROOM = "delete it if it is not needed, or give it more room; see docs/filling.md"
 
@@ -38,6 +39,25 @@ def losses(facts: Facts) -> dict[str, Finding]:
     return found
 
 
+def lost_members(facts: Facts, entry: Entry) -> tuple[str, ...]:
+    """Return the names of a snapshot's members that ran full and are still there."""
+    lost = {series.native_id for series in lost_series(entry.manifest.members, _fills(facts))}
+    return tuple(member.ref.name for member in entry.manifest.members if member.ref.native_id in lost)
+
+
+def rest_of_set(entry: Entry, there: Sequence[SnapshotRef]) -> Finding:
+    """Return what is to be said of the members of a set that are left when others are gone or lost."""
+    manifest = entry.manifest
+    return Finding(
+        area="storage",
+        subject=where(there[0].pool),
+        level="note",
+        what=f"{', '.join(ref.name for ref in there)} is what is left of {manifest.id}, which is BROKEN",
+        hint=f"look at it if you need it; then: snapmgr delete {manifest.short_id} --force",
+        job=manifest.job,
+    )
+
+
 def fullness(facts: Facts) -> Iterator[Finding]:
     """Say which snapshots will soon run full, and which pools did."""
     fills = _fills(facts)
@@ -56,7 +76,7 @@ def fullness(facts: Facts) -> Iterator[Finding]:
 def _filling(facts: Facts, entry: Entry, fills: dict[PoolKey, PoolFill]) -> Iterator[Finding]:
     manifest = entry.manifest
     limits = facts.limits.get(manifest.job)
-    for series in own_series(manifest, fills) if limits is not None else ():
+    for series in own_series(manifest.members, fills) if limits is not None else ():
         foreseen = forecast(series, facts.now, manifest.taken_at)
         what = alarm(series, foreseen, limits, facts.now) if limits is not None else None
         if what is not None and series.full_since is None:
