@@ -246,7 +246,8 @@ def _volume(row: dict[str, str]) -> LogicalVolume:
         origin_uuid=_optional(row["origin_uuid"]),
         pool_uuid=_optional(row["pool_lv_uuid"]),
         active=row["lv_active"] == "active",
-        writable=row["lv_permissions"].startswith("writ"),
+        # "unknown" of a writable one that is not active.
+        writable=row["lv_permissions"] not in ("", "read-only"),
         suspended=_is_set(row["lv_suspended"]),
         opened=_is_set(row["lv_device_open"]),
         skip_activation=_is_set(row["lv_skip_activation"]),
