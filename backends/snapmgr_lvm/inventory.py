@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from snapmgr_lvm.report import Group, LogicalVolume
 
+CUT_SHORT = "lvcreate was cut short before it was a snapshot"
 SUSPENDED = "it is suspended, and whatever writes to it hangs: a command of LVM was cut short"
 
 
@@ -33,10 +34,13 @@ def snapshot_ref(group: Group, volume: LogicalVolume) -> SnapshotRef:
 
 
 def read(group: Group) -> Iterator[Found]:
-    """Return all that bears our mark, and first what is suspended: that has to be cured before anything is removed."""
+    """Return all that bears our mark, and first what is suspended: that has to be cured before anything is removed.
+
+    Whoever suspended it is gone, as whoever changes a group has its lock, and it was read under that lock. It is cured
+    without any snapshot of ours as well: it may be the last one whose removal was cut short.
+    """
     marked = [volume for volume in group.volumes if marks.MARK in volume.tags]
-    if marked:
-        yield from _suspended(group, marked)
+    yield from _suspended(group, marked)
     for volume in marked:
         found = describe(group, volume)
         if found is not None:
@@ -46,9 +50,9 @@ def read(group: Group) -> Iterator[Found]:
 def _suspended(group: Group, marked: list[LogicalVolume]) -> Iterator[Found]:
     for volume in group.volumes:
         if volume.suspended and volume not in marked and "private" not in volume.roles:
-            # The run that was cut short is the one whose snapshot of it was made last.
+            # The run that was cut short is the one whose snapshot of it was made last; LVM's times have whole seconds.
             of_it = [one for one in marked if marks.value(one, "origin") == volume.uuid]
-            last = max(of_it, key=lambda one: one.made_at, default=None)
+            last = max(of_it, key=lambda one: (one.made_at, marks.value(one, "state") == "made"), default=None)
             yield Found(
                 kind="debris",
                 pool=pool_of(group),
@@ -85,7 +89,7 @@ def _problem(volume: LogicalVolume) -> str | None:
     if volume.is_thin:
         return None if origin else "it bears the mark of a snapshot, but of none in particular"
     if not volume.is_classic_snapshot:
-        return "lvcreate was cut short before it was a snapshot"
+        return CUT_SHORT
     return None if volume.origin_uuid == origin else "it is a snapshot of another volume than its mark says"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path("/run/lock/lvm")
 PROC = Path("/proc")
-_STATES = {"T": "stopped", "D": "hangs in the kernel"}
+_STATES = {"T": "stopped", "t": "stopped", "D": "hangs in the kernel"}
 
 
 def holders() -> tuple[str, ...]:
