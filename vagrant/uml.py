@@ -28,7 +28,7 @@ INIT = HERE / "uml-init"
 KERNEL = "linux.uml"
 MODULES = Path("/usr/lib/uml/modules")
 # What tests and the programs in them look at; nothing else of our environment reaches the guest.
-PASSED = re.compile(r"(SNAPMGR|PYTEST|HYPOTHESIS)_\w+|CI|NO_COLOR|PY_COLORS|FORCE_COLOR|PYTHONDONTWRITEBYTECODE|TZ")
+PASSED = re.compile(r"(SNAPMGR|PYTEST|HYPOTHESIS)_\w+|CI|NO_COLOR|PY_COLORS|FORCE_COLOR|TZ")
 DISK = "/dev/ubda"
 IN_MEMORY, ON_DISK = "/dev/shm", "/var/tmp"  # noqa: S108 - mkdtemp makes a folder of its own in them
 NO_STATUS, TIMED_OUT, LACKING = 99, 124, 7
