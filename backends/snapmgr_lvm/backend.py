@@ -224,7 +224,7 @@ class LvmBackend(Reverting):
                 device = self._clone(group, volume, record, name)
         fs_type = self._fs_type(device)
         if fs_type == luks.FS_TYPE:
-            device = luks.open_container(self._runner, device, record.id, self._config.luks_key_file)
+            device = luks.open_container(device, record.id, self._config.luks_key_file)
             fs_type = self._fs_type(device)
         return Attachment(device=device, fs_type=fs_type, options=_OPTIONS.get(fs_type, ()))
 
@@ -257,7 +257,7 @@ class LvmBackend(Reverting):
 
     def detach(self, record: AttachRecord) -> None:
         """Remove the clone or the overlay that `attach` made for `record`, if it is one of that very snapshot."""
-        luks.close_container(self._runner, self._mounter, record.id)
+        luks.close_container(self._mounter, record.id)
         self._scratch.detach(record)
         group = self._read(record.ref.pool)
         for volume in removal.attached_clones(group, record.ref.native_id):

@@ -1,4 +1,4 @@
-"""Device-mapper: what there is by sysfs and dmsetup; our own devices by the kernel's ioctls (linux/dm-ioctl.h).
+"""Device-mapper by the kernel's ioctls (linux/dm-ioctl.h) and sysfs.
 
 Not by ``dmsetup create``: that sends udev's rules a cookie, they probe the device, and /dev/disk/by-uuid leads to it
 from then on, as it has the file system UUID of the origin; an fstab would mount it in the origin's place. A device that
@@ -19,19 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError, InUseError, LackingError, StorageError
+from snapmgr.api import InUseError, LackingError, StorageError
 from snapmgr_lvm.report import hyphenate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.api import Mount, Runner
+    from snapmgr.api import Mount
 
 SYSFS = Path("/sys")
 NODES = Path("/dev")
 SECTOR_BYTES = 512
-_TIMEOUT_S = 60.0
-_SEPARATORS = 3
 _PATIENCE_S = 5.0
 _POLL_S = 0.1
 # udevd makes the link in /dev/mapper, if it runs.
@@ -41,13 +39,18 @@ _UDEV_POLL_S = 0.005
 
 _CONTROL = "/dev/mapper/control"
 _DM_IOCTL = 0xC138FD00  # _IOWR(0xfd, …, struct dm_ioctl)
-_DEV_CREATE, _DEV_REMOVE, _DEV_SUSPEND, _TABLE_LOAD = 3, 4, 6, 9
+_LIST_DEVICES, _DEV_CREATE, _DEV_REMOVE, _DEV_SUSPEND, _DEV_STATUS, _TABLE_LOAD, _TABLE_STATUS = 2, 3, 4, 6, 7, 9, 12
 _VERSION = (4, 0, 0)
 # struct dm_ioctl: version, data_size, data_start, target_count, open_count, flags, event_nr, padding, dev, name, uuid,
 # data. An event_nr of 0 is "no cookie".
 _HEAD = struct.Struct("=3I3Ii3IQ128s129s7x")
+_DATA_START, _FLAGS, _NUMBER = 4, 7, 10
+_SUSPENDED, _BUFFER_FULL = 1 << 1, 1 << 8
 # struct dm_target_spec: sector_start, length, status, next, target_type.
 _SPEC = struct.Struct("=QQiI16s")
+_KIND_BYTES = 16
+_NAME_LIST = struct.Struct("=QI")
+_ROOM_BYTES = 16 << 10
 _LVM_UUID = re.compile(r"LVM-([A-Za-z0-9]{32})([A-Za-z0-9]{32})")
 
 
@@ -90,34 +93,20 @@ class SnapshotStatus:
     """"Invalid" (an exception could not be stored), "Overflow", "Merge failed" or "Unknown"; None if all is well."""
 
 
-def devices(runner: Runner) -> tuple[Device, ...]:
-    """Return all device-mapper devices of this machine, also those without a table, which sysfs does not have."""
-    argv = ["dmsetup", "info", "-c", "--noheadings", "--separator", "|", "-o", "major,minor,uuid,name"]
-    try:
-        lines = runner.run(argv, timeout_s=_TIMEOUT_S).stdout.splitlines()
-    except CommandError as error:
-        raise StorageError(f"device-mapper does not say what devices it has: {error.message}") from None
-    found = []
-    # Without any device it says so, in words.
-    for major, minor, uuid, name in (line.split("|", 3) for line in lines if line.count("|") >= _SEPARATORS):
-        folder = SYSFS / "block" / f"dm-{minor}"
-        half_made = Device(
-            kernel_name=folder.name,
-            number=f"{major}:{minor}",
-            name=name,
-            uuid=uuid,
-            suspended=False,
-            size_bytes=0,
-            below=(),
-        )
-        found.append(_read(folder) or half_made)
-    return tuple(found)
+def devices(prefix: str) -> tuple[Device, ...]:
+    """Return the devices whose names begin with `prefix`, also those without a table, which sysfs does not have."""
+    found = (_look(name=name) for name in _names() if name.startswith(prefix))
+    return tuple(device for device in found if device is not None)
 
 
 def find(uuid: str) -> Device | None:
-    """Return the device with this device-mapper UUID, if it has had a table."""
-    found = (_read(folder) for folder in (SYSFS / "block").glob("dm-*"))
-    return next((device for device in found if device is not None and device.uuid == uuid), None)
+    """Return the device with this device-mapper UUID."""
+    return _look(uuid=uuid)
+
+
+def find_name(name: str) -> Device | None:
+    """Return the device with this name."""
+    return _look(name=name)
 
 
 def lvm_uuid(group_uuid: str, volume_uuid: str) -> str:
@@ -133,7 +122,11 @@ def volume_of(device: Device) -> tuple[str, str] | None:
 
 def below(device: Device) -> tuple[Device, ...]:
     """Return the device-mapper devices that `device` stands on directly."""
-    found = (_read(SYSFS / "block" / name) for name in device.below if name.startswith("dm-"))
+    names = []
+    for name in device.below:
+        with suppress(OSError):
+            names.append((SYSFS / "block" / device.kernel_name / "slaves" / name / "dm" / "name").read_text().strip())
+    found = (_look(name=name) for name in names)
     return tuple(one for one in found if one is not None)
 
 
@@ -176,8 +169,6 @@ def create(name: str, uuid: str, target: Target) -> Device:
         _ask(_TABLE_LOAD, uuid=uuid, target=target)
         # Without the flag that asks to suspend it: goes on, with the new table.
         _ask(_DEV_SUSPEND, uuid=uuid)
-    except PermissionError:
-        raise LackingError(f"no right to make the device {name}", hint="run as root") from None
     except OSError as error:
         raise StorageError(
             f"cannot make the device {name} ({target.kind} {target.parameters}): {error.strerror}", hint="see: dmesg"
@@ -246,20 +237,22 @@ def _is_node(path: Path, device: Device) -> bool:
     return False
 
 
-def snapshot_status(runner: Runner, device: Device) -> SnapshotStatus:
-    """Return the state of a "snapshot" target. Raises StorageError if the device is no such thing."""
+def snapshot_status(device: Device) -> SnapshotStatus:
+    """Return the state of a "snapshot" target. Raises StorageError if the device is no such thing, or is gone."""
     try:
-        line = runner.run(["dmsetup", "status", device.name], timeout_s=_TIMEOUT_S).stdout
-    except CommandError as error:
-        raise StorageError(f"device-mapper does not say how {device.name} is: {error.message}") from None
-    return parse_snapshot_status(line)
+        answer = _ask(_TABLE_STATUS, uuid=device.uuid, room=_ROOM_BYTES)
+    except OSError as error:
+        raise StorageError(f"device-mapper does not say how {device.name} is: {error.strerror}") from None
+    start = _data_start(answer)
+    kind = _text(answer[start + _SPEC.size - _KIND_BYTES : start + _SPEC.size])
+    return parse_snapshot_status(kind, _text(answer[start + _SPEC.size :]))
 
 
-def parse_snapshot_status(line: str) -> SnapshotStatus:
-    """Given "0 SECTORS snapshot USED/TOTAL METADATA" or "0 SECTORS snapshot Invalid", return what it says."""
-    found = re.fullmatch(r"\d+ \d+ snapshot (?:(\d+)/(\d+) \d+|([A-Z][A-Za-z ]+?))\s*", line)
-    if found is None:
-        raise StorageError(f"this is no status of a snapshot: {line.strip()!r}")
+def parse_snapshot_status(kind: str, text: str) -> SnapshotStatus:
+    """Given a target's kind and status, "USED/TOTAL METADATA" in sectors or "Invalid", return what it says."""
+    found = re.fullmatch(r"(\d+)/(\d+) \d+|([A-Z][A-Za-z ]*)", text.strip())
+    if kind != "snapshot" or found is None:
+        raise StorageError(f"this is no status of a snapshot: {kind} {text!r}")
     return SnapshotStatus(
         used_bytes=int(found[1] or 0) * SECTOR_BYTES,
         total_bytes=int(found[2] or 0) * SECTOR_BYTES,
@@ -267,20 +260,49 @@ def parse_snapshot_status(line: str) -> SnapshotStatus:
     )
 
 
-def _read(folder: Path) -> Device | None:
-    """Return the device of a folder in /sys/block; None if it goes just now."""
+def _names() -> list[str]:
+    room = _ROOM_BYTES
+    while True:
+        try:
+            answer = _ask(_LIST_DEVICES, room=room)
+        except FileNotFoundError:  # no device-mapper, no devices
+            return []
+        except OSError as error:
+            raise StorageError(f"device-mapper does not say what devices it has: {error.strerror}") from None
+        if not _HEAD.unpack_from(answer)[_FLAGS] & _BUFFER_FULL:
+            break
+        room *= 4
+    names, start = list[str](), _data_start(answer)
+    while True:
+        # struct dm_name_list: dev, next, name. The first one's dev is 0 if there is none.
+        number, following = _NAME_LIST.unpack_from(answer, start)
+        if number:
+            names.append(_text(answer[start + _NAME_LIST.size :]))
+        if not following:
+            return names
+        start += following
+
+
+def _look(*, name: str = "", uuid: str = "") -> Device | None:
     try:
-        texts = {name: (folder / name).read_text().strip() for name in ("dev", "dm/name", "dm/uuid", "dm/suspended")}
+        fields = _HEAD.unpack_from(_ask(_DEV_STATUS, name=name, uuid=uuid))
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENOENT):  # no such device, or no device-mapper
+            return None
+        raise StorageError(f"device-mapper does not say what {name or uuid} is: {error.strerror}") from None
+    number, its_name, its_uuid = fields[_NUMBER:]
+    folder = SYSFS / "block" / f"dm-{os.minor(number)}"
+    size_sectors, names = 0, tuple[str, ...]()
+    # While it has no table it is not there.
+    with suppress(OSError):
         size_sectors = int((folder / "size").read_text())
         names = tuple(sorted(os.listdir(folder / "slaves")))
-    except OSError:
-        return None
     return Device(
         kernel_name=folder.name,
-        number=texts["dev"],
-        name=texts["dm/name"],
-        uuid=texts["dm/uuid"],
-        suspended=texts["dm/suspended"] == "1",
+        number=device_number(number),
+        name=_text(its_name),
+        uuid=_text(its_uuid),
+        suspended=bool(fields[_FLAGS] & _SUSPENDED),
         size_bytes=size_sectors * SECTOR_BYTES,
         below=names,
     )
@@ -296,29 +318,32 @@ def _in_use(device: Device) -> InUseError:
     )
 
 
-def _ask(command: int, *, name: str = "", uuid: str = "", target: Target | None = None) -> None:
-    """Do one ioctl of device-mapper. Raises OSError."""
-    body = b""
+def _ask(command: int, *, name: str = "", uuid: str = "", target: Target | None = None, room: int = 0) -> bytes:
+    """Do one ioctl of device-mapper, with `room` bytes for what it answers beside its head; return head and answer.
+
+    Once a device is there it is asked for by its UUID alone. Raises OSError, LackingError without the right.
+    """
+    body = bytes(room)
     if target is not None:
         parameters = target.parameters.encode() + b"\0"
         parameters += bytes(-len(parameters) % 8)
         body = _SPEC.pack(0, target.sectors, 0, 0, target.kind.encode()) + parameters
-    # Once a device is there it is asked for by its UUID alone.
-    head = _HEAD.pack(
-        *_VERSION,
-        _HEAD.size + len(body),
-        _HEAD.size,
-        int(target is not None),
-        0,
-        0,
-        0,
-        0,
-        0,
-        name.encode(),
-        uuid.encode(),
-    )
-    fd = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+    sizes = (_HEAD.size + len(body), _HEAD.size, int(target is not None))
+    question = bytearray(_HEAD.pack(*_VERSION, *sizes, 0, 0, 0, 0, 0, name.encode(), uuid.encode()) + body)
     try:
-        fcntl.ioctl(fd, _DM_IOCTL | command, bytearray(head + body), True)  # noqa: FBT003 - it has no keywords
-    finally:
-        os.close(fd)
+        fd = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(fd, _DM_IOCTL | command, question, True)  # noqa: FBT003 - it has no keywords
+        finally:
+            os.close(fd)
+    except PermissionError:
+        raise LackingError("no right to ask device-mapper", hint="run as root") from None
+    return bytes(question)
+
+
+def _data_start(answer: bytes) -> int:
+    return int(_HEAD.unpack_from(answer)[_DATA_START])
+
+
+def _text(data: bytes) -> str:
+    return os.fsdecode(data.partition(b"\0")[0])

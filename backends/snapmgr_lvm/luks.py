@@ -18,7 +18,7 @@ from snapmgr_lvm import dm, marks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.api import Mounter, Runner
+    from snapmgr.api import Mounter
     from snapmgr_lvm.dm import Device
 
 FS_TYPE = "crypto_LUKS"
@@ -33,7 +33,7 @@ _LOG_ERROR = 1
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
-def open_container(runner: Runner, device: str, record_id: str, key_file: str | None) -> str:
+def open_container(device: str, record_id: str, key_file: str | None) -> str:
     """Open the container on an attachment's device and return the device of what is in it.
 
     Deriving the key may take seconds, by design. Raises LackingError without a key file, or without the library;
@@ -67,30 +67,30 @@ def open_container(runner: Runner, device: str, record_id: str, key_file: str | 
             )
         if code < 0:
             raise StorageError(f"cannot open the LUKS container on {device}: {_why(code, said)}")
-    made = find_container(runner, record_id)
+    made = find_container(record_id)
     if made is None:
         raise StorageError(f"the LUKS container on {device} was opened and is not there")
     return dm.node(made)
 
 
-def close_container(runner: Runner, mounter: Mounter, record_id: str) -> None:
+def close_container(mounter: Mounter, record_id: str) -> None:
     """Close what `open_container` opened; idempotent. Raises InUseError if it is in use, StorageError otherwise."""
-    container = find_container(runner, record_id)
+    container = find_container(record_id)
     if container is None:
         return
     dm.require_unmounted(container, mounter.mounts())
     _load().crypt_deactivate_by_name(None, container.name.encode(), ctypes.c_uint32(0))
     # Half-made, or busy: the latter is told.
-    left = find_container(runner, record_id)
+    left = find_container(record_id)
     if left is not None:
         dm.remove(left)
 
 
-def find_container(runner: Runner, record_id: str) -> Device | None:
+def find_container(record_id: str) -> Device | None:
     """Return the open container of an attachment."""
-    name = container_name(record_id)
+    found = dm.find_name(container_name(record_id))
     # libcryptsetup: "CRYPT-LUKS2-" and the container's UUID, then the name.
-    return next((one for one in dm.devices(runner) if one.name == name and one.uuid.startswith("CRYPT-LUKS")), None)
+    return found if found is not None and found.uuid.startswith("CRYPT-LUKS") else None
 
 
 def container_name(record_id: str) -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from snapmgr_lvm.report import LogicalVolume
 
 MARK = "snapmgr"
+ATTACHMENT = "snapmgr.attachment."
+"""What the names of all that is made for attachments begin with."""
 NOTE_MAX_BYTES = 64 << 10
 State = Literal["made", "settled"]
 
@@ -56,7 +58,7 @@ def attachment_name(record_id: str) -> str:
     """Return the name of what is made for an attachment. Raises StorageError if it is no record's id."""
     if not _RECORD_ID.fullmatch(record_id):
         raise StorageError(f"{record_id!r} is no record's id", hint="16 hex digits")
-    return f"snapmgr.attachment.{record_id}"
+    return f"{ATTACHMENT}{record_id}"
 
 
 def snapshot_tags(snapshot_id: str, origin_uuid: str) -> tuple[str, ...]:

@@ -109,7 +109,9 @@ class Scratch:
         What is too little to say what it is of counts as the group's.
         """
         devices = {
-            record_id: device for device in dm.devices(self._runner) if (record_id := _record_of(device)) is not None
+            record_id: device
+            for device in dm.devices(marks.ATTACHMENT)
+            if (record_id := _record_of(device)) is not None
         }
         with scratchfolder.opened(self._config.scratch_dir, make=False) as folder_fd:
             in_files = scratchfolder.records(folder_fd) if folder_fd is not None else ()
@@ -123,7 +125,7 @@ class Scratch:
 
     def users(self, native_id: str) -> tuple[str, ...]:
         """Return the ids of the attachments that stand on a snapshot now: it cannot be removed under them."""
-        found = ((_record_of(device), _stands_on(device)) for device in dm.devices(self._runner))
+        found = ((_record_of(device), _stands_on(device)) for device in dm.devices(marks.ATTACHMENT))
         return tuple(record_id for record_id, below in found if record_id and below and below[1] == native_id)
 
     def problem(self, record: AttachRecord) -> Reason | None:
@@ -131,10 +133,10 @@ class Scratch:
         device = dm.find(_dm_uuid(record.id))
         if device is None or not device.size_bytes:
             return Reason(what=f"the attachment {record.id} has no device any more", hint="attach the snapshot again")
-        failure = dm.snapshot_status(self._runner, device).failure
+        failure = dm.snapshot_status(device).failure
         # First the snapshot: its end is the end of what stands on it.
         for one in dm.below(device):
-            if dm.volume_of(one) is not None and (lost := dm.snapshot_status(self._runner, one).failure) is not None:
+            if dm.volume_of(one) is not None and (lost := dm.snapshot_status(one).failure) is not None:
                 return Reason(
                     what=f"the snapshot {record.ref.name} was lost while it was attached: {_meaning(lost)}",
                     hint="take another one, with a larger cow_size in [backend.lvm]",
@@ -149,7 +151,7 @@ class Scratch:
 
     def _clear(self, record_id: str, *, native_id: str | None) -> None:
         name = marks.attachment_name(record_id)
-        device = next((one for one in dm.devices(self._runner) if one.uuid == _dm_uuid(record_id)), None)
+        device = dm.find(_dm_uuid(record_id))
         folders = {os.path.realpath(self._config.scratch_dir)}
         if device is not None:
             below = _stands_on(device)
