@@ -272,7 +272,10 @@ class LvmBackend(Reverting):
     def delete(self, ref: SnapshotRef, *, wait: Literal["name", "space"] = "name") -> None:  # noqa: ARG002 - LVM frees at once
         """Remove the snapshot by its UUID, also if it was renamed."""
         group = self._read(ref.pool)
-        volume = group.by_uuid(ref.native_id)
+        origin, volume = group.by_uuid(ref.volume_id), group.by_uuid(ref.native_id)
+        if origin is not None and origin.suspended:
+            # An earlier removal was cut short: whoever else works on the group has its lock, and we have just read it.
+            removal.resume(self._runner, group, origin)
         if volume is None:
             if group.by_name(ref.name) is not None:
                 raise StorageError(
