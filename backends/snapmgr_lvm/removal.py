@@ -54,6 +54,9 @@ def resume(runner: Runner, group: Group, volume: LogicalVolume) -> None:
     name = f"{group.name}/{volume.name}"
     failure: CommandError | None = None
     try:
+        for device in loaded_ahead(runner, group, volume):
+            # What the killed command meant to do, a merge for one: resumed, it would go live.
+            runner.run(["dmsetup", "clear", device])
         runner.run(["lvchange", "--yes", "--refresh", name], abandon=True)
     except CommandError as error:
         failure = error
@@ -64,6 +67,20 @@ def resume(runner: Runner, group: Group, volume: LogicalVolume) -> None:
             f"the logical volume {name} is still suspended{why}",
             hint=f"dmsetup resume {device_name(group, volume.name)}",
         )
+
+
+def loaded_ahead(runner: Runner, group: Group, volume: LogicalVolume) -> list[str]:
+    """Return the devices of a volume and its snapshots that have a second table loaded, beside the one in use.
+
+    A command that was killed after it had loaded them, and before it suspended anything, leaves nothing else. Whoever
+    resumes such a device later, any command of LVM, brings to life what was given up long ago.
+    """
+    family = {one.uuid for one in group.volumes if volume.uuid in (one.uuid, one.origin_uuid)}
+    uuids = tuple(f"LVM-{group.uuid.replace('-', '')}{uuid.replace('-', '')}" for uuid in family)
+    columns = ("--columns", "--noheadings", "--separator", "|", "--options", "name,uuid,tables_loaded")
+    rows = [line.split("|") for line in runner.run(["dmsetup", "info", *columns]).stdout.splitlines()]
+    # The layers below have the same UUID with a suffix.
+    return [row[0] for row in rows if len(row) == 3 and row[1].startswith(uuids) and row[2] == "Both"]  # noqa: PLR2004
 
 
 def device_name(group: Group, name: str) -> str:

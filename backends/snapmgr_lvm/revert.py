@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from snapmgr.api import CommandError, InUseError, NotFoundError, Reason, RevertPlan, StorageError, format_size
 from snapmgr_lvm import arming, marks
 from snapmgr_lvm.inventory import snapshot_ref
-from snapmgr_lvm.removal import device_name, remove, resume
+from snapmgr_lvm.removal import device_name, loaded_ahead, remove, resume
 from snapmgr_lvm.report import read_group
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ class Reverting:
         self._require_closed(ref, origin, snapshot)
         kind = "classic" if snapshot.is_classic_snapshot else "thin"
         try:
-            if not origin.active:
-                self._run(["lvchange", "--yes", "--activate", "y", f"{group.name}/{origin.name}"])
+            self._make_usable(group, origin)
             if _tag_of(origin, token) is None:
                 self._run(["lvchange", "--yes", "--addtag", _tag(token, kind), f"{group.name}/{origin.name}"])
             if kind == "thin" and _copy(group, token) is None:
@@ -117,9 +116,7 @@ class Reverting:
             raise StorageError(f"the snapshot {ref.name} is being merged: that cannot be stopped")
         group = read_group(self._runner, ref.pool)
         origin, copy = _require_origin(group, ref), _copy(group, token)
-        if origin.suspended:
-            # A killed lvconvert left it so: mounting it would hang.
-            resume(self._runner, group, origin)
+        self._make_usable(group, origin)
         if copy is not None:
             remove(self._runner, group, copy)
         self._forget(group, origin, token)
@@ -130,6 +127,7 @@ class Reverting:
         origin, copy = _require_origin(group, ref), _copy(group, token)
         if group.by_uuid(ref.native_id) is not None:
             raise StorageError(f"the snapshot {group.name}/{ref.name} is not merged yet")
+        self._make_usable(group, origin)
         kept: SnapshotRef | None = None
         if copy is not None:
             kept = self._replace(group, copy, ref, token)
@@ -144,6 +142,13 @@ class Reverting:
             self._runner.run(argv, abandon=True)
         except CommandError as error:
             raise StorageError(error.message, hint=error.hint) from error
+
+    def _make_usable(self, group: Group, origin: LogicalVolume) -> None:
+        """Mend what a killed lvconvert may have left: a suspended origin, none in the kernel, or one about to merge."""
+        if not origin.active:
+            self._run(["lvchange", "--yes", "--activate", "y", f"{group.name}/{origin.name}"])
+        elif origin.suspended or loaded_ahead(self._runner, group, origin):
+            resume(self._runner, group, origin)
 
     def _push(self, group: Group, origin: LogicalVolume) -> None:
         """Let a merge go on whose start was put off because the origin was open, or that nobody watches any more."""
