@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -45,6 +46,7 @@ class Storage:
         self.problem = None
         self.relieved = []
         self.relief = lambda: None
+        self.blocked = set()
         self.asked = 0
 
     def missing(self):
@@ -84,6 +86,7 @@ class Storage:
 
     def relieve(self, ref):
         self.relieved.append((ref.snapshot_id, threading.current_thread().name))
+        self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         return self.relief()
 
     def attachment_problem(self, record):
@@ -327,6 +330,9 @@ def test_what_is_used_is_looked_after_until_the_end(ctx, storage, said, monkeypa
     time.sleep(0.05)
     assert len(storage.relieved) == count
     assert {name for _, name in storage.relieved} == {"relief"}
+    # Signals are for the main thread, which acts on them, or holds them back.
+    assert signal.SIGTERM in storage.blocked
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_that_there_is_no_more_room_is_said_once_and_ends_nothing(ctx, storage, said, monkeypatch):
