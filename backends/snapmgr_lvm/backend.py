@@ -25,7 +25,7 @@ from snapmgr.api import (
     StorageError,
     Usage,
 )
-from snapmgr_lvm import arming, cost, gauges, inventory, kernel, locating, luks, marks, removal, sizing
+from snapmgr_lvm import arming, cost, gauges, inventory, kernel, locating, luks, marks, orphans, removal, sizing
 from snapmgr_lvm.armed import LvmArmed, Member, open_origin
 from snapmgr_lvm.config import LvmConfig
 from snapmgr_lvm.report import read_group
@@ -189,8 +189,12 @@ class LvmBackend(Reverting):
 
     def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
         """Return all that is ours in `pools`; see `snapmgr_lvm.marks` for what that means."""
-        groups = [self._read(pool) for pool in pools]
-        return tuple(found for group in groups for found in (*inventory.read(group), *self._scratch.found(group)))
+        everything: list[Found] = []
+        for pool in pools:
+            devices = orphans.candidates(pool)
+            group = self._read(pool)
+            everything += (*inventory.read(group), *self._scratch.found(group), *orphans.found(group, devices))
+        return tuple(everything)
 
     def annotate(self, ref: SnapshotRef, note: bytes) -> None:
         """Store `note` in the snapshot's tags, in one change of LVM's metadata."""
@@ -299,9 +303,13 @@ class LvmBackend(Reverting):
 
     def repair(self, found: Found) -> None:
         """Let a suspended origin go on, or remove what was begun and not finished."""
+        devices = orphans.candidates(found.pool)
         group = self._read(found.pool)
         if found.record_id is not None:
             self._scratch.clear_debris(group, found.record_id)
+            return
+        if found.why == orphans.WHY:
+            orphans.remove(group, devices, found.name)
             return
         for now in inventory.read(group):
             volume = group.by_name(now.name)

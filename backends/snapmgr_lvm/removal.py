@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from snapmgr.api import CommandError, InUseError, StorageError
-from snapmgr_lvm import marks
+from snapmgr_lvm import marks, orphans
 from snapmgr_lvm.inventory import pool_of
 from snapmgr_lvm.report import read_group
 
@@ -35,6 +35,8 @@ def remove(runner: Runner, group: Group, volume: LogicalVolume) -> None:
         except CommandError as error:
             failure = error
         else:
+            # What a killed command had begun to make for it LVM leaves.
+            orphans.remove_layers(group.uuid, volume.uuid)
             return
         now = read_group(runner, pool_of(group)).by_uuid(volume.uuid)
         if now is None:

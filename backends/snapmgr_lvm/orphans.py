@@ -1,0 +1,65 @@
+"""Devices of our volumes that LVM does not know any more: a command of LVM was killed between its metadata and them.
+
+LVM never removes them, and its own removal of the volume leaves half-made ones alone. They hold a name, and may lead to
+room that belongs to another volume by now.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from snapmgr.api import Found
+from snapmgr_lvm import dm
+from snapmgr_lvm.inventory import pool_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.api import Pool
+    from snapmgr_lvm.dm import Device
+    from snapmgr_lvm.report import Group
+
+WHY = "it is a device of a logical volume that is gone: a command of LVM was cut short"
+# lvm(8): VG-LV, and hyphens in names are doubled. The layers of a volume have a suffix: "-cow", "-real".
+_OURS = re.compile(r"(?<!-)-snapmgr\.")
+
+
+def candidates(pool: Pool) -> tuple[Device, ...]:
+    """Return the devices of volumes with our names in a volume group, layers included.
+
+    To be asked before the group is read: what is being made meanwhile is in its metadata then.
+    """
+    prefix = dm.lvm_uuid(pool.id, "")
+    return tuple(one for one in dm.devices("") if one.uuid.startswith(prefix) and _OURS.search(one.name))
+
+
+def found(group: Group, before: tuple[Device, ...]) -> Iterator[Found]:
+    """Yield those of `before` whose volume was not in the group when it was read after them."""
+    known = {dm.lvm_uuid(group.uuid, volume.uuid) for volume in group.volumes}
+    for device in before:
+        # What was being removed is gone by now.
+        if _volume_part(device.uuid) not in known and dm.find(device.uuid) is not None:
+            yield Found(kind="debris", pool=pool_of(group), name=device.name, why=WHY)
+
+
+def remove(group: Group, before: tuple[Device, ...], name: str) -> None:
+    """Remove the device `name`, if it is what `found` yields; idempotent. Raises InUseError if it is open."""
+    if any(one.name == name for one in found(group, before)):
+        device = dm.find_name(name)
+        if device is not None:
+            dm.remove(device)
+
+
+def remove_layers(group_uuid: str, volume_uuid: str) -> None:
+    """Remove what is left of the devices of a volume that was just removed. Errors as `remove`."""
+    prefix = dm.lvm_uuid(group_uuid, volume_uuid)
+    # Those without a suffix stand on the others.
+    for device in sorted(dm.devices(""), key=lambda one: one.uuid):
+        if _volume_part(device.uuid) == prefix and _OURS.search(device.name):
+            dm.remove(device)
+
+
+def _volume_part(uuid: str) -> str:
+    """Return the UUID of a device without its layer's suffix: "LVM-", and 32 characters for group and volume each."""
+    return uuid[: len("LVM-") + 64]
