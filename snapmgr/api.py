@@ -65,6 +65,7 @@ __all__ = [
     "FireError",
     "Found",
     "Gauge",
+    "Held",
     "InUseError",
     "Intent",
     "LackingError",
@@ -74,6 +75,7 @@ __all__ = [
     "NotMine",
     "Pool",
     "PrivateMount",
+    "Readying",
     "Reason",
     "Reservoir",
     "RevertPlan",
@@ -122,6 +124,31 @@ class Runner(Protocol):
 
         Raises LackingError if there is no such program, CommandError for other exit codes or a timeout.
         """
+
+    def hold(self, argv: Sequence[str]) -> Held:
+        """Start a process that becomes `argv` only when it is told to: what starting one takes is done before.
+
+        Raises LackingError if there is no such program, CommandError if it cannot be started.
+        """
+
+
+class Held(Protocol):
+    """A program that waits to begin. A context manager: one that was never told to begin ends when that is left.
+
+    It also ends, having done nothing, when the process that holds it back is gone. Once it runs nobody ends it.
+    """
+
+    def run(self) -> Completed:
+        """Let it begin, once, and return what it printed. Waits as long as it takes; who waits for us has a limit.
+
+        Raises CommandError for any exit code but 0.
+        """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class PrivateMount(Protocol):
@@ -190,6 +217,14 @@ class Announcing(Protocol):
 
     fired: Callable[[], None]
     """Set by the core in the helper. `fire` calls it once its last storage call has returned without an error."""
+
+
+@runtime_checkable
+class Readying(Protocol):
+    """Optional, for an `Armed`: something can be done in the helper process beforehand, such as starting a program."""
+
+    def get_ready(self) -> None:
+        """Do it. Called once in the helper, before there is any lock; never raises: what failed, `fire` says."""
 
 
 class Backend(Protocol):

@@ -16,7 +16,7 @@ import subprocess
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING, BinaryIO, Self
 
 from snapmgr.errors import CommandError, LackingError
 from snapmgr.records import Completed
@@ -112,6 +112,53 @@ class CommandRunner:
         if process.returncode not in ok:
             raise _failure(shown, process.returncode, redact(stderr, secrets) or redact(stdout, secrets))
         return Completed(argv=tuple(argv), returncode=process.returncode, stdout=stdout, stderr=stderr)
+
+    def hold(self, argv: Sequence[str]) -> HeldCommand:
+        """Start a process that becomes `argv` when it is told; see `snapmgr.api.Runner.hold`."""
+        return HeldCommand(argv)
+
+
+class HeldCommand:
+    """A program that is held back before its first step; see `snapmgr.api.Held`."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._argv = tuple(argv)
+        program = argv[0] if "/" in argv[0] else find_program(argv[0])
+        with ExitStack() as stack:
+            self._out = stack.enter_context(_memory_file())
+            self._err = stack.enter_context(_memory_file())
+            self._process = _start(
+                ["sh", "-c", _GATE, "sh", program, *argv[1:]],
+                stdin=subprocess.PIPE,
+                stdout=self._out,
+                stderr=self._err,
+            )
+            self._files = stack.pop_all()
+
+    def run(self) -> Completed:
+        """Let it begin, and wait for its end however long that takes."""
+        process = self._process
+        _open_gate(process)
+        try:
+            process.wait()
+        finally:
+            if process.returncode is None:
+                _abandoned.append(process)
+        stdout, stderr = _text(self._out), _text(self._err)
+        if process.returncode != 0:
+            raise _failure(" ".join(self._argv), process.returncode, stderr or stdout)
+        return Completed(argv=self._argv, returncode=0, stdout=stdout, stderr=stderr)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+        stream = self._process.stdin
+        if stream is not None and not stream.closed:
+            # Never told to begin: it ends by itself.
+            stream.close()
+            self._process.wait()
 
 
 def _start(
@@ -266,11 +313,15 @@ def start_held(argv: Sequence[str], *, output: BinaryIO, env: dict[str, str] | N
 
 def let_go(process: Process) -> None:
     """Let a program of `start_held` begin. From now on it lives without us; whether it still does, its `poll` says."""
+    _open_gate(process)
+    _lasting.append(process)
+
+
+def _open_gate(process: Process) -> None:
     stream = process.stdin
     if stream is not None:
         with suppress(BrokenPipeError), stream:
             stream.write(b"go\n")
-    _lasting.append(process)
 
 
 def pipeline(argvs: Sequence[Sequence[str]], *, timeout_s: float, secrets: tuple[str, ...] = ()) -> bytes:

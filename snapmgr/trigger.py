@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from snapmgr.api import Announcing
+from snapmgr.api import Announcing, Readying
 from snapmgr.errors import StorageError
 from snapmgr.host import keep_only, signals_held, this_process
 from snapmgr.records import FireError, Shot
@@ -173,6 +173,8 @@ def _helper(armed: Armed, undo: Callable[[Shot], None], order: int, outcome: int
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         keep_only({order, outcome, *armed.fds})
+        if isinstance(armed, Readying):
+            armed.get_ready()
         os.write(outcome, _READY)
         data = os.read(order, _DEADLINE.size)
         if len(data) == _DEADLINE.size:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from snapmgr.api import CommandError, FireError, Intent, Shot, SnapshotRef, StorageError
+from snapmgr.api import CommandError, FireError, Intent, LackingError, Shot, SnapshotRef, StorageError
 from snapmgr_lvm import kernel, marks
 from snapmgr_lvm.report import read_group
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from types import TracebackType
 
-    from snapmgr.api import Pool, Runner
+    from snapmgr.api import Held, Pool, Runner
 
 # lvcreate does what the reading of a group does, and writes the metadata twice: 2 to 2.5 times as long, measured.
 _STALL_FACTOR = 2.5
@@ -55,6 +56,7 @@ class LvmArmed:
         self.stall_s = read_s * _STALL_FACTOR * len(members)
         self.fds = tuple(member.fd for member in members)
         self.launched = False
+        self._held: list[Held] = []
         self.fired: Callable[[], None] = _nobody_waits
 
     def __enter__(self) -> Self:
@@ -71,18 +73,31 @@ class LvmArmed:
         for member in self._members:
             kernel.syncfs(member.fd, member.path)
 
+    def get_ready(self) -> None:
+        """Start the processes that are to become lvcreate: see `snapmgr.api.Readying`."""
+        with suppress(CommandError, LackingError):  # `fire` tries again, and says why
+            self._hold()
+
+    def _hold(self) -> None:
+        self._held = [self._resources.enter_context(self._runner.hold(member.argv)) for member in self._members]
+
     def fire(self, deadline: float) -> tuple[Shot, ...]:
         """Take the snapshots: one ``lvcreate`` each, never ended by us. Their UUIDs are looked up after the last."""
+        if not self._held:
+            try:
+                self._hold()
+            except (CommandError, LackingError) as error:
+                raise FireError(f"lvcreate cannot be started: {error.message}", hint=error.hint) from error
         taken: list[tuple[Member, int, int]] = []
         failure: FireError | None = None
-        for member in self._members:
+        for member, held in zip(self._members, self._held, strict=True):
             if time.monotonic() >= deadline:
                 failure = FireError(f"the deadline passed before the snapshot of {member.path} began")
                 break
             start_ns = time.monotonic_ns()
             try:
-                # Without a limit: killed, it might leave its origin suspended. Who waits for us has one.
-                self._runner.run(member.argv, timeout_s=None, abandon=True)
+                # Without a limit: killed, it might leave its origin suspended.
+                held.run()
             except CommandError as error:
                 failure = FireError(f"LVM did not make the snapshot {member.intent.name}: {error.message}")
                 break

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.jobs.attach import attached, copies, data_path
-from support.exactness import check_copy, take
-from support.lvmscene import lvm_scene
+from snapmgr.jobs.attach import attached, data_path
+from support.exactness import check_copy
+from support.lvmscene import lvm_scene, take_by_command
 
 if TYPE_CHECKING:
-    from snapmgr.manifest import Lease, Manifest
     from support.exactness import Taken
     from support.lvmscene import Kind, LvmScene
 
@@ -21,23 +20,6 @@ pytestmark = pytest.mark.needs("root", "mariadbd")
 # 20 of each were shown by `./run bench-lvm`; CI repeats a few.
 MANY = int(os.environ.get("SNAPMGR_LVM_SNAPSHOTS", "10"))
 FEW = 2
-
-
-def take_by_command(scene: LvmScene, count: int) -> list[Taken]:
-    """Take snapshots of the loaded server by the command line; no two are of the same instant."""
-
-    def backup() -> Manifest:
-        done = scene.run("backup", "demo")
-        assert done.returncode == 0, done.stderr
-        return scene.entries()[-1].manifest
-
-    # Not as fast as it goes: the guest has one processor, and snapmgr wants some of it, too.
-    taken, fared = take(scene.context(), scene.server, count, writers=2, pause_s=0.05, take_one=backup)
-    assert fared.writes > 0
-    assert len({one.manifest.position for one in taken}) == count
-    members = [member.ref.name for one in taken for member in one.manifest.members]
-    assert scene.stored() == sorted(members)
-    return taken
 
 
 def options_of(point: str) -> tuple[str, set[str]]:
@@ -85,32 +67,3 @@ def test_snapshots_of_a_loaded_server_are_exact_and_go_when_they_are_pruned(vg, 
         assert scene.stored() == [newest.members[0].ref.name]
         cow = scene.folder / "cow"
         assert not cow.exists() or os.listdir(cow) == []
-
-
-def test_data_and_redo_log_on_two_volumes_are_one_instant_while_the_server_is_frozen(vg):
-    with lvm_scene(vg, "thin", "xfs", redo=("classic", "ext4")) as scene:
-        refused = scene.run("backup", "demo")
-        assert refused.returncode == 4, refused.stderr
-        redo = str(scene.redo)
-        assert f"at {redo}" in refused.stderr
-        assert "freeze-process" in refused.stderr
-        assert scene.stored() == []
-
-        scene.configure('quiesce = "freeze-process"')
-        taken = take_by_command(scene, FEW)
-
-        def options(lease: Lease, manifest: Manifest) -> tuple[str, ...]:
-            copy = copies(lease, manifest)[redo]
-            return (f"--innodb-log-group-home-dir={copy}", f"--innodb-undo-directory={copy}")
-
-        ctx = scene.context()
-        for one in taken:
-            quiesce = one.manifest.quiesce
-            assert quiesce is not None
-            assert 0 < quiesce.frozen_s <= quiesce.held_s
-            with attached(ctx, ctx.catalog.load(one.manifest.id)) as lease:
-                check_copy(data_path(lease), one, scene.server.kind, options(lease, one.manifest))
-        done = scene.run("verify", taken[0].manifest.id)
-        assert done.returncode == 0, done.stderr
-        assert scene.run("delete", "--force", "--yes", taken[0].manifest.id, taken[1].manifest.id).returncode == 0
-        assert scene.stored() == []

@@ -6,6 +6,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from support.exactness import take
 from support.scene import Scene
 from support.server import private_server, server_user
 from support.storage import LoopFileSystem, work_folder
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from snapmgr.manifest import Manifest
+    from support.exactness import Taken
     from support.lvm import Origin, VolumeGroup
 
 Kind = Literal["classic", "thin"]
@@ -82,3 +85,20 @@ def lvm_scene(
             scene._server = server
             scene.configure()
             yield scene
+
+
+def take_by_command(scene: LvmScene, count: int) -> list[Taken]:
+    """Take snapshots of the loaded server by the command line; no two are of the same instant."""
+
+    def backup() -> Manifest:
+        done = scene.run("backup", "demo")
+        assert done.returncode == 0, done.stderr
+        return scene.entries()[-1].manifest
+
+    # Not as fast as it goes: the guest has one processor, and snapmgr wants some of it, too.
+    taken, fared = take(scene.context(), scene.server, count, writers=2, pause_s=0.05, take_one=backup)
+    assert fared.writes > 0
+    assert len({one.manifest.position for one in taken}) == count
+    members = [member.ref.name for one in taken for member in one.manifest.members]
+    assert scene.stored() == sorted(members)
+    return taken

@@ -305,3 +305,44 @@ def test_redaction_leaves_no_secret(text, secrets):
 
 def test_longer_secret_is_replaced_first():
     assert redact("abcdef", ("abc", "abcdef", "")) == "***"
+
+
+# ----------------------------------------------------------------------------------------------------------------- held
+
+
+def test_held_program_does_nothing_until_it_is_told_and_then_says_all(runner, tmp_path):
+    with runner.hold(["sh", "-c", f"cat; touch {tmp_path}/done; echo said; echo 'two words' >&2"]) as held:
+        time.sleep(0.2)
+        assert not (tmp_path / "done").exists()
+        done = held.run()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "said\n", "two words\n")
+
+
+def test_held_program_that_is_never_told_ends_with_nothing_done(runner, tmp_path):
+    with runner.hold(["touch", f"{tmp_path}/done"]):
+        pass
+    assert not (tmp_path / "done").exists()
+
+
+def test_held_program_ends_when_whoever_holds_it_back_is_killed(runner, tmp_path):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        held = runner.hold(["touch", f"{tmp_path}/done"])
+        os.write(writer, str(held._process.pid).encode())
+        signal.pause()
+    pid = int(os.read(reader, 20))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    wait_until(lambda: ended(pid))
+    assert not (tmp_path / "done").exists()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_held_program_that_fails_or_is_missing_is_an_error_with_what_it_said(runner):
+    with runner.hold(["sh", "-c", "echo trouble >&2; exit 5"]) as held, pytest.raises(CommandError) as failure:
+        held.run()
+    assert "exit code 5): trouble" in failure.value.message
+    with pytest.raises(LackingError, match="no-such-program is not installed"):
+        runner.hold(["no-such-program"])

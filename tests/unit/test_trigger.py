@@ -240,3 +240,20 @@ def test_ctrl_c_at_the_terminal_does_not_reach_the_helper(tmp_path: Path) -> Non
         assert os.getpgid(trigger.pid) != os.getpgid(0)
         trigger.fire(time.monotonic() + 5)
         assert trigger.shots()
+
+
+class ReadyingArmed(FakeArmed):
+    """Has something to do in the helper beforehand."""
+
+    def get_ready(self) -> None:
+        (self.folder / "ready").write_text(f"{os.getpid()}")
+
+
+def test_the_helper_gets_ready_before_there_is_any_lock(tmp_path: Path) -> None:
+    armed = ReadyingArmed(tmp_path)
+    with Trigger(armed, armed.undo) as trigger:
+        # At once: the lock is asked for when the trigger is there.
+        assert int((tmp_path / "ready").read_text()) == trigger.pid
+        assert not (tmp_path / "fds").exists()
+        trigger.fire(time.monotonic() + 5)
+        assert trigger.shots() == (SHOT,)
