@@ -40,10 +40,7 @@ class Context:
 
     def backend(self, name: str) -> Backend:
         """Return the backend `name`, configured. Raises LackingError if this machine lacks something for it."""
-        if name not in self._backends:
-            table = self.config.backends.get(name, {})
-            self._backends[name] = make_backend(name, table, self.runner, self.mounter)
-        backend = self._backends[name]
+        backend = self.unchecked_backend(name)
         lacking = backend.missing()
         if lacking:
             raise LackingError(
@@ -51,3 +48,10 @@ class Context:
                 hint="; ".join(reason.hint for reason in lacking),
             )
         return backend
+
+    def unchecked_backend(self, name: str) -> Backend:
+        """Return the backend `name`, configured, whatever it lacks here."""
+        if name not in self._backends:
+            table = self.config.backends.get(name, {})
+            self._backends[name] = make_backend(name, table, self.runner, self.mounter)
+        return self._backends[name]

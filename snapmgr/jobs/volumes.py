@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -97,7 +98,7 @@ def choose_backend(ctx: Context, job: Job, wanted: Wanted) -> Taken:
         except ConfigError:
             raise  # a typo in [backend.NAME] must not end in another backend
         except SnapmgrError as error:
-            refusals[name] = error
+            refusals[name] = _told_apart(ctx, name, wanted, error) if len(names) > 1 else error
             continue
         if fitting[-1][0]:
             break  # none can be better, and another may have to walk through a whole tree before it answers
@@ -121,9 +122,19 @@ def _try_backend(ctx: Context, name: str, wanted: Wanted) -> tuple[bool, Taken]:
             f"{name} copies {wanted.path} file by file, which is not consistent under a running server"
             + (f"; elsewhere are {_name_places(wanted.places)}" if wanted.places else ""),
             hint='set quiesce = "freeze-process" in the job (clients wait for the copy: docs/freeze.md), '
-            "move it to a btrfs subvolume, or stop the server",
+            "move it to a btrfs subvolume or a logical volume, or stop the server",
         )
     return atomic, found
+
+
+def _told_apart(ctx: Context, name: str, wanted: Wanted, error: SnapmgrError) -> SnapmgrError:
+    """Return why a backend will not do: what it could not take anyway is not for want of something on this machine."""
+    if isinstance(error, LackingError):
+        with suppress(SnapmgrError):
+            found = ctx.unchecked_backend(name).locate(find_target(wanted.path, runner=ctx.runner))
+            if isinstance(found, NotMine):
+                return StorageError(found.reason, hint=found.hint)
+    return error
 
 
 def _none_fits(wanted: Wanted, refusals: dict[str, SnapmgrError]) -> SnapmgrError:
@@ -132,7 +143,7 @@ def _none_fits(wanted: Wanted, refusals: dict[str, SnapmgrError]) -> SnapmgrErro
             return refusal
     lacking = any(isinstance(refusal, LackingError) for refusal in refusals.values())
     texts = [f"{name}: {one.message}" + (f" ({one.hint})" if one.hint else "") for name, one in refusals.items()]
-    ways = ["move it to a btrfs subvolume", *(["stop the server"] if wanted.one_instant else [])]
+    ways = ["move it to a btrfs subvolume or a logical volume", *(["stop the server"] if wanted.one_instant else [])]
     return (LackingError if lacking else StorageError)(
         f"no backend can snapshot {wanted.path}: {'; '.join(texts) or 'none is installed'}",
         hint=None if lacking else ", or ".join(ways),
