@@ -111,8 +111,9 @@ def _examine(
     findings, pools = examine_jobs(ctx, session.jobs(names or session.config().jobs))
     if mend:
         fixed = (plan_fix if dry_run else fix)(ctx, pools, named, jobs=names or None)
-        if any(one.cure.kind == "clear-restore" and one.result == "done" for one in fixed.actions):
-            # The source of a job may be mounted again only now.
+        done = {one.cure.kind for one in fixed.actions if one.result == "done"}
+        if "clear-restore" in done or (done and any(one.level == "problem" for one in findings)):
+            # The source of a job may be mounted again only now, or its volume have stood still until now.
             findings = examine_jobs(ctx, session.jobs(names or session.config().jobs))[0]
         return findings + list(fixed.findings), fixed
     return findings + ([] if names else diagnose(look(ctx, pools, named))), None
