@@ -25,129 +25,12 @@ from snapmgr.jobs.revert import reversion_leftovers, revert, take_up
 from snapmgr.jobs.reverting import plan_revert
 from snapmgr.jobs.sweep import sweep
 from snapmgr.manifest import Member
-from snapmgr.records import Completed, Found, Intent, Mount, Pool, Reason, RevertPlan, SnapshotRef
+from snapmgr.records import Intent, Pool, Reason, SnapshotRef
+from support.revertible import KILLED, World
 from support.sample import lease
 from support.sample import manifest as sample
 
 pytestmark = pytest.mark.needs("root")
-
-# Any device node whose number is known: nothing is done with it.
-_DEVICE, _NUMBER = "/dev/null", "1:3"
-_KILLED = 9
-
-
-class World:
-    """A volume, its snapshots and the mount table, all in one file: so they outlive the process that is killed.
-
-    As a backend it is `Revertible`; as a runner it knows mount(8), as a mounter the table.
-    """
-
-    name = "fake"
-
-    def __init__(self, folder, *, consumes):
-        self.file, self.consumes = folder / "world.json", consumes
-        self.plan: dict[str, object] = {}
-        self.fails: dict[str, SnapmgrError] = {}
-        self.die_at: int | None = None
-        self.steps: list[str] = []
-        self.data(now="new", snapshots={"n0": "old"}, token=None, merged=False, mounts=[])
-
-    def data(self, **changes):
-        data = json.loads(self.file.read_text()) if self.file.exists() else {}
-        self.file.write_text(json.dumps(data | changes))
-        return data | changes
-
-    def step(self, what):
-        if len(self.steps) == self.die_at:
-            os._exit(_KILLED)
-        self.steps.append(what)
-        if what in self.fails:
-            raise self.fails[what]
-
-    # The backend.
-
-    def missing(self):
-        return ()
-
-    def gauges(self, pools):  # noqa: ARG002
-        return ()
-
-    def inventory(self, pools):
-        (pool,) = pools
-        found = self.data()["snapshots"]
-        return tuple(
-            Found(kind="snapshot", pool=pool, name=one, snapshot_id=self.entry_id, ref=replace(self.ref, native_id=one))
-            for one in found
-        )
-
-    def annotate(self, ref, note):  # noqa: ARG002
-        self.step("annotate")
-        assert ref.native_id in self.data()["snapshots"]
-
-    def revert_plan(self, ref):  # noqa: ARG002
-        fields = {"origin": "vg/v", "device": _DEVICE, "number": _NUMBER, "consumes": self.consumes}
-        return RevertPlan(**(fields | self.plan))
-
-    def revert_state(self, ref, token):
-        data = self.data()
-        if ref.native_id in data["snapshots"]:
-            if data["token"] != token or not data["merged"]:
-                return "none"
-            # What the kernel does meanwhile.
-            rest = {one: what for one, what in data["snapshots"].items() if one != ref.native_id}
-            self.data(now="old", snapshots=rest)
-            return "merging"
-        return "done"
-
-    def begin_revert(self, ref, token):
-        self.step("prepare")
-        if self.revert_state(ref, token) == "none":
-            assert not self.data()["mounts"], "it is mounted"
-            copy = {} if self.consumes else {"copy": "old"}
-            self.data(token=token, snapshots=self.data()["snapshots"] | copy)
-            self.step("begin")
-            self.data(merged=True)
-
-    def cancel_revert(self, ref, token):
-        self.step("cancel")
-        assert self.revert_state(ref, token) == "none"
-        data = self.data()
-        self.data(token=None, snapshots={one: what for one, what in data["snapshots"].items() if one != "copy"})
-
-    def finish_revert(self, ref, token):
-        self.step("finish")
-        assert self.revert_state(ref, token) == "done"
-        data = self.data(token=None)
-        if self.consumes:
-            return None
-        self.data(snapshots={"n1": "old"} if "copy" in data["snapshots"] else data["snapshots"])
-        return replace(ref, native_id="n1")
-
-    # The mounter and the runner.
-
-    def mounts(self):
-        rows = self.data()["mounts"]
-        return tuple(Mount(**row | {"options": tuple(row["options"])}) for row in rows)
-
-    def mount(self, point, root="/", number=_NUMBER, parent=1):
-        rows = self.data()["mounts"]
-        row = {"id": 100 + len(rows), "parent_id": parent, "device": number, "root": root, "point": str(point)}
-        self.data(mounts=[*rows, row | {"fs_type": "ext4", "source": _DEVICE, "options": ["rw"]}])
-
-    def unmount(self, point, *, mount_id):
-        self.step(f"umount {os.path.basename(point)}")
-        self.data(mounts=[row for row in self.data()["mounts"] if row["id"] != mount_id])
-
-    def run(self, argv, **_options):
-        assert argv[0] == "mount"
-        if "--bind" in argv:
-            self.step("bind")
-            whole = next(row["point"] for row in self.data()["mounts"] if row["root"] == "/")
-            self.mount(argv[-1], root=argv[2].removeprefix(whole))
-        elif "remount" not in argv[2]:
-            self.step("mount")
-            self.mount(argv[-1])
-        return Completed(argv=tuple(argv), returncode=0, stdout="", stderr="")
 
 
 @pytest.fixture(name="world", params=[True, False], ids=["classic", "thin"])
@@ -161,7 +44,6 @@ def _world(request, tmp_path, monkeypatch):
     world.ref = SnapshotRef(
         backend="fake", snapshot_id=manifest.id, pool=pool, volume_id="v", name="n0", native_id="n0"
     )
-    world.entry_id = manifest.id
     member = Member(ref=world.ref, subpath="data", call_s=0.0, path=str(volume), places={manifest.path: "data"})
     intent = Intent(pool=pool, volume_id="v", name="n0")
     world.manifest = replace(manifest, members=(member,), intents=(intent,))
@@ -178,14 +60,13 @@ def _ctx(world, tmp_path):
     catalog.make()
     catalog.write(world.manifest)
     config = Config(state_dir=tmp_path / "state", scratch_dir=tmp_path / "scratch", jobs={}, backends={}, files=())
-    world.lines = []
     return Context(
         config=config, catalog=catalog, runner=world, mounter=world, tell=world.lines.append, _backends={"fake": world}
     )
 
 
 def _plan(ctx, **options):
-    return plan_revert(ctx, ctx.catalog.load(ctx._backends["fake"].entry_id), **options)
+    return plan_revert(ctx, ctx.catalog.load(ctx._backends["fake"].manifest.id), **options)
 
 
 def _points(world):
@@ -198,7 +79,7 @@ def _refusals(ctx, **options):
 
 def _is_put_back(ctx, world):
     """Whether the data are those of the snapshot, and everything says so; fails if it says something else."""
-    manifest = ctx.catalog.load(world.entry_id).manifest
+    manifest = ctx.catalog.load(world.manifest.id).manifest
     data = world.data()
     if data["now"] == "new":
         assert (manifest.state, data["snapshots"]) == ("ready", {"n0": "old"})
@@ -249,8 +130,8 @@ def test_a_backend_that_cannot_do_it_is_named(ctx, world):
 
     ctx._backends["fake"] = Plain()
     with pytest.raises(StorageError, match="fake cannot put an origin back") as caught:
-        plan_revert(ctx, ctx.catalog.load(world.entry_id))
-    assert f"snapmgr restore {world.entry_id} DEST" in caught.value.hint
+        plan_revert(ctx, ctx.catalog.load(world.manifest.id))
+    assert f"snapmgr restore {world.manifest.id} DEST" in caught.value.hint
 
 
 @pytest.mark.parametrize("state", ["pending", "deleting", "broken"])
@@ -342,7 +223,7 @@ def test_what_cannot_be_mounted_again_is_said_and_tried_again(ctx, world):
     assert "doctor --fix" in caught.value.hint
     assert _is_put_back(ctx, world)
     world.fails.clear()
-    done = take_up(ctx, world.entry_id)
+    done = take_up(ctx, world.manifest.id)
     assert done is not None
     assert len(_points(world)) == 2
     assert reversions(ctx.catalog) == ()
@@ -369,7 +250,7 @@ def _killed_at(ctx, world, number):
             revert(ctx, plan)
         finally:
             os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == _KILLED
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == KILLED
 
 
 @pytest.mark.parametrize("number", range(9))
@@ -383,14 +264,14 @@ def test_killed_at_any_step_it_is_undone_or_completed(ctx, world, number):
     assert len(reversions(ctx.catalog)) == 1
     for forbidden in (
         lambda: sweep(ctx, "nightly"),
-        lambda: delete_snapshots(ctx, examine(ctx, [world.entry_id]), force=True),
+        lambda: delete_snapshots(ctx, examine(ctx, [world.manifest.id]), force=True),
     ):
         with pytest.raises(BusyError, match="was cut short") as caught:
             forbidden()
-        assert f"snapmgr restore {world.entry_id} --in-place" in caught.value.hint
-    if ctx.catalog.load(world.entry_id).manifest.state == "ready":
+        assert f"snapmgr restore {world.manifest.id} --in-place" in caught.value.hint
+    if ctx.catalog.load(world.manifest.id).manifest.state == "ready":
         with pytest.raises(BusyError, match="was cut short"):
-            attach(ctx, ctx.catalog.load(world.entry_id), writable=False, why="mount")
+            attach(ctx, ctx.catalog.load(world.manifest.id), writable=False, why="mount")
     problems = [one for one in diagnose(look(ctx)) if one.level == "problem"]
     assert [(one.subject, one.job) for one in problems] == [("vg/v", "nightly")]
     if by == "doctor":
@@ -400,7 +281,7 @@ def test_killed_at_any_step_it_is_undone_or_completed(ctx, world, number):
         assert ("is undone" in said) != _is_put_back(ctx, world)
         assert ("is completed" in said) == _is_put_back(ctx, world)
     else:
-        assert (take_up(ctx, world.entry_id) is not None) == _is_put_back(ctx, world)
+        assert (take_up(ctx, world.manifest.id) is not None) == _is_put_back(ctx, world)
     assert sorted(_points(world)) == sorted(before)
     assert reversions(ctx.catalog) == ()
     assert world.data()["token"] is None
@@ -419,7 +300,7 @@ def test_one_that_is_under_way_is_left_alone(ctx, world):
     (leftover,) = reversion_leftovers(ctx)
     assert leftover.active
     assert not [one for one in diagnose(look(ctx)) if one.cure is not None]
-    with pytest.raises(BusyError, match=f"is being put back in place to {world.entry_id}"):
+    with pytest.raises(BusyError, match=f"is being put back in place to {world.manifest.id}"):
         sweep(ctx, "nightly")
 
 
