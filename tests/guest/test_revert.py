@@ -243,6 +243,7 @@ def _killed(scene: VolumeScene, point: str) -> bool:
 )
 def test_whoever_kills_it_the_next_call_or_doctor_converges(vg, kind, points):
     with _scene(vg, kind) as scene:
+        mapped = f"{vg.name}-{scene.origin.lv}"
         for turn, point in enumerate(points):
             scene.write(b"1")
             assert scene.run("backup", "demo").returncode == 0
@@ -254,6 +255,9 @@ def test_whoever_kills_it_the_next_call_or_doctor_converges(vg, kind, points):
                 refused = scene.run("backup", "demo")
                 assert refused.returncode == 3, refused.stderr
                 assert f"snapmgr restore {taken} --in-place" in refused.stderr
+                # As a killed lvconvert leaves it: what is loaded must never go live.
+                size = lvm.run("blockdev", "--getsz", scene.origin.device).strip()
+                lvm.run("dmsetup", "load", mapped, "--table", f"0 {size} error")
             if turn % 2:
                 done = scene.run("restore", taken, "--in-place", "--yes")
                 assert done.returncode == 0, (point, done.stderr)
@@ -267,6 +271,7 @@ def test_whoever_kills_it_the_next_call_or_doctor_converges(vg, kind, points):
                 assert undone or f"{taken} is completed" in done.stderr
                 assert scene.holds() == (b"2" if undone else b"1")
             assert reversions(scene.context().catalog) == ()
+            assert lvm.run("dmsetup", "info", "-c", "--noheadings", "-o", "tables_loaded", mapped).strip() == "Live"
             assert not [name for name in vg.names() if name.startswith("snapmgr.revert.")]
             tags = next(row["lv_tags"] for row in vg.lvs("lv_name", "lv_tags") if row["lv_name"] == scene.origin.lv)
             assert tags == ""

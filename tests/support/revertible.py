@@ -1,4 +1,4 @@
-"""A storage that can put its origin back, as one file that outlives whoever is killed: for tests of restores in place."""
+"""A storage that can put its origin back, as one file that outlives whoever is killed; for restores in place."""
 
 from __future__ import annotations
 
