@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from snapmgr_lvm.report import Group, LogicalVolume
     from snapmgr_lvm.sizing import CowPlan
 
-_PROGRAMS = ("lvs", "lvcreate", "lvremove", "lvchange", "dmsetup", "blkid", "losetup")
+_PROGRAMS = ("lvs", "lvcreate", "lvremove", "lvchange", "vgck", "dmsetup", "blkid")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # XFS refuses a second file system with the same UUID, and a snapshot has its origin's.
 _OPTIONS = {"xfs": ("nouuid",)}
@@ -75,7 +75,7 @@ class LvmBackend(Reverting):
         reasons = []
         absent = [program for program in _PROGRAMS if shutil.which(program, path=_PATH) is None]
         if absent:
-            reasons.append(Reason(what=f"not installed: {', '.join(absent)}", hint="apt-get install lvm2 mount"))
+            reasons.append(Reason(what=f"not installed: {', '.join(absent)}", hint="apt-get install lvm2"))
         if not kernel.has_device_mapper():
             reasons.append(Reason(what="the kernel has no device-mapper", hint="modprobe dm-mod, or another kernel"))
         if not kernel.is_privileged():
