@@ -162,6 +162,8 @@ def _attempt(errors: list[str], *argv: str) -> None:
 
 def _forget_links() -> None:
     """Remove the links of LVs that are gone: without udev nobody does, and no VG of that name can be made."""
+    # What a killed command of LVM left, too: nodes of devices that are gone.
+    run("dmsetup", "mknodes")
     for link in Path("/dev").glob("*/*"):
         if link.is_symlink() and not link.exists():
             link.unlink()
@@ -232,6 +234,8 @@ class VolumeGroup:
 
     def make(self) -> None:
         """Make it, empty."""
+        with suppress(OSError):
+            Path("/dev", self.name).rmdir()  # left by a killed command of LVM
         run("vgcreate", "--yes", self.name, *self.devices)
 
     def clear(self) -> None:
