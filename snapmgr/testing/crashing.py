@@ -70,7 +70,7 @@ class CrashingContract(Contract):
                 shots = armed.fire(time.monotonic() + 60)
             backend.settle(tuple(shot.ref for shot in shots), 60)
 
-        for delay_s in processes.moments(processes.duration_s(lambda: run(new_id()))):
+        for delay_s in processes.moments(processes.duration_s(lambda: run(new_id())), lab.kills):
             snapshot_id = new_id()
             processes.kill_after(lambda snapshot_id=snapshot_id: run(snapshot_id), delay_s)  # type: ignore[misc]
             made = [found.ref for found in lab.found(ref.pool) if found.snapshot_id == snapshot_id and found.ref]
@@ -92,7 +92,7 @@ class CrashingContract(Contract):
         whole = new_record(ref, writable=writable)
         took_s = processes.duration_s(lambda: lab.backend().attach(whole))
         lab.backend().detach(whole)
-        for delay_s in processes.moments(took_s):
+        for delay_s in processes.moments(took_s, lab.kills):
             record = new_record(ref, writable=writable)
             processes.kill_after(lambda record=record: lab.backend().attach(record), delay_s)  # type: ignore[misc]
             lab.backend().detach(record)
@@ -109,7 +109,7 @@ class CrashingContract(Contract):
         writable = lab.backend().capabilities((lab.volume(origin),)).clone != "none"
         whole = new_record(ref, writable=writable)
         lab.backend().attach(whole)
-        for delay_s in processes.moments(processes.duration_s(lambda: lab.backend().detach(whole))):
+        for delay_s in processes.moments(processes.duration_s(lambda: lab.backend().detach(whole)), lab.kills):
             record = new_record(ref, writable=writable)
             lab.backend().attach(record)
             processes.kill_after(lambda record=record: lab.backend().detach(record), delay_s)  # type: ignore[misc]
@@ -122,7 +122,8 @@ class CrashingContract(Contract):
         origin = _origin(lab)
         kept, wanted = lab.take_one(origin), fingerprint(origin)
         first = lab.take_one(origin)
-        for index, delay_s in enumerate(processes.moments(processes.duration_s(lambda: lab.backend().delete(first)))):
+        took_s = processes.duration_s(lambda: lab.backend().delete(first))
+        for index, delay_s in enumerate(processes.moments(took_s, lab.kills)):
             ref = lab.take_one(origin)
             processes.kill_after(lambda ref=ref: lab.backend().delete(ref, wait="space"), delay_s)  # type: ignore[misc]
             whole = [found.ref for found in lab.found(ref.pool) if found.snapshot_id == ref.snapshot_id and found.ref]

@@ -69,6 +69,8 @@ class Lab(ABC):
     def unreachable(self, pool: Pool) -> AbstractContextManager[None]:
         """Make a pool unreachable while the context lasts: unmount it, deactivate it, rename its folder."""
 
+    kills = 7
+    """At how many moments of each operation it is killed."""
     race_rounds = 8
     """How many snapshots `test_one_instant_if_promised` takes each way: less where one takes seconds."""
 

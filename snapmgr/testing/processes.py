@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from snapmgr.manifest import Process
 
 _ORPHANS_S = 2.0
-_FRACTIONS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)
 
 
 def spawn(action: Callable[[], object]) -> int:
@@ -62,9 +61,9 @@ def _descendants(pid: int) -> list[Process]:
     return [found for child in children for found in (this_process(child), *_descendants(child))]
 
 
-def moments(duration_s: float) -> tuple[float, ...]:
-    """Given how long something takes, return moments in it, in seconds, at which to kill it."""
-    return tuple(duration_s * fraction for fraction in _FRACTIONS)
+def moments(duration_s: float, count: int) -> tuple[float, ...]:
+    """Given how long something takes, return so many moments in it, in seconds, at which to kill it."""
+    return tuple(duration_s * (number + 0.5) / count for number in range(count))
 
 
 def duration_s(action: Callable[[], object]) -> float:

@@ -29,6 +29,8 @@ class LvmLab(Lab):
 
     # On the one processor of a guest, beside a process that writes without pause.
     race_rounds = 3
+    # tests/guest/test_kill.py kills LVM's programs at each step that matters.
+    kills = 4
 
     def __init__(self, group: VolumeGroup, kind: Literal["classic", "thin"], scratch: Path) -> None:
         """Take also what kind of snapshots to make, and a folder for what is written to attachments."""
@@ -68,7 +70,8 @@ class LvmLab(Lab):
 
     def trim(self, origin: Path) -> None:
         """Discard what the file system does not use: only then has the thin pool it back."""
-        run("fstrim", self._origins[origin].point)
+        if self.kind == "thin":
+            run("fstrim", self._origins[origin].point)
 
     def inside(self, volume_root: Path, origin: Path) -> Path:
         """Return the origin's folder; without a look at the storage each time."""
