@@ -94,12 +94,18 @@ def _problem(volume: LogicalVolume) -> str | None:
 
 
 def _describe_clone(group: Group, volume: LogicalVolume, snapshot_id: str, record_id: str) -> Found:
-    parent = group.by_uuid(marks.value(volume, "of"))
+    parent_uuid = marks.value(volume, "of") or ""
+    parent = group.by_uuid(parent_uuid)
     return Found(
         kind="attachment",
         pool=pool_of(group),
         name=volume.name,
         snapshot_id=snapshot_id,
-        ref=snapshot_ref(group, parent) if parent is not None else None,
+        # Of a snapshot that is gone no more is known, and its clone is to be removed all the same.
+        ref=snapshot_ref(group, parent)
+        if parent is not None
+        else SnapshotRef(
+            backend="lvm", snapshot_id=snapshot_id, pool=pool_of(group), volume_id="", name="", native_id=parent_uuid
+        ),
         record_id=record_id,
     )
