@@ -120,13 +120,7 @@ class LvmArmed:
         volume = group.by_name(intent.name)
         if volume is None or marks.value(volume, "id") != self._snapshot_id:
             raise StorageError(f"{group.name}/{intent.name} vanished, or is something else")
-        if volume.origin_uuid is None:
-            # What lvs does not say of a thin snapshot it says by the origin's name.
-            origin = group.by_name(volume.origin_name or "")
-            origin_uuid = origin.uuid if origin is not None else None
-        else:
-            origin_uuid = volume.origin_uuid
-        if origin_uuid != intent.volume_id:
+        if volume.origin_uuid != intent.volume_id:
             raise StorageError(f"{group.name}/{intent.name} is of another volume: the origin was exchanged just now")
         return SnapshotRef(
             backend="lvm",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from snapmgr.api import parse_duration, parse_size
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Number = TypeVar("_Number", int, float)
 _PERCENT = re.compile(r"(\d{1,4}(?:\.\d+)?)\s*%")
 _CHUNKS_BYTES = tuple(1 << power for power in range(12, 20))
 
@@ -46,8 +50,8 @@ class LvmConfig:
         for key in ("pool_data_limit", "pool_metadata_limit"):
             if not 0 < _share(key, getattr(self, key)) <= 1:
                 raise ValueError(f"{key}: must be above 0% and at most 100%")
-        parse_duration(self.cow_lifetime)
-        if self.chunk_size != "auto" and parse_size(self.chunk_size) not in _CHUNKS_BYTES:
+        _named("cow_lifetime", self.cow_lifetime, parse_duration)
+        if self.chunk_size != "auto" and _named("chunk_size", self.chunk_size, parse_size) not in _CHUNKS_BYTES:
             raise ValueError(f"chunk_size: {self.chunk_size!r} is no power of 2 from 4K to 512K")
         for key in ("scratch_dir", "luks_key_file"):
             path = getattr(self, key)
@@ -87,5 +91,12 @@ def _size_or_share(key: str, text: str) -> None:
     if _PERCENT.fullmatch(text.strip()):
         if _share(key, text) <= 0:
             raise ValueError(f"{key}: must be above 0%")
-    elif parse_size(text) <= 0:
+    elif _named(key, text, parse_size) <= 0:
         raise ValueError(f"{key}: must be above 0")
+
+
+def _named(key: str, text: str, parse: Callable[[str], _Number]) -> _Number:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
