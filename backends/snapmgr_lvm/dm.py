@@ -111,12 +111,15 @@ def find_name(name: str) -> Device | None:
 
 def lvm_uuid(group_uuid: str, volume_uuid: str) -> str:
     """Return the device-mapper UUID of a logical volume."""
-    return f"LVM-{group_uuid}{volume_uuid}".replace("-", "").replace("LVM", "LVM-", 1)
+    return "LVM-" + f"{group_uuid}{volume_uuid}".replace("-", "")
 
 
-def volume_of(device: Device) -> tuple[str, str] | None:
-    """Return the UUIDs of volume group and logical volume, as LVM writes them; None if it is no logical volume's."""
-    found = _LVM_UUID.fullmatch(device.uuid)
+def volume_of(uuid: str) -> tuple[str, str] | None:
+    """Given a device-mapper UUID, return those of volume group and logical volume, as LVM writes them.
+
+    None if it is no logical volume's; the layers below one have a suffix.
+    """
+    found = _LVM_UUID.fullmatch(uuid)
     return (hyphenate(found[1]), hyphenate(found[2])) if found else None
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.api import NotMine, Pool, StorageError, Volume
-from snapmgr_lvm.report import hyphenate, read_group
+from snapmgr_lvm import dm
+from snapmgr_lvm.report import read_group
 
 if TYPE_CHECKING:
     from snapmgr.api import BlockDevice, Runner, Target
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 Kind = Literal["classic", "thin"]
 FSTAB = "/etc/fstab"
 
-# device-mapper's UUID of a logical volume: the group's and the volume's UUID; the layers below have a suffix.
-_DM_UUID = re.compile(r"LVM-([A-Za-z0-9]{32})([A-Za-z0-9]{32})")
 # These freeze themselves when LVM suspends the device, and recover on a copy.
 _FILE_SYSTEMS = ("ext3", "ext4", "xfs")
 _BY_NAME = ("UUID=", "LABEL=", "/dev/disk/by-uuid/", "/dev/disk/by-label/")
@@ -54,7 +53,7 @@ def find_place(target: Target) -> Place | NotMine:
     device, encrypted = target.devices[0], False
     if device.kind == "crypt" and len(device.below) == 1:
         device, encrypted = device.below[0], True
-    found = _DM_UUID.fullmatch(device.dm_uuid or "")
+    found = dm.volume_of(device.dm_uuid or "")
     if found is None or len(target.devices) > 1:
         top = target.devices[0]
         return NotMine(reason=f"{target.path} is on {top.path} ({_chain(top)}), which is no logical volume")
@@ -63,7 +62,8 @@ def find_place(target: Target) -> Place | NotMine:
             reason=f"{target.path} is on {target.mount.fs_type}: snapshots of its logical volume were never tried",
             hint=f"use one of {', '.join(_FILE_SYSTEMS)}",
         )
-    return Place(group_uuid=hyphenate(found[1]), volume_uuid=hyphenate(found[2]), encrypted=encrypted)
+    group_uuid, volume_uuid = found
+    return Place(group_uuid=group_uuid, volume_uuid=volume_uuid, encrypted=encrypted)
 
 
 def _chain(device: BlockDevice) -> str:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from snapmgr.api import CommandError, InUseError, StorageError
-from snapmgr_lvm import marks, orphans
+from snapmgr_lvm import dm, marks, orphans
 from snapmgr_lvm.inventory import pool_of
 from snapmgr_lvm.report import read_group
 
@@ -78,7 +78,7 @@ def loaded_ahead(runner: Runner, group: Group, volume: LogicalVolume) -> list[st
     resumes such a device later, any command of LVM, brings to life what was given up long ago.
     """
     family = {one.uuid for one in group.volumes if volume.uuid in (one.uuid, one.origin_uuid)}
-    uuids = tuple(f"LVM-{group.uuid.replace('-', '')}{uuid.replace('-', '')}" for uuid in family)
+    uuids = tuple(dm.lvm_uuid(group.uuid, uuid) for uuid in family)
     columns = ("--columns", "--noheadings", "--separator", "|", "--options", "name,uuid,tables_loaded")
     rows = [line.split("|") for line in runner.run(["dmsetup", "info", *columns]).stdout.splitlines()]
     # The layers below have the same UUID with a suffix.

@@ -136,7 +136,7 @@ class Scratch:
         failure = dm.snapshot_status(device).failure
         # First the snapshot: its end is the end of what stands on it.
         for one in dm.below(device):
-            if dm.volume_of(one) is not None and (lost := dm.snapshot_status(one).failure) is not None:
+            if dm.volume_of(one.uuid) is not None and (lost := dm.snapshot_status(one).failure) is not None:
                 return Reason(
                     what=f"the snapshot {record.ref.name} was lost while it was attached: {_meaning(lost)}",
                     hint="take another one, with a larger cow_size in [backend.lvm]",
@@ -288,7 +288,7 @@ def _record_of(device: Device) -> str | None:
 
 def _stands_on(device: Device) -> tuple[str, str] | None:
     """Return the UUIDs of group and snapshot below a device of ours; None while it has no table."""
-    return next((found for one in dm.below(device) if (found := dm.volume_of(one)) is not None), None)
+    return next((found for one in dm.below(device) if (found := dm.volume_of(one.uuid)) is not None), None)
 
 
 def _describe(group: Group, record_id: str, note: scratchfolder.Note | None, native_id: str | None) -> Found:
