@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # lvs waits for the lock of a volume group that another command changes.
 READ_TIMEOUT_S = 60.0
+_FAILED = 5  # lvm2's ECMD_FAILED
 _UUID_GROUPS = (6, 4, 4, 4, 4, 4, 6)
 _GROUP_FIELDS = (
     "vg_name",
@@ -168,6 +169,10 @@ def read_group(runner: Runner, pool: Pool) -> Group:
             f"the volume group {pool.hint} ({pool.id}) is not there",
             hint="are its disks connected? see: pvs, vgs -o +vg_uuid",
         )
+    if _is_set(heads[0]["vg_exported"]):
+        # LVM hides what is in it: that must not look as if it were gone.
+        name = heads[0]["vg_name"]
+        raise StorageError(f"the volume group {name} is exported", hint=f"vgimport {name}")
     volumes: dict[str, LogicalVolume] = {}
     for row in rows:
         # One row a segment: the first one's type and devices stand for the volume.
@@ -200,14 +205,18 @@ def hyphenate(plain: str) -> str:
 def _report(runner: Runner, argv: Sequence[str], kind: str) -> list[dict[str, str]]:
     argv = [*argv, "--reportformat", "json", "--units", "b", "--nosuffix", "--binary"]
     try:
-        answer = runner.run(argv, timeout_s=READ_TIMEOUT_S)
+        # Failed: also where only another volume group, exported or damaged, could not be read.
+        answer = runner.run(argv, ok=(0, _FAILED), timeout_s=READ_TIMEOUT_S)
     except CommandError as error:
         busy = locks.holders()
         raise StorageError(
             f"LVM does not answer: {error.message}" + (f" ({'; '.join(busy)})" if busy else ""),
             hint="does another LVM command hang? see: ps, dmsetup info -c (a suspended device?)",
         ) from error
-    return parse_report(answer.stdout, kind)
+    rows = parse_report(answer.stdout, kind)
+    if answer.returncode and not rows:
+        raise StorageError(f"LVM cannot read the volume group: {answer.stderr.strip()}", hint="see: vgs, pvs")
+    return rows
 
 
 def parse_report(text: str, kind: str) -> list[dict[str, str]]:
