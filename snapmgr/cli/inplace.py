@@ -35,7 +35,7 @@ def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry
     else:
         done = take_up(ctx, entry.manifest.id)
         if done is not None:
-            return _finish(session, done)
+            return _finish(session, done, entry.manifest.source)
         # What was taken up may have been undone, which changes the catalog.
         entry = ctx.catalog.load(entry.manifest.id)
     plan = plan_revert(ctx, entry, force=force)
@@ -50,7 +50,7 @@ def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry
         session.voice.warn(line)
     if not yes:
         _ask(plan)
-    return _finish(session, revert(ctx, plan, force=force))
+    return _finish(session, revert(ctx, plan, force=force), entry.manifest.source)
 
 
 def _say(plan: Plan) -> Iterator[str]:
@@ -114,7 +114,7 @@ def _show(session: Session, plan: Plan, lines: list[str]) -> int:
     return code
 
 
-def _finish(session: Session, done: Reverted) -> int:
+def _finish(session: Session, done: Reverted, source: str) -> int:
     if session.json:
         _document(session, EXIT_OK, plan=None, done=done)
         return EXIT_OK
@@ -126,7 +126,8 @@ def _finish(session: Session, done: Reverted) -> int:
             *(f"  mounted at {point}" for point in done.mounted),
         ]
     )
-    session.voice.tell("next: start the server")
+    if source == "mysql":
+        session.voice.tell("next: start the server")
     return EXIT_OK
 
 

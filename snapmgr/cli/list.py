@@ -96,6 +96,8 @@ def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog) -> None:
 def _fullness(manifest: Manifest, fills: Fills, now: datetime) -> Iterator[str]:
     from snapmgr.jobs.fill import forecast, own_series
 
+    if manifest.state != "ready":
+        return
     for series in own_series(manifest.members, fills):
         words = forecast(series, now, manifest.taken_at).words(now)
         yield f"{series.share:.0%} full" + (f", {words}" if words else "")

@@ -183,8 +183,11 @@ def forecast(series: Series, now: datetime, since: datetime | None = None) -> Fo
         since: when it was empty (a snapshot's own room, when it was taken).
 
     Of a snapshot's own room the last hour counts as well, if it filled faster in that: a snapshot that is lost does not
-    come back. Room that was added or taken away changes what is left and not the rate.
+    come back. Room that was added or taken away changes what is left and not the rate. Nothing is said of a volume
+    group: it is not written full, it is given away in pieces whenever somebody makes a volume.
     """
+    if series.when_full == "no_snapshots":
+        return Forecast(rate_bytes_s=None)
     samples = [one for one in series.samples if one.at <= now + _CLOCK_SLACK]
     if not samples:
         return Forecast(rate_bytes_s=None)

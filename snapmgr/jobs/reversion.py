@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Step = Literal["unmounting", "merging", "merged"]
 
+MERGED = "merged into its origin"
+"""How the reason begins of a snapshot that an in-place restore used up."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mounted:

@@ -21,7 +21,7 @@ from snapmgr.host import is_alive, this_process
 from snapmgr.jobs.note import store_note
 from snapmgr.jobs.remount import describe, mounts_of, put_back, take_down
 from snapmgr.jobs.restore import Leftover
-from snapmgr.jobs.reversion import Part, Reversion, drop_reversion, reversions, write_reversion
+from snapmgr.jobs.reversion import MERGED, Part, Reversion, drop_reversion, reversions, write_reversion
 from snapmgr.jobs.reverting import plan_revert, revertible
 from snapmgr.probe import require_answer
 
@@ -221,7 +221,7 @@ def _write_down(ctx: Context, record: Reversion, refs: Sequence[SnapshotRef | No
             # Of a set that lost a member nothing else is of use.
             if ref is not None:
                 ctx.backend(ref.backend).delete(ref)
-        reason = f"merged into its origin at {merged_at:%Y-%m-%dT%H:%M:%SZ}: {record.origins}"
+        reason = f"{MERGED} at {merged_at:%Y-%m-%dT%H:%M:%SZ}: {record.origins}"
         ctx.catalog.write(entry.manifest.with_state("broken", reason=reason))
         return
     fresh = {part.ref.identity: ref for part, ref in zip(record.parts, refs, strict=True)}

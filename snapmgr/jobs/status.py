@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from snapmgr.errors import ConfigError
 from snapmgr.jobs.fill import limits_of, read_gauges, was_lost
 from snapmgr.jobs.fullness import MORE_ROOM
+from snapmgr.jobs.reversion import MERGED
 from snapmgr.schedule.times import next_time
 from snapmgr.units import format_duration
 
@@ -174,7 +175,12 @@ def _late(
 
 
 def _failed(entries: list[Entry], newest: Entry | None) -> Entry | None:
-    broken = [entry for entry in entries if entry.manifest.state == "broken"]
+    # A restore in place used its snapshot up because somebody wanted it.
+    broken = [
+        entry
+        for entry in entries
+        if entry.manifest.state == "broken" and not (entry.manifest.reason or "").startswith(MERGED)
+    ]
     last = max(broken, key=lambda entry: entry.manifest.created_at, default=None)
     if last is None or (newest is not None and newest.manifest.created_at > last.manifest.created_at):
         return None

@@ -204,6 +204,13 @@ def test_a_volume_group_may_be_full_as_long_as_the_next_snapshot_has_room():
     )
 
 
+def test_a_volume_group_that_was_given_away_in_pieces_has_no_forecast():
+    pieces = ((-2, 0), (-1, 100 * MIB), (0, 200 * MIB))
+    assert forecast(series(*pieces, own=False), NOW).full_at is not None
+    group = forecast(series(*pieces, own=False, when_full="no_snapshots"), NOW)
+    assert (group.rate_bytes_s, group.words(NOW)) == (None, "")
+
+
 def test_an_old_sample_is_told_with_its_age():
     found = series((-5, 0), (-3, 512 * MIB))
     words = "CoW table of vg/s was 50% full 3 h ago (512.0 MiB of 1.0 GiB), may be full by now"

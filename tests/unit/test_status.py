@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from snapmgr.catalog import Entry
 from snapmgr.config import Job, Verify
+from snapmgr.jobs.reversion import MERGED
 from snapmgr.jobs.status import judge
 from snapmgr.manifest import Schedule, Verification
 from snapmgr.schedule.times import next_time
@@ -105,6 +106,14 @@ def test_the_newest_run_failed_until_one_succeeds():
     assert status.failed is broken
     assert _kinds(judge(_job(), [_entry(NOW), broken, _entry(NOW + 2 * HOUR, 2)], None, NOW + 2 * HOUR, UTC)) == []
     assert _kinds(judge(_job(), [broken], None, NOW + 2 * HOUR, UTC)) == ["never", "failed"]
+
+
+def test_a_snapshot_that_a_restore_in_place_used_up_is_no_failed_run():
+    merged = _entry(NOW + HOUR, 1, state="broken", reason=f"{MERGED} at 2026-01-31T02:30:00Z: vg0/data")
+    assert _kinds(judge(_job(), [_entry(NOW), merged], None, NOW + 2 * HOUR, UTC)) == []
+    assert _kinds(judge(_job(), [merged], None, NOW + 2 * HOUR, UTC)) == ["never"]
+    broken = _entry(NOW, state="broken", reason="the disk was full")
+    assert judge(_job(), [broken, merged], None, NOW + 2 * HOUR, UTC).failed is broken
 
 
 def test_a_run_that_does_not_end():
