@@ -99,7 +99,7 @@ class LvmBackend(Reverting):
 
     def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
         """See `snapmgr.api.Filling.gauges`."""
-        return tuple(gauge for pool in pools for gauge in gauges.of_pool(self._read(pool), pool))
+        return tuple(gauge for pool in pools for gauge in gauges.of_group(self._read(pool)))
 
     def relieve(self, ref: SnapshotRef) -> str | None:
         """Enlarge a classic snapshot's CoW table; see `snapmgr.api.Filling.relieve`."""

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError, Gauge, NotFoundError, Reservoir, SnapshotRef, StorageError, format_size
+from snapmgr.api import CommandError, Gauge, NotFoundError, StorageError, format_size
 from snapmgr_lvm import marks
+from snapmgr_lvm.inventory import pool_of, snapshot_ref
 from snapmgr_lvm.report import read_group
 from snapmgr_lvm.sizing import growth_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.api import Pool, Runner
+    from snapmgr.api import Reservoir, Runner, SnapshotRef
     from snapmgr_lvm.config import LvmConfig
     from snapmgr_lvm.report import Group, LogicalVolume
 
@@ -27,37 +28,17 @@ _RELIEVED_PERCENT = 70.0
 _EXTEND_TIMEOUT_S = 120.0
 
 
-def of_pool(group: Group, pool: Pool) -> tuple[Gauge, ...]:
+def of_group(group: Group) -> tuple[Gauge, ...]:
     """Return how full all is that our snapshots in a volume group can fill up: thin pools, its space, CoW tables."""
     ours = [volume for volume in group.volumes if marks.value(volume, "origin") is not None]
     classic = [volume for volume in ours if volume.is_classic_snapshot]
     thin_pools = {volume.pool_uuid: group.by_uuid(volume.pool_uuid) for volume in ours if volume.is_thin}
-    shared: list[Reservoir] = []
-    broken: set[str] = set()
-    for one in thin_pools.values():
-        if one is not None:
-            reservoirs = _thin_pool(group, one)
-            shared += reservoirs
-            if one.health or one.check_needed:
-                broken |= {reservoir.name for reservoir in reservoirs}
+    found = [gauge for pool in thin_pools.values() if pool is not None for gauge in _thin_pool(group, pool)]
     if classic:
         # The next one will be about as large.
-        shared.append(_space(group, wanted_bytes=max(volume.size_bytes for volume in classic)))
-    return (
-        *(
-            Gauge(
-                name=one.name,
-                size_bytes=one.size_bytes,
-                used_bytes=one.used_bytes,
-                when_full=one.when_full,
-                wanted_bytes=one.wanted_bytes,
-                pool=pool,
-                valid=one.name not in broken,
-            )
-            for one in shared
-        ),
-        *(gauge for volume in classic for gauge in _cow_table(group, pool, volume)),
-    )
+        found.append(_space(group, wanted_bytes=max(volume.size_bytes for volume in classic)))
+    found += [gauge for volume in classic for gauge in _cow_table(group, volume)]
+    return tuple(found)
 
 
 def of_volume(group: Group, origin: LogicalVolume, *, cow_bytes: int | None) -> tuple[Reservoir, ...]:
@@ -115,15 +96,17 @@ def relieve(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | None:
     )
 
 
-def _thin_pool(group: Group, pool: LogicalVolume) -> tuple[Reservoir, ...]:
+def _thin_pool(group: Group, pool: LogicalVolume) -> tuple[Gauge, ...]:
     name = f"the thin pool {group.name}/{pool.name}"
     # LVM knows neither while the pool is not active.
     return tuple(
-        Reservoir(
+        Gauge(
             name=f"{what} of {name}",
             size_bytes=size_bytes,
             used_bytes=_part(percent, size_bytes),
             when_full="origin_errors",
+            pool=pool_of(group),
+            valid=not (pool.health or pool.check_needed),
         )
         for what, percent, size_bytes in (
             ("data", pool.data_percent, pool.size_bytes),
@@ -133,36 +116,29 @@ def _thin_pool(group: Group, pool: LogicalVolume) -> tuple[Reservoir, ...]:
     )
 
 
-def _space(group: Group, *, wanted_bytes: int) -> Reservoir:
-    return Reservoir(
+def _space(group: Group, *, wanted_bytes: int) -> Gauge:
+    return Gauge(
         name=f"the volume group {group.name}",
         size_bytes=group.size_bytes,
         used_bytes=max(group.size_bytes - group.free_bytes, 0),
         when_full="no_snapshots",
         wanted_bytes=wanted_bytes,
+        pool=pool_of(group),
     )
 
 
-def _cow_table(group: Group, pool: Pool, volume: LogicalVolume) -> Iterator[Gauge]:
-    snapshot_id, origin_uuid = marks.value(volume, "id"), marks.value(volume, "origin")
+def _cow_table(group: Group, volume: LogicalVolume) -> Iterator[Gauge]:
     # One at 100 % is whole until the next first write to a chunk of its origin.
     lost = volume.invalid
-    if snapshot_id is None or origin_uuid is None or (volume.snap_percent is None and not lost):
+    if marks.value(volume, "id") is None or (volume.snap_percent is None and not lost):
         return  # not active: that it overflowed is told when it is
     yield Gauge(
         name=f"CoW table of {group.name}/{volume.name}",
         size_bytes=volume.size_bytes,
         used_bytes=volume.size_bytes if lost else _part(volume.snap_percent or 0.0, volume.size_bytes),
         when_full="snapshot_lost",
-        pool=pool,
-        ref=SnapshotRef(
-            backend=pool.backend,
-            snapshot_id=snapshot_id,
-            pool=pool,
-            volume_id=origin_uuid,
-            name=volume.name,
-            native_id=volume.uuid,
-        ),
+        pool=pool_of(group),
+        ref=snapshot_ref(group, volume),
         valid=not lost,
     )
 

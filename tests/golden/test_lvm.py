@@ -82,7 +82,7 @@ def test_what_is_ours_by_its_tags():
         ("snapshot", "snapmgr.shop.2", "shop.2"),
     ]
     assert found[0].ref.native_id == vg.by_name("snapmgr.shop.1").uuid
-    (table,) = [one for one in gauges.of_pool(group(marked), POOL) if one.ref is not None]
+    (table,) = [one for one in gauges.of_group(group(marked)) if one.ref is not None]
     assert (table.size_bytes, round(table.used_bytes / table.size_bytes, 4), table.valid) == (8 << 20, 0.8789, True)
 
 
