@@ -10,6 +10,7 @@ Who removes a snapshot that arrives after the deadline: the helper itself; the s
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -173,6 +174,8 @@ def _helper(armed: Armed, undo: Callable[[Shot], None], order: int, outcome: int
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         keep_only({order, outcome, *armed.fds})
+        # A collection would touch, and so copy, every page that we share with the parent: not under a lock.
+        gc.disable()
         if isinstance(armed, Readying):
             armed.get_ready()
         os.write(outcome, _READY)

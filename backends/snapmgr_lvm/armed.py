@@ -76,6 +76,10 @@ class LvmArmed:
     def get_ready(self) -> None:
         """Start the processes that are to become lvcreate: see `snapmgr.api.Readying`."""
         with suppress(CommandError, LackingError):  # `fire` tries again, and says why
+            # A rehearsal: what is used for the first time after a fork has its pages copied, which can take longer than
+            # all the rest that we do under the lock (in User Mode Linux, tens of milliseconds).
+            with self._runner.hold(["true"]) as nothing:
+                nothing.run()
             self._hold()
 
     def _hold(self) -> None:
