@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -19,7 +19,6 @@ from snapmgr.api import (
     Intent,
     InUseError,
     LackingError,
-    NotFoundError,
     NotMine,
     Reason,
     StorageError,
@@ -179,13 +178,13 @@ class LvmBackend(Reverting):
         deadline = time.monotonic() + timeout_s
         for ref in dict.fromkeys(refs):
             # LVM writes its metadata, and the thin pool its own, before lvcreate returns.
-            with self._snapshot(ref) as (group, volume):
-                if volume.writable:
-                    raise StorageError(f"the snapshot {group.name}/{volume.name} is not read-only")
-                if marks.value(volume, "state") != "settled":
-                    left_s = max(deadline - time.monotonic(), 0.1)
-                    tags = ("--deltag", marks.state_tag("made"), "--addtag", marks.state_tag("settled"))
-                    self._change(["lvchange", "--yes", *tags, f"{group.name}/{volume.name}"], timeout_s=left_s)
+            group, volume = self._snapshot(ref)
+            if volume.writable:
+                raise StorageError(f"the snapshot {group.name}/{volume.name} is not read-only")
+            if marks.value(volume, "state") != "settled":
+                left_s = max(deadline - time.monotonic(), 0.1)
+                tags = ("--deltag", marks.state_tag("made"), "--addtag", marks.state_tag("settled"))
+                self._change(["lvchange", "--yes", *tags, f"{group.name}/{volume.name}"], timeout_s=left_s)
 
     def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
         """Return all that is ours in `pools`; see `snapmgr_lvm.marks` for what that means."""
@@ -199,33 +198,33 @@ class LvmBackend(Reverting):
     def annotate(self, ref: SnapshotRef, note: bytes) -> None:
         """Store `note` in the snapshot's tags, in one change of LVM's metadata."""
         tags = marks.note_tags(note)
-        with self._snapshot(ref) as (group, volume):
-            old = [word for tag in marks.old_note_tags(volume.tags) if tag not in tags for word in ("--deltag", tag)]
-            new = [word for tag in tags if tag not in volume.tags for word in ("--addtag", tag)]
-            if not old and not new:
-                return
-            room = sum(map(len, new))
-            if room * 2 > group.metadata_free_bytes:
-                raise StorageError(
-                    f"no room for the note of {ref.name}: {group.metadata_free_bytes} bytes are left in the metadata "
-                    f"area of {group.name}",
-                    hint="prune snapshots; a group made with a larger --metadatasize holds more",
-                )
-            self._change(["lvchange", "--yes", *old, *new, f"{group.name}/{volume.name}"])
+        group, volume = self._snapshot(ref)
+        old = [word for tag in marks.old_note_tags(volume.tags) if tag not in tags for word in ("--deltag", tag)]
+        new = [word for tag in tags if tag not in volume.tags for word in ("--addtag", tag)]
+        if not old and not new:
+            return
+        room = sum(map(len, new))
+        if room * 2 > group.metadata_free_bytes:
+            raise StorageError(
+                f"no room for the note of {ref.name}: {group.metadata_free_bytes} bytes are left in the metadata "
+                f"area of {group.name}",
+                hint="prune snapshots; a group made with a larger --metadatasize holds more",
+            )
+        self._change(["lvchange", "--yes", *old, *new, f"{group.name}/{volume.name}"])
 
     def attach(self, record: AttachRecord) -> Attachment:
         """Make a writable clone of a thin snapshot, or put an overlay on a classic one; both replay the journal."""
         name = marks.attachment_name(record.id)
-        with self._snapshot(record.ref) as (group, volume):
-            if volume.writable:
-                raise AlteredError(
-                    f"the snapshot {group.name}/{volume.name} is not to be trusted: it was made writable by hand",
-                    hint="delete it if it is not needed",
-                )
-            if volume.is_classic_snapshot:
-                device = self._scratch.attach(record, volume, group)
-            else:
-                device = self._clone(group, volume, record, name)
+        group, volume = self._snapshot(record.ref)
+        if volume.writable:
+            raise AlteredError(
+                f"the snapshot {group.name}/{volume.name} is not to be trusted: it was made writable by hand",
+                hint="delete it if it is not needed",
+            )
+        if volume.is_classic_snapshot:
+            device = self._scratch.attach(record, volume, group)
+        else:
+            device = self._clone(group, volume, record, name)
         fs_type = self._fs_type(device)
         if fs_type == luks.FS_TYPE:
             device = luks.open_container(device, record.id, self._config.luks_key_file)
@@ -270,8 +269,8 @@ class LvmBackend(Reverting):
 
     def attachment_problem(self, record: AttachRecord) -> Reason | None:
         """See `snapmgr.api.ScratchAttaching.attachment_problem`."""
-        with self._snapshot(record.ref) as (_, volume):
-            return self._scratch.problem(record) if volume.is_classic_snapshot else None
+        _, volume = self._snapshot(record.ref)
+        return self._scratch.problem(record) if volume.is_classic_snapshot else None
 
     def delete(self, ref: SnapshotRef, *, wait: Literal["name", "space"] = "name") -> None:  # noqa: ARG002 - LVM frees at once
         """Remove the snapshot by its UUID, also if it was renamed."""
@@ -326,8 +325,8 @@ class LvmBackend(Reverting):
 
     def usage(self, ref: SnapshotRef, *, exact: bool = False) -> Usage:
         """Return what was written to a classic snapshot's CoW table; if exact, the blocks that only a thin one has."""
-        with self._snapshot(ref) as (group, volume):
-            return cost.usage(self._runner, group, volume, exact=exact)
+        group, volume = self._snapshot(ref)
+        return cost.usage(self._runner, group, volume, exact=exact)
 
     def _read(self, pool: Pool) -> Group:
         if not kernel.is_privileged():
@@ -341,13 +340,6 @@ class LvmBackend(Reverting):
         except CommandError as error:
             raise StorageError(error.message, hint=error.hint) from error
 
-    @contextmanager
-    def _snapshot(self, ref: SnapshotRef) -> Iterator[tuple[Group, LogicalVolume]]:
+    def _snapshot(self, ref: SnapshotRef) -> tuple[Group, LogicalVolume]:
         group = self._read(ref.pool)
-        volume = group.by_uuid(ref.native_id)
-        if volume is None or marks.value(volume, "id") != ref.snapshot_id:
-            raise NotFoundError(
-                f"the LVM snapshot {ref.name} ({ref.native_id}) is not in the volume group {group.name}",
-                hint="snapmgr doctor compares the catalog with the storage",
-            )
-        yield group, volume
+        return group, inventory.require_snapshot(group, ref)

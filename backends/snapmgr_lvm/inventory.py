@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapmgr.api import Found, Pool, SnapshotRef
+from snapmgr.api import Found, NotFoundError, Pool, SnapshotRef
 from snapmgr_lvm import marks
 
 if TYPE_CHECKING:
@@ -31,6 +31,17 @@ def snapshot_ref(group: Group, volume: LogicalVolume) -> SnapshotRef:
         name=volume.name,
         native_id=volume.uuid,
     )
+
+
+def require_snapshot(group: Group, ref: SnapshotRef) -> LogicalVolume:
+    """Return the volume that `ref` names. Raises NotFoundError if it is gone, or does not bear the snapshot's mark."""
+    volume = group.by_uuid(ref.native_id)
+    if volume is None or marks.value(volume, "id") != ref.snapshot_id:
+        raise NotFoundError(
+            f"the LVM snapshot {ref.name} ({ref.native_id}) is not in the volume group {group.name}",
+            hint="snapmgr doctor compares the catalog with the storage",
+        )
+    return volume
 
 
 def read(group: Group) -> Iterator[Found]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from snapmgr.api import CommandError, InUseError, NotFoundError, Reason, RevertPlan, StorageError, format_size
 from snapmgr_lvm import arming, marks
-from snapmgr_lvm.inventory import snapshot_ref
+from snapmgr_lvm.inventory import require_snapshot, snapshot_ref
 from snapmgr_lvm.removal import device_name, loaded_ahead, remove, resume
 from snapmgr_lvm.report import read_group
 
@@ -47,13 +47,7 @@ class Reverting:
     def revert_plan(self, ref: SnapshotRef) -> RevertPlan:
         """Return what a merge would mean."""
         group = read_group(self._runner, ref.pool)
-        snapshot = group.by_uuid(ref.native_id)
-        if snapshot is None or marks.value(snapshot, "id") != ref.snapshot_id:
-            raise NotFoundError(
-                f"the LVM snapshot {ref.name} ({ref.native_id}) is not in the volume group {group.name}",
-                hint="snapmgr doctor compares the catalog with the storage",
-            )
-        origin = _require_origin(group, ref)
+        snapshot, origin = require_snapshot(group, ref), _require_origin(group, ref)
         classic = snapshot.is_classic_snapshot
         return RevertPlan(
             origin=f"{group.name}/{origin.name}",
