@@ -148,7 +148,7 @@ def _contract() -> list[str]:
 def _parse_config(name: str, kind: type[Any], table: Mapping[str, Any]) -> object:
     import msgspec  # noqa: PLC0415 - listing backends does not need it
 
-    from snapmgr.config.values import describe_unknown, in_users_words  # noqa: PLC0415 - it imports msgspec
+    from snapmgr.config.values import describe_unknown, in_users_words, show  # noqa: PLC0415 - it imports msgspec
 
     where = f"backend.{name}"
     shape = msgspec.inspect.type_info(kind)
@@ -163,7 +163,15 @@ def _parse_config(name: str, kind: type[Any], table: Mapping[str, Any]) -> objec
     except msgspec.ValidationError as error:
         # "Expected `int`, got `str` - at `$.size`"
         said, _, at = str(error).partition(" - at `$")
-        problems.append(f"{where}{at.rstrip('`')}: {in_users_words(said)}")
+        key = at.rstrip("`")
+        # "Invalid enum value 'fat'" names none that would do.
+        choices = [
+            field.type.values
+            for field in shape.fields
+            if f".{field.encode_name}" == key and isinstance(field.type, msgspec.inspect.LiteralType)
+        ]
+        said = f"allowed are {', '.join(map(show, choices[0]))}" if choices else in_users_words(said)
+        problems.append(f"{where}{key}: {said}")
     if problems:
         raise ConfigError("\n".join(problems), hint=f"it stands in [backend.{name}] of the configuration")
     return parsed

@@ -163,6 +163,13 @@ STRUCT = GOOD.replace("@dataclass(frozen=True, kw_only=True)", "import msgspec")
 )
 
 
+def test_of_a_word_that_is_no_choice_the_choices_are_named(install):
+    choice = 'kind: __import__("typing").Literal["a", "b"] = "a"'
+    install("good", GOOD.replace("count: int = 3", f"count: int = 3; {choice}"))
+    with pytest.raises(ConfigError, match=r'^backend\.good\.kind: allowed are "a", "b"$'):
+        make_backend("good", {"kind": "c"}, None, None)
+
+
 @pytest.mark.parametrize("source", [GOOD, STRUCT])
 @pytest.mark.parametrize(
     ("table", "said"),
