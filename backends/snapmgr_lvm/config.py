@@ -50,7 +50,8 @@ class LvmConfig:
         for key in ("pool_data_limit", "pool_metadata_limit"):
             if not 0 < _share(key, getattr(self, key)) <= 1:
                 raise ValueError(f"{key}: must be above 0% and at most 100%")
-        _named("cow_lifetime", self.cow_lifetime, parse_duration)
+        if _named("cow_lifetime", self.cow_lifetime, parse_duration) <= 0:
+            raise ValueError("cow_lifetime: must be above 0")
         if self.chunk_size != "auto" and _named("chunk_size", self.chunk_size, parse_size) not in _CHUNKS_BYTES:
             raise ValueError(f"chunk_size: {self.chunk_size!r} is no power of 2 from 4K to 512K")
         for key in ("scratch_dir", "luks_key_file"):
@@ -91,6 +92,9 @@ def _size_or_share(key: str, text: str) -> None:
     if _PERCENT.fullmatch(text.strip()):
         if _share(key, text) <= 0:
             raise ValueError(f"{key}: must be above 0%")
+    elif text.strip().isdecimal():
+        # A few bytes, where a share was meant: such a snapshot is lost at once.
+        raise ValueError(f'{key}: {text!r} has no unit: write "{text.strip()}%" for a share, or "{text.strip()}G"')
     elif _named(key, text, parse_size) <= 0:
         raise ValueError(f"{key}: must be above 0")
 
