@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from snapmgr.api import Runner
     from snapmgr_lvm.report import Group, LogicalVolume
 
-_FULL_PERCENT = 100.0
-
 
 def usage(runner: Runner, group: Group, volume: LogicalVolume, *, exact: bool) -> Usage:
     """Return the bytes that a snapshot has for itself, and whether it is still one."""
@@ -20,12 +18,7 @@ def usage(runner: Runner, group: Group, volume: LogicalVolume, *, exact: bool) -
         return Usage(exclusive_bytes=_thin_exclusive(runner, group, volume) if exact else None)
     percent = volume.snap_percent
     used = int(volume.size_bytes * percent / 100) if percent is not None else None
-    return Usage(exclusive_bytes=used, valid=is_valid(volume))
-
-
-def is_valid(volume: LogicalVolume) -> bool:
-    """Whether a classic snapshot is whole: one with a full CoW table is dropped at the next write."""
-    return not volume.invalid and (volume.snap_percent is None or volume.snap_percent < _FULL_PERCENT)
+    return Usage(exclusive_bytes=used, valid=not volume.invalid)
 
 
 def _thin_exclusive(runner: Runner, group: Group, volume: LogicalVolume) -> int | None:

@@ -128,7 +128,6 @@ def _space(group: Group, *, wanted_bytes: int) -> Gauge:
 
 
 def _cow_table(group: Group, volume: LogicalVolume) -> Iterator[Gauge]:
-    # One at 100 % is whole until the next first write to a chunk of its origin.
     lost = volume.invalid
     if marks.value(volume, "id") is None or (volume.snap_percent is None and not lost):
         return  # not active: that it overflowed is told when it is

@@ -103,7 +103,7 @@ class LogicalVolume:
     metadata_bytes: int | None
     """Size of a thin pool's metadata volume."""
     invalid: bool
-    """A classic snapshot that was lost: its CoW table overflowed."""
+    """A classic snapshot that was lost: its CoW table overflowed. One at 100 % is whole until the next first write."""
     merging: bool
     merge_failed: bool
     check_needed: bool

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from snapmgr.api import (
-    AlteredError,
     CommandError,
     Found,
     Reason,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 # Documentation/admin-guide/device-mapper/snapshot.rst: the smallest chunk copies the least for each small write.
 _CHUNK_BYTES = 4096
 _LEAST_BYTES = 1 << 20
-_FULL = 100.0
 _ACTIVATE_TIMEOUT_S = 60.0
 _DM_UUID = re.compile(r"SNAPMGR-([0-9a-f]{16})")
 
@@ -57,7 +55,7 @@ class Scratch:
     def attach(self, record: AttachRecord, snapshot: LogicalVolume, group: Group) -> str:
         """Make a writable view of a classic snapshot and return its device. What a failure leaves, `detach` removes.
 
-        Raises StorageError if the snapshot is lost or there is no scratch space, AlteredError if it was made writable.
+        Raises StorageError if the snapshot is lost or there is no scratch space.
         """
         name = marks.attachment_name(record.id)
         _require_sound(snapshot, group)
@@ -260,9 +258,7 @@ def _spend_first_chunk(device: str) -> None:
 
 def _require_sound(snapshot: LogicalVolume, group: Group) -> None:
     name = f"{group.name}/{snapshot.name}"
-    if not snapshot.is_classic_snapshot:
-        raise StorageError(f"{name} is not a classic snapshot")
-    if snapshot.invalid or (snapshot.snap_percent or 0.0) >= _FULL:
+    if snapshot.invalid:
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         raise StorageError(
             f"the snapshot {name} is lost: its CoW table of {format_size(snapshot.size_bytes)} ran full (found {now})",
@@ -270,11 +266,6 @@ def _require_sound(snapshot: LogicalVolume, group: Group) -> None:
         )
     if snapshot.merging:
         raise StorageError(f"the snapshot {name} is being merged into its origin")
-    if snapshot.writable:
-        raise AlteredError(
-            f"the snapshot {name} was made writable by hand, and is not to be trusted",
-            hint="look at it; delete it if it is not needed",
-        )
 
 
 def _dm_uuid(record_id: str) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from snapmgr.api import (
-    AlteredError,
     AttachRecord,
     InUseError,
     LackingError,
@@ -325,21 +324,15 @@ def test_note_of_another_record_or_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "words"),
+    ("changes", "words"),
     [
-        ({"invalid": True}, StorageError, r"ran full \(found 20"),
-        ({"snap_percent": 100.0}, StorageError, r"CoW table of 20\.0 MiB ran full"),
-        ({"writable": True}, AlteredError, "made writable by hand"),
-        ({"merging": True}, StorageError, "being merged"),
-        ({"segtype": "thin"}, StorageError, "not a classic snapshot"),
-        ({"roles": frozenset({"public"})}, StorageError, "not a classic snapshot"),
+        ({"invalid": True}, r"CoW table of 20\.0 MiB ran full \(found 20"),
+        ({"merging": True}, "being merged"),
     ],
 )
-def test_snapshot_that_cannot_be_attached(
-    tmp_path: Path, changes: dict[str, object], error: type[StorageError], words: str
-) -> None:
+def test_snapshot_that_cannot_be_attached(tmp_path: Path, changes: dict[str, object], words: str) -> None:
     volume = _volume(**changes)
-    with pytest.raises(error, match=words):
+    with pytest.raises(StorageError, match=words):
         _scratch(tmp_path / "s").attach(_record(), volume, _group(volume))
     assert not (tmp_path / "s").exists()
 
