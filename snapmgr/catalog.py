@@ -11,6 +11,7 @@
     STATE/appliers/PID                  a replica whose appliers are stopped, and who starts them again
     STATE/machine                       whose it is: two machines must not share it
     STATE/restores/TOKEN.json           a restore that is under way or was cut short (`snapmgr.landing`)
+    STATE/reversions/TOKEN.json         a restore in place that is under way or was cut short (`snapmgr.jobs.reversion`)
     STATE/gauges/POOL.json              how full the storage was, and when (`snapmgr.jobs.filling`)
 
 Every file is replaced as a whole (`snapmgr.files`): a crash leaves the old content or the new one.
