@@ -97,6 +97,13 @@ class Volume:
     excluded: tuple[str, ...] = ()
     """Absolute paths at or below `path` that a snapshot would *not* hold: nested subvolumes and mounts."""
     warnings: tuple[str, ...] = ()
+    label: str = ""
+    """For people, where the id tells them little: "vg0/db (classic snapshot)"."""
+
+    @property
+    def shown(self) -> str:
+        """What people are shown it as."""
+        return self.label or self.id
 
 
 @dataclass(frozen=True, kw_only=True)

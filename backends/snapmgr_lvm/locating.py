@@ -96,6 +96,7 @@ def locate(runner: Runner, config: LvmConfig, target: Target) -> Volume | NotMin
         subpath=subpath,
         excluded=tuple(sorted({mount.point for mount in target.submounts})),
         warnings=_warnings(target, group, volume),
+        label=f"{group.name}/{volume.name} ({kind} snapshot)",
     )
 
 

@@ -252,7 +252,7 @@ def backup_plan(plan: Plan | None) -> dict[str, Any] | None:
     return {
         "path": plan.path,
         "backend": plan.backend,
-        "volume_ids": list(plan.volumes),
+        "volume_ids": [volume.id for volume in plan.volumes],
         "level": plan.level,
         "why": plan.why,
         "excluded": list(plan.excluded),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from snapmgr.config import Job
     from snapmgr.jobs.context import Context
     from snapmgr.jobs.source import Source
+    from snapmgr.records import Volume
 
 # How long a helper may take to come back after a failure, when no lock is held any more.
 _REAP_S = 5.0
@@ -36,7 +37,7 @@ class Plan:
     job: str
     path: str
     backend: str
-    volumes: tuple[str, ...]
+    volumes: tuple[Volume, ...]
     level: str
     why: str
     excluded: tuple[str, ...]
@@ -55,7 +56,7 @@ def plan_backup(ctx: Context, job: Job) -> Plan:
         job=job.name,
         path=source.path,
         backend=source.backend.name,
-        volumes=tuple(volume.id for volume in source.volumes),
+        volumes=source.volumes,
         level=level,
         why=why,
         excluded=name_excluded(source.shares, source.absent),
@@ -117,7 +118,7 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
         server=source.server,
     )
     backend = source.backend
-    ctx.tell(f"{manifest.id}: arming ({backend.name}, {', '.join(volume.id for volume in source.volumes)})")
+    ctx.tell(f"{manifest.id}: arming ({backend.name}, {', '.join(volume.shown for volume in source.volumes)})")
     with (
         # Left last: what a killed helper had begun can be removed only when we have let go of it, too.
         ExitStack() as afterwards,

@@ -190,7 +190,7 @@ def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[F
     why = "in one instant" if atomicity == "volume" else "file by file"
     chosen = "the best that can" if job.backend == "auto" else "asked for by the job"
     for volume in source.volumes:
-        yield _finding(job, "ok", f"{volume.path}: {source.backend.name} ({chosen}) takes volume {volume.id} {why}")
+        yield _finding(job, "ok", f"{volume.path}: {source.backend.name} ({chosen}) takes volume {volume.shown} {why}")
     yield from (_finding(job, "note", what) for what in _caveats(source))
     try:
         for volume in source.volumes:

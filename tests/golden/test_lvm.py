@@ -10,8 +10,10 @@ import pytest
 
 from snapmgr.api import StorageError
 from snapmgr.errors import CommandError
-from snapmgr.records import Completed, Pool
+from snapmgr.records import BlockDevice, Completed, Mount, Pool, Target
 from snapmgr_lvm import gauges, inventory
+from snapmgr_lvm.config import LvmConfig
+from snapmgr_lvm.locating import locate
 from snapmgr_lvm.report import hyphenate, parse_report, read_group
 
 RECORDED = (Path(__file__).parent / "lvm/lvs.json").read_text()
@@ -108,3 +110,26 @@ def test_what_is_no_report_is_refused(text):
 
 def test_device_mappers_uuids_are_lvms_without_hyphens():
     assert hyphenate("BOgRklIp33ViQPWVNAcSeHLChLv9NDJV") == POOL.id
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "label"),
+    [
+        ("data-1", "auto", "vg0/data-1 (classic snapshot)"),
+        ("thin", "auto", "vg0/thin (thin snapshot)"),
+        ("thin", "classic", "vg0/thin (classic snapshot)"),
+    ],
+)
+def test_people_are_shown_the_volumes_name_and_which_kind_of_snapshot_it_gets(name: str, kind: Any, label: str):
+    uuid = group().by_name(name).uuid
+    device = BlockDevice(
+        name="dm-0",
+        path=f"/dev/mapper/vg0-{name}",
+        number="254:0",
+        kind="lvm",
+        size_bytes=1 << 30,
+        dm_uuid="LVM-" + (POOL.id + uuid).replace("-", ""),
+    )
+    mount = Mount(id=1, parent_id=0, device="254:0", root="/", point="/d", source=device.path, fs_type="xfs")
+    found = locate(Replay(lvs=RECORDED), LvmConfig(kind=kind), Target(path="/d", mount=mount, devices=(device,)))
+    assert (found.id, found.shown) == (uuid, label)
