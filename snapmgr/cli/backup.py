@@ -165,7 +165,7 @@ def _run_document(session: Session, outcome: Outcome) -> dict[str, Any]:
 def _plan_lines(plan: Plan) -> list[str]:
     volumes = ", ".join(volume.shown for volume in plan.volumes)
     lines = [
-        f"{plan.job}: would snapshot {plan.path} by {plan.backend} (volume {volumes})",
+        f"{plan.job}: would snapshot {plan.path} by {plan.backend}, volume {volumes}",
         f"  level {plan.level}: {plan.why}",
     ]
     lines += [f"  not in it: {path}" for path in plan.excluded]

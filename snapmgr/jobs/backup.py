@@ -118,7 +118,7 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
         server=source.server,
     )
     backend = source.backend
-    ctx.tell(f"{manifest.id}: arming ({backend.name}, {', '.join(volume.shown for volume in source.volumes)})")
+    ctx.tell(f"{manifest.id}: arming: {backend.name}, {', '.join(volume.shown for volume in source.volumes)}")
     with (
         # Left last: what a killed helper had begun can be removed only when we have let go of it, too.
         ExitStack() as afterwards,

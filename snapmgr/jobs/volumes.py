@@ -231,6 +231,6 @@ def _refuse_set(shares: tuple[Share, ...], wanted: Wanted) -> None:
 def _refuse_strays(strays: tuple[Place, ...], home: Volume) -> None:
     raise NotQuiescedError(
         "a snapshot of the datadir's volume would not hold all that the server writes: " + _name_places(strays),
-        hint=f"move it into {home.path} (volume {home.shown}), or let the job take all volumes while the server stands "
+        hint=f"move it into {home.path}, volume {home.shown}, or let the job take all volumes while the server stands "
         'still: quiesce = "freeze-process" or "stopped"',
     )
