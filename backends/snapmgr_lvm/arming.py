@@ -73,8 +73,9 @@ def check_pool(config: LvmConfig, group: Group, origin: LogicalVolume) -> None:
         if percent >= limit * 100:
             # Half as much again, in whole extents.
             more = max(size_bytes // 2 // group.extent_bytes, 1) * group.extent_bytes
+            fail = "fail at once" if pool.when_full == "error" else "stall for 60 s and then fail"
             then = (
-                "once they are full, writes to all its volumes stall for 60 s and then fail"
+                f"once they are full, writes to all its volumes {fail}"
                 if option == "--size"
                 else "once they are full, all its volumes become read-only and need a repair"
             )

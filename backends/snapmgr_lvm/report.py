@@ -61,7 +61,6 @@ _VOLUME_FIELDS = (
     "lv_health_status",
     "lv_when_full",
     "thin_id",
-    "devices",
 )
 
 
@@ -113,8 +112,6 @@ class LogicalVolume:
     when_full: str
     """Of a thin pool: "queue" or "error"."""
     thin_id: int | None
-    devices: str
-    """Names of the physical volumes or hidden volumes below, as LVM lists them; for people only."""
 
     @property
     def is_classic_snapshot(self) -> bool:
@@ -175,7 +172,7 @@ def read_group(runner: Runner, pool: Pool) -> Group:
         raise StorageError(f"the volume group {name} is exported", hint=f"vgimport {name}")
     volumes: dict[str, LogicalVolume] = {}
     for row in rows:
-        # One row a segment: the first one's type and devices stand for the volume.
+        # One row a segment: the first one's type stands for the volume.
         volumes.setdefault(row["lv_uuid"], _volume(row))
     head = heads[0]
     return Group(
@@ -273,5 +270,4 @@ def _volume(row: dict[str, str]) -> LogicalVolume:
         health=row["lv_health_status"],
         when_full=row["lv_when_full"],
         thin_id=_optional(row["thin_id"], int),
-        devices=row["devices"],
     )

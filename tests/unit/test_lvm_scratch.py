@@ -27,6 +27,7 @@ from snapmgr_lvm import dm, loop, luks, scratchfolder
 from snapmgr_lvm.config import LvmConfig
 from snapmgr_lvm.report import Group, LogicalVolume
 from snapmgr_lvm.scratch import Scratch
+from support.logicalvolumes import logical_volume
 
 _MIB = 1 << 20
 _GROUP = "aaaaaa-bbbb-cccc-dddd-eeee-ffff-gggggg"
@@ -36,38 +37,18 @@ _RECORD = "0123456789abcdef"
 
 
 def _volume(**changes: object) -> LogicalVolume:
-    known: dict[str, Any] = {
+    known: dict[str, object] = {
         "name": "s1",
         "uuid": _SNAPSHOT,
         "size_bytes": 20 * _MIB,
-        "tags": frozenset(),
         "roles": frozenset({"public", "snapshot"}),
-        "segtype": "linear",
         "chunk_bytes": 16 << 10,
         "origin_name": "data",
         "origin_uuid": _ORIGIN,
-        "pool_uuid": None,
-        "active": True,
-        "writable": False,
-        "suspended": False,
-        "opened": False,
-        "skip_activation": False,
         "device": "254:3",
-        "made_at": "2026-01-31 02:30:00 +0000",
-        "data_percent": 1.0,
         "snap_percent": 1.0,
-        "metadata_percent": None,
-        "metadata_bytes": None,
-        "invalid": False,
-        "merging": False,
-        "merge_failed": False,
-        "check_needed": False,
-        "health": "",
-        "when_full": "",
-        "thin_id": None,
-        "devices": "",
     }
-    return LogicalVolume(**known | changes)
+    return logical_volume(**known | changes)
 
 
 def _group(*volumes: LogicalVolume) -> Group:

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.api import Completed, NotFoundError, Pool, SnapshotRef, StorageError
-from snapmgr_lvm import gauges, sizing
+from snapmgr_lvm import arming, gauges, sizing
 from snapmgr_lvm.config import LvmConfig
-from snapmgr_lvm.report import Group, LogicalVolume
+from snapmgr_lvm.report import Group
 from snapmgr_lvm.sizing import Writes, plan_cow, require_room, table_bytes, whole_table_bytes
+from support.logicalvolumes import logical_volume
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -21,38 +22,8 @@ POOL = Pool(backend="lvm", id="vg-uuid", hint="vg0")
 
 
 def volume(name, size=10 * GIB, **fields):
-    values = {
-        "name": name,
-        "uuid": f"uuid-{name}",
-        "size_bytes": size,
-        "tags": frozenset(),
-        "roles": frozenset({"public"}),
-        "segtype": "linear",
-        "chunk_bytes": 0,
-        "origin_name": None,
-        "origin_uuid": None,
-        "pool_uuid": None,
-        "active": True,
-        "writable": True,
-        "suspended": False,
-        "opened": True,
-        "skip_activation": False,
-        "device": "253:0",
-        "made_at": "2026-11-01 12:00:00 +0000",
-        "data_percent": None,
-        "snap_percent": None,
-        "metadata_percent": None,
-        "metadata_bytes": None,
-        "invalid": False,
-        "merging": False,
-        "merge_failed": False,
-        "check_needed": False,
-        "health": "",
-        "when_full": "",
-        "thin_id": None,
-        "devices": "",
-    }
-    return LogicalVolume(**(values | fields))
+    values = {"name": name, "uuid": f"uuid-{name}", "size_bytes": size, "writable": True, "opened": True}
+    return logical_volume(**(values | fields))
 
 
 def cow(name, percent, *, size=GIB, hours=10, **fields):
@@ -249,6 +220,22 @@ def test_headroom_is_of_the_pool_for_thin_and_of_the_group_for_classic_snapshots
     assert (space.when_full, space.wanted_bytes) == ("no_snapshots", GIB)
     names = [one.name for one in gauges.of_volume(one, thin("t"), cow_bytes=None)]
     assert names == ["data of the thin pool vg0/pool", "metadata of the thin pool vg0/pool"]
+
+
+@pytest.mark.parametrize(
+    ("percents", "when_full", "words"),
+    [
+        ((80.0, 10.0), "queue", "data are 80.0 % full .* stall for 60 s and then fail"),
+        ((80.0, 10.0), "error", "data are 80.0 % full .* fail at once"),
+        ((10.0, 80.0), "queue", "metadata are 80.0 % full .* become read-only"),
+    ],
+)
+def test_a_pool_that_is_too_full_takes_no_snapshot_and_what_would_happen_is_said(percents, when_full, words):
+    origin, full = thin("t"), pool(*percents, when_full=when_full)
+    with pytest.raises(StorageError, match=words) as caught:
+        arming.check_pool(LvmConfig(), group(origin, full), origin)
+    assert "lvextend" in caught.value.hint
+    arming.check_pool(LvmConfig(), group(origin, pool(79.9, 79.9)), origin)
 
 
 # ---- more room
