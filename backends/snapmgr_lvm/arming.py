@@ -94,7 +94,6 @@ def command(
     own = ["--setactivationskip", "y"]
     if cow is not None:
         own = ["--size", f"{cow.size_bytes}b", "--chunksize", f"{cow.chunk_bytes}b"]
-    tags = [word for tag in marks.snapshot_tags(snapshot_id, origin.uuid) for word in ("--addtag", tag)]
     return (
         "lvcreate",
         "--yes",
@@ -102,7 +101,7 @@ def command(
         "--permission",
         "r",
         *own,
-        *tags,
+        *marks.adding(marks.snapshot_tags(snapshot_id, origin.uuid)),
         "--name",
         name,
         f"{group.name}/{origin.name}",

@@ -199,8 +199,8 @@ class LvmBackend(Reverting):
         """Store `note` in the snapshot's tags, in one change of LVM's metadata."""
         tags = marks.note_tags(note)
         group, volume = self._snapshot(ref)
-        old = [word for tag in marks.old_note_tags(volume.tags) if tag not in tags for word in ("--deltag", tag)]
-        new = [word for tag in tags if tag not in volume.tags for word in ("--addtag", tag)]
+        old = marks.removing(tag for tag in marks.old_note_tags(volume.tags) if tag not in tags)
+        new = marks.adding(tag for tag in tags if tag not in volume.tags)
         if not old and not new:
             return
         room = sum(map(len, new))
@@ -238,7 +238,6 @@ class LvmBackend(Reverting):
         if group.by_name(name) is not None:
             raise StorageError(f"there is a logical volume {group.name}/{name} already", hint="snapmgr doctor")
         tags = marks.attachment_tags(record.id, record.ref.snapshot_id, volume.uuid)
-        added = [word for tag in tags for word in ("--addtag", tag)]
         # The flag keeps it inactive at the next boot; this time it is ignored.
         active = ("--setactivationskip", "y", "--ignoreactivationskip", "--activate", "y")
         self._change(
@@ -249,7 +248,7 @@ class LvmBackend(Reverting):
                 "--permission",
                 "rw",
                 *active,
-                *added,
+                *marks.adding(tags),
                 "--name",
                 name,
                 f"{group.name}/{volume.name}",

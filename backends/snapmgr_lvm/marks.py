@@ -76,6 +76,16 @@ def state_tag(state: State) -> str:
     return f"snapmgr.state={state}"
 
 
+def adding(tags: Iterable[str]) -> list[str]:
+    """Return the words of a command that adds these tags."""
+    return [word for tag in tags for word in ("--addtag", tag)]
+
+
+def removing(tags: Iterable[str]) -> list[str]:
+    """Return the words of a command that removes these tags."""
+    return [word for tag in tags for word in ("--deltag", tag)]
+
+
 def value(volume: LogicalVolume, key: str) -> str | None:
     """Return the value of the tag ``snapmgr.KEY=…``; None without it, or if the volume does not bear our mark."""
     prefix = f"snapmgr.{key}="

@@ -169,9 +169,9 @@ class Reverting:
 
     def _replace(self, group: Group, copy: LogicalVolume, ref: SnapshotRef, token: str) -> SnapshotRef:
         if marks.value(copy, "copied") is None:
-            gone = [word for key in ("copy", "of") for word in ("--deltag", f"snapmgr.{key}={marks.value(copy, key)}")]
+            gone = marks.removing(f"snapmgr.{key}={marks.value(copy, key)}" for key in ("copy", "of"))
             own = (f"snapmgr.copied={token}", f"snapmgr.id={ref.snapshot_id}", f"snapmgr.origin={ref.volume_id}")
-            new = [word for tag in (*own, marks.state_tag("settled")) for word in ("--addtag", tag)]
+            new = marks.adding((*own, marks.state_tag("settled")))
             self._run(["lvchange", "--yes", *gone, *new, f"{group.name}/{copy.name}"])
         if copy.name != ref.name and group.by_name(ref.name) is None:
             self._run(["lvrename", "--yes", group.name, copy.name, ref.name])
@@ -216,10 +216,18 @@ def _copy(group: Group, token: str) -> LogicalVolume | None:
 def _copy_command(group: Group, snapshot: LogicalVolume, token: str) -> list[str]:
     # Without ``snapmgr.id`` it is no snapshot yet.
     own = (marks.MARK, f"snapmgr.copy={token}", f"snapmgr.of={snapshot.uuid}", *marks.old_note_tags(snapshot.tags))
-    tags = [word for tag in own for word in ("--addtag", tag)]
     flags = ("--permission", "r", "--setactivationskip", "y")
     name = f"snapmgr.revert.{token}"
-    return ["lvcreate", "--yes", "--snapshot", *flags, *tags, "--name", name, f"{group.name}/{snapshot.name}"]
+    return [
+        "lvcreate",
+        "--yes",
+        "--snapshot",
+        *flags,
+        *marks.adding(own),
+        "--name",
+        name,
+        f"{group.name}/{snapshot.name}",
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------------ judgement
