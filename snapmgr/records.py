@@ -165,6 +165,8 @@ class Gauge(Reservoir):
     pool: Pool
     ref: SnapshotRef | None = None
     """The snapshot whose own room it is (a CoW table); None for what all share."""
+    volume_ids: tuple[str, ...] = ()
+    """Of what is shared: the origins whose snapshots it concerns; () for all in the pool."""
     valid: bool = True
     """False: it ran full. `ref` is lost; without one, what shares it cannot be written any more."""
 

@@ -8,6 +8,7 @@ repaired. The volume group: no classic snapshot can be taken, and none can be gi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from snapmgr.api import CommandError, Gauge, NotFoundError, StorageError, format_size
@@ -17,7 +18,7 @@ from snapmgr_lvm.report import read_group
 from snapmgr_lvm.sizing import growth_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from snapmgr.api import Reservoir, Runner, SnapshotRef
     from snapmgr_lvm.config import LvmConfig
@@ -33,12 +34,26 @@ def of_group(group: Group) -> tuple[Gauge, ...]:
     ours = [volume for volume in group.volumes if marks.value(volume, "origin") is not None]
     classic = [volume for volume in ours if volume.is_classic_snapshot]
     thin_pools = {volume.pool_uuid: group.by_uuid(volume.pool_uuid) for volume in ours if volume.is_thin}
-    found = [gauge for pool in thin_pools.values() if pool is not None for gauge in _thin_pool(group, pool)]
+    found = []
+    for pool in (pool for pool in thin_pools.values() if pool is not None):
+        # Also those whose snapshots are classic: they themselves are in the pool.
+        concerned = _origins(volume for volume in ours if pool.uuid in _pools(group, volume))
+        found += [replace(gauge, volume_ids=concerned) for gauge in _thin_pool(group, pool)]
     if classic:
         # The next one will be about as large.
-        found.append(_space(group, wanted_bytes=max(volume.size_bytes for volume in classic)))
+        space = _space(group, wanted_bytes=max(volume.size_bytes for volume in classic))
+        found.append(replace(space, volume_ids=_origins(classic)))
     found += [gauge for volume in classic for gauge in _cow_table(group, volume)]
     return tuple(found)
+
+
+def _origins(snapshots: Iterable[LogicalVolume]) -> tuple[str, ...]:
+    return tuple(sorted({marks.value(volume, "origin") or "" for volume in snapshots}))
+
+
+def _pools(group: Group, snapshot: LogicalVolume) -> tuple[str | None, ...]:
+    origin = group.by_uuid(marks.value(snapshot, "origin"))
+    return (snapshot.pool_uuid, origin.pool_uuid if origin is not None else None)
 
 
 def of_volume(group: Group, origin: LogicalVolume, *, cow_bytes: int | None) -> tuple[Reservoir, ...]:

@@ -59,6 +59,8 @@ class Series:
     native_id: str = ""
     """`SnapshotRef.native_id` of the snapshot whose own room it is; "" for what is shared."""
     snapshot_id: str = ""
+    volume_ids: tuple[str, ...] = ()
+    """`Gauge.volume_ids`."""
     size_bytes: _Bytes = 0
     """As it is now."""
     wanted_bytes: _Bytes = 0
@@ -142,7 +144,7 @@ def add_samples(old: PoolFill | None, pool: Pool, gauges: Iterable[Gauge], now: 
                 size_bytes=gauge.size_bytes,
                 full_since=known.full_since if known is not None and known.full_since is not None else now,
             )
-        series.append(replace(one, native_id=native_id, snapshot_id=snapshot_id))
+        series.append(replace(one, native_id=native_id, snapshot_id=snapshot_id, volume_ids=gauge.volume_ids))
     return PoolFill(backend=pool.backend, pool_id=pool.id, series=tuple(series))
 
 
@@ -320,9 +322,16 @@ def read_gauges(
 ) -> tuple[Reading, ...]:
     """Return what can run full of the storage of these snapshots: what they share, then the own room of each."""
     manifests = list(manifests)
-    keys = dict.fromkeys(key_of(member.ref.pool) for manifest in manifests for member in manifest.members)
+    volumes: dict[PoolKey, set[str]] = {}
+    for member in (member for manifest in manifests for member in manifest.members):
+        volumes.setdefault(key_of(member.ref.pool), set()).add(member.ref.volume_id)
     found: list[tuple[Series, datetime | None]] = [
-        (series, None) for key in keys if key in fills for series in fills[key].shared
+        (series, None)
+        for key, ids in volumes.items()
+        if key in fills
+        for series in fills[key].shared
+        # A job on one thin pool has nothing to do with another one in the same volume group.
+        if not series.volume_ids or not ids.isdisjoint(series.volume_ids)
     ]
     for manifest in manifests:
         found += [(series, manifest.taken_at) for series in own_series(manifest.members, fills)]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.errors import CatalogError
+from snapmgr.jobs.facts import key_of
 from snapmgr.jobs.fill import (
     SAMPLES_KEPT,
     Limits,
@@ -21,6 +22,7 @@ from snapmgr.jobs.fill import (
     describe,
     forecast,
     loss_of,
+    read_gauges,
     thin,
 )
 from snapmgr.manifest import decode, encode
@@ -209,6 +211,17 @@ def test_a_volume_group_that_was_given_away_in_pieces_has_no_forecast():
     assert forecast(series(*pieces, own=False), NOW).full_at is not None
     group = forecast(series(*pieces, own=False, when_full="no_snapshots"), NOW)
     assert (group.rate_bytes_s, group.words(NOW)) == (None, "")
+
+
+def test_what_is_shared_alarms_only_the_jobs_that_it_concerns():
+    def alarms(*volume_ids):
+        one = replace(gauge(used=GIB - MIB, own=False, name="data"), volume_ids=volume_ids)
+        fill = add_samples(None, POOL, (one,), NOW)
+        found = read_gauges((manifest(),), {key_of(POOL): fill}, LIMITS, NOW)
+        return [reading.series.name for reading in found if reading.alarm is not None]
+
+    assert alarms() == alarms("another", OWN.volume_id) == ["data"]
+    assert alarms("another") == []
 
 
 def test_an_old_sample_is_told_with_its_age():

@@ -190,6 +190,18 @@ def test_what_can_run_full_is_named_once_for_all_and_then_for_each_snapshot():
     assert all(one.valid for one in found)
 
 
+def test_what_is_shared_concerns_those_whose_snapshots_use_it_or_who_live_in_it():
+    inside = volume("u", segtype="thin", pool_uuid="uuid-pool")
+    ours = frozenset({"snapmgr", "snapmgr.id=job.b", "snapmgr.origin=uuid-u"})
+    classic = cow("b", 1.0, tags=ours, origin_uuid="uuid-u")
+    found = gauges.of_group(group(volume("db"), cow("a", 25.0), inside, classic, pool(), thin("t1")))
+    assert [(one.name.split()[0], one.volume_ids) for one in found if one.ref is None] == [
+        ("data", ("uuid-t", "uuid-u")),
+        ("metadata", ("uuid-t", "uuid-u")),
+        ("the", ("uuid-db", "uuid-u")),
+    ]
+
+
 def test_what_is_not_ours_is_no_gauge():
     foreign = cow("a", 25.0, tags=frozenset({"snapmgr.id=job.a", "snapmgr.origin=uuid-db"}))
     assert (
