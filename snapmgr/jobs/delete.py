@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from snapmgr.catalog import attached_error
 from snapmgr.errors import InUseError, SnapmgrError, StorageError
 from snapmgr.jobs.diagnosis import GONE
-from snapmgr.jobs.fill import OVERFLOWED
+from snapmgr.jobs.fill import was_lost
 from snapmgr.jobs.presence import look
 from snapmgr.jobs.prune import to_candidate
 from snapmgr.jobs.reversion import refuse_reverting
@@ -79,7 +79,7 @@ def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
     for job in {entry.manifest.job for entry in chosen.values()}:
         entries = [entry for entry in ctx.catalog.entries(job)[0] if entry.manifest.job == job]
         ready = [entry for entry in entries if entry.manifest.state == "ready"]
-        lost = [entry for entry in entries if _was_lost(entry.manifest)]
+        lost = [entry for entry in entries if _was_ready(entry.manifest)]
         there = look(ctx, (entry.manifest for entry in (*ready, *lost)))
         presences |= there
         rules |= _protections(ready, there)
@@ -95,15 +95,16 @@ def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
     )
 
 
-def _was_lost(manifest: Manifest) -> bool:
-    """Whether a snapshot was READY until its storage, or a part of that, was gone or ran full."""
-    return manifest.state == "broken" and (manifest.reason or "").startswith((GONE, OVERFLOWED))
+def _was_ready(manifest: Manifest) -> bool:
+    """Whether a BROKEN snapshot was READY until its storage, or a part of that, was gone or ran full."""
+    gone = manifest.state == "broken" and (manifest.reason or "").startswith(GONE)
+    return gone or was_lost(manifest)
 
 
 def _may_be_wanted(manifest: Manifest, presence: Presence) -> bool:
     """Whether there is something of such a snapshot that is not known to be worthless."""
     alone = len(manifest.members) == 1
-    return presence != "gone" and not (alone and (manifest.reason or "").startswith(OVERFLOWED))
+    return presence != "gone" and not (alone and was_lost(manifest))
 
 
 def _protections(ready: list[Entry], presences: dict[str, Presence]) -> dict[str, tuple[str, ...]]:
