@@ -95,7 +95,7 @@ def locate(runner: Runner, config: LvmConfig, target: Target) -> Volume | NotMin
         path=path,
         subpath=subpath,
         excluded=tuple(sorted({mount.point for mount in target.submounts})),
-        warnings=_warnings(target, group, volume),
+        warnings=(*_warnings(target, group, volume), *(_scratch_warnings(config, target) if kind == "classic" else ())),
         label=f"{group.name}/{volume.name} ({kind} snapshot)",
     )
 
@@ -135,6 +135,19 @@ def _warnings(target: Target, group: Group, volume: LogicalVolume) -> tuple[str,
         f"place; name /dev/{group.name}/{volume.name} there"
     )
     return (said,)
+
+
+def _scratch_warnings(config: LvmConfig, target: Target) -> tuple[str, ...]:
+    """Say early what attaching would refuse: found out at a restore it is too late."""
+    folder = Path(config.scratch_dir)
+    there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+    device = there.stat().st_dev
+    if f"{os.major(device)}:{os.minor(device)}" != target.mount.device:
+        return ()
+    return (
+        f"the scratch folder {folder} is on the volume itself: its snapshots cannot be mounted, verified or restored "
+        "from; set scratch_dir in [backend.lvm] to a folder on another one",
+    )
 
 
 def _read_fstab() -> str:

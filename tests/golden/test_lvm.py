@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -121,15 +122,31 @@ def test_device_mappers_uuids_are_lvms_without_hyphens():
     ],
 )
 def test_people_are_shown_the_volumes_name_and_which_kind_of_snapshot_it_gets(name: str, kind: Any, label: str):
+    found = locate(Replay(lvs=RECORDED), LvmConfig(kind=kind), on_volume(name))
+    assert (found.id, found.shown) == (group().by_name(name).uuid, label)
+
+
+def test_a_scratch_folder_on_the_volume_is_warned_of_where_it_would_be_used(tmp_path: Path):
+    there = os.stat(tmp_path).st_dev
+    number = f"{os.major(there)}:{os.minor(there)}"
+    config = LvmConfig(scratch_dir=str(tmp_path / "not/there"))
+    (warning,) = locate(Replay(lvs=RECORDED), config, on_volume("data-1", number)).warnings
+    assert "cannot be mounted" in warning
+    assert "scratch_dir" in warning
+    assert locate(Replay(lvs=RECORDED), config, on_volume("data-1", "254:77")).warnings == ()
+    assert locate(Replay(lvs=RECORDED), config, on_volume("thin", number)).warnings == ()
+
+
+def on_volume(name: str, number: str = "254:77") -> Target:
+    """Return a folder on a volume of the recorded group."""
     uuid = group().by_name(name).uuid
     device = BlockDevice(
         name="dm-0",
         path=f"/dev/mapper/vg0-{name}",
-        number="254:0",
+        number=number,
         kind="lvm",
         size_bytes=1 << 30,
         dm_uuid="LVM-" + (POOL.id + uuid).replace("-", ""),
     )
-    mount = Mount(id=1, parent_id=0, device="254:0", root="/", point="/d", source=device.path, fs_type="xfs")
-    found = locate(Replay(lvs=RECORDED), LvmConfig(kind=kind), Target(path="/d", mount=mount, devices=(device,)))
-    assert (found.id, found.shown) == (uuid, label)
+    mount = Mount(id=1, parent_id=0, device=number, root="/", point="/d", source=device.path, fs_type="xfs")
+    return Target(path="/d", mount=mount, devices=(device,))
