@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapmgr.manifest import Manifest, Member
     from snapmgr.records import Gauge, Pool, Reservoir
 
-OVERFLOWED = "its CoW table overflowed"
+_OVERFLOWED = "its CoW table overflowed"
 """How the reason begins of a snapshot that was lost because its room was too small."""
 SAMPLES_KEPT = 16
 # Two looks in the same minute say nothing of a rate.
@@ -230,7 +230,7 @@ def loss_of(manifest: Manifest, fills: Mapping[PoolKey, PoolFill]) -> str | None
             # The clock may have been set back meanwhile.
             first, then = sorted((good, now_lost))
             size = format_size(series.size_bytes)
-            return f"{OVERFLOWED} between {first:{_TIME}} and {then:{_TIME}}: {size} of {size}"
+            return f"{_OVERFLOWED} between {first:{_TIME}} and {then:{_TIME}}: {size} of {size}"
     return None
 
 
@@ -241,7 +241,7 @@ def lost_series(members: Iterable[Member], fills: Mapping[PoolKey, PoolFill]) ->
 
 def was_lost(manifest: Manifest) -> bool:
     """Whether a snapshot is BROKEN because it ran full."""
-    return manifest.state == "broken" and (manifest.reason or "").startswith(OVERFLOWED)
+    return manifest.state == "broken" and (manifest.reason or "").startswith(_OVERFLOWED)
 
 
 # -------------------------------------------------------------------------------------------------------------- alarms
