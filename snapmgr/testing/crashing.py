@@ -144,7 +144,7 @@ class CrashingContract(Contract):
         pool = lab.take_one(origins[0]).pool
 
         def work(origin: Path) -> None:
-            for _ in range(3):
+            for _ in range(lab.rounds):
                 ref = lab.take_one(origin)
                 lab.backend().annotate(ref, b"mine")
                 with lab.attached(ref, writable=False) as reached:

@@ -69,6 +69,8 @@ class Lab(ABC):
     def unreachable(self, pool: Pool) -> AbstractContextManager[None]:
         """Make a pool unreachable while the context lasts: unmount it, deactivate it, rename its folder."""
 
+    rounds = 3
+    """How often each of several processes takes and deletes a snapshot."""
     kills = 7
     """At how many moments of each operation it is killed."""
     race_rounds = 8

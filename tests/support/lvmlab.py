@@ -30,7 +30,8 @@ class LvmLab(Lab):
     # On the one processor of a guest, beside a process that writes without pause.
     race_rounds = 3
     # tests/guest/test_kill.py kills LVM's programs at each step that matters.
-    kills = 4
+    kills = 2
+    rounds = 1
 
     def __init__(self, group: VolumeGroup, kind: Literal["classic", "thin"], scratch: Path) -> None:
         """Take also what kind of snapshots to make, and a folder for what is written to attachments."""

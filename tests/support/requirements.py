@@ -78,7 +78,7 @@ def _btrfsutil() -> str | None:
 
 
 def _device_mapper() -> str | None:
-    return None if Path("/dev/mapper/control").exists() else "the kernel has no device-mapper"
+    return None if Path("/sys/class/misc/device-mapper").exists() else "the kernel has no device-mapper"
 
 
 def _scratch_disk() -> str | None:
