@@ -128,6 +128,8 @@ def _finish(session: Session, done: Reverted, source: str) -> int:
     )
     if source == "mysql":
         session.voice.tell("next: start the server")
+    if done.consumed:
+        session.voice.tell("next: take another backup, as that snapshot is none any more")
     return EXIT_OK
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _OVERFLOWED = "its CoW table overflowed"
 """How the reason begins of a snapshot that was lost because its room was too small."""
 SAMPLES_KEPT = 16
-# Two looks in the same minute say nothing of a rate.
-_LEAST_SPAN_S = 60.0
+# Just after a snapshot nearly every write is the first one to its place: minutes say nothing of a day.
+_LEAST_SPAN_S = 600.0
 # What is shared goes up and down with each prune: a week of it shows where it goes.
 _PAST = timedelta(days=7)
 _RECENT = timedelta(hours=1)

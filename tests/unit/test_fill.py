@@ -118,7 +118,7 @@ def test_no_forecast_is_of_a_time_before_what_was_seen(points, size, own, since)
     alarm(found, foreseen, LIMITS, NOW)
 
 
-@given(st.integers(2, 40), st.integers(10**5, 10**9), st.floats(0.1, 100), st.integers(0, 10**12))
+@given(st.integers(2, 40), st.integers(10**5, 10**9), st.floats(0.2, 100), st.integers(0, 10**12))
 def test_the_forecast_of_a_straight_line_is_exact(count, bytes_an_hour, step_hours, start):
     points = [
         ((number - count + 1) * step_hours, start + round(number * step_hours * bytes_an_hour))
