@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -129,12 +128,15 @@ def _try_backend(ctx: Context, name: str, wanted: Wanted) -> tuple[bool, Taken]:
 
 def _told_apart(ctx: Context, name: str, wanted: Wanted, error: SnapmgrError) -> SnapmgrError:
     """Return why a backend will not do: what it could not take anyway is not for want of something on this machine."""
-    if isinstance(error, LackingError):
-        with suppress(SnapmgrError):
-            found = ctx.unchecked_backend(name).locate(find_target(wanted.path, runner=ctx.runner))
-            if isinstance(found, NotMine):
-                return StorageError(found.reason, hint=found.hint)
-    return error
+    if not isinstance(error, LackingError):
+        return error
+    try:
+        found = ctx.unchecked_backend(name).locate(find_target(wanted.path, runner=ctx.runner))
+    except LackingError:
+        return error
+    except SnapmgrError as other:
+        return other  # there is no such folder
+    return StorageError(found.reason, hint=found.hint) if isinstance(found, NotMine) else error
 
 
 def _none_fits(wanted: Wanted, refusals: dict[str, SnapmgrError]) -> SnapmgrError:
