@@ -47,14 +47,8 @@ class BtrfsLab(Lab):
 
     @contextmanager
     def unreachable(self, pool: Pool) -> Iterator[None]:  # noqa: ARG002 - there is one
-        point, device = str(self.file_system.point), self.file_system.device
-        _RUNNER.run(["umount", point])
-        _RUNNER.run(["losetup", "--detach", device])
-        try:
+        with self.file_system.unplugged():
             yield
-        finally:
-            _RUNNER.run(["losetup", device, str(self.file_system.image)])
-            _RUNNER.run(["mount", "-t", "btrfs", device, point])
 
 
 class SubvolumeInTheWayLab(BtrfsLab):

@@ -39,16 +39,32 @@ class LeftBehindError(Exception):
     """Something could not be released; the message names what, and who holds it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class LoopFileSystem:
     """A mounted file system of its own on a loop device."""
 
     point: Path
     device: str
-    """Device node: "/dev/loop3"."""
+    """Device node: "/dev/loop3"; another one after `unplugged`."""
     image: Path
     """The sparse file below."""
     fs_type: str
+
+    @contextmanager
+    def unplugged(self) -> Iterator[None]:
+        """Unmount it and take its device away while the context lasts; then it is back, perhaps under another number.
+
+        Another test may get the old one meanwhile.
+        """
+        _RUNNER.run(["umount", str(self.point)])
+        _RUNNER.run(["losetup", "--detach", self.device])
+        self.device = ""
+        try:
+            yield
+        finally:
+            with shielded():
+                self.device = _RUNNER.run(["losetup", "--find", "--show", str(self.image)]).stdout.strip()
+                _RUNNER.run(["mount", "-t", self.fs_type, self.device, str(self.point)])
 
 
 @contextmanager
@@ -120,21 +136,21 @@ def loop_filesystem(
         point.mkdir()
         with image.open("wb") as file:
             file.truncate(size_bytes)
-        device = ""
+        made = LoopFileSystem(point=point, device="", image=image, fs_type=fs_type)
         try:
             with shielded():
-                device = _RUNNER.run(["losetup", "--find", "--show", str(image)]).stdout.strip()
-            _RUNNER.run([*_MKFS[fs_type], *mkfs_options, device])
+                made.device = _RUNNER.run(["losetup", "--find", "--show", str(image)]).stdout.strip()
+            _RUNNER.run([*_MKFS[fs_type], *mkfs_options, made.device])
             options = ["-o", ",".join(mount_options)] if mount_options else []
             with shielded():
-                _RUNNER.run(["mount", "-t", fs_type, *options, device, str(point)])
+                _RUNNER.run(["mount", "-t", fs_type, *options, made.device, str(point)])
             # As a service's data folder would be: its own user makes files in it.
             point.chmod(0o755)
-            yield LoopFileSystem(point=point, device=device, image=image, fs_type=fs_type)
+            yield made
         finally:
             with shielded():
-                if device:
-                    _release(device)
+                if made.device:
+                    _release(made.device)
 
 
 def _release(device: str) -> None:
