@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(3600)]
 
-_EVERY = int(os.environ.get("SNAPMGR_CRASH_EVERY", "25"))
+_EVERY = int(os.environ.get("SNAPMGR_CRASH_EVERY", "60"))
 _PATIENCE_S = 60.0
 _CHECKS = {"ext4": ("e2fsck", "-f", "-n"), "xfs": ("xfs_repair", "-n")}
 

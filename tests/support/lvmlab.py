@@ -28,7 +28,7 @@ class LvmLab(Lab):
     """A volume group; each origin is a folder on a logical volume of its own."""
 
     # On the one processor of a guest, beside a process that writes without pause.
-    race_rounds = 3
+    race_rounds = 2
     # tests/guest/test_kill.py kills LVM's programs at each step that matters.
     kills = 2
     rounds = 1
