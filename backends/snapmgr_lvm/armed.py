@@ -6,10 +6,12 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Self
 
-from snapmgr.api import CommandError, FireError, Intent, LackingError, Shot, SnapshotRef, StorageError
-from snapmgr_lvm import kernel, marks
+from snapmgr.api import CommandError, FireError, Intent, LackingError, Shot, StorageError
+from snapmgr_lvm import dm, kernel, marks
+from snapmgr_lvm.inventory import snapshot_ref
 from snapmgr_lvm.report import read_group
 
 if TYPE_CHECKING:
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from types import TracebackType
 
-    from snapmgr.api import Held, Pool, Runner
+    from snapmgr.api import Held, Pool, Runner, SnapshotRef
+    from snapmgr_lvm.report import Group
 
 # lvcreate does what the reading of a group does, and writes the metadata twice: 2 to 2.5 times as long, measured.
 _STALL_FACTOR = 2.5
@@ -109,31 +112,26 @@ class LvmArmed:
         if failure is None:
             self.fired()
         shots: list[Shot] = []
+        read = cache(lambda pool: read_group(self._runner, pool))
         for member, start_ns, finish_ns in taken:
             try:
-                shots.append(Shot(ref=self._identify(member), start_ns=start_ns, finish_ns=finish_ns))
+                shots.append(
+                    Shot(ref=self._identify(member, read(member.intent.pool)), start_ns=start_ns, finish_ns=finish_ns)
+                )
             except StorageError as error:
                 failure = FireError(f"the snapshot {member.intent.name} was made but cannot be read: {error.message}")
         if failure is not None:
             raise FireError(failure.message, hint=failure.hint, shots=tuple(shots))
         return tuple(shots)
 
-    def _identify(self, member: Member) -> SnapshotRef:
+    def _identify(self, member: Member, group: Group) -> SnapshotRef:
         intent = member.intent
-        group = read_group(self._runner, intent.pool)
         volume = group.by_name(intent.name)
         if volume is None or marks.value(volume, "id") != self._snapshot_id:
             raise StorageError(f"{group.name}/{intent.name} vanished, or is something else")
         if volume.origin_uuid != intent.volume_id:
             raise StorageError(f"{group.name}/{intent.name} is of another volume: the origin was exchanged just now")
-        return SnapshotRef(
-            backend="lvm",
-            snapshot_id=self._snapshot_id,
-            pool=intent.pool,
-            volume_id=intent.volume_id,
-            name=intent.name,
-            native_id=volume.uuid,
-        )
+        return snapshot_ref(group, volume)
 
 
 def _nobody_waits() -> None:
@@ -149,8 +147,7 @@ def open_origin(pool: Pool, path: str, number: str | None, name: str) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise StorageError(f"cannot open {path}: {error.strerror}") from None
-    device = os.fstat(fd).st_dev
-    if number is None or not kernel.holds(f"{os.major(device)}:{os.minor(device)}", number):
+    if number is None or not kernel.holds(dm.device_number(os.fstat(fd).st_dev), number):
         os.close(fd)
         raise StorageError(f"{path} is no longer on the logical volume {pool.hint}/{name}", hint="try again")
     return fd

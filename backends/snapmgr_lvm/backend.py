@@ -26,6 +26,7 @@ from snapmgr.api import (
 )
 from snapmgr_lvm import arming, cost, gauges, inventory, kernel, locating, luks, marks, orphans, removal, sizing
 from snapmgr_lvm.armed import LvmArmed, Member, open_origin
+from snapmgr_lvm.commands import change
 from snapmgr_lvm.config import LvmConfig
 from snapmgr_lvm.report import read_group
 from snapmgr_lvm.revert import Reverting
@@ -184,7 +185,7 @@ class LvmBackend(Reverting):
             if marks.value(volume, "state") != "settled":
                 left_s = max(deadline - time.monotonic(), 0.1)
                 tags = ("--deltag", marks.state_tag("made"), "--addtag", marks.state_tag("settled"))
-                self._change(["lvchange", "--yes", *tags, f"{group.name}/{volume.name}"], timeout_s=left_s)
+                change(self._runner, ["lvchange", "--yes", *tags, f"{group.name}/{volume.name}"], timeout_s=left_s)
 
     def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
         """Return all that is ours in `pools`; see `snapmgr_lvm.marks` for what that means."""
@@ -210,7 +211,7 @@ class LvmBackend(Reverting):
                 f"area of {group.name}",
                 hint="prune snapshots; a group made with a larger --metadatasize holds more",
             )
-        self._change(["lvchange", "--yes", *old, *new, f"{group.name}/{volume.name}"])
+        change(self._runner, ["lvchange", "--yes", *old, *new, f"{group.name}/{volume.name}"])
 
     def attach(self, record: AttachRecord) -> Attachment:
         """Make a writable clone of a thin snapshot, or put an overlay on a classic one; both replay the journal."""
@@ -240,7 +241,8 @@ class LvmBackend(Reverting):
         tags = marks.attachment_tags(record.id, record.ref.snapshot_id, volume.uuid)
         # The flag keeps it inactive at the next boot; this time it is ignored.
         active = ("--setactivationskip", "y", "--ignoreactivationskip", "--activate", "y")
-        self._change(
+        change(
+            self._runner,
             [
                 "lvcreate",
                 "--yes",
@@ -252,7 +254,7 @@ class LvmBackend(Reverting):
                 "--name",
                 name,
                 f"{group.name}/{volume.name}",
-            ]
+            ],
         )
         # lvcreate made it, under this name, or failed; its node is there when it returns.
         return f"/dev/mapper/{removal.device_name(group, name)}"
@@ -331,13 +333,6 @@ class LvmBackend(Reverting):
         if not kernel.is_privileged():
             raise LackingError("LVM needs root (CAP_SYS_ADMIN)", hint="run snapmgr as root")
         return read_group(self._runner, pool)
-
-    def _change(self, argv: list[str], *, timeout_s: float = 60.0) -> None:
-        try:
-            # Left running past the limit: killed half-way it might leave a device suspended.
-            self._runner.run(argv, timeout_s=timeout_s, abandon=True)
-        except CommandError as error:
-            raise StorageError(error.message, hint=error.hint) from error
 
     def _snapshot(self, ref: SnapshotRef) -> tuple[Group, LogicalVolume]:
         group = self._read(ref.pool)

@@ -141,8 +141,7 @@ def _scratch_warnings(config: LvmConfig, target: Target) -> tuple[str, ...]:
     """Say early what attaching would refuse: found out at a restore it is too late."""
     folder = Path(config.scratch_dir)
     there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
-    device = there.stat().st_dev
-    if f"{os.major(device)}:{os.minor(device)}" != target.mount.device:
+    if dm.device_number(there.stat().st_dev) != target.mount.device:
         return ()
     return (
         f"the scratch folder {folder} is on the volume itself: its snapshots cannot be mounted, verified or restored "

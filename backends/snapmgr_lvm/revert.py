@@ -16,14 +16,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.api import CommandError, InUseError, NotFoundError, Reason, RevertPlan, StorageError, format_size
+from snapmgr.api import InUseError, NotFoundError, Reason, RevertPlan, StorageError, format_size
 from snapmgr_lvm import arming, marks
+from snapmgr_lvm.commands import change
 from snapmgr_lvm.inventory import require_snapshot, snapshot_ref
 from snapmgr_lvm.removal import device_name, loaded_ahead, remove, resume
 from snapmgr_lvm.report import read_group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from snapmgr.api import Runner, SnapshotRef
     from snapmgr_lvm.report import Group, LogicalVolume
@@ -77,13 +78,15 @@ class Reverting:
         try:
             self._make_usable(group, origin)
             if _tag_of(origin, token) is None:
-                self._run(["lvchange", "--yes", "--addtag", _tag(token, kind), f"{group.name}/{origin.name}"])
+                change(
+                    self._runner, ["lvchange", "--yes", "--addtag", _tag(token, kind), f"{group.name}/{origin.name}"]
+                )
             if kind == "thin" and _copy(group, token) is None:
-                self._run(_copy_command(group, snapshot, token))
+                change(self._runner, _copy_command(group, snapshot, token))
             # In the background: the kernel copies, and nobody needs to wait for it but us. Looking every 15 s, as is
             # usual, LVM would see the end of it late.
             background = ("--background", "--interval", "1")
-            self._run(["lvconvert", "--yes", "--merge", *background, f"{group.name}/{snapshot.name}"])
+            change(self._runner, ["lvconvert", "--yes", "--merge", *background, f"{group.name}/{snapshot.name}"])
         except StorageError:
             if self.revert_state(ref, token) == "none":
                 self.cancel_revert(ref, token)
@@ -130,17 +133,10 @@ class Reverting:
 
     # ------------------------------------------------------------------------------------------------------- commands
 
-    def _run(self, argv: Sequence[str]) -> None:
-        try:
-            # Killed half-way it might leave a device suspended.
-            self._runner.run(argv, abandon=True)
-        except CommandError as error:
-            raise StorageError(error.message, hint=error.hint) from error
-
     def _make_usable(self, group: Group, origin: LogicalVolume) -> None:
         """Mend what a killed lvconvert may have left: a suspended origin, none in the kernel, or one about to merge."""
         if not origin.active:
-            self._run(["lvchange", "--yes", "--activate", "y", f"{group.name}/{origin.name}"])
+            change(self._runner, ["lvchange", "--yes", "--activate", "y", f"{group.name}/{origin.name}"])
         elif origin.suspended or loaded_ahead(self._runner, group, origin):
             resume(self._runner, group, origin)
 
@@ -148,11 +144,11 @@ class Reverting:
         """Let a merge go on whose start was put off because the origin was open, or that nobody watches any more."""
         name = f"{group.name}/{origin.name}"
         if not origin.active:
-            self._run(["lvchange", "--yes", "--activate", "y", name])
+            change(self._runner, ["lvchange", "--yes", "--activate", "y", name])
         elif origin.suspended or not origin.opened:
             # Also what a killed lvconvert left suspended goes on by this.
-            self._run(["lvchange", "--yes", "--refresh", name])
-        self._run(["lvchange", "--yes", "--poll", "y", name])
+            change(self._runner, ["lvchange", "--yes", "--refresh", name])
+        change(self._runner, ["lvchange", "--yes", "--poll", "y", name])
 
     def _require_closed(self, ref: SnapshotRef, origin: LogicalVolume, snapshot: LogicalVolume) -> None:
         deadline = time.monotonic() + _PATIENCE_S
@@ -172,9 +168,9 @@ class Reverting:
             gone = marks.removing(f"snapmgr.{key}={marks.value(copy, key)}" for key in ("copy", "of"))
             own = (f"snapmgr.copied={token}", f"snapmgr.id={ref.snapshot_id}", f"snapmgr.origin={ref.volume_id}")
             new = marks.adding((*own, marks.state_tag("settled")))
-            self._run(["lvchange", "--yes", *gone, *new, f"{group.name}/{copy.name}"])
+            change(self._runner, ["lvchange", "--yes", *gone, *new, f"{group.name}/{copy.name}"])
         if copy.name != ref.name and group.by_name(ref.name) is None:
-            self._run(["lvrename", "--yes", group.name, copy.name, ref.name])
+            change(self._runner, ["lvrename", "--yes", group.name, copy.name, ref.name])
         group = read_group(self._runner, ref.pool)
         now = group.by_uuid(copy.uuid)
         if now is None:
@@ -184,7 +180,7 @@ class Reverting:
     def _forget(self, group: Group, origin: LogicalVolume, token: str) -> None:
         tag = _tag_of(origin, token)
         if tag is not None:
-            self._run(["lvchange", "--yes", "--deltag", tag, f"{group.name}/{origin.name}"])
+            change(self._runner, ["lvchange", "--yes", "--deltag", tag, f"{group.name}/{origin.name}"])
 
 
 def _require_origin(group: Group, ref: SnapshotRef) -> LogicalVolume:
