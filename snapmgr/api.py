@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
+from snapmgr.abilities import ClientMount, Filling, FolderCloning, Remounting, Revertible, ScratchAttaching
 from snapmgr.errors import (
     AlteredError,
     BusyError,
@@ -24,6 +25,7 @@ from snapmgr.records import (
     AttachRecord,
     BlockDevice,
     Capabilities,
+    ClientOptions,
     Completed,
     FireError,
     Found,
@@ -59,10 +61,13 @@ __all__ = [
     "BlockDevice",
     "BusyError",
     "Capabilities",
+    "ClientMount",
+    "ClientOptions",
     "CommandError",
     "Completed",
     "Filling",
     "FireError",
+    "FolderCloning",
     "Found",
     "Gauge",
     "Held",
@@ -77,6 +82,7 @@ __all__ = [
     "PrivateMount",
     "Readying",
     "Reason",
+    "Remounting",
     "Reservoir",
     "RevertPlan",
     "Revertible",
@@ -302,62 +308,3 @@ class Backend(Protocol):
 
     def usage(self, ref: SnapshotRef, *, exact: bool = False) -> Usage:
         """Return what the snapshot costs: cheap unless `exact`. Raises NotFoundError if it is gone."""
-
-
-# Optional abilities: a backend that has one has all of its methods. The core asks by isinstance.
-
-
-@runtime_checkable
-class Filling(Protocol):
-    """A storage whose snapshots are lost, or whose origins cannot be written, when something runs full."""
-
-    def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
-        """Return how full everything in `pools` is that can run full: first what all share, then each snapshot's own.
-
-        Cheap: a few programs for each pool, whatever it holds. A snapshot that was lost has ``valid=False``. A pool
-        that is not there raises StorageError.
-        """
-
-    def relieve(self, ref: SnapshotRef) -> str | None:
-        """Give a snapshot more room if it is filling up and the configuration allows it; return in words what was done.
-
-        None if nothing was to be done. Raises StorageError if there is no room to give, NotFoundError if it is gone.
-        """
-
-
-@runtime_checkable
-class ScratchAttaching(Protocol):
-    """A storage whose attachments write to scratch space, which can run full while writes still seem to succeed."""
-
-    def attachment_problem(self, record: AttachRecord) -> Reason | None:
-        """Return why what is read through an attachment is not to be believed; None if it is as it should be."""
-
-
-@runtime_checkable
-class Revertible(Protocol):
-    """A storage that can put an origin back, in its own place, to one of its snapshots.
-
-    A `token` (16 hex digits) names one such reversion; the core has it on disk before `begin_revert`. The core unmounts
-    the origin before and mounts it again afterwards.
-    """
-
-    def revert_plan(self, ref: SnapshotRef) -> RevertPlan:
-        """Return what it would mean. Changes nothing. Raises NotFoundError if the snapshot or its origin is gone."""
-
-    def begin_revert(self, ref: SnapshotRef, token: str) -> None:
-        """Begin to put the origin back, or push on what goes on already; idempotent, and returns soon.
-
-        Raises InUseError if the origin or the snapshot is open, StorageError if the storage refuses.
-        """
-
-    def revert_state(self, ref: SnapshotRef, token: str) -> Literal["none", "merging", "done", "failed"]:
-        """Return how far it is, in any process and after any crash or reboot; "none": it has not begun."""
-
-    def cancel_revert(self, ref: SnapshotRef, token: str) -> None:
-        """Remove what was prepared for one whose state is "none"; idempotent."""
-
-    def finish_revert(self, ref: SnapshotRef, token: str) -> SnapshotRef | None:
-        """After "done" remove what is left over, and return the snapshot as it is now; None if it is used up.
-
-        Idempotent: called again it returns the same.
-        """

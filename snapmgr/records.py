@@ -276,6 +276,22 @@ class RevertPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClientOptions:
+    """How a storage's client program is to mount, for `Remounting.client_mount`; the defaults are the client's."""
+
+    writeback: bool = False
+    """Whether a write is done once it is in the client's cache folder; the upload follows."""
+    upload_delay_s: float = 0.0
+    """With `writeback`: how long an upload waits, so that what is soon overwritten or deleted is never uploaded."""
+    cache_bytes: int | None = None
+    """Size of the local cache; None: the client's default."""
+    cache_dir: str | None = None
+    """Folder of the local cache; None: a fresh one that goes with the mount."""
+    extra: tuple[str, ...] = ()
+    """Further options of the client, as its command line takes them: ("--max-uploads", "150")."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Completed:
     """What a program printed and how it ended."""
 

@@ -1,0 +1,1 @@
+"""Snapshots as clones of folders in a JuiceFS volume (Community Edition)."""

@@ -1,0 +1,41 @@
+"""`Operations`: what a client did, as columns; a million operations take some 50 MB."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class Operations:
+    """All columns have the same length, one row for each operation, in the order of the log."""
+
+    end_us: array[int] = field(default_factory=lambda: array("Q"))
+    """When it was done: microseconds since 1970, in the clock and zone of the log."""
+    duration_us: array[int] = field(default_factory=lambda: array("Q"))
+    thread: array[int] = field(default_factory=lambda: array("I"))
+    """The log's "pid": the id of the thread that asked."""
+    name: array[int] = field(default_factory=lambda: array("B"))
+    """Index into `names`."""
+    inode: array[int] = field(default_factory=lambda: array("Q"))
+    """First argument of the operations on a file or folder; 0 where there is none."""
+    size: array[int] = field(default_factory=lambda: array("Q"))
+    """Bytes asked for by a read or a write; 0 for others."""
+    offset: array[int] = field(default_factory=lambda: array("Q"))
+    """In the file, of a read or a write; 0 for others."""
+    got: array[int] = field(default_factory=lambda: array("Q"))
+    """Bytes that a read returned or a write took; 0 for others."""
+    status: array[int] = field(default_factory=lambda: array("B"))
+    """Index into `statuses`."""
+    names: list[str] = field(default_factory=list)
+    """Names of the operations that occur: "read", "fsync"."""
+    statuses: list[str] = field(default_factory=lambda: ["OK"])
+    """"OK" first, then the errors that occur."""
+    paths: dict[int, str] = field(default_factory=dict)
+    """What the log tells of the files' names (lookup, create, rename): inode to name, in its folder's path if known."""
+    skipped: int = 0
+    """Lines that are none of the log's: damaged, cut."""
+
+    def __len__(self) -> int:
+        """Return how many operations there are."""
+        return len(self.end_us)
