@@ -1,7 +1,6 @@
 """A snapshot's manifest: what is written down about it, as records and as JSON.
 
-Schema version 1. Times are aware UTC, sizes bytes, durations seconds. A manifest of a newer schema is refused, never
-half understood.
+Schema version 1; a newer one is refused, never half understood. Times are aware UTC, sizes bytes, durations seconds.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Annotated, Literal, Protocol, TypeVar
 import msgspec
 
 from snapmgr.errors import CatalogError, StorageError
+from snapmgr.physical import PhysicalRecord
 from snapmgr.records import AttachRecord, Intent, SnapshotRef
 
 SCHEMA = 1
@@ -125,9 +125,9 @@ class Manifest:
 
     id: str
     job: str
-    source: Literal["mysql", "directory"]
+    source: Literal["mysql", "physical", "directory"]
     path: str
-    """What was snapshotted: the datadir or directory, as it was reachable then."""
+    """What was snapshotted: the datadir, staged backup or directory, as it was reachable then."""
     state: State
     created_at: datetime
     machine_id: str
@@ -159,6 +159,7 @@ class Manifest:
     position: Position | None = None
     sources: tuple[SourcePosition, ...] = ()
     """Of a replica: one for each of its sources."""
+    physical: PhysicalRecord | None = None
 
     @property
     def backend(self) -> str:

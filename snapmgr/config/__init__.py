@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from snapmgr.config.example import example_config
 from snapmgr.config.load import DEFAULT_PATH, load_config, validate
-from snapmgr.config.model import Config, Job, Retention, Verify
+from snapmgr.config.model import Config, Job, Prepare, Retention, Verify
 
 __all__ = [
     "DEFAULT_PATH",
     "Config",
     "Job",
+    "Prepare",
     "Retention",
     "Verify",
     "example_config",

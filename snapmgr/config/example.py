@@ -56,6 +56,21 @@ memory = "256M"
 # assertions = ["SELECT COUNT(*) > 0 FROM shop.orders"]
 """
 
+_PHYSICAL = """\
+[job.staged]
+source = "physical"
+socket = "/run/mysqld/mysqld.sock"
+staging = "/mnt/volume/staging"        # on the storage; the server's own tool writes here
+tool = "auto"                          # or "mariadb-backup", "xtrabackup", "clone"
+mode = "incremental"                   # or "full"
+parallel = 4
+# throttle = "50M"                     # bytes a second
+# tool_options = ["--databases-exclude=scratch"]
+# checksums = true                     # the seal reads all files
+# fill_limit = "1d"
+# [job.staged.prepare]                 # as `snapmgr prepare --tune` finds it
+"""
+
 _DIRECTORY = """\
 [job.files]
 source = "directory"
@@ -84,7 +99,8 @@ def example_config(*, socket: str | None = None, datadir: str | None = None, def
     mysql = _MYSQL.format(way=way, datadir=shown_datadir)
     if socket is None and defaults_file is None:
         mysql = "# No MySQL or MariaDB server was found here; an example:\n" + _comment_out(mysql)
-    return f"{_HEAD}\n{mysql}\n# A plain directory:\n{_comment_out(_DIRECTORY)}"
+    physical = f"# By the server's own backup tool:\n{_comment_out(_PHYSICAL)}"
+    return f"{_HEAD}\n{mysql}\n{physical}\n# A plain directory:\n{_comment_out(_DIRECTORY)}"
 
 
 def _align(setting: str, comment: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from snapmgr.config import model
 from snapmgr.config.files import list_files, read_toml
-from snapmgr.config.model import Config, Job, Retention, Verify
+from snapmgr.config.model import Config, Job, Prepare, Retention, Verify
 from snapmgr.config.values import describe_unknown, read_table, show
 from snapmgr.errors import ConfigError
 
@@ -30,6 +30,8 @@ _LIMITS = {
     "max_age_s": ("1m", 60.0, "10y", 315360000.0),
     "grace_s": ("0", 0.0, "7d", 604800.0),
     "fill_warn_in_s": ("0", 0.0, "1y", 31536000.0),
+    "fill_limit_s": ("1m", 60.0, "30d", 2592000.0),
+    "upload_delay_s": ("0", 0.0, "1d", 86400.0),
 }
 _LEAST_MEMORY_BYTES = 32 * 1024**2
 
@@ -167,7 +169,7 @@ class _Reading:
         source = own.get("source", None if "source" in table else defaults.get("source"))
         if source is None:
             if "source" not in table:
-                self.errors.append(f'{file}: {path}.source: is missing; allowed are "mysql", "directory"')
+                self.errors.append(f'{file}: {path}.source: is missing; allowed are "mysql", "physical", "directory"')
             return None
         merged = _merge(_without_foreign(defaults, source, table), own)
         self.errors += [f"{file}: {error}" for error in _check_job(path, source, table, merged)]
@@ -175,6 +177,7 @@ class _Reading:
             return None
         merged["retention"] = Retention(**merged.get("retention", {}))
         merged["verify"] = Verify(**merged.get("verify", {}))
+        merged["prepare"] = Prepare(**merged.get("prepare", {}))
         return Job(**merged, name=name)
 
 
@@ -185,14 +188,16 @@ def _attributes(kind: type[Job | Verify], keys: frozenset[str]) -> set[str]:
 
 
 def _foreign_keys(source: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the keys of a job, and of its ``verify``, that belong to the other source."""
-    if source == "mysql":
-        return model.DIRECTORY_KEYS, model.DIRECTORY_VERIFY_KEYS
-    return model.MYSQL_KEYS, model.MYSQL_VERIFY_KEYS
+    """Return the keys of a job, and of its ``verify``, that a job of this source does not have."""
+    job_keys, verify_keys = (
+        frozenset(key for key, sources in keys.items() if source not in sources)
+        for keys in (model.KEY_SOURCES, model.VERIFY_KEY_SOURCES)
+    )
+    return job_keys, verify_keys
 
 
 def _without_foreign(defaults: dict[str, Any], source: str, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the defaults that concern a job: those for the other source are not for it."""
+    """Return the defaults that concern a job: those for other sources are not for it."""
     job_keys, verify_keys = _foreign_keys(source)
     dropped = _attributes(Job, job_keys)
     # Its own way to the server replaces the inherited one.
@@ -208,7 +213,7 @@ def _without_foreign(defaults: dict[str, Any], source: str, own: dict[str, Any])
 def _merge(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """Return `own` over `defaults`, key by key; the tables in them too, one level deep."""
     merged = defaults | own
-    for key in ("retention", "verify"):
+    for key in ("retention", "verify", "prepare"):
         if key in defaults and key in own:
             merged[key] = defaults[key] | own[key]
     return merged
@@ -218,7 +223,8 @@ def _check_limits(values: dict[str, Any], where: str, written: dict[str, Any]) -
     """Return which of a table's typed values are out of bounds; `written` has them as the user wrote them."""
     errors = []
     verify = values.get("verify", {})
-    for path, table, raw in ((where, values, written), (f"{where}.verify", verify, written.get("verify", {}))):
+    nested = [(f"{where}.{key}", values.get(key, {}), written.get(key, {})) for key in ("verify", "prepare")]
+    for path, table, raw in ((where, values, written), *nested):
         for name, (least_text, least, most_text, most) in _LIMITS.items():
             if name in table and not least <= table[name] <= most:
                 key = name.removesuffix("_s")
@@ -235,20 +241,34 @@ def _check_limits(values: dict[str, Any], where: str, written: dict[str, Any]) -
 def _check_job(path: str, source: str, own: dict[str, Any], merged: dict[str, Any]) -> list[str]:
     """Return what is wrong with a job's keys taken together. `own` is its table as written, `merged` typed."""
     job_keys, verify_keys = _foreign_keys(source)
-    other = "directory" if source == "mysql" else "mysql"
     own_verify = own["verify"] if isinstance(own.get("verify"), dict) else {}
-    misplaced = [f"{path}.{key}" for key in own if key in job_keys]
-    misplaced += [f"{path}.verify.{key}" for key in own_verify if key in verify_keys]
-    errors = [f'{key}: is for source = "{other}", and this job has source = "{source}"' for key in misplaced]
+    misplaced = [(f"{path}.{key}", model.KEY_SOURCES[key]) for key in own if key in job_keys]
+    misplaced += [(f"{path}.verify.{key}", model.VERIFY_KEY_SOURCES[key]) for key in own_verify if key in verify_keys]
+    errors = [
+        f"{key}: is for source = {' or '.join(show(other) for other in sorted(others))}, "
+        f'and this job has source = "{source}"'
+        for key, others in misplaced
+    ]
     # A key that is there but wrong has its own error: it counts as present.
     present = set(own) | set(merged)
     if source == "mysql":
         return errors + _check_mysql(path, present, merged)
+    if source == "physical":
+        return errors + _check_physical(path, present, merged)
     if "path" not in present:
         errors.append(f'{path}.path: is missing; source = "directory" needs the directory\'s absolute path')
     wants_verify = "verify" in merged.get("after_backup", ())
     if wants_verify and "command" not in own_verify and not merged.get("verify", {}).get("command"):
         errors.append(f'{path}.verify.command: is missing; after_backup has "verify", and a directory needs a command')
+    return errors
+
+
+def _check_physical(path: str, present: set[str], merged: dict[str, Any]) -> list[str]:
+    errors = _check_mysql(path, present, merged)
+    if "staging" not in present:
+        errors.append(f'{path}.staging: is missing; source = "physical" needs a folder on the storage to fill')
+    if merged.get("tool") == "clone" and merged.get("mode") == "incremental":
+        errors.append(f'{path}.mode: "incremental" is not for tool = "clone", which makes full copies only')
     return errors
 
 

@@ -21,11 +21,14 @@ Share = Annotated[float, "share"]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
-Source = Literal["mysql", "directory"]
+Source = Literal["mysql", "physical", "directory"]
 Quiesce = Literal["auto", "backup-lock", "global-read-lock", "stopped", "crash-consistent", "freeze-process"]
 Check = Literal["none", "quick", "extended"]
 WantedPosition = Literal["exact", "none"]
 Step = Literal["verify", "prune"]
+Tool = Literal["auto", "mariadb-backup", "xtrabackup", "clone"]
+Mode = Literal["full", "incremental"]
+Strategy = Literal["auto", "storage", "scratch", "overlay"]
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
@@ -56,6 +59,24 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Program and arguments for a directory; "{}" stands for the clone's path."""
 
 
+class Prepare(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``prepare``: how a physical backup is made ready for a server; ``snapmgr prepare --tune`` finds the values."""
+
+    strategy: Strategy = "auto"
+    use_memory_bytes: Size | None = msgspec.field(default=None, name="use_memory")
+    """The tool's buffer pool; None: a share of what is free."""
+    tool_options: tuple[Text, ...] = ()
+    writeback: bool = False
+    """On a private mount of the storage's client: a write is done once it is in the local cache."""
+    upload_delay_s: Duration = msgspec.field(default=0.0, name="upload_delay")
+    cache_size_bytes: Size | None = msgspec.field(default=None, name="cache_size")
+    cache_dir: AbsolutePath | None = None
+    warm_up: bool = False
+    """Whether the client reads the backup into its cache first."""
+    mount_options: tuple[Text, ...] = ()
+    """Further options of the client's private mount."""
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[job.NAME]`` with ``[defaults]`` merged in."""
 
@@ -82,7 +103,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Whether a replica's applier stands still during the snapshot."""
     # directory
     path: AbsolutePath | None = None
-    # both
+    # physical
+    staging: AbsolutePath | None = None
+    """Folder on the storage: in a folder of the job's name there the server's own tool writes the backup."""
+    tool: Tool = "auto"
+    mode: Mode = "full"
+    """"incremental": only what changed is fetched, and applied to a clone of the last backup: a full one again."""
+    tool_options: tuple[Text, ...] = ()
+    parallel: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4
+    """How many files the tool copies at once."""
+    throttle_bytes: Size | None = msgspec.field(default=None, name="throttle")
+    """Bytes a second that the tool may read; None: no limit."""
+    checksums: bool = False
+    """Whether the seal reads every file for its checksum, before and after the snapshot."""
+    fill_limit_s: Duration = msgspec.field(default=86400.0, name="fill_limit")
+    """How long the tool may take."""
+    prepare: Prepare = Prepare()
+    # all
     sync_target_s: Duration = msgspec.field(default=0.05, name="sync_target")
     """Flushing is repeated before the lock until it takes no longer than this."""
     settle_timeout_s: Duration = msgspec.field(default=300.0, name="settle_timeout")
@@ -122,24 +159,41 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         raise NotFoundError(f"there is no job {name!r} in {self.files[0]}", hint=known)
 
 
-# Keys of `Job` (and of its table `verify`) that belong to one source only.
-MYSQL_KEYS = frozenset(
-    {
-        "socket",
-        "defaults_file",
-        "user",
-        "datadir",
-        "quiesce",
-        "lock_wait",
-        "lock_attempts",
-        "lock_hold",
-        "position",
-        "blocker_wait",
-        "kill_selects_after",
-        "stop_replica",
-    }
-)
-MYSQL_VERIFY_KEYS = frozenset({"check", "tables", "assertions", "memory", "server", "options"})
-DIRECTORY_KEYS = frozenset({"path"})
-DIRECTORY_VERIFY_KEYS = frozenset({"command"})
+# Keys of `Job`, and of its table `verify`, that not every source has; those who have them.
+_SERVER, _LIVE = frozenset({"mysql", "physical"}), frozenset({"mysql"})
+KEY_SOURCES: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("socket", "defaults_file", "user", "datadir"), _SERVER),
+    **dict.fromkeys(
+        (
+            "quiesce",
+            "lock_wait",
+            "lock_attempts",
+            "lock_hold",
+            "position",
+            "blocker_wait",
+            "kill_selects_after",
+            "stop_replica",
+        ),
+        _LIVE,
+    ),
+    "path": frozenset({"directory"}),
+    **dict.fromkeys(
+        (
+            "staging",
+            "tool",
+            "mode",
+            "tool_options",
+            "parallel",
+            "throttle",
+            "checksums",
+            "fill_limit",
+            "prepare",
+        ),
+        frozenset({"physical"}),
+    ),
+}
+VERIFY_KEY_SOURCES: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("check", "tables", "assertions", "memory", "server", "options"), _SERVER),
+    "command": frozenset({"directory"}),
+}
 RESERVED_JOB_NAMES = frozenset({"latest", "all"})

@@ -9,10 +9,12 @@ capabilities that are taken away.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from snapmgr.config.model import Source
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -79,7 +81,7 @@ WantedBy=timers.target
 """
 
 
-def service_text(marker: str, job: str, command: Sequence[str], source: Literal["mysql", "directory"]) -> str:
+def service_text(marker: str, job: str, command: Sequence[str], source: Source) -> str:
     """Return the service unit that runs `command` for a job with this `source`."""
     return f"""\
 {marker}

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.config import DEFAULT_PATH, Job, Retention, Verify, load_config, validate
+from snapmgr.config import DEFAULT_PATH, Job, Prepare, Retention, Verify, load_config, validate
 from snapmgr.config import load as load_module
 from snapmgr.errors import ConfigError, NotFoundError
 from snapmgr.retention import Policy
 
 MYSQL = '[job.db]\nsource = "mysql"\nsocket = "/run/mysqld/mysqld.sock"\n'
 FILES = '[job.files]\nsource = "directory"\npath = "/srv"\n'
+PHYSICAL = '[job.p]\nsource = "physical"\nsocket = "/run/mysqld/mysqld.sock"\nstaging = "/mnt/staging"\n'
 
 
 def only_error(path):
@@ -160,12 +161,22 @@ def test_a_stopped_server_needs_its_datadir_and_no_connection(write):
         ('[job.db]\nsource = "mysql"\nquiesce = "stopped"', "job.db.datadir", "is missing"),
         (MYSQL + 'path = "/x"', "job.db.path", 'is for source = "directory"'),
         (MYSQL + 'verify.command = ["x"]', "job.db.verify.command", 'is for source = "directory"'),
-        (FILES + 'socket = "/x"', "job.files.socket", 'is for source = "mysql"'),
-        (FILES + 'verify.check = "quick"', "job.files.verify.check", 'is for source = "mysql"'),
+        (FILES + 'socket = "/x"', "job.files.socket", 'is for source = "mysql" or "physical"'),
+        (FILES + 'verify.check = "quick"', "job.files.verify.check", 'is for source = "mysql" or "physical"'),
+        (FILES + 'quiesce = "auto"', "job.files.quiesce", 'is for source = "mysql"'),
+        (MYSQL + 'staging = "/x"', "job.db.staging", 'is for source = "physical"'),
+        (PHYSICAL + 'lock_wait = "3s"', "job.p.lock_wait", 'is for source = "mysql"'),
+        (PHYSICAL.replace("staging =", "#"), "job.p.staging", "is missing"),
+        (PHYSICAL + 'path = "/x"', "job.p.path", 'is for source = "directory"'),
+        (PHYSICAL + 'tool = "dump"', "job.p.tool", "allowed are"),
+        (PHYSICAL + 'tool = "clone"\nmode = "incremental"', "job.p.mode", "full copies only"),
+        (PHYSICAL + "parallel = 0", "job.p.parallel", ">= 1"),
+        (PHYSICAL + 'prepare.upload_delay = "2d"', "job.p.prepare.upload_delay", "between"),
+        (PHYSICAL + 'prepare.strategy = "best"', "job.p.prepare.strategy", "allowed are"),
         (FILES + 'after_backup = ["verify"]', "job.files.verify.command", "is missing"),
         ('[job.f]\nsource = "directory"', "job.f.path", "is missing"),
-        ("[job.f]", "job.f.source", '"mysql", "directory"'),
-        ('[job.f]\nsource = "postgres"', 'job.f.source = "postgres"', '"mysql", "directory"'),
+        ("[job.f]", "job.f.source", '"mysql", "physical", "directory"'),
+        ('[job.f]\nsource = "postgres"', 'job.f.source = "postgres"', '"mysql", "physical", "directory"'),
         (MYSQL + 'quiesce = "hot"', 'job.db.quiesce = "hot"', '"backup-lock", "global-read-lock", "stopped"'),
         (MYSQL + "lock_wait = 3", "job.db.lock_wait = 3", '"30s"'),
         (MYSQL + 'lock_wait = "3"', 'job.db.lock_wait = "3"', "as in 250ms, 30s or 1h30m"),
@@ -356,7 +367,7 @@ def test_an_unknown_job_names_the_nearest(write):
 
 toml_values = st.recursive(
     st.text(max_size=5)
-    | st.sampled_from(["mysql", "directory", "/x", "1s"])
+    | st.sampled_from(["mysql", "directory", "physical", "/x", "1s"])
     | st.integers()
     | st.booleans()
     | st.floats()
@@ -378,4 +389,17 @@ def test_any_toml_gives_a_job_or_errors_and_never_a_crash(defaults, table):
     else:
         # A job without an error of its own is whole, whatever is wrong with the defaults.
         assert all("defaults" in error for error in reading.errors)
-        assert job.source in {"mysql", "directory"}
+        assert job.source in {"mysql", "directory", "physical"}
+
+
+def test_a_physical_job(write):
+    config = load_config(
+        write(
+            "[defaults]\nprepare.writeback = true\n"
+            + PHYSICAL
+            + 'mode = "incremental"\nthrottle = "50M"\nprepare.cache_size = "4G"\nprepare.use_memory = "1G"\n'
+        )
+    )
+    job = config.job("p")
+    assert (job.staging, job.mode, job.throttle_bytes, job.tool) == ("/mnt/staging", "incremental", 50 << 20, "auto")
+    assert job.prepare == Prepare(writeback=True, cache_size_bytes=4 << 30, use_memory_bytes=1 << 30)

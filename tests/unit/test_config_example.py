@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.config import Job, Retention, Verify, example_config, load_config
-from snapmgr.config.model import Check, Quiesce, Source, Step
+from snapmgr.config.model import Check, Mode, Prepare, Quiesce, Source, Step, Strategy, Tool
 from snapmgr.errors import ConfigError
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs/configuration.md"
@@ -59,7 +59,7 @@ def test_the_commented_jobs_of_the_example_are_valid_too(write):
     kept = [line for line in uncommented if line.startswith("[") or "=" in line.partition("#")[0]]
     kept = [line for line in kept if not line.startswith(("defaults_file", "user"))]
     config = load_config(write("\n".join(kept)))
-    assert set(config.jobs) == {"mysql", "files"}
+    assert set(config.jobs) == {"mysql", "staged", "files"}
 
 
 @given(st.text(min_size=1).filter(lambda text: "\0" not in text))
@@ -76,9 +76,9 @@ def test_a_path_that_toml_cannot_hold_is_refused():
 def test_the_documentation_names_every_key_and_every_allowed_word():
     text = DOCUMENTATION.read_text()
     words = {"state_dir", "scratch_dir"}
-    for kind in (Job, Verify):
+    for kind in (Job, Verify, Prepare):
         words |= set(kind.__struct_encode_fields__) - {"name"}
-    words |= {word for part in (Quiesce, Source, Check, Step) for word in part.__args__}
+    words |= {word for part in (Quiesce, Source, Check, Step, Tool, Mode, Strategy) for word in part.__args__}
     assert {word for word in words if f"`{word}`" not in text and f'`"{word}"`' not in text} == set()
     retention = (DOCUMENTATION.parent / "retention.md").read_text()
     assert {key for key in Retention.__struct_encode_fields__ if key not in retention} == set()
