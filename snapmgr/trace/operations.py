@@ -35,6 +35,8 @@ class Operations:
     """What the log tells of the files' names (lookup, create, rename): inode to name, in its folder's path if known."""
     skipped: int = 0
     """Lines that are none of the log's: damaged, cut."""
+    untimed: int = 0
+    """Lines without a time: their operations are put one behind the other."""
 
     def __len__(self) -> int:
         """Return how many operations there are."""
