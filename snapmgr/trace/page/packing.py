@@ -1,0 +1,81 @@
+"""Operations as text for the page: columns, of which each has its bytes sorted by weight, deflated, in base64.
+
+What comes out, decoded and inflated, is the length of a JSON document (4 bytes, little-endian), the document, and the
+columns in the order in which the document names them. A column of width w is w runs of bytes, the lowest bytes of all
+numbers first: high bytes are nearly always the same and cost nothing deflated. page/unpack.js reads it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable
+
+from snapmgr.trace.lanes import Lane, lanes, starts_us
+from snapmgr.trace.operations import Operations
+
+_WIDTHS = ((1 << 8, "B"), (1 << 16, "H"), (1 << 32, "I"), (1 << 64, "Q"))
+# A number in JavaScript is exact up to here.
+_MOST = (1 << 53) - 1
+
+
+def pack(operations: Operations) -> str:
+    """Return all operations as base64: about 8 bytes each."""
+    order = lanes(operations)
+    starts = starts_us(operations)
+    origin_us = min(starts, default=0)
+    rows = array("Q", (row for lane in order for row in lane.rows))
+    inodes = list(dict.fromkeys(operations.inode))
+    place = {inode: number for number, inode in enumerate(inodes)}
+    columns = {
+        "start": _column(_steps(starts, order, origin_us)),
+        "duration": _column(operations.end_us[row] - starts[row] for row in rows),
+        "name": _column(map(operations.name.__getitem__, rows)),
+        "file": _column(place[operations.inode[row]] for row in rows),
+        "offset": _column(map(operations.offset.__getitem__, rows)),
+        "size": _column(map(operations.size.__getitem__, rows)),
+        "got": _column(map(operations.got.__getitem__, rows)),
+        "status": _column(map(operations.status.__getitem__, rows)),
+    }
+    head = {
+        "count": len(rows),
+        "origin_us": origin_us,
+        "names": operations.names,
+        "statuses": operations.statuses,
+        "lanes": [[lane.thread, lane.number, len(lane.rows)] for lane in order],
+        # As text: an inode may be larger than JavaScript's exact numbers.
+        "files": [[str(inode), operations.paths.get(inode, "")] for inode in inodes],
+        "columns": [[name, width] for name, (width, _) in columns.items()],
+    }
+    document = json.dumps(head, separators=(",", ":")).encode()
+    deflate = zlib.compressobj(level=6)
+    parts = [deflate.compress(len(document).to_bytes(4, "little") + document)]
+    parts += (deflate.compress(data) for _, data in columns.values())
+    parts.append(deflate.flush())
+    return base64.b64encode(b"".join(parts)).decode()
+
+
+def _steps(starts: array[int], order: list[Lane], origin_us: int) -> Iterable[int]:
+    """Yield each start as the time since the one before it in its lane."""
+    for lane in order:
+        last = origin_us
+        for row in lane.rows:
+            yield starts[row] - last
+            last = starts[row]
+
+
+def _column(numbers: Iterable[int]) -> tuple[int, bytes]:
+    """Return a column's width in bytes, and its bytes by weight."""
+    wide = array("Q", numbers)
+    most = max(wide, default=0)
+    if most > _MOST:
+        wide = array("Q", (min(number, _MOST) for number in wide))
+    code = next(code for limit, code in _WIDTHS if most < limit)
+    narrow = wide if code == "Q" else array(code, wide)
+    if sys.byteorder == "big":
+        narrow.byteswap()
+    data, width = narrow.tobytes(), narrow.itemsize
+    return width, b"".join(data[weight::width] for weight in range(width))
