@@ -64,6 +64,10 @@ def _mariadbd() -> str | None:
     return _program("mariadbd", "mariadb-install-db", package="mariadb-server-core")
 
 
+def _mariadb_backup() -> str | None:
+    return _program("mariadb-backup", package="mariadb-backup")
+
+
 def _systemd_analyze() -> str | None:
     return _program("systemd-analyze", package="systemd")
 
@@ -123,6 +127,7 @@ _CHECKS: dict[str, Callable[[], str | None]] = {
     "xfs": _xfs,
     "ext4": _ext4,
     "mariadbd": _mariadbd,
+    "mariadb-backup": _mariadb_backup,
     "btrfsutil": _btrfsutil,
     "device-mapper": _device_mapper,
     "scratch-disk": _scratch_disk,
