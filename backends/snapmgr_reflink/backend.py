@@ -33,6 +33,7 @@ from snapmgr.api import (
 from snapmgr_reflink import kernel, store, survey, tree
 from snapmgr_reflink.alteration import refuse_altered
 from snapmgr_reflink.armed import Member, ReflinkArmed, can_clone, check_rights, check_room, flush, forecast_s
+from snapmgr_reflink.cloning import clone_folder
 from snapmgr_reflink.contents import boxes, describe, refuse_foreign
 from snapmgr_reflink.place import Place, choose_place, mounted_inside
 
@@ -352,6 +353,10 @@ class ReflinkBackend:
             store.lock(box)
             if describe(box, found.pool, store.boot_id(), self.name).kind == "debris":
                 self._remove(box, locked=True)
+
+    def clone_folder(self, source: str, target: str) -> None:
+        """Clone a folder, whatever is in it; see `snapmgr.api.FolderCloning`."""
+        clone_folder(source, target, self._mounter.mounts())
 
     def usage(self, ref: SnapshotRef, *, exact: bool = False) -> Usage:
         """Ask FIEMAP about every file if it must be exact: what is shared costs nothing."""

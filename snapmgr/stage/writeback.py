@@ -25,7 +25,7 @@ from snapmgr.stage.scratchcopy import (
 from snapmgr.tree.walk import reach, shown, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,7 @@ def write_back(
     clone: str,
     before: Tree,
     *,
+    only: Collection[str] | None = None,
     threads: int = COPY_THREADS,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Written:
@@ -51,7 +52,8 @@ def write_back(
     Args:
         scratch: the tree as it is now.
         clone: a tree that is as `scratch` was when `before` was noted.
-        before: what it was then, with its digests.
+        before: what it was then, with its digests; a file without digests is taken for changed.
+        only: the files that may have changed, if somebody knows; None: all.
         threads: how many read and write at once.
         progress: gets the bytes that are compared, and of how many.
 
@@ -65,8 +67,9 @@ def write_back(
         new = [path for path in now.sizes if path not in before.sizes]
         _make_new(scratch_fd, clone_fd, before, now, new)
         work = _Work(scratch_fd, clone_fd, before, Crew(threads))
-        total = now.size_bytes
-        work.crew.work(pieces(now.sizes), work.write, tick=lambda: progress(min(work.crew.done_bytes, total), total))
+        looked_at = {path: size for path, size in now.sizes.items() if only is None or path in only}
+        total = sum(looked_at.values())
+        work.crew.work(pieces(looked_at), work.write, tick=lambda: progress(min(work.crew.done_bytes, total), total))
         progress(total, total)
         _compare_sizes(clone_fd, now)
         Crew(threads).work(list(work.written), work.check)
