@@ -5,69 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapmgr.stage.ladder import Stop, Try, moves, next_rung, noise, standing
-from snapmgr.stage.rungs import Limits, Run, Settings, changes
-
-GIB = 1 << 30
-MIB = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Storage:
-    """A client with a cache before an object store, and a tool that changes pages; each cost may be 0."""
-
-    data_bytes: int = 2 * GIB
-    pages: int = 30_000
-    get_s: float = 0.015
-    put_s: float = 0.025
-    bandwidth: float = 1e9
-    touched_bytes: int = 700 * MIB
-    fsync_s: float = 0.3
-    cache_page_s: float = 0.0006
-    fast_cache_page_s: float = 0.0004
-    upload_page_s: float = 0.0002
-    default_cache_bytes: int = 200 * MIB
-    tool_s: float = 2.0
-
-    def seconds(self, settings: Settings) -> float:
-        memory = settings.use_memory_bytes or 100 * MIB
-        short = max(0.0, 1 - memory / self.touched_bytes)
-        cache = settings.cache_bytes or self.default_cache_bytes
-        evicted = max(0.0, 1 - cache / (1.25 * self.data_bytes))
-        gets = self.data_bytes / (4 * MIB) * (1 + 4 * short * evicted)
-        reads = gets * (0.1 * evicted if settings.warm_up else 1) * self.get_s
-        warm_up = self.data_bytes / self.bandwidth if settings.warm_up else 0.0
-        page = self.fast_cache_page_s if settings.cache_dir else self.cache_page_s
-        if settings.writeback:
-            writes = self.pages * (page + (0 if settings.upload_delay_s else self.upload_page_s))
-            fsyncs = 0.01
-            settle = self.pages * 16384 / self.bandwidth
-        else:
-            joined = 0.6 if settings.kernel_writeback else 0.8 if settings.flush_method else 1
-            writes = self.pages * joined * self.put_s / (settings.max_uploads or 20) * 3
-            fsyncs, settle = self.fsync_s, 0.0
-        return self.tool_s + warm_up + reads + writes + (15 + 76 * short) * fsyncs + settle
-
-    def bottleneck(self, settings: Settings) -> str:
-        if not settings.writeback:
-            return "upload"
-        return "unknown" if settings.warm_up else "download"
-
-
-LIMITS = Limits(
-    data_bytes=2 * GIB,
-    memory_bytes=4 * GIB,
-    private=True,
-    cache_bytes=20 * GIB,
-    client_cache_bytes=200 * MIB,
-    cache_dirs=("/fast",),
-)
+from snapmgr.stage.rungs import Run, Settings, changes
+from support.simulated import GIB, LIMITS, MIB, SimulatedStorage
 
 
 def climb(storage, limits=LIMITS, *, spread=0.0, seed=0, time_s=math.inf, start=None):
@@ -120,7 +66,7 @@ def best_of_all(storage):
 
 
 storages = st.builds(
-    Storage,
+    SimulatedStorage,
     pages=st.integers(0, 100_000),
     get_s=st.floats(0, 0.1),
     put_s=st.floats(0, 0.1),
@@ -183,7 +129,7 @@ def test_no_rung_runs_more_than_three_times(storage, seed):
 
 
 def test_storage_of_the_measured_kind_gets_three_times_faster():
-    storage = Storage()
+    storage = SimulatedStorage()
     history, end = climb(storage, spread=0.1, seed=3, time_s=1800)
     assert end.settings.writeback
     assert storage.seconds(end.settings) * 3 <= storage.seconds(Settings())
@@ -192,7 +138,7 @@ def test_storage_of_the_measured_kind_gets_three_times_faster():
 
 
 def test_large_cache_counts_only_with_what_fills_it():
-    storage = Storage(pages=0, tool_s=1, fsync_s=0, get_s=0.05, touched_bytes=MIB)
+    storage = SimulatedStorage(pages=0, tool_s=1, fsync_s=0, get_s=0.05, touched_bytes=MIB)
     _, end = climb(storage)
     assert end.settings.warm_up
     assert end.settings.cache_bytes == int(2 * GIB * 1.25)
@@ -207,7 +153,7 @@ def test_large_cache_counts_only_with_what_fills_it():
     ],
 )
 def test_only_what_may_be_tried_is_tried(limits, allowed):
-    history, _ = climb(Storage(), limits)
+    history, _ = climb(SimulatedStorage(), limits)
     changed = {
         name
         for run in history
@@ -220,7 +166,7 @@ def test_only_what_may_be_tried_is_tried(limits, allowed):
 
 
 def test_cut_first_rung_is_a_bound_to_compare_with():
-    storage = Storage(put_s=1.0)
+    storage = SimulatedStorage(put_s=1.0)
     history, end = climb(storage, time_s=600)
     assert history[0].cut
     assert history[0].seconds == 300
@@ -229,7 +175,7 @@ def test_cut_first_rung_is_a_bound_to_compare_with():
 
 def test_users_own_options_stay():
     start = Settings(extra_mount=("--max-downloads", "50"), extra_tool=("--innodb-io-capacity=9",))
-    history, _ = climb(Storage(), start=start)
+    history, _ = climb(SimulatedStorage(), start=start)
     assert history[0].settings == start
     assert {run.settings.extra_mount for run in history} == {start.extra_mount}
     assert {run.settings.extra_tool for run in history} == {start.extra_tool}
