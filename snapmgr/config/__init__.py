@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from snapmgr.config.example import example_config
-from snapmgr.config.load import DEFAULT_PATH, load_config, validate
+from snapmgr.config.load import DEFAULT_PATH, default_config, load_config, validate
 from snapmgr.config.model import Config, Job, Prepare, Retention, Verify
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Prepare",
     "Retention",
     "Verify",
+    "default_config",
     "example_config",
     "load_config",
     "validate",

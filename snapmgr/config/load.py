@@ -47,6 +47,12 @@ def load_config(path: Path | None = None) -> Config:
     return config
 
 
+def default_config() -> Config:
+    """Return the configuration of a machine that has no file: no jobs, the default folders."""
+    reading = _Reading()
+    return _made((), reading, {})
+
+
 def validate(path: Path | None = None) -> list[str]:
     """Return one line for each thing that is wrong with the configuration: file, key's path, value, what is allowed."""
     return _read(path or DEFAULT_PATH)[1]
@@ -60,15 +66,18 @@ def _read(path: Path) -> tuple[Config, list[str]]:
     # Also where no job uses them.
     reading.inherited()
     jobs = {name: job for name in reading.tables("job") if (job := reading.job(name)) is not None}
-    config = Config(
-        files=tuple(files),
+    return _made(tuple(files), reading, jobs), reading.errors
+
+
+def _made(files: tuple[Path, ...], reading: _Reading, jobs: dict[str, Job]) -> Config:
+    return Config(
+        files=files,
         state_dir=reading.folder("state_dir") or _default_folder("/var/lib/snapmgr", "XDG_STATE_HOME", _home_state()),
         scratch_dir=reading.folder("scratch_dir")
         or _default_folder("/run/snapmgr", "XDG_RUNTIME_DIR", f"/tmp/snapmgr-{os.geteuid()}"),  # noqa: S108 - per user; mount.py refuses a stranger's
         jobs=jobs,
         backends={name: reading.found[f"backend.{name}"][1] for name in reading.tables("backend")},
     )
-    return config, reading.errors
 
 
 def _default_folder(for_root: str, variable: str, otherwise: str) -> Path:
