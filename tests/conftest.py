@@ -21,7 +21,7 @@ _TESTS = Path(__file__).parent
 TIERS = ("unit", "contract", "golden", "integration", "crash", "guest", "lab")
 _GUEST_NEEDS = ("root", "device-mapper", "scratch-disk", "lvm")
 # A tier's tests may take this long each, in seconds; a test's own @pytest.mark.timeout wins.
-_TIMEOUTS_S = {"unit": 30, "golden": 30, "guest": 900, "lab": 900}
+_TIMEOUTS_S = {"unit": 60, "golden": 60, "contract": 300, "integration": 300, "crash": 600, "guest": 900, "lab": 900}
 # A folder that guests side by side see: each file of tests is run by the one that made a folder of its name in it.
 _QUEUE = os.environ.get("SNAPMGR_GUEST_QUEUE")
 # Set by CI: what cannot run there is a hole in the proof, not a footnote.
@@ -65,6 +65,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     storage.sweep_dead()
+    if os.geteuid() == 0:
+        storage.keep_mounts_private()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -147,7 +149,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
+# After pytest's own, which ends what is still set up when a run was cut short.
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     tally = session.config.stash[_TALLY]
     server.close_template()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ACCOUNT = "snapmgr"
 HOLD_S = 1.0
 WAIT_S = 1.0
-SLACK_S = 1.2
+SLACK_S = 3.0
 """For what comes after a bound: waking up, a signal, a connection, a commit, on a busy machine."""
 _GRANTS = {
     "mariadb": ("RELOAD, BINLOG MONITOR, SLAVE MONITOR, PROCESS ON *.*",),
@@ -48,6 +48,22 @@ UNSEEN = "import snapmgr.mysql.quiesce as q; q.wait_for_blockers = lambda *_, **
 """What holds the lock off comes right after it was looked for."""
 SLOW_JITTER = "q.random.uniform = lambda *_: 3.0"
 """More than half a second of rest after the first try; after `UNSEEN`."""
+REST_UNTIL_RELEASED = """
+import time
+from pathlib import Path
+
+def _rest(*_):
+    folder = Path(__file__).parent
+    (folder / "rests").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    return 0.0
+
+q.random.uniform = _rest
+"""
+"""Rest after each try that failed until `Run.release`; after `UNSEEN`."""
+LONG_FIRST_TRY = "q._FIRST_WAIT_S = 1.0"
+"""Time enough to see it; after `UNSEEN`."""
 DEAF_TO_TIME = "import snapmgr.mysql.client as c; c.Connection.set_read_timeout = lambda *_: None"
 """Wait for what the server answers."""
 
@@ -72,8 +88,14 @@ class Run:
 
     def wait_for_call(self) -> None:
         """Return when the storage call has begun, which is delayed: the lock is held."""
-        wait_until(lambda: self._mark.exists() or self.process.poll() is not None, 30)
+        wait_until(lambda: self._mark.exists() or self.process.poll() is not None, 60)
         assert self._mark.exists(), self.process.communicate()[1]
+
+    def wait_for_rest(self) -> None:
+        """Return when a try has failed, with `REST_UNTIL_RELEASED`."""
+        rests = self._mark.parent / "rests"
+        wait_until(lambda: rests.exists() or self.process.poll() is not None, 60)
+        assert rests.exists(), self.process.communicate()[1]
 
     def release(self) -> None:
         """Make the file "go" beside the mark, which a prologue may wait for."""
@@ -88,7 +110,7 @@ class Run:
             seen.extend(waiting)
             return len(seen) > 1 or self.process.poll() is not None
 
-        wait_until(twice, 30)
+        wait_until(twice, 60)
         assert len(seen) > 1, self.process.communicate()[1]
         return seen[-1]
 
@@ -157,7 +179,7 @@ class LockSite:
         self.load.warm_up(2)
         # The same state directory and storage, with the bounds of real life.
         self._write_job("", attempts=3, hold_s=10, wait_s=3)
-        limit = time.monotonic() + 15
+        limit = time.monotonic() + 60
         while (done := self.scene.run("backup", "demo")).returncode and time.monotonic() < limit:
             assert "still hangs" in done.stderr
             time.sleep(0.1)

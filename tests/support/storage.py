@@ -6,6 +6,8 @@ from what a living one uses, and `sweep_dead` removes it at the next start.
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
 import shutil
 import signal
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 _PREFIX = "snapmgr-test-"
 _RUNNER = CommandRunner()
 # How long something may still be held (the kernel's own lazy work, a child that is just ending) before it is a leak.
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 _MKFS = {
     "btrfs": ("mkfs.btrfs", "--quiet", "--force"),
     "xfs": ("mkfs.xfs", "-q", "-f"),
@@ -54,10 +56,11 @@ class LoopFileSystem:
     def unplugged(self) -> Iterator[None]:
         """Unmount it and take its device away while the context lasts; then it is back, perhaps under another number.
 
-        Another test may get the old one meanwhile.
+        Another test may get the old one meanwhile. A mount namespace that was copied from ours keeps it mounted, and so
+        within reach, until it ends: for that is waited.
         """
-        _RUNNER.run(["umount", str(self.point)])
-        _RUNNER.run(["losetup", "--detach", self.device])
+        _patiently(lambda: _RUNNER.run(["umount", str(self.point)]))
+        _detach(self.device)
         self.device = ""
         try:
             yield
@@ -129,7 +132,7 @@ def loop_filesystem(
         base: where the image lies; the temporary folder by default. ``/dev/shm`` makes it quick.
 
     At the end everything mounted from the device is unmounted, the device detached and the image deleted. Raises
-    LeftBehindError, naming the processes that hold it, if it cannot be released within ten seconds.
+    LeftBehindError, naming the processes that hold it, if it cannot be released in time.
     """
     with work_folder(base) as folder:
         image, point = folder / "image", folder / "mnt"
@@ -160,18 +163,30 @@ def _release(device: str) -> None:
         unmount_device(device)
     except LeftBehindError as error:
         complaint = str(error)
-    _RUNNER.run(["losetup", "--detach", device])
-    # A device that is still open (a mount in another namespace, a descriptor) is only marked for detaching.
-    if not _eventually(lambda: device not in loop_devices()):
-        complaint = complaint or f"{device} is still attached: something holds it open"
+    try:
+        _detach(device)
+    except LeftBehindError as error:
+        complaint = complaint or str(error)
     if complaint:
         raise LeftBehindError(complaint)
+
+
+def _detach(device: str) -> None:
+    """Detach a loop device. Raises LeftBehindError if something holds it open.
+
+    One that is open (a mount in another namespace, a descriptor: udev's too) is only marked for detaching.
+    """
+    image = loop_devices().get(device)
+    _RUNNER.run(["losetup", "--detach", device])
+    # The number may be another one's by now.
+    if image is not None and not _eventually(lambda: loop_devices().get(device) != image):
+        raise LeftBehindError(f"{device} is still attached: something holds it open")
 
 
 def unmount_device(device: str) -> None:
     """Unmount everything that is mounted from `device` in this mount namespace.
 
-    Raises LeftBehindError, naming the processes that hold it, for what is in use for longer than ten seconds; that is
+    Raises LeftBehindError, naming the processes that hold it, for what stays in use; that is
     unmounted lazily: the next test must not suffer from it.
     """
     complaint = ""
@@ -300,10 +315,38 @@ def sweep(owner: int) -> None:
 
 def sweep_dead() -> None:
     """Sweep after every run whose process is gone (killed, power cut); living ones are left alone."""
-    owners = {int(folder.name.removeprefix(_PREFIX).partition("-")[0]) for folder in _folders()}
-    for owner in owners:
-        if not Path(f"/proc/{owner}").exists():
-            sweep(owner)
+    lock = os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Two runs that start at once must not take the same thing away.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for owner in {_owner(folder.name) for folder in _folders()}:
+            if not Path(f"/proc/{owner}").exists():
+                sweep(owner)
+    finally:
+        os.close(lock)
+
+
+def _owner(name: str) -> int:
+    return int(name.removeprefix(_PREFIX).partition("-")[0])
+
+
+_CLONE_NEWNS = 0x00020000
+
+
+def keep_mounts_private() -> None:
+    """Move this process into a mount namespace of its own: what it mounts no other run sees, and the other way round.
+
+    Else every namespace that a test makes, or a server that is started in one, holds copies of what tests beside it
+    mount: their file systems stay within reach after they were unmounted, and their snapshots "in use elsewhere".
+    Nothing is done without the right to.
+    """
+    if ctypes.CDLL(None).unshare(_CLONE_NEWNS) != 0:
+        return
+    _RUNNER.run(["mount", "--make-rslave", "/"])
+    # The copies that we have got ourselves.
+    for _, point in reversed(_mount_table()):
+        if f"/{_PREFIX}" in point:
+            _RUNNER.run(["umount", "--lazy", point], ok=(0, 1, 32))
 
 
 def fill(folder: Path) -> None:
