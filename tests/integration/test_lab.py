@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from support.juicefs import juicefs_volume
 from support.objectstore import ACCESS_KEY, SECRET_KEY, ObjectStore, Pace, object_store
 from support.processes import wait_until
+from support.redobackup import redo_backup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -251,3 +252,17 @@ def test_a_juicefs_volume_lives_in_it(store):
             for name in data:
                 (volume.point / name).unlink()
         volume.juicefs("gc", "--delete", volume.meta_url)
+
+
+@pytest.mark.needs("root", "mariadbd", "mariadb-backup")
+def test_a_backup_made_under_load_has_the_wanted_redo_log(tmp_path):
+    made = redo_backup(4 << 20, 4 << 20, cache=tmp_path)
+    assert (made.folder / "ib_logfile0").stat().st_size == made.redo_bytes
+    # What the load wrote before the backup began is in it for certain.
+    assert 3 << 20 < made.redo_bytes < 16 << 20
+    assert made.data_bytes > 4 << 20
+    assert len(set(made.checksums.values())) == len(made.checksums) == 8
+    modified = (made.folder / "ib_logfile0").stat().st_mtime_ns
+    assert redo_backup(4 << 20, 4 << 20, cache=tmp_path) == made
+    assert (made.folder / "ib_logfile0").stat().st_mtime_ns == modified
+    assert [path.name for path in tmp_path.iterdir()] == [made.folder.parent.name]
