@@ -217,6 +217,22 @@ def connect(credentials: Credentials, *, timeout_s: float = 5.0) -> Connection:
     return Connection(opened, login.socket)
 
 
+def login_options(credentials: Credentials) -> bytes:
+    """Return an option file's content with which a client program logs in as `connect` does: it holds the password.
+
+    Raises ConfigError as `connect`.
+    """
+    login = _login(credentials)
+    values = {b"socket": os.fsencode(login.socket), b"user": login.user.encode(), b"password": bytes(login.password)}
+    # A quoted value keeps "#", quotes and spaces; its backslashes are escapes (option files, reference manual).
+    lines = (
+        name + b' = "' + value.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
+        for name, value in values.items()
+        if value
+    )
+    return _Secret(b"[client]\n" + b"\n".join(lines) + b"\n")
+
+
 def quote(identifier: str) -> str:
     """Return an identifier in backticks, with the backticks in it doubled."""
     return "`" + identifier.replace("`", "``") + "`"

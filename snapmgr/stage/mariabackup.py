@@ -1,0 +1,83 @@
+"""mariadb-backup, MariaDB's own tool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from snapmgr.manifest import Position, SourcePosition
+from snapmgr.stage.copytool import CopyTool
+from snapmgr.stage.infofile import SlaveInfo, read_slave_info
+
+if TYPE_CHECKING:
+    from snapmgr.mysql.replication import Channel
+    from snapmgr.physical import ToolName
+    from snapmgr.stage.request import ApplyRequest, FillRequest, Staged
+    from snapmgr.stage.source import Source
+
+
+class MariabackupTool(CopyTool):
+    """mariadb-backup; see `snapmgr.stage.request.Tool`. An increment may follow on any backup that was prepared."""
+
+    name: ToolName = "mariadb-backup"
+    programs: ClassVar[tuple[str, ...]] = ("mariadb-backup", "mariabackup")
+    package: ClassVar[str] = "mariadb-backup"
+
+    def fill_argv(self, program: str, login: str, request: FillRequest, *, replica: bool) -> list[str]:
+        """Return the command line of a backup."""
+        return [
+            program,
+            # Must be the first one. No other option file is read: the tool asks the server for its settings.
+            f"--defaults-file={login}",
+            "--backup",
+            f"--target-dir={request.folder}",
+            f"--parallel={request.parallel}",
+            *([f"--throttle={request.throttle}"] if request.throttle else []),
+            *([f"--incremental-lsn={request.from_lsn}"] if request.from_lsn else []),
+            *(["--slave-info"] if replica else []),
+            *request.options,
+        ]
+
+    def apply_argv(self, program: str, request: ApplyRequest) -> list[str]:
+        """Return the command line that applies redo, or an increment."""
+        return [
+            program,
+            # This machine's options are not the server's: those that matter are in backup-my.cnf.
+            "--no-defaults",
+            "--prepare",
+            f"--target-dir={request.folder}",
+            *([f"--use-memory={request.use_memory_bytes}"] if request.use_memory_bytes else []),
+            *([f"--incremental-dir={request.increment}"] if request.increment else []),
+            *request.options,
+        ]
+
+    def positions(
+        self, source: Source, staged: Staged, folder: str
+    ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
+        """Return what is exact of the positions that the tool read while commits were blocked."""
+        if source.why_inexact():
+            return None, ()
+        position = staged.position
+        if position is not None:
+            # The tool writes gtid_current_pos, which on a replica is not what its own binary log says.
+            gtid = source.connection.value("SELECT BINLOG_GTID_POS(%s, %s)", (position.file, position.offset))
+            position = Position(file=position.file, offset=position.offset, gtid=_text(gtid))
+        return position, exact_sources(source.channels, read_slave_info(folder))
+
+
+def exact_sources(channels: tuple[Channel, ...], info: SlaveInfo) -> tuple[SourcePosition, ...]:
+    """Given a replica's sources and what the tool wrote down of them, return the positions that are known. Pure."""
+    found = []
+    for channel in channels:
+        file, offset = info.files.get(channel.name, ("", 0))
+        gtid = info.gtid if channel.by_gtid else ""
+        if file or gtid:
+            found.append(
+                SourcePosition(
+                    channel=channel.name, host=channel.host, port=channel.port, file=file, offset=offset, gtid=gtid
+                )
+            )
+    return tuple(found)
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value or "")

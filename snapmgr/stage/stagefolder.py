@@ -1,0 +1,61 @@
+"""A staging folder: empty before, counted and given to the server's user afterwards."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from snapmgr.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def require_empty(folder: str) -> None:
+    """Raise StorageError unless `folder` is an empty folder, not a symlink to one."""
+    try:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            raise StorageError(f"{folder} is no folder")
+        left = os.listdir(folder)
+    except OSError as error:
+        raise StorageError(f"cannot use the staging folder {folder}: {error.strerror}") from None
+    if left:
+        raise StorageError(f"the staging folder {folder} is not empty: it holds {left[0]!r}", hint="remove it")
+
+
+def entries(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the path, from `folder`, and the facts of all that is in it, folders before what they hold.
+
+    Symlinks are not followed. Raises OSError.
+    """
+    waiting = [""]
+    while waiting:
+        inside = waiting.pop()
+        with os.scandir(os.path.join(folder, inside)) as found:
+            names = sorted(found, key=lambda entry: entry.name)
+        for entry in names:
+            path = os.path.join(inside, entry.name)
+            info = entry.stat(follow_symlinks=False)
+            yield path, info
+            if stat.S_ISDIR(info.st_mode):
+                waiting.append(path)
+
+
+def measure(folder: str) -> tuple[int, int]:
+    """Return the size of all files in bytes and their number. Raises StorageError."""
+    try:
+        sizes = [info.st_size for _, info in entries(folder) if stat.S_ISREG(info.st_mode)]
+    except OSError as error:
+        raise StorageError(f"cannot look through {folder}: {error.strerror}") from None
+    return sum(sizes), len(sizes)
+
+
+def give_to(folder: str, uid: int, gid: int) -> None:
+    """Give a folder and all in it to a user: a server of theirs is to start on it. Raises StorageError."""
+    try:
+        for path, info in [("", os.lstat(folder)), *entries(folder)]:
+            if (info.st_uid, info.st_gid) != (uid, gid):
+                os.chown(os.path.join(folder, path), uid, gid, follow_symlinks=False)
+    except OSError as error:
+        raise StorageError(f"cannot give {folder} to user {uid}: {error.strerror}") from None

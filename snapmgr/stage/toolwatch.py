@@ -1,0 +1,67 @@
+"""How far a running tool is, told from its log and from what the kernel counts of its writes."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+from snapmgr.stage.request import Progress
+from snapmgr.stage.toolrun import written_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_EVERY_S = 0.5
+_SCANNED = re.compile(r"log scanned up to \((?P<lsn>\d{1,20})\)")
+_PHASES = tuple(
+    (re.compile(pattern), phase)
+    for pattern, phase in (
+        (r"Starting BACKUP STAGE BLOCK_COMMIT|Executing FLUSH TABLES WITH READ LOCK", "commits are blocked"),
+        (r"Starting BACKUP STAGE END|All tables unlocked", "finishing"),
+        (r"Starting BACKUP STAGE FLUSH|BACKUP STAGE BLOCK_DDL|non-InnoDB tables", "copying tables of other engines"),
+        (r"Copying \S+ to |Starting \d+ threads|Streaming ", "copying data files"),
+        (r"Applying \S+ to ", "applying changed pages"),
+        (r"Starting crash recovery|Starting InnoDB instance for recovery|Doing recovery", "applying redo log"),
+        (r"Starting shutdown", "writing changed pages"),
+    )
+)
+
+
+def phase_of(line: str) -> str | None:
+    """Return what a tool is doing once it has printed this line; None if the line does not tell."""
+    return next((phase for pattern, phase in _PHASES if pattern.search(line)), None)
+
+
+class Watch:
+    """Tells the progress of one run of a tool."""
+
+    def __init__(
+        self, tell: Callable[[Progress], None], expected_bytes: int | None, current_lsn: Callable[[], int | None] | None
+    ) -> None:
+        self._tell = tell
+        self._expected_bytes = expected_bytes
+        self._current_lsn = current_lsn
+        self._phase = "starting"
+        self._scanned: int | None = None
+        self._next = 0.0
+
+    def look(self, pid: int, lines: list[str]) -> None:
+        """Take in new lines of the tool's log, and tell the progress if it is time or another phase has begun."""
+        before = self._phase
+        for line in lines:
+            self._phase = phase_of(line) or self._phase
+            if match := _SCANNED.search(line):
+                self._scanned = int(match["lsn"])
+        if self._phase == before and time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _EVERY_S
+        lag = None
+        if self._scanned is not None and self._current_lsn is not None:
+            now = self._current_lsn()
+            lag = None if now is None else max(0, now - self._scanned)
+        self._tell(
+            Progress(
+                phase=self._phase, done_bytes=written_bytes(pid), expected_bytes=self._expected_bytes, lag_bytes=lag
+            )
+        )

@@ -1,0 +1,65 @@
+"""Percona XtraBackup, for MySQL. By its manual alone: it was never run here (docs/physical-tools.md).
+
+It differs from mariadb-backup where increments are to follow: only `--apply-log-only` leaves a backup open for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from snapmgr.stage.copytool import CopyTool
+
+if TYPE_CHECKING:
+    from snapmgr.manifest import Position, SourcePosition
+    from snapmgr.physical import ToolName
+    from snapmgr.stage.request import ApplyRequest, FillRequest, Staged
+    from snapmgr.stage.source import Source
+
+
+class XtrabackupTool(CopyTool):
+    """Percona XtraBackup; see `snapmgr.stage.request.Tool`."""
+
+    name: ToolName = "xtrabackup"
+    programs: ClassVar[tuple[str, ...]] = ("xtrabackup",)
+    package: ClassVar[str] = "percona-xtrabackup"
+
+    def fill_argv(self, program: str, login: str, request: FillRequest, *, replica: bool) -> list[str]:
+        """Return the command line of a backup; it checks the server's version itself as well."""
+        return [
+            program,
+            f"--defaults-file={login}",
+            "--backup",
+            f"--target-dir={request.folder}",
+            # It reads files, not the server's settings.
+            f"--datadir={request.identity.datadir}",
+            f"--parallel={request.parallel}",
+            *([f"--throttle={request.throttle}"] if request.throttle else []),
+            *([f"--incremental-lsn={request.from_lsn}"] if request.from_lsn else []),
+            *(["--slave-info"] if replica else []),
+            *request.options,
+        ]
+
+    def apply_argv(self, program: str, request: ApplyRequest) -> list[str]:
+        """Return the command line that applies redo, or an increment."""
+        return [
+            program,
+            "--no-defaults",
+            "--prepare",
+            *(["--apply-log-only"] if request.redo_only else []),
+            f"--target-dir={request.folder}",
+            *([f"--use-memory={request.use_memory_bytes}"] if request.use_memory_bytes else []),
+            *([f"--incremental-dir={request.increment}"] if request.increment else []),
+            *request.options,
+        ]
+
+    def positions(
+        self,
+        source: Source,
+        staged: Staged,
+        folder: str,  # noqa: ARG002 - the other tool needs it
+    ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
+        """Return its position where all tables are InnoDB: from performance_schema.log_status, of one instant.
+
+        Of sources none is claimed: what it writes down of appliers at work was not measured.
+        """
+        return (None if source.needs.other_engines else staged.position), ()
