@@ -114,6 +114,10 @@ def _redis() -> str | None:
     return _program("redis-cli", package="redis-tools")
 
 
+def _chromium() -> str | None:
+    return _program("chromium", package="chromium")
+
+
 def _not_root() -> str | None:
     return "runs as root and must not" if os.geteuid() == 0 else None
 
@@ -134,6 +138,7 @@ _CHECKS: dict[str, Callable[[], str | None]] = {
     "lvm": _lvm,
     "user-mode-linux": _user_mode_linux,
     "vagrant": _vagrant,
+    "chromium": _chromium,
     "juicefs": _juicefs,
     "redis": _redis,
     SYSTEM: _mariadbd,
@@ -162,8 +167,8 @@ def lacking(names: Iterable[str]) -> list[str]:
 def uncovered(names: Iterable[str]) -> str | None:
     """Given names of requirements, return why a test is not covered; None if it runs, or if anything else is lacking.
 
-    Not covered: all it lacks is a server that its archive, an unstable one, did not give, or Vagrant. That fails no
-    test run.
+    Not covered: all it lacks is a server that its archive, an unstable one, did not give, Vagrant, or a browser. That
+    fails no test run.
     """
     absent = [name for name in dict.fromkeys(names) if _lacking(name) is not None]
     reasons = [_uncovered(name) for name in absent]
@@ -173,6 +178,6 @@ def uncovered(names: Iterable[str]) -> str | None:
 
 
 def _uncovered(name: str) -> str | None:
-    if name == "vagrant":
+    if name in {"vagrant", "chromium"}:
         return "not installed, and where it cannot be nothing of snapmgr depends on it"
     return KINDS[name].uncovered() if name in KINDS else None
