@@ -7,6 +7,7 @@ import os
 import stat
 
 from snapmgr.errors import NotQuiescedError, StorageError
+from snapmgr.tree.facts import facts_of
 
 
 def fingerprint(path: str) -> str:
@@ -36,17 +37,7 @@ def _add_folder(digest: hashlib.blake2b, fd: int, device: int) -> None:
     for entry in entries:
         status = entry.stat(follow_symlinks=False)
         is_folder = stat.S_ISDIR(status.st_mode)
-        facts = (
-            os.fsencode(entry.name),
-            status.st_dev,
-            status.st_ino,
-            status.st_mode,
-            status.st_uid,
-            status.st_gid,
-            status.st_size if not is_folder else 0,
-            status.st_mtime_ns,
-            status.st_ctime_ns,
-        )
+        facts = (os.fsencode(entry.name), status.st_dev, *facts_of(status))
         digest.update(repr(facts).encode())
         if is_folder and status.st_dev == device:
             child = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)

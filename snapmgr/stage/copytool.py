@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from snapmgr.command import CommandRunner, find_program
 from snapmgr.errors import CommandError, ConfigError, LackingError, StorageError
+from snapmgr.mysql.identity import program_of
 from snapmgr.mysql.origin import version_number
 from snapmgr.records import Reason
 from snapmgr.stage.infofile import read_state
@@ -73,7 +74,7 @@ class CopyTool(ABC):
     def missing(self) -> tuple[Reason, ...]:
         """Return what this machine lacks."""
         try:
-            self._find()
+            self._find(self._server_version, self._server_program)
         except LackingError as error:
             return (Reason(what=error.message, hint=error.hint or ""),)
         return ()
@@ -81,7 +82,7 @@ class CopyTool(ABC):
     def fill(self, request: FillRequest) -> Filled:
         """Back up the server into the folder."""
         _check_options(request.options)
-        program, _ = self._find(request.identity.version)
+        program = self._find(request.identity.version, self._server_program or program_of(request.identity.pid))
         require_empty(request.folder)
         with open_source(request.credentials, request.identity, self.name) as source:
             source.require_lsn(request.from_lsn)
@@ -115,7 +116,7 @@ class CopyTool(ABC):
         """Apply redo, or an increment, in place."""
         _check_options(request.options)
         before = read_state(request.folder)
-        program, _ = self._find(before.server_version)
+        program = self._find(before.server_version, self._server_program)
         increment = None if request.increment is None else read_state(request.increment)
         require_applicable(before, increment, request, self.name)
         info = os.stat(request.folder)
@@ -135,11 +136,10 @@ class CopyTool(ABC):
         if os.geteuid() == 0:
             give_to(request.folder, info.st_uid, info.st_gid)
 
-    def _find(self, server_version: str = "") -> tuple[str, str]:
-        """Return the path and version of the program that fits the server. Raises LackingError."""
-        wanted = server_version or self._server_version
+    def _find(self, wanted: str, server_program: str | None) -> str:
+        """Return the path of the program that fits a server of the version `wanted`. Raises LackingError."""
         seen: list[str] = []
-        for path in self._candidates():
+        for path in self._candidates(server_program):
             try:
                 said = CommandRunner().run([path, "--version"])
             except (CommandError, LackingError) as error:
@@ -149,7 +149,7 @@ class CopyTool(ABC):
             if match is None:
                 seen.append(f"{path} is no {self.name}")
             elif fits(match["version"], wanted):
-                return path, match["version"]
+                return path
             else:
                 seen.append(f"{path} is of version {match['version']}, the server of {wanted}")
         raise LackingError(
@@ -158,12 +158,12 @@ class CopyTool(ABC):
             "are damaged, without a word; or name its program in the configuration",
         )
 
-    def _candidates(self) -> Iterator[str]:
+    def _candidates(self, server_program: str | None) -> Iterator[str]:
         if self._program is not None:
             yield self._program
             return
-        if self._server_program is not None:
-            folder = os.path.dirname(self._server_program)
+        if server_program is not None:
+            folder = os.path.dirname(server_program)
             for name in self.programs:
                 for path in (os.path.join(folder, name), os.path.join(os.path.dirname(folder), "bin", name)):
                     # What others named: as root we obey only what root has installed.
