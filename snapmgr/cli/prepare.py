@@ -11,6 +11,7 @@ import click
 
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import SizeText, SnapshotName, dry_run_option, json_option
+from snapmgr.cli.preparefolder import RESULTS, STRATEGIES, Wishes, is_path, prepare_path
 from snapmgr.errors import EXIT_OK, ConfigError
 from snapmgr.units import format_duration, format_size
 
@@ -25,27 +26,90 @@ Examples:
   snapmgr prepare latest                          # in the scratch directory
   snapmgr prepare nightly@latest /mnt/ready --use-memory 4G
   cp -a "$(snapmgr --quiet prepare latest)/." /srv/new
+  snapmgr prepare /backup/full --dry-run          # a tool's backup: the ways
+  snapmgr prepare /backup/full /srv/ready         # … the shortest one
+  snapmgr prepare /jfs/full --result storage      # … beside it
+  snapmgr prepare /jfs/full --mount-option writeback --mount-option cache-size=4G
 """
 )
-@click.argument("snapshot", metavar="ID", type=SnapshotName())
+@click.argument("snapshot", metavar="ID|PATH", type=SnapshotName())
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--use-memory",
     "pool_bytes",
     metavar="SIZE",
     type=SizeText(),
-    help='The server\'s buffer pool ("4G"); else what verify.memory of the job leaves for it.',
+    help='Buffer pool ("4G"); else by verify.memory of the job, or by what is free.',
+)
+@click.option(
+    "--strategy",
+    type=click.Choice(STRATEGIES),
+    help="PATH: where it is prepared: on a clone in the storage, on a copy on local scratch, or on an overlay.  "
+    "[default: auto, the shortest]",
+)
+@click.option(
+    "--result", type=click.Choice(RESULTS), help="PATH: where the result is to lie; else where it comes to be."
+)
+@click.option("--tool-option", "tool_options", metavar="OPT", multiple=True, help="PATH: an option of the tool.")
+@click.option(
+    "--mount-option",
+    "mount_options",
+    metavar="OPT",
+    multiple=True,
+    help="PATH: prepare in the storage through a private mount with writeback, upload-delay=TIME, cache-size=SIZE, "
+    "cache-dir=DIR, warm-up, or any option of its client.",
+)
+@click.option(
+    "--scratch",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="PATH: folder on a local disk.  [default: scratch_dir]",
 )
 @dry_run_option
 @json_option
 @click.pass_obj
-def command(session: Session, snapshot: str, folder: Path | None, *, pool_bytes: int | None, dry_run: bool) -> int:
+def command(
+    session: Session,
+    snapshot: str,
+    folder: Path | None,
+    *,
+    pool_bytes: int | None,
+    strategy: str | None,
+    result: str | None,
+    tool_options: tuple[str, ...],
+    mount_options: tuple[str, ...],
+    scratch: Path | None,
+    dry_run: bool,
+) -> int:
     """Mount a recovered, cleanly shut-down copy of a datadir, and print its path.
 
-    A throwaway server recovers a writable clone and shuts it down; started once more it must find nothing to recover.
-    The snapshot does not change. The clone stays until "snapmgr umount". A server on it needs the options that are
-    printed: a my.cnf may name the live server's folders.
+    ID: a throwaway server recovers a writable clone and shuts it down; started once more it must find nothing to
+    recover. The snapshot does not change. The clone stays until "snapmgr umount". A server on it needs the options
+    that are printed: a my.cnf may name the live server's folders.
+
+    PATH, which holds a slash: any finished backup folder of mariadb-backup or xtrabackup. Its tool prepares a copy, at
+    DIR or in a fresh folder, and the backup never changes. What fails or is interrupted leaves only the tool's log in
+    the scratch directory. What is killed leaves a folder ".snapmgr-prepare-…", which the next prepare of the same
+    backup removes.
     """
+    wishes = Wishes(
+        strategy=strategy,
+        result=result,
+        use_memory_bytes=pool_bytes,
+        tool_options=tool_options,
+        mount_options=mount_options,
+        scratch=scratch,
+    )
+    if is_path(snapshot):
+        return prepare_path(session, snapshot, folder, wishes, dry_run=dry_run)
+    if given := wishes.given():
+        raise click.UsageError(f"{given[0]} is for backup folders: name one by a path with a slash.")
+    return _prepare_snapshot(session, snapshot, folder, pool_bytes=pool_bytes, dry_run=dry_run)
+
+
+def _prepare_snapshot(
+    session: Session, snapshot: str, folder: Path | None, *, pool_bytes: int | None, dry_run: bool
+) -> int:
     from snapmgr.config import Verify
     from snapmgr.jobs.prepare import prepare
 

@@ -218,12 +218,14 @@ def _overlay(facts: Facts, pages: int, result: Result | None) -> Forecast:
     rate = min(speeds.stream_bytes_s, speeds.total_bytes_s, speeds.scratch_bytes_s)
     parts = {"copy up": copied / rate, "prepare locally": _local_s(facts, pages)}
     obstacle = None if facts.can_overlay else "mounting needs root"
+    if result == "scratch":
+        obstacle = "an overlay lasts no longer than its mount: its result goes to the storage"
     needed = round(1.02 * copied) + _SPARE_BYTES
     if obstacle is None and facts.scratch_free_bytes < needed:
         obstacle = (
             f"{format_size(needed)} of scratch space are wanted, {format_size(facts.scratch_free_bytes)} are free"
         )
-    if result == "storage":
+    if result != "scratch":
         parts |= _back(facts, copied, compared=False)
         obstacle = obstacle or _not_there(facts, pages, result)
     return _made("overlay", parts, obstacle)
@@ -253,7 +255,7 @@ def choose(facts: Facts, *, strategy: Strategy | None = None, result: Result | N
     if not possible:
         return None
     best = possible[0]
-    left: Result = result or ("storage" if best.way in ("storage", "writeback") else "scratch")
+    left: Result = result or ("scratch" if best.way == "scratch" else "storage")
     return Choice(way=best.way, result=left, why=_why(facts, best, found), forecasts=found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import StorageError
@@ -34,6 +34,10 @@ class Settings:
     """A private mount of the storage's client; None: the mount that is there."""
     warm_up: bool = False
     """Whether that mount reads the backup into its cache first."""
+
+    def without_mount(self) -> Settings:
+        """Return the tool's settings alone."""
+        return replace(self, client=None, warm_up=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,7 @@ def copy_to_scratch(
             with named(piece.path):
                 _copy(source_fd, target_fd, piece, found.digests.get(piece.path), crew)
 
-        crew.work(pieces(found.sizes), act, tick=lambda: progress(min(crew.done_bytes, total), total))
+        crew.work(pieces(found.sizes), act, tick=lambda: progress(min(crew.done_bytes, total - 1), total))
         progress(total, total)
         _finish(source_fd, target_fd, found)
     return found

@@ -69,7 +69,9 @@ def write_back(
         work = _Work(scratch_fd, clone_fd, before, Crew(threads))
         looked_at = {path: size for path, size in now.sizes.items() if only is None or path in only}
         total = sum(looked_at.values())
-        work.crew.work(pieces(looked_at), work.write, tick=lambda: progress(min(work.crew.done_bytes, total), total))
+        work.crew.work(
+            pieces(looked_at), work.write, tick=lambda: progress(min(work.crew.done_bytes, total - 1), total)
+        )
         progress(total, total)
         _compare_sizes(clone_fd, now)
         Crew(threads).work(list(work.written), work.check)

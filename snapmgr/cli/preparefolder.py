@@ -1,0 +1,243 @@
+"""``snapmgr prepare PATH``: a backup folder of a server's own tool, without a job or a manifest."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from snapmgr.cli.output import format_table, print_lines
+from snapmgr.errors import EXIT_OK
+from snapmgr.units import format_duration, format_size, parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from snapmgr.cli.session import Session
+    from snapmgr.config import Config
+    from snapmgr.jobs.context import Context
+    from snapmgr.records import ClientOptions
+    from snapmgr.stage.order import Order, Plan, Ready
+
+STRATEGIES = ("auto", "storage", "scratch", "overlay")
+RESULTS = ("scratch", "storage")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the command line says of how a backup is to be prepared."""
+
+    strategy: str | None
+    result: str | None
+    use_memory_bytes: int | None
+    tool_options: tuple[str, ...]
+    mount_options: tuple[str, ...]
+    scratch: Path | None
+
+    def given(self) -> list[str]:
+        """Return the options that are for backup folders only, as they were given."""
+        return [
+            name
+            for name, value in (
+                ("--strategy", self.strategy),
+                ("--result", self.result),
+                ("--tool-option", self.tool_options),
+                ("--mount-option", self.mount_options),
+                ("--scratch", self.scratch),
+            )
+            if value
+        ]
+
+
+def is_path(text: str) -> bool:
+    """Whether an argument is a path rather than a snapshot's name, which never holds a slash."""
+    return "/" in text or text in {".", ".."}
+
+
+def parse_mount_options(options: tuple[str, ...]) -> tuple[ClientOptions | None, bool]:
+    """Given options such as "writeback" and "cache-size=4G", return how to mount, and whether to warm up.
+
+    None: no private mount. Raises click.UsageError.
+    """
+    from snapmgr.records import ClientOptions
+
+    if not options:
+        return None, False
+    known: dict[str, Any] = {}
+    extra: list[str] = []
+    wrong: list[str] = []
+    for option in options:
+        name, equals, value = option.removeprefix("--").partition("=")
+        try:
+            match name:
+                case "writeback" | "warm-up" if not equals:
+                    known[name] = True
+                case "upload-delay":
+                    known[name] = parse_duration(value)
+                case "cache-size":
+                    known[name] = parse_size(value)
+                case "cache-dir" if value.startswith("/"):
+                    known[name] = value
+                case "writeback" | "warm-up" | "cache-dir" | "":
+                    wrong.append(option)
+                case _:
+                    extra += [f"--{name}", value] if equals else [f"--{name}"]
+        except ValueError as error:
+            raise click.UsageError(f"--mount-option {option}: {error}") from None
+    if wrong:
+        raise click.UsageError(f"--mount-option {wrong[0]}: writeback and warm-up have no value, cache-dir=/PATH has.")
+    client = ClientOptions(
+        writeback=known.get("writeback", False),
+        upload_delay_s=known.get("upload-delay", 0.0),
+        cache_bytes=known.get("cache-size"),
+        cache_dir=known.get("cache-dir"),
+        extra=tuple(extra),
+    )
+    return client, known.get("warm-up", False)
+
+
+def make_order(source: str, folder: Path | None, wishes: Wishes, config: Config) -> Order:
+    """Return what is to be done with the backup at `source`. Raises click.UsageError."""
+    from snapmgr.stage.inplace import Settings
+    from snapmgr.stage.order import Order
+
+    client, warm_up = parse_mount_options(wishes.mount_options)
+    if client is not None and wishes.strategy in {"scratch", "overlay"}:
+        raise click.UsageError(f"--mount-option goes with --strategy storage, not with {wishes.strategy}.")
+    if wishes.strategy == "storage" and wishes.result == "scratch":
+        raise click.UsageError("--strategy storage leaves its result in the storage.")
+    if wishes.strategy == "overlay" and wishes.result == "scratch":
+        raise click.UsageError("An overlay lasts no longer than its mount: its result goes to the storage.")
+    strategy = None if wishes.strategy == "auto" else wishes.strategy
+    if client is not None:
+        strategy = "storage"
+    return Order(
+        source=source,
+        target=os.path.abspath(folder) if folder is not None else None,
+        strategy=strategy,  # type: ignore[arg-type] # click checks it
+        result=wishes.result,  # type: ignore[arg-type] # the same
+        scratch=os.path.abspath(wishes.scratch or config.scratch_dir),
+        settings=Settings(
+            use_memory_bytes=wishes.use_memory_bytes or 0,
+            tool_options=wishes.tool_options,
+            client=client,
+            warm_up=warm_up,
+        ),
+    )
+
+
+def prepare_path(session: Session, path: str, folder: Path | None, wishes: Wishes, *, dry_run: bool) -> int:
+    """Prepare the backup folder at `path`, or say what would be done; return the exit code."""
+    from snapmgr.jobs.cloner import find_cloner
+    from snapmgr.stage.backupfolder import inspect
+    from snapmgr.stage.preparing import plan, prepare_folder
+
+    source = os.path.abspath(path)
+    ctx = context_without_state(session)
+    order = make_order(source, folder, wishes, ctx.config)
+    # Before any storage is asked: what is no backup needs none.
+    inspect(source)
+    storage = find_cloner(ctx, source)
+    if dry_run:
+        planned = plan(order, storage)
+        if session.json:
+            session.document(EXIT_OK, dry_run=True, source=source, plan=plan_document(planned), prepared=None)
+        else:
+            print_lines(show_plan(planned))
+        return EXIT_OK
+    ready = prepare_folder(order, storage, tell=session.voice.tell, progress=session.voice.progress)
+    if session.json:
+        session.document(
+            EXIT_OK,
+            dry_run=False,
+            source=source,
+            plan=plan_document(ready.plan),
+            prepared=ready_document(ready),
+        )
+    else:
+        session.voice.tell(
+            f"prepared by {ready.plan.backup.staged.tool} in {format_duration(ready.duration_s)}: "
+            + ", ".join(f"{what} {format_duration(seconds)}" for what, seconds in ready.steps)
+        )
+        print_lines([ready.path])
+    return EXIT_OK
+
+
+def context_without_state(session: Session) -> Context:
+    """Return what jobs are handed, also on a machine without a configuration; the state directory is not touched."""
+    from snapmgr.catalog import Catalog
+    from snapmgr.cli.running import VerboseRunner
+    from snapmgr.config import DEFAULT_PATH, default_config
+    from snapmgr.jobs.context import Context
+
+    config = session.config() if session.config_path is not None or DEFAULT_PATH.exists() else default_config()
+    return Context(
+        config=config,
+        catalog=Catalog(config.state_dir),
+        runner=VerboseRunner(session.voice.detail),
+        tell=session.voice.tell,
+        progress=session.voice.progress,
+    )
+
+
+def show_plan(planned: Plan) -> list[str]:
+    """Return for people what would be done, and the forecast of every way."""
+    from snapmgr.stage.forecast import NAMES
+
+    choice, place = planned.choice, planned.place
+    where = place.storage_target if choice.result == "storage" else place.scratch_target
+    rows = [
+        [
+            NAMES[one.way],
+            one.obstacle or format_duration(one.seconds),
+            "" if one.obstacle else ", ".join(f"{what} {format_duration(seconds)}" for what, seconds in one.parts),
+        ]
+        for one in choice.forecasts
+    ]
+    return [
+        f"would prepare {planned.order.source} ({planned.backup.staged.tool}) to {where}",
+        choice.why,
+        f"the tool's memory: {format_size(planned.settings.use_memory_bytes)}",
+        *format_table(["WAY", "FORECAST", "STEPS"], rows),
+    ]
+
+
+def plan_document(planned: Plan) -> dict[str, Any]:
+    """Return what would be done, and why."""
+    choice, speeds = planned.choice, planned.facts.speeds
+    return {
+        "way": choice.way,
+        "result": choice.result,
+        "why": choice.why,
+        "data_bytes": planned.facts.data_bytes,
+        "redo_bytes": planned.facts.redo_bytes,
+        "use_memory_bytes": planned.settings.use_memory_bytes,
+        "speeds": {
+            "read_latency_s": speeds.read_latency_s,
+            "write_latency_s": speeds.write_latency_s,
+            "stream_bytes_s": speeds.stream_bytes_s,
+            "total_bytes_s": speeds.total_bytes_s,
+            "scratch_bytes_s": speeds.scratch_bytes_s,
+        },
+        "forecasts": [
+            {"way": one.way, "seconds": one.seconds, "steps": dict(one.parts), "obstacle": one.obstacle}
+            for one in choice.forecasts
+        ],
+    }
+
+
+def ready_document(ready: Ready) -> dict[str, Any]:
+    """Return what a prepare did."""
+    staged = ready.plan.backup.staged
+    return {
+        "path": ready.path,
+        "way": ready.way,
+        "result": ready.result,
+        "tool": staged.tool,
+        "tool_version": staged.tool_version,
+        "server_version": staged.server_version,
+        "steps": [{"what": what, "seconds": seconds} for what, seconds in ready.steps],
+        "written_back_bytes": ready.written.changed_bytes if ready.written is not None else None,
+        "duration_s": ready.duration_s,
+    }
