@@ -134,7 +134,8 @@ def test_config_validate_knows_the_backends_and_their_keys(run, config):
     code, out, _ = run("config", "validate", "--json")
     assert code == 2
     of_job, of_table, unknown = json.loads(out)["problems"]
-    assert f"{config}: job.a.backend: there is no backend 'zfs'; installed backends: btrfs, lvm, reflink" in of_job
+    installed = "btrfs, juicefs, lvm, reflink"
+    assert f"{config}: job.a.backend: there is no backend 'zfs'; installed backends: {installed}" in of_job
     assert of_table == f"{config}: backend.btrfs.foldr: unknown key; did you mean 'folder'?"
     assert f"{config}: backend.juices: there is no backend 'juices'" in unknown
     config.write_text(job + 'backend = "reflink"\n[backend.reflink]\nstore = "/srv/copies"\n')

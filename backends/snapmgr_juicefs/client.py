@@ -1,0 +1,199 @@
+"""What a mounted JuiceFS client says of itself: its `.config` and `.stats`, and what waits in its cache folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.api import Mount, StorageError
+from snapmgr_juicefs.tree import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+FS_TYPE = "fuse.juicefs"
+_ROOT_INODE = 1
+# With --prefix-internal the client's own files have other names.
+_CONFIG = (".config", ".jfs.config")
+_STATS = (".stats", ".jfs.stats")
+_STAGING = "rawstaging"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """A mount of a volume. No key and no password is ever kept of what it says."""
+
+    mount: Mount
+    name: str
+    """The volume's."""
+    uuid: str
+    subdir: str
+    """What of the volume is mounted: "" for all, else "/folder"."""
+    pid: int
+    read_only: bool
+    writeback: bool
+    cache_dirs: tuple[str, ...]
+    trash_days: int
+    dumps_every_s: float
+    """How often it dumps the metadata into the object store; 0: never."""
+    storage: str
+    block_bytes: int
+    version: str
+
+    @property
+    def point(self) -> str:
+        """Where it is mounted."""
+        return self.mount.point
+
+    def inside(self, path: str) -> str:
+        """Given a real path in the mount, return what it is in the volume: "/folder/…"."""
+        return os.path.normpath(f"{self.subdir}/{os.path.relpath(path, self.point)}")
+
+    def outside(self, path: str) -> str | None:
+        """Given a path in the volume, return where this mount shows it; None if it does not."""
+        if not lies_in(path, self.subdir or "/"):
+            return None
+        return os.path.normpath(os.path.join(self.point, os.path.relpath(path, self.subdir or "/")))
+
+    def counters(self) -> dict[str, float]:
+        """Return its counters now. Raises StorageError if it does not answer."""
+        text = _read(self.point, _STATS)
+        lines = (line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("juicefs_"))
+        return {name: float(value) for name, value in (line for line in lines if len(line) == 2)}  # noqa: PLR2004
+
+    def staged(self) -> dict[str, int]:
+        """Return the files in its cache folder that are not uploaded yet, with their sizes."""
+        return staged(self.cache_dirs)
+
+    def is_gone(self) -> bool:
+        """Whether its process has ended."""
+        return not os.path.exists(f"/proc/{self.pid}")
+
+
+def lies_in(path: str, folder: str) -> bool:
+    """Whether a path is a folder or in it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def staged(cache_dirs: Sequence[str]) -> dict[str, int]:
+    """Return the blocks in cache folders that wait for their upload, with their sizes."""
+    found: dict[str, int] = {}
+    for cache_dir in cache_dirs:
+        for base, _, names in os.walk(os.path.join(cache_dir, _STAGING)):
+            for name in names:
+                path = os.path.join(base, name)
+                try:
+                    found[path] = os.stat(path).st_size
+                except FileNotFoundError:
+                    continue
+    return found
+
+
+def recognise(mount: Mount) -> Client:
+    """Given a mount of type fuse.juicefs, ask it who it is. Raises StorageError if it does not say.
+
+    The mount has to be of the whole client (not a bind mount of a folder in it).
+    """
+    try:
+        config = json.loads(_read(mount.point, _CONFIG))
+        own, form, chunk = config["Meta"], config["Format"], config["Chunk"]
+        return Client(
+            mount=mount,
+            name=form["Name"],
+            uuid=form["UUID"],
+            subdir=_subdir(own.get("Subdir") or ""),
+            pid=config.get("Pid") or 0,
+            read_only=bool(own.get("ReadOnly")),
+            writeback=bool(chunk.get("Writeback")),
+            cache_dirs=_cache_dirs(chunk.get("CacheDir") or ""),
+            trash_days=form.get("TrashDays") or 0,
+            dumps_every_s=0.0 if own.get("NoBGJob") else (config.get("BackupMeta") or 0) / 1e9,
+            storage=form.get("Storage") or "",
+            block_bytes=(form.get("BlockSize") or 0) * 1024,
+            version=config.get("Version") or "",
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"the JuiceFS client at {shown(mount.point)} does not say what it is: {error!r}",
+            hint="is it the Community Edition, 1.2 or newer?",
+        ) from None
+
+
+def _subdir(told: str) -> str:
+    stripped = told.strip("/")
+    return f"/{stripped}" if stripped else ""
+
+
+def _cache_dirs(told: str) -> tuple[str, ...]:
+    return tuple(part for part in told.split(":") if part and part != "memory")
+
+
+def _read(point: str, names: tuple[str, ...]) -> str:
+    for name in names:
+        try:
+            return Path(point, name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StorageError(
+                f"cannot read {shown(point)}/{name}: {error.strerror}",
+                hint="only root may" if isinstance(error, PermissionError) else "does its client still run?",
+            ) from error
+    raise StorageError(
+        f"the mount at {shown(point)} has no {names[0]}",
+        hint="is it a mount of the whole volume or of a --subdir, by JuiceFS 1.2 or newer?",
+    )
+
+
+def own_mount(path: str, mounts: Sequence[Mount]) -> Mount | None:
+    """Given a real path, return the client's own mount for it; None if it is on no JuiceFS.
+
+    That of a bind mount is another mount of the same device whose root is the client's. Then the path is another one:
+    see `translate`.
+    """
+    held = holder(path, mounts)
+    if held is None or held.fs_type != FS_TYPE:
+        return None
+    if held.root == "/":
+        return held
+    return next((mount for mount in mounts if mount.device == held.device and mount.root == "/"), None)
+
+
+def holder(path: str, mounts: Sequence[Mount]) -> Mount | None:
+    """Return the mount that holds a real path: longest point, latest of equals."""
+    held = [mount for mount in mounts if lies_in(path, mount.point)]
+    if not held:
+        return None
+    longest = max(len(mount.point) for mount in held)
+    return [mount for mount in held if len(mount.point) == longest][-1]
+
+
+def translate(path: str, mounts: Sequence[Mount], own: Mount) -> str:
+    """Given a real path and the client's own mount of it, return the path in that mount."""
+    held = holder(path, mounts)
+    if held is None or held is own:
+        return path
+    return os.path.normpath(os.path.join(own.point, held.root.lstrip("/"), os.path.relpath(path, held.point)))
+
+
+def clients(mounts: Sequence[Mount], *, first: str = "") -> Iterator[Client]:
+    """Yield every client that answers, that at the point `first` before the others."""
+    own = [mount for mount in mounts if mount.fs_type == FS_TYPE and mount.root == "/"]
+    for mount in sorted(own, key=lambda mount: mount.point != first):
+        try:
+            if os.stat(mount.point).st_ino != _ROOT_INODE:
+                continue  # something is mounted over it
+            yield recognise(mount)
+        except (StorageError, OSError):
+            continue
+
+
+def sessions(status: str) -> list[dict[str, Any]]:
+    """Given what ``juicefs status`` printed, return its sessions. Raises StorageError."""
+    try:
+        return list(json.loads(status[status.index("{") :]).get("Sessions") or ())
+    except (ValueError, AttributeError) as error:
+        raise StorageError(f"`juicefs status` said nothing that can be understood: {error}") from None

@@ -1,0 +1,32 @@
+"""``[backend.juicefs]`` of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class JuicefsConfig:
+    """``[backend.juicefs]``."""
+
+    store: str = ".snapmgr-juicefs"
+    """Folder of the clones, relative to the top of the mount that holds the origin, and outside of the origin."""
+    program: str | None = None
+    """Path of the client program. Default: ``juicefs`` in the PATH, or beside this Python."""
+    meta_url: str | None = None
+    """Where the volume's metadata are, without a password. Default: as the running client was started. For what the
+    mount does not tell: quotas, other clients, garbage; and for private mounts."""
+    meta_urls: dict[str, str] = field(default_factory=dict)
+    """The same for several volumes, by name or UUID."""
+    password_file: str | None = None
+    """File with the metadata's password, closed to others. Default: META_PASSWORD of snapmgr's environment."""
+    metadata_dumps: str | None = None
+    """Folder of dumps of the metadata (``juicefs dump``): warn if the newest is too old."""
+    metadata_dumps_max_age_hours: float = 26.0
+    """How old the newest may be."""
+    warn_of_others: bool = True
+    """Ask the metadata engine whether other machines have the volume mounted, and say so."""
+    skip_trash: bool = False
+    """Delete snapshots past the volume's trash: their space is free at once, and nobody gets them back."""
+    cache_root: str = "/var/tmp"  # noqa: S108 - each mount makes a folder of its own there, closed to others
+    """Where private mounts have their caches."""

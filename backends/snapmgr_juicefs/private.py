@@ -1,0 +1,361 @@
+"""Mounts a volume once more, privately: in a folder of our own, with a cache of its own, until a context ends.
+
+Each such mount has a folder ROOT/ID with the mount point, a record, and a lock on the record that its owner holds. What
+has a record and no owner was left by a killed process: see `abandoned` and `clear`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from snapmgr.api import ClientOptions, CommandError, StorageError, format_size
+from snapmgr_juicefs import client as clients
+from snapmgr_juicefs.tree import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from snapmgr.api import Mounter, Runner
+    from snapmgr_juicefs.client import Client
+    from snapmgr_juicefs.program import Address, Juicefs
+
+_RECORD = "record.json"
+_POINT = "mnt"
+_UNMOUNT_S = 30.0
+_END_S = 120.0
+# So long without one byte less, and nothing is uploaded any more: the object store is gone or refuses.
+_NO_PROGRESS_S = 180.0
+_POLL_S = 0.05
+_MOUNT_S = 90.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What is on disk about a private mount before it is made."""
+
+    id: str
+    uuid: str
+    subdir: str
+    cache_dir: str
+    own_cache: bool
+    """Whether the cache folder was made for it and goes with it."""
+
+
+def root() -> str:
+    """Return the folder of this user's private mounts."""
+    if os.geteuid() == 0:
+        return "/run/snapmgr-juicefs"
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return os.path.join(base, f"snapmgr-juicefs-{os.geteuid()}")
+
+
+def _checked_root() -> str:
+    folder = root()
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise StorageError(f"{shown(folder)} is not a folder of our own", hint="remove it and try again")
+    return folder
+
+
+class PrivateClient:
+    """`snapmgr.api.ClientMount`."""
+
+    def __init__(self, place: _Place, inside: str, options: ClientOptions) -> None:
+        """Take the mount, and the asked folder's path from its top."""
+        self._place = place
+        self._inside = inside
+        self._options = options
+        self._delayed = options.writeback and options.upload_delay_s > 0
+
+    @property
+    def path(self) -> str:
+        """The folder that was asked for, seen through this mount."""
+        return os.path.normpath(os.path.join(self.point, self._inside))
+
+    @property
+    def point(self) -> str:
+        """Where the mount is."""
+        return self._place.point
+
+    @property
+    def options(self) -> ClientOptions:
+        """What it was mounted with."""
+        return self._options
+
+    def counters(self) -> dict[str, float]:
+        """Return the client's counters now."""
+        return self._place.client().counters()
+
+    def settle(self, timeout_s: float, tell: Callable[[int], None] | None = None) -> None:
+        """Wait for the uploads. With an upload delay the volume is mounted anew without it: nothing else ends that."""
+        if self._delayed and self._place.client().staged():
+            self._place.unmount()
+            self._place.mount(replace(self._options, upload_delay_s=0.0))
+            self._delayed = False
+        wait_uploaded(self._place.client(), timeout_s, tell)
+
+    def warm_up(self, path: str) -> None:
+        """Read a folder into the cache."""
+        self._place.program.run("warmup", path)
+
+
+class _Place:
+    """One private mount's folder, and the means to mount and unmount there."""
+
+    def __init__(
+        self, record: Record, program: Juicefs, runner: Runner, mounter: Mounter, address: Address | None
+    ) -> None:
+        self.record = record
+        self.program = program
+        self.folder = os.path.join(root(), record.id)
+        self.point = os.path.join(self.folder, _POINT)
+        self._runner = runner
+        self._mounter = mounter
+        self._address = address
+
+    def client(self) -> Client:
+        mount = next((one for one in self._mounter.mounts() if one.point == self.point), None)
+        if mount is None:
+            raise StorageError(f"nothing is mounted at {self.point}", hint="did its client crash? See client.log there")
+        return clients.recognise(mount)
+
+    def is_mounted(self) -> bool:
+        return any(one.point == self.point for one in self._mounter.mounts())
+
+    def mount(self, options: ClientOptions) -> None:
+        if self._address is None:
+            raise StorageError(
+                "it is not known where the volume's metadata are", hint="set meta_url in [backend.juicefs]"
+            )
+        log = os.path.join(self.folder, "client.log")
+        arguments = ["-d", "--no-usage-report", "--no-syslog", "--log", log, "--backup-meta", "0", "--enable-xattr"]
+        arguments += ["--cache-dir", self.record.cache_dir]
+        arguments += ["--subdir", self.record.subdir] if self.record.subdir else []
+        arguments += ["--writeback"] if options.writeback else []
+        if options.writeback and options.upload_delay_s > 0:
+            arguments += ["--upload-delay", f"{options.upload_delay_s:.3f}s"]
+        if options.cache_bytes is not None:
+            arguments += ["--cache-size", str(options.cache_bytes >> 20)]
+        words = [self.program.path, "--no-agent", "mount", *arguments, *options.extra, self._address.url, self.point]
+        try:
+            self._runner.run(
+                words, timeout_s=_MOUNT_S, env=dict(self._address.environment), secrets=self._address.secrets
+            )
+        except CommandError as error:
+            raise StorageError(
+                f"cannot mount the volume a second time: {error.message}",
+                hint="does it need a password? See META_PASSWORD and password_file in docs/backends/juicefs.md",
+            ) from error
+
+    def unmount(self) -> None:
+        """Unmount it and return when its client has ended; nothing happens if nothing is mounted."""
+        if not self.is_mounted():
+            return
+        pids = self._pids()
+        command = ["umount", self.point] if os.geteuid() == 0 else ["fusermount3", "-u", self.point]
+        deadline = time.monotonic() + _UNMOUNT_S
+        while self.is_mounted():
+            try:
+                self._runner.run(command, timeout_s=_UNMOUNT_S)
+            except CommandError as error:
+                if time.monotonic() > deadline:
+                    raise StorageError(
+                        f"cannot unmount {self.point}: {error.message}", hint="end what uses it; doctor tries again"
+                    ) from error
+                time.sleep(_POLL_S)
+        deadline = time.monotonic() + _END_S
+        while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"the client of {self.point} does not end (process {', '.join(map(str, sorted(pids)))})",
+                    hint="is the object store reachable? See client.log beside it",
+                )
+            time.sleep(_POLL_S)
+
+    def _pids(self) -> set[int]:
+        with suppress(StorageError):
+            pid = self.client().pid
+            return {pid} if pid else set()
+        return set()
+
+    def upload(self, tell: Callable[[int], None] | None = None) -> None:
+        """Wait until the cache folder holds nothing that is not uploaded; mount it for that if it is not mounted."""
+        if not self.is_mounted():
+            if not clients.staged(_caches(self.record)):
+                return
+            self.mount(ClientOptions(writeback=True))
+        wait_uploaded(self.client(), None, tell)
+
+    def remove(self) -> None:
+        """Remove the folder, and the cache folder if it was made for this mount; it is unmounted by now."""
+        if self.record.own_cache:
+            left = clients.staged(_caches(self.record))
+            if left:
+                raise StorageError(
+                    f"{format_size(sum(left.values()))} in {self.record.cache_dir} never got to the object store",
+                    hint="keep that folder: a client with --writeback and this --cache-dir uploads it",
+                )
+            shutil.rmtree(self.record.cache_dir, ignore_errors=True)
+        # Never as a tree: a client that came too late may have mounted the volume there.
+        try:
+            with suppress(FileNotFoundError):
+                os.rmdir(self.point)
+            for name in sorted(os.listdir(self.folder), key=lambda name: name == _RECORD):
+                os.unlink(os.path.join(self.folder, name))
+            os.rmdir(self.folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StorageError(f"cannot remove {self.folder}: {error.strerror}", hint="doctor tries again") from error
+
+
+def _caches(record: Record) -> list[str]:
+    return [os.path.join(part, record.uuid) for part in record.cache_dir.split(":")]
+
+
+def wait_uploaded(client: Client, timeout_s: float | None, tell: Callable[[int], None] | None = None) -> None:
+    """Return when all that is staged now in a client's cache is uploaded; None: as long as it makes progress.
+
+    What others write meanwhile is not waited for. Raises StorageError at the limit, or if the client is gone.
+    """
+    waiting = client.staged()
+    started = progressed = time.monotonic()
+    left = sum(waiting.values())
+    visible = all(os.path.isdir(folder) for folder in client.cache_dirs)
+    while waiting or (not visible and client.counters().get("juicefs_staging_blocks", 0)):
+        if tell is not None:
+            tell(left)
+        now = time.monotonic()
+        if (timeout_s is not None and now > started + timeout_s) or (
+            timeout_s is None and now > progressed + _NO_PROGRESS_S
+        ):
+            raise StorageError(
+                f"{format_size(left)} are still only in the cache of the client at {shown(client.point)} "
+                f"({', '.join(shown(folder) for folder in client.cache_dirs)}), not in the object store",
+                hint="keep the cache folder; is the object store reachable, or an upload delay set?",
+            )
+        time.sleep(_POLL_S)
+        waiting = {path: size for path, size in waiting.items() if os.path.exists(path)}
+        if sum(waiting.values()) != left:
+            left, progressed = sum(waiting.values()), time.monotonic()
+    if tell is not None:
+        tell(0)
+
+
+@contextmanager
+def mounted(
+    seen: Client,
+    inside: str,
+    options: ClientOptions,
+    *,
+    program: Juicefs,
+    runner: Runner,
+    mounter: Mounter,
+    address: Address,
+    cache_root: str,
+) -> Iterator[PrivateClient]:
+    """Mount the volume of `seen` once more, privately; `inside` is the asked folder's path from the mount's top."""
+    identity = secrets.token_hex(8)
+    cache = options.cache_dir or os.path.join(cache_root, f"snapmgr-juicefs-{identity}")
+    record = Record(
+        id=identity, uuid=seen.uuid, subdir=seen.subdir, cache_dir=cache, own_cache=options.cache_dir is None
+    )
+    place = _Place(record, program, runner, mounter, address)
+    with ExitStack() as stack:
+        try:
+            _checked_root()
+            os.mkdir(place.folder, 0o700)
+            stack.callback(os.close, _write(place.folder, record))
+            os.mkdir(place.point, 0o700)
+            os.makedirs(cache, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot prepare {place.folder} and {cache}: {error.strerror}") from error
+        try:
+            place.mount(options)
+            found = place.client()
+            if found.uuid != seen.uuid:
+                raise StorageError(
+                    f"at {address.url} is the volume {found.name}, not {seen.name}",
+                    hint="correct meta_url in [backend.juicefs]; with several volumes use meta_urls",
+                )
+            yield PrivateClient(place, inside, options)
+        finally:
+            _leave(place, options)
+
+
+def _leave(place: _Place, options: ClientOptions) -> None:
+    try:
+        if place.is_mounted():
+            if options.writeback and options.upload_delay_s > 0 and place.client().staged():
+                place.unmount()
+            place.upload()
+            place.unmount()
+            # What was still in memory is staged by now, if it is not uploaded.
+            place.upload()
+            place.unmount()
+    except StorageError as error:
+        raise StorageError(
+            error.message, hint=f"{error.hint or ''}; its cache folder {place.record.cache_dir} is kept".lstrip("; ")
+        ) from error
+    place.remove()
+
+
+def _write(folder: str, record: Record) -> int:
+    """Write a record, and return a descriptor that holds its lock."""
+    path = os.path.join(folder, _RECORD)
+    fd = os.open(f"{path}~", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.write(fd, json.dumps(asdict(record)).encode())
+    os.fsync(fd)
+    os.rename(f"{path}~", path)
+    return fd
+
+
+def abandoned(uuid: str) -> list[Record]:
+    """Return the private mounts of a volume, or what is left of them, whose owners are gone."""
+    found = []
+    with suppress(OSError):
+        for name in sorted(os.listdir(root())):
+            with _taken(name) as record:
+                if record is not None and record.uuid == uuid:
+                    found.append(record)
+    return found
+
+
+@contextmanager
+def _taken(name: str) -> Iterator[Record | None]:
+    """Lock a record while the context lasts; None if its owner lives, or there is none."""
+    record: Record | None = None
+    fd = -1
+    with suppress(OSError, ValueError, TypeError):
+        fd = os.open(os.path.join(root(), name, _RECORD), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        record = Record(**json.loads(os.read(fd, 1 << 16)))
+    try:
+        yield record
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def clear(identity: str, program: Juicefs, runner: Runner, mounter: Mounter, address: Address | None) -> None:
+    """Upload what an abandoned private mount left in its cache, unmount and remove it; nothing if it has an owner."""
+    with _taken(identity) as record:
+        if record is None or record.id != identity:
+            return
+        place = _Place(record, program, runner, mounter, address)
+        place.upload()
+        place.unmount()
+        place.remove()

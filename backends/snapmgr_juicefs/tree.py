@@ -1,0 +1,230 @@
+"""Walks directory trees by descriptors, following no symlink: flushes them, and completes their clones."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from snapmgr.api import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_RENAME_NOREPLACE = 1
+_BLOCK_BYTES = 4096
+# Each flush of a dirty file waits for the object store; the client takes 20 uploads at once by itself.
+_FLUSHERS = 16
+# The walks recurse, with a descriptor a level: Python's limit (1000 calls) and that of open files are not far beyond.
+_DEEPEST = 400
+
+
+def shown(path: str) -> str:
+    """Return a path that can be printed whatever bytes it consists of."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A name in a folder and what kind it seemed to have when the folder was read."""
+
+    name: str
+    is_folder: bool
+    is_file: bool
+
+
+def entries(fd: int) -> list[Entry]:
+    """Return what is in the folder `fd` now, read by a descriptor of its own."""
+    own_fd = os.open(".", FOLDER_FLAGS, dir_fd=fd)
+    try:
+        with os.scandir(own_fd) as listed:
+            return [
+                Entry(
+                    name=entry.name,
+                    is_folder=entry.is_dir(follow_symlinks=False),
+                    is_file=entry.is_file(follow_symlinks=False),
+                )
+                for entry in listed
+            ]
+    finally:
+        os.close(own_fd)
+
+
+@contextmanager
+def folder(name: str, dir_fd: int | None = None) -> Iterator[int]:
+    """Open a folder, no symlink, until the context ends."""
+    fd = os.open(name, FOLDER_FLAGS, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def rename_new(old: str, new: str, old_dir_fd: int, new_dir_fd: int) -> None:
+    """Rename unless the new name is taken (renameat2(2)); FileExistsError if it is."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(old_dir_fd, os.fsencode(old), new_dir_fd, os.fsencode(new), _RENAME_NOREPLACE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), old)
+
+
+@dataclass(kw_only=True)
+class Flushed:
+    """What a walk saw while it flushed."""
+
+    files: int = 0
+    folders: int = 0
+    counted_bytes: int = 0
+    """What a clone counts as in the volume and its quotas, whatever it shares: each size, in blocks, holes included."""
+    links: dict[int, list[str]] = field(default_factory=dict)
+    """Names of each file, relative to the tree, that has several in it."""
+    specials: dict[str, os.stat_result] = field(default_factory=dict)
+    """FIFOs, sockets and device nodes, by their names relative to the tree."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many entries each folder has."""
+    hidden: set[str] = field(default_factory=set)
+    """Folders that something is mounted over."""
+
+
+def flush(root_fd: int, path: str) -> Flushed:
+    """Write out every file and folder of a tree (fsync), several at once; `path` is for messages.
+
+    A clone holds what the metadata engine knows, and that is what was flushed: ``syncfs`` does not reach the client,
+    and what a program has written to a file that it keeps open is in the client's memory alone. Mounts inside are left
+    out, what vanishes meanwhile too. Raises StorageError if anything cannot be flushed.
+    """
+    try:
+        with ThreadPoolExecutor(_FLUSHERS, thread_name_prefix="flush") as pool:
+            walk = _Flush(root_fd, pool)
+            walk.run(root_fd, "")
+    except OSError as error:
+        raise StorageError(
+            f"cannot flush {shown(path)}: {error.strerror}",
+            hint="is the object store reachable? The client's log says more",
+        ) from error
+    walk.seen.links = {inode: names for inode, names in walk.seen.links.items() if len(names) > 1}
+    return walk.seen
+
+
+class _Flush:
+    def __init__(self, root_fd: int, pool: ThreadPoolExecutor) -> None:
+        self.seen = Flushed()
+        self._device = os.fstat(root_fd).st_dev
+        self._pool = pool
+
+    def run(self, fd: int, path: str) -> None:
+        if path.count("/") > _DEEPEST:
+            raise StorageError(
+                f"folders are nested more than {_DEEPEST} deep, at {shown(path)[:200]}…",
+                hint="move them up, or leave them out",
+            )
+        self.seen.folders += 1
+        self.seen.counted_bytes += _counted(0)
+        listed = entries(fd)
+        self.seen.counts[path] = sum(entry.is_folder for entry in listed)
+        for info in self._pool.map(lambda entry: self._file(fd, entry), [one for one in listed if not one.is_folder]):
+            if info is None:
+                continue
+            name, status = info
+            self.seen.files += 1
+            self.seen.counts[path] += 1
+            self.seen.counted_bytes += _counted(status.st_size if stat.S_ISREG(status.st_mode) else 0)
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+                self.seen.specials[path + name] = status
+            if status.st_nlink > 1:
+                self.seen.links.setdefault(status.st_ino, []).append(path + name)
+        for entry in listed:
+            if not entry.is_folder:
+                continue
+            with suppress(FileNotFoundError, NotADirectoryError), folder(entry.name, fd) as child:
+                if os.fstat(child).st_dev == self._device:
+                    self.run(child, f"{path}{entry.name}/")
+                else:
+                    self.seen.hidden.add(f"{path}{entry.name}/")
+        os.fsync(fd)
+
+    def _file(self, dir_fd: int, entry: Entry) -> tuple[str, os.stat_result] | None:
+        with suppress(FileNotFoundError):
+            status = os.stat(entry.name, dir_fd=dir_fd, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and status.st_dev == self._device:
+                self._sync(dir_fd, entry.name)
+                # Its size is known only now, if somebody was writing.
+                status = os.stat(entry.name, dir_fd=dir_fd, follow_symlinks=False)
+            return entry.name, status
+        return None
+
+    @staticmethod
+    def _sync(dir_fd: int, name: str) -> None:
+        # The client flushes a file only for a descriptor that may write (JuiceFS 1.4, vfs.Fsync).
+        flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(name, os.O_WRONLY | flags, dir_fd=dir_fd)
+        except PermissionError:
+            fd = os.open(name, os.O_RDONLY | flags, dir_fd=dir_fd)  # immutable, or not ours: nobody writes to it now
+        except OSError as error:
+            if error.errno in {errno.ELOOP, errno.ENXIO}:  # no regular file any more
+                return
+            if error.errno not in {errno.EROFS, errno.ETXTBSY}:
+                raise
+            fd = os.open(name, os.O_RDONLY | flags, dir_fd=dir_fd)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _counted(size_bytes: int) -> int:
+    """Return what the volume counts an entry of this size as: blocks of 4 KiB, one at least."""
+    return max(-(-size_bytes // _BLOCK_BYTES), 1) * _BLOCK_BYTES
+
+
+def complete(root_fd: int, seen: Flushed, path: str) -> None:
+    """Given what a walk over the origin saw, give its clone what the client leaves out, and see that all is there.
+
+    Each name of a file becomes a file of its own; with the metadata in Redis special files are missing (1.4.2). Folders
+    keep their times. Raises StorageError if the clone lacks anything, OSError.
+    """
+    for name, status in seen.specials.items():
+        with suppress(FileExistsError), _unchanged(root_fd, os.path.dirname(name)):
+            os.mknod(name, status.st_mode, status.st_rdev, dir_fd=root_fd)
+            os.chown(name, status.st_uid, status.st_gid, dir_fd=root_fd, follow_symlinks=False)
+            os.chmod(name, stat.S_IMODE(status.st_mode), dir_fd=root_fd)
+            times = (status.st_atime_ns, status.st_mtime_ns)
+            os.utime(name, ns=times, dir_fd=root_fd, follow_symlinks=False)
+    for names in seen.links.values():
+        for name in names[1:]:
+            with _unchanged(root_fd, os.path.dirname(name)):
+                os.unlink(name, dir_fd=root_fd)
+                os.link(names[0], name, src_dir_fd=root_fd, dst_dir_fd=root_fd, follow_symlinks=False)
+    _compare(root_fd, seen, path, "")
+
+
+@contextmanager
+def _unchanged(root_fd: int, path: str) -> Iterator[None]:
+    """Leave a folder's times as they are."""
+    with folder(path or ".", root_fd) as fd:
+        times = os.fstat(fd)
+        yield
+        os.utime(fd, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def _compare(fd: int, seen: Flushed, path: str, inside: str) -> None:
+    if inside in seen.hidden:
+        return
+    listed = entries(fd)
+    if len(listed) != seen.counts.get(inside):
+        raise StorageError(
+            f"the clone of {shown(path)} has {len(listed)} entries in {shown(inside) or 'its top'}, the original had "
+            f"{seen.counts.get(inside, 0)}",
+            hint="does somebody write there? Otherwise look at the client's log",
+        )
+    for entry in listed:
+        if entry.is_folder:
+            with folder(entry.name, fd) as child:
+                _compare(child, seen, path, f"{inside}{entry.name}/")
