@@ -240,7 +240,7 @@ def tables_compared(tuning: Tuning) -> str:
     if first.tables is None or last.tables is None:
         return f"tables were not compared: {first.why_not or last.why_not}"
     same = "the same" if first.tables == last.tables else "NOT the same"
-    return f"{len(first.tables)} tables are {same} by checksum, prepared by the first and by the best rung"
+    return f"the tables ({len(first.tables)}) are {same} by checksum, prepared by the first and by the best rung"
 
 
 def _reserve_s(tuning: Tuning) -> float:

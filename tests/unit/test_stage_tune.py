@@ -74,7 +74,7 @@ def test_tuning_finds_compares_and_warms():
     assert ours.scratch.seconds == 7
     # Within the time that was asked for, what is measured at the end included.
     assert ours.spent_s == bench.now_s - 1000 <= 1800
-    assert "2 tables are the same" in tables_compared(ours)
+    assert "the tables (2) are the same" in tables_compared(ours)
     assert ours.times(best, "warm")
     assert [check for *_, check in bench.asked].count(True) == 2
     assert any("over scratch it takes 7.0 s" in line for line in told)
