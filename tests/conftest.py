@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from support import requirements, server, storage
+from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,7 @@ _QUEUE = os.environ.get("SNAPMGR_GUEST_QUEUE")
 _FORBID_SKIP = os.environ.get("SNAPMGR_FORBID_SKIP") == "1"
 
 hypothesis.settings.register_profile("dev", deadline=None, max_examples=60)
-hypothesis.settings.register_profile("ci", deadline=None, max_examples=200, derandomize=True)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=500 if CAMPAIGN else 100, derandomize=True)
 hypothesis.settings.load_profile(os.environ.get("SNAPMGR_HYPOTHESIS_PROFILE", "dev"))
 
 

@@ -152,7 +152,7 @@ class CrashingContract(Contract):
                 lab.backend().delete(ref, wait="space")
 
         pids = [processes.spawn(lambda origin=origin: work(origin)) for origin in origins]  # type: ignore[misc]
-        for _ in range(20):
+        for _ in range(lab.looks):
             lab.found(pool)
         results = [processes.succeeds(pid) for pid in pids]
         assert results == [True, True, True]

@@ -71,6 +71,8 @@ class Lab(ABC):
 
     rounds = 3
     """How often each of several processes takes and deletes a snapshot."""
+    looks = 20
+    """How often somebody looks on meanwhile."""
     kills = 7
     """At how many moments of each operation it is killed."""
     race_rounds = 8

@@ -224,6 +224,7 @@ class TakingContract(Contract):
         for ahead in (("first", "second"), ("second", "first")):
             pid = processes.spawn(lambda ahead=ahead: _write_in_turn(origin, *ahead))  # type: ignore[misc]
             try:
+                _wait_for_write(origin / ahead[1])
                 refs = [lab.take_one(origin) for _ in range(lab.race_rounds)]
             finally:
                 os.kill(pid, 9)
@@ -275,6 +276,13 @@ def _write_in_turn(origin: Path, first: str, second: str) -> None:
     for number in range(1, 10**9):
         for fd in fds:
             os.pwrite(fd, number.to_bytes(8, "big"), 0)
+
+
+def _wait_for_write(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while path.read_bytes() == bytes(8):
+        assert time.monotonic() < deadline, f"nobody wrote to {path}"
+        time.sleep(0.005)
 
 
 def _read_both(lab: Lab, origin: Path, ref: SnapshotRef, names: tuple[str, str]) -> tuple[int, int]:

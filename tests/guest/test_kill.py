@@ -1,6 +1,6 @@
 """Killing and stopping LVM's own programs, alone and with snapmgr: afterwards the origin goes on, and all converges.
 
-By default a few of the system calls of each; all with SNAPMGR_CRASH_EVERY=1.
+By default a few of the system calls of each; all with SNAPMGR_CRASH_EVERY=1 or SNAPMGR_CAMPAIGN=1.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 from snapmgr.jobs import firing
 from snapmgr_lvm import report
 from support import lvm, tracer
+from support.thoroughness import crash_every
 from support.volumescene import Strike, suspended, volume_scene
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(3600)]
 
-_EVERY = int(os.environ.get("SNAPMGR_CRASH_EVERY", "60"))
+_EVERY = crash_every(120)
 _PATIENCE_S = 60.0
 _CHECKS = {"ext4": ("e2fsck", "-f", "-n"), "xfs": ("xfs_repair", "-n")}
 

@@ -24,6 +24,7 @@ from support import lvm
 from support.killing import kill_at
 from support.lvm import run
 from support.lvmlab import LvmLab
+from support.thoroughness import crash_every
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _OTHER_BOOT = "00000000-0000-0000-0000-000000000000"
 _STEPS_AT_MOST = 60
+# One in so many steps is tried.
+_STRIDE = crash_every(3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,11 +255,11 @@ def test_full_snapshot_is_told_by_its_attachment(scene: Scene) -> None:
 
 
 def _kill_everywhere(scene: Scene, action: Literal["attach", "detach"]) -> int:
-    """Kill it at its first, second, … step, until it has no more; return how many it has."""
+    """Kill it at its first step and at each `_STRIDE`-th until it has no more; return how many it has, or more."""
     # Not by the backend, which reads the volume group each time.
     scratch = Scratch(scene.lab.config, scene.lab.runner, scene.lab.mounter)
     group, snapshot = read_group(scene.lab.runner, scene.ref.pool), scene.snapshot()
-    for step in range(_STEPS_AT_MOST):
+    for step in range(0, _STEPS_AT_MOST, _STRIDE):
         record = new_record(scene.ref, writable=True)
         acts = {"attach": partial(scratch.attach, record, snapshot, group), "detach": partial(scratch.detach, record)}
         if action == "detach":

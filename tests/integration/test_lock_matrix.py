@@ -1,4 +1,4 @@
-"""A selection of `./run bench-locks`: each two of server, level, engines and layout that can meet do so in a cell."""
+"""A selection of `./run bench-locks`: all values; in a campaign each two of them that can meet do so in a cell."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 
 from support.load import write_load
 from support.matrix.binlogs import Prefix
-from support.matrix.cells import Cell, all_cells, selected_cells
+from support.matrix.cells import Cell, all_cells, fewest_cells, selected_cells
 from support.matrix.checking import check
 from support.matrix.series import WRITERS, Task, run_site
 from support.matrix.sites import running_site
 from support.matrix.taking import take
+from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 # The installed MariaDB's mariadb-binlog is the unpacked one's.
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "xfs", "ext4", "mariadb-11.8")
 SNAPSHOTS = 2
+CELLS = selected_cells() if CAMPAIGN else fewest_cells()
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "cell",
-    [pytest.param(cell, id=cell.id, marks=pytest.mark.needs(cell.server)) for cell in selected_cells()],
+    [pytest.param(cell, id=cell.id, marks=pytest.mark.needs(cell.server)) for cell in CELLS],
 )
 def test_snapshots_under_load_are_exact(cell: Cell) -> None:
     """And what must be refused on the same server is."""

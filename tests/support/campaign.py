@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.catalog import Catalog
+from support.thoroughness import crash_every
 from support.tracer import Kill, read_log
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from support.crashsite import Site
     from support.tracer import Call, Trace
 
-EVERY = int(os.environ.get("SNAPMGR_CRASH_EVERY", "30"))
+EVERY = crash_every(60)
 # One power cut for so many kills.
 _CUT_EVERY = 3
 _COUNT_FD = os.environ.get("SNAPMGR_CRASH_COUNT")
@@ -194,8 +195,9 @@ def _trials(trace: Trace, every: int) -> Iterator[tuple[Kill, bool]]:
 
 
 def _some(calls: Sequence[Call], every: int) -> list[Call]:
-    """Return every Nth call, and the last one."""
-    return [call for index, call in enumerate(calls) if index % every == 0 or index == len(calls) - 1]
+    """Return every Nth call, and the last one; of fewer than N the one in the middle, where most is half done."""
+    offset = min(every, len(calls)) // 2 if every > 1 else 0
+    return [call for index, call in enumerate(calls) if index % every == offset or index == len(calls) - 1]
 
 
 def _try(site: Site, command: Command, kill: Kill, may_go: set[str], tally: Tally, *, cut: bool) -> list[str]:

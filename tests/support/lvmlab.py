@@ -11,6 +11,7 @@ from snapmgr.testing import Lab
 from snapmgr_lvm import LvmBackend, LvmConfig
 from support.lvm import run
 from support.storage import work_folder
+from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,8 +31,9 @@ class LvmLab(Lab):
     # On the one processor of a guest, beside a process that writes without pause.
     race_rounds = 2
     # tests/guest/test_kill.py kills LVM's programs at each step that matters.
-    kills = 2
+    kills = 7 if CAMPAIGN else 1
     rounds = 1
+    looks = 3
 
     def __init__(self, group: VolumeGroup, kind: Literal["classic", "thin"], scratch: Path) -> None:
         """Take also what kind of snapshots to make, and a folder for what is written to attachments."""

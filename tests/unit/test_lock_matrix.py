@@ -14,6 +14,7 @@ from support.matrix.cells import (
     all_cells,
     cover_pairs,
     default_snapshots,
+    fewest_cells,
     pairs_of,
     selected_cells,
     taken_cells,
@@ -54,6 +55,17 @@ def test_every_two_values_that_can_meet_are_in_a_selected_cell() -> None:
     assert set(selected) <= set(taken)
     assert len(selected) < len(taken) / 4
     assert {cell.server for cell in selected} == set(SERVERS)
+
+
+def test_the_fewest_cells_have_all_values_each_level_on_both_flavors_and_each_engine_on_each_server() -> None:
+    taken, fewest = taken_cells(), fewest_cells()
+    assert set(fewest) <= set(taken)
+    assert len(fewest) < len(selected_cells()) * 2 / 3
+    assert {cell.layout for cell in fewest} == {cell.layout for cell in taken}
+    assert {(cell.server, cell.engines) for cell in fewest} == {(cell.server, cell.engines) for cell in taken}
+    for servers in ({"mysql-9"}, set(SERVERS) - {"mysql-9"}):
+        levels = {cell.level for cell in taken if cell.server in servers}
+        assert {cell.level for cell in fewest if cell.server in servers} == levels
 
 
 @given(st.lists(st.tuples(*[st.sampled_from("abc")] * 4), unique=True))

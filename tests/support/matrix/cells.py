@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from support.kinds import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence, Set
 
 SERVERS = tuple(KINDS)
 LEVELS = ("auto", "global-read-lock", "freeze-process", "crash-consistent", "stopped")
@@ -106,16 +106,21 @@ def pairs_of(row: Sequence[str]) -> set[Pair]:
 
 
 def cover_pairs(rows: Sequence[Sequence[str]]) -> list[int]:
-    """Return the numbers of a few rows in which each pair of values that is in any row is in one at least.
+    """Return the numbers of a few rows in which each pair of values that is in any row is in one at least."""
+    return _cover([pairs_of(row) for row in rows])
 
-    Greedy: always the row with the most pairs that are not covered yet, the first of equals.
+
+def _cover(aspects: Sequence[Set[Hashable]]) -> list[int]:
+    """Given what each row shows, return the numbers of a few that together show all of it.
+
+    Greedy: always the row with the most that is not shown yet, the first of equals.
     """
-    wanted = set().union(*map(pairs_of, rows)) if rows else set()
+    wanted = set().union(*aspects)
     chosen: list[int] = []
     while wanted:
-        best = max(range(len(rows)), key=lambda number: len(pairs_of(rows[number]) & wanted))
+        best = max(range(len(aspects)), key=lambda number: len(aspects[number] & wanted))
         chosen.append(best)
-        wanted -= pairs_of(rows[best])
+        wanted -= aspects[best]
     return sorted(chosen)
 
 
@@ -123,3 +128,14 @@ def selected_cells() -> list[Cell]:
     """Return a selection of `taken_cells` in which every two values that can meet do."""
     cells = taken_cells()
     return [cells[number] for number in cover_pairs([cell.values for cell in cells])]
+
+
+def fewest_cells() -> list[Cell]:
+    """Return a smaller one: every level on MariaDB and on MySQL, every engine on every server, and every layout."""
+
+    def aspects(cell: Cell) -> set[Hashable]:
+        flavor = KINDS[cell.server].flavor
+        return {(flavor, cell.level), (cell.server, cell.engines), cell.layout}
+
+    cells = taken_cells()
+    return [cells[number] for number in _cover([aspects(cell) for cell in cells])]
