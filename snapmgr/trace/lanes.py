@@ -1,7 +1,8 @@
 """Operations in lanes: those of one thread that overlap in time lie side by side.
 
-A thread waits for each of its operations, so that it has one lane. The kernel's own (thread 0: writeback, readahead)
-has as many as it had under way at once. Viewers draw each lane as a line of boxes, and refuse boxes that overlap.
+A thread waits for each of its operations, so that it has one lane; but for reads ahead, which the kernel asks for in
+its name, and for what the kernel does on its own (thread 0). Viewers draw each lane as a line of boxes, and refuse
+boxes that overlap.
 """
 
 from __future__ import annotations

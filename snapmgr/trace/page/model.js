@@ -131,36 +131,43 @@ class Model {
     return -1;
   }
 
-  // Sums of what begins in a window, by name, thread and file, and its longest operations.
-  sums(from, to, most) {
+  // Sums of what begins in a window, by name, thread and file, and its longest operations. In slices, so that the page
+  // stays alive meanwhile; null when `dropped` says that nobody wants them any more.
+  async sums(from, to, most, dropped) {
     const { trace, visible } = this;
-    const names = new Map();
-    const threads = new Map();
-    const files = new Map();
-    const longest = [];
-    let rows = 0;
+    const [names, files, threads, longest] = [[], [], new Map(), []];
+    let [rows, begun] = [0, performance.now()];
     for (const lane of trace.lanes) {
+      if (!threads.has(lane.thread)) threads.set(lane.thread, nothing(lane.thread));
+      const thread = threads.get(lane.thread);
       for (let row = this.first(lane, from); row < lane.to && trace.start[row] < to; row++) {
+        if ((row & 8191) === 0 && performance.now() - begun > 12) {
+          await new Promise((resolve) => setTimeout(resolve));
+          if (dropped()) return null;
+          begun = performance.now();
+        }
         if (!visible[row] || trace.start[row] < from) continue;
+        const [name, file, us] = [trace.name[row], trace.file[row], trace.duration[row]];
         rows += 1;
-        tally(names, trace.name[row], trace, row).latencies.add(trace.duration[row]);
-        tally(threads, lane.thread, trace, row);
-        tally(files, trace.file[row], trace, row);
-        if (longest.length < most || trace.duration[row] > trace.duration[longest.at(-1)]) insert(longest, row, trace, most);
+        tally((names[name] ??= nothing(name, new Latencies())), trace, row);
+        names[name].latencies.add(us);
+        tally(thread, trace, row);
+        tally((files[file] ??= nothing(file)), trace, row);
+        if (longest.length < most || us > trace.duration[longest.at(-1)]) insert(longest, row, trace, most);
       }
     }
-    return { rows, names, threads, files, longest };
+    const some = (sums) => [...sums].filter((sum) => sum && sum.count);
+    return { rows, names: some(names), threads: some(threads.values()), files: some(files), longest };
   }
 }
 
-function tally(sums, key, trace, row) {
-  let sum = sums.get(key);
-  if (!sum) sums.set(key, (sum = { key, count: 0, bytes: 0, us: 0, failed: 0, latencies: new Latencies() }));
+const nothing = (key, latencies = null) => ({ key, count: 0, bytes: 0, us: 0, failed: 0, latencies });
+
+function tally(sum, trace, row) {
   sum.count += 1;
   sum.bytes += trace.got[row];
   sum.us += trace.duration[row];
-  sum.failed += trace.status[row] ? 1 : 0;
-  return sum;
+  if (trace.status[row]) sum.failed += 1;
 }
 
 function insert(longest, row, trace, most) {
@@ -177,14 +184,13 @@ function insert(longest, row, trace, most) {
 // Percentiles with an error below 1 %: exact up to 256, then 128 bins for each power of two.
 class Latencies {
   constructor() {
-    this.bins = null;
+    this.bins = new Uint32Array(26 * 128 + 128);
     this.count = 0;
     this.most = 0;
   }
 
   add(us) {
-    this.bins ??= new Uint32Array(26 * 128 + 128);
-    const power = us < 256 ? 0 : Math.min(Math.floor(Math.log2(us)) - 7, 24);
+    const power = us < 256 ? 0 : Math.min(24 - Math.clz32(Math.min(us, 0xffffffff)), 24);
     this.bins[power * 128 + Math.min(Math.floor(us / 2 ** power), 255)] += 1;
     this.count += 1;
     this.most = Math.max(this.most, us);

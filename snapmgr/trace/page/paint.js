@@ -86,11 +86,13 @@ class Painter {
       // Clocks and halves of columns: more than all of a column's time cannot be spent.
       const scale = tall / Math.max(sum, 1);
       let filled = 0;
+      // What is short is seen, too.
+      const stub = Math.max(Math.round(tall / 7), 1);
       for (let kind = 0; kind < stride - 1 && sum > 0; kind++) {
         const part = share[column * stride + kind];
         if (part === 0) continue;
         filled += part * scale;
-        const end = Math.max(top + tall - Math.max(Math.round(filled), 1), top);
+        const end = Math.max(top + tall - Math.max(Math.round(filled), stub), top);
         for (; y > end; y--) if (y <= height && y > 0) pixels[(y - 1) * width + column] = edges.has(column) ? this.track : this.words[kind];
       }
       for (; y > top; y--) if (y <= height && y > 0) pixels[(y - 1) * width + column] = this.track;

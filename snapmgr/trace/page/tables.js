@@ -6,10 +6,12 @@ class Tables {
     Object.assign(this, { trace, model, painter, show });
   }
 
-  fill(from, to) {
+  async fill(from, to) {
     const { trace } = this;
-    const sums = this.model.sums(from, to, MOST);
-    const all = [...sums.names.values()];
+    const asked = (this.asked = (this.asked ?? 0) + 1);
+    const sums = await this.model.sums(from, to, MOST, () => asked !== this.asked);
+    if (sums === null) return;
+    const all = sums.names;
     const [us, bytes] = [all.reduce((sum, each) => sum + each.us, 0), all.reduce((sum, each) => sum + each.bytes, 0)];
     byId("scope").textContent =
       `In view, ${lasting(to - from)} from ${moment(from, (to - from) / 100)}: ${count(sums.rows)} operations that began there, ` +
@@ -25,8 +27,8 @@ class Tables {
     );
     const columns = ["Count", "Bytes", "Time", "Share", "Errors"];
     const cells = (sum) => [count(sum.count), sum.bytes ? size(sum.bytes) : "", lasting(sum.us), percent(sum.us / (to - from)), sum.failed ? count(sum.failed) : ""];
-    this.table("by-thread", ["Thread", ...columns], ranked(sums.threads, "us", MOST).map((sum) => [String(sum.key), ...cells(sum)]), sums.threads.size);
-    this.table("by-file", ["File", ...columns], ranked(sums.files, "us", MOST).map((sum) => [fileName(trace, sum.key), ...cells(sum)]), sums.files.size);
+    this.table("by-thread", ["Thread", ...columns], ranked(sums.threads, "us", MOST).map((sum) => [String(sum.key), ...cells(sum)]), sums.threads.length);
+    this.table("by-file", ["File", ...columns], ranked(sums.files, "us", MOST).map((sum) => [fileName(trace, sum.key), ...cells(sum)]), sums.files.length);
     this.table(
       "longest",
       ["Operation", "Latency", "Start", "Thread", "-File", "-Extent", "-Status", ""],
@@ -72,4 +74,4 @@ class Tables {
 }
 
 const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
-const ranked = (sums, by, most) => [...sums.values()].sort((a, b) => b[by] - a[by] || b.count - a.count).slice(0, most);
+const ranked = (sums, by, most) => [...sums].sort((a, b) => b[by] - a[by] || b.count - a.count).slice(0, most);
