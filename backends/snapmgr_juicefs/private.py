@@ -148,7 +148,7 @@ class _Place:
             arguments += ["--upload-delay", f"{options.upload_delay_s:.3f}s"]
         if options.cache_bytes is not None:
             arguments += ["--cache-size", str(options.cache_bytes >> 20)]
-        words = [self.program.path, "--no-agent", "mount", *arguments, *options.extra, self._address.url, self.point]
+        words = [self.program.path, "--no-agent", "mount", self._address.url, self.point, *arguments, *options.extra]
         try:
             self._runner.run(
                 words, timeout_s=_MOUNT_S, env=dict(self._address.environment), secrets=self._address.secrets

@@ -28,6 +28,11 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _COMPLAINT = re.compile(r"<(?:FATAL|ERROR)>: (.*?)(?: \[\S+@\S+\])?$", re.MULTILINE)
 # user:password@ or :password@ in an address
 _PASSWORD = re.compile(r"^([a-z0-9+]+://)([^:@/]*):(.*)@", re.IGNORECASE)
+_MOUNT_COMMAND = re.compile(
+    r"[ \0]mount[ \0](?:.*[ \0])?(?P<url>(?:rediss?|unix|sqlite3|badger|mysql|postgres|tikv|etcd|fdb)://[^ \0]+)[ \0]"
+    r"(?P<rest>.*)$",
+    re.DOTALL,
+)
 _PASSWORD_BYTES_AT_MOST = 4096
 
 
@@ -220,18 +225,19 @@ def read_password(path: str) -> str:
 def running_address(client: Client) -> str | None:
     """Return the URL that a running client was started with; its password is masked there. None if it does not show."""
     try:
-        words = Path(f"/proc/{client.pid}/cmdline").read_bytes().rstrip(b"\0 ").split(b"\0")
+        line = os.fsdecode(Path(f"/proc/{client.pid}/cmdline").read_bytes()).rstrip("\0 ")
         folder = os.readlink(f"/proc/{client.pid}/cwd")
     except OSError:
         return None
-    texts = [os.fsdecode(word) for word in words]
-    # META-URL and MOUNTPOINT come last; otherwise this is not the process that we were told of.
-    if len(texts) < 4 or "mount" not in texts or "://" not in texts[-2]:  # noqa: PLR2004
+    # The client writes its command line anew, with a masked password, with spaces between the words, and cut off after
+    # some 250 bytes. What follows the URL must be the mount point, or this is not the process that we were told of.
+    found = _MOUNT_COMMAND.search(line)
+    if found is None:
         return None
-    point = os.path.normpath(os.path.join(folder, texts[-1].strip()))
-    if point != client.point:
+    point = os.path.join(folder, found["rest"])
+    if not point.startswith(client.point) and not client.point.startswith(os.path.normpath(point)):
         return None
-    scheme, _, rest = texts[-2].partition("://")
+    scheme, _, rest = found["url"].partition("://")
     if scheme == "sqlite3" and not rest.startswith("/"):
         rest = os.path.normpath(os.path.join(folder, rest))
     return f"{scheme}://{rest}"

@@ -167,8 +167,10 @@ class JuicefsVolume:
         """Mount the volume; `options` are the client's. At `point` and with `cache` instead of its own."""
         at = point or self.point
         at.mkdir(parents=True, exist_ok=True)
-        usual = ["--no-usage-report", "--no-syslog", "--backup-meta", "0", "--cache-dir", str(cache or self.cache)]
-        self.juicefs("mount", "-d", *usual, "--log", str(self.folder / "client.log"), *options, self.meta_url, str(at))
+        usual = ["-d", "--no-usage-report", "--no-syslog", "--backup-meta", "0"]
+        usual += ["--cache-dir", str(cache or self.cache)]
+        # First the address: ps(1) shows only so much of a client's command line.
+        self.juicefs("mount", self.meta_url, str(at), *usual, "--log", str(self.folder / "client.log"), *options)
 
     def unmount(self, point: Path | None = None) -> None:
         """Unmount it and return when its client has ended; nothing happens if it is not mounted."""
@@ -278,7 +280,7 @@ def _clients(point: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words = (process / "cmdline").read_bytes().rstrip(b"\0 ").split(b"\0")
-            if b"mount" in words and words[-1].strip() == os.fsencode(point) and b"juicefs" in words[0]:
+            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").split()
+            if words[2:3] == [b"mount"] and words[4:5] == [os.fsencode(point)] and b"juicefs" in words[0]:
                 found.append(int(process.name))
     return found
