@@ -61,10 +61,15 @@ _REASONS = (
         kind=BrokenChainError,
     ),
     _Reason(
-        pattern="seems not to be proper for the target|needs (?:a )?(?:target )?prepared|needs target prepared",
+        pattern="seems not to be proper for the target",
         words="the increment does not follow on what is there",
         hint="a full backup is needed",
         kind=BrokenChainError,
+    ),
+    _Reason(
+        pattern="needs a prepared target|needs target prepared",
+        words="an increment can only be applied to a backup whose redo log was applied",
+        hint="prepare it first",
     ),
     _Reason(
         pattern="gone away|Lost connection|Server shutdown in progress|server has closed|Connection was killed",
