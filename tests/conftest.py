@@ -23,8 +23,10 @@ TIERS = ("unit", "contract", "golden", "integration", "crash", "guest", "lab")
 _GUEST_NEEDS = ("root", "device-mapper", "scratch-disk", "lvm")
 # A tier's tests may take this long each, in seconds; a test's own @pytest.mark.timeout wins.
 _TIMEOUTS_S = {"unit": 60, "golden": 60, "contract": 300, "integration": 300, "crash": 600, "guest": 900, "lab": 900}
-# A folder that guests side by side see: each file of tests is run by the one that made a folder of its name in it.
-_QUEUE = os.environ.get("SNAPMGR_GUEST_QUEUE")
+# A folder that runs side by side see: each file of tests is run by the one that made a folder of its name in it. One of
+# them may begin at the end. Not for what tests start.
+_QUEUE = os.environ.pop("SNAPMGR_TEST_QUEUE", None)
+_BACKWARDS = os.environ.pop("SNAPMGR_TEST_BACKWARDS", "") == "1"
 # Set by CI: what cannot run there is a hole in the proof, not a footnote.
 _FORBID_SKIP = os.environ.get("SNAPMGR_FORBID_SKIP") == "1"
 
@@ -89,6 +91,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="; ".join(absent)), append=False)
     # The quick tiers first: what is broken there explains failures further on.
     items.sort(key=lambda item: TIERS.index(_tier(item.path)))
+    if _BACKWARDS:
+        places = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
+        items.sort(key=lambda item: -places[item.path])
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -101,7 +106,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    if _QUEUE is None or _mine(Path(_QUEUE), item.path.stem):
+    if _QUEUE is None or _mine(Path(_QUEUE), str(item.path.relative_to(_TESTS)).replace("/", "+")):
         return None
     item.config.stash[_TALLY].collected[_tier(item.path)] -= 1
     return True

@@ -27,7 +27,8 @@ def main(commands: list[str]) -> int:
     """Run both halves, print each command's count as it comes, then the sum, then what failed."""
     start = time.monotonic()
     read_end, write_end = os.pipe()
-    environment = {"SNAPMGR_CAMPAIGN": "1", "SNAPMGR_CRASH_EVERY": "1"} | os.environ | {"SNAPMGR_CRASH_COUNT": str(write_end)}
+    environment = {"SNAPMGR_CAMPAIGN": "1", "SNAPMGR_CRASH_EVERY": "1"} | os.environ
+    environment["SNAPMGR_CRASH_COUNT"] = str(write_end)
     private = ["unshare", "--mount", "--propagation", "private"] if os.geteuid() == 0 else []
     tallies: list[Tally] = []
     with ExitStack() as stack:

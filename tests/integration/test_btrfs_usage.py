@@ -51,10 +51,10 @@ def test_exact_usage_grows_as_the_origin_is_overwritten_and_agrees_with_btrfs_du
     assert _exact(ref) == _du(copy) == 0
     for number in range(16):
         _write(db / f"t{number}", 256 * 1024)
-    run("sync")
+    run("sync", "-f", disk.point)
     assert _exact(ref) == _du(copy) == 4 * MIB
     (db / "t20").unlink()
-    run("sync")
+    run("sync", "-f", disk.point)
     assert _exact(ref) == _du(copy) == 4 * MIB + 256 * 1024
 
 
@@ -66,7 +66,7 @@ def test_two_snapshots_share_what_neither_has_alone(disk):
     two = take(BACKEND, db, "s2")
     (db / "old").unlink()
     (db / "new").unlink()
-    run("sync")
+    run("sync", "-f", disk.point)
     assert (_exact(one), _exact(two)) == (0, 2 * MIB)
     BACKEND.delete(two, wait="space")
     assert _exact(one) == 3 * MIB
@@ -81,7 +81,7 @@ def test_random_overwrites_agree_with_the_quota_group(disk):
     for page in range(0, 32 * MIB, 64 * 1024):
         _write(db / "ibdata", 16 * 1024, at=page, flags=os.O_WRONLY)
     _write(db / "ibdata", 32 * MIB, flags=os.O_WRONLY)
-    run("sync")
+    run("sync", "-f", disk.point)
     cheap = BACKEND.usage(ref).exclusive_bytes
     # The quota group counts the metadata too: some blocks of 16 KiB.
     assert _exact(ref) <= cheap <= _exact(ref) + MIB
@@ -93,10 +93,10 @@ def test_an_extent_that_the_origin_still_needs_a_part_of_is_not_freed(disk):
     _write(db / "file", 4 * MIB)
     ref = take(BACKEND, db, "s1")
     _write(db / "file", 3 * MIB, flags=os.O_WRONLY)
-    run("sync")
+    run("sync", "-f", disk.point)
     assert _exact(ref) == 0
     _write(db / "file", 4 * MIB, flags=os.O_WRONLY)
-    run("sync")
+    run("sync", "-f", disk.point)
     assert _exact(ref) == 4 * MIB
 
 
@@ -104,12 +104,12 @@ def test_compressed_data_count_as_they_lie_on_disk(disk):
     db = make_subvolume(disk.point / "db")
     run("btrfs", "property", "set", db, "compression", "zstd")
     (db / "text").write_bytes(b"the same words again and again " * 700_000)
-    run("sync")
+    run("sync", "-f", disk.point)
     ref = take(BACKEND, db, "s1")
     run("btrfs", "quota", "enable", disk.point)
     run("btrfs", "quota", "rescan", "-w", disk.point)
     (db / "text").unlink()
-    run("sync")
+    run("sync", "-f", disk.point)
     exact, cheap = _exact(ref), BACKEND.usage(ref).exclusive_bytes
     assert 0 < exact < 2 * MIB
     assert exact <= cheap <= exact + 256 * 1024
@@ -123,10 +123,10 @@ def test_what_is_shared_only_inside_the_snapshot_is_its_own(disk):
     subprocess.run(["cp", "--reflink=always", db / "file", db / "copy"], check=True)
     ref = take(BACKEND, db, "s1")
     (db / "file").unlink()
-    run("sync")
+    run("sync", "-f", disk.point)
     assert _exact(ref) == 0
     (db / "copy").unlink()
-    run("sync")
+    run("sync", "-f", disk.point)
     assert _exact(ref) == 2 * MIB
 
 
@@ -139,7 +139,7 @@ def test_holes_inline_files_and_preallocated_space(disk):
     ref = take(BACKEND, db, "s1")
     for name in ("tiny", "sparse", "log"):
         (db / name).unlink()
-    run("sync")
+    run("sync", "-f", disk.point)
     assert _exact(ref) == 2 * MIB
 
 
@@ -150,9 +150,9 @@ def test_a_tree_of_many_items_is_searched_to_its_end(disk):
     for number in range(6000):
         (db / f"f{number:05}").write_bytes(b"x" * 200)
     _write(db / "zzz", MIB)
-    run("sync")
+    run("sync", "-f", disk.point)
     ref = take(BACKEND, db, "s1")
     (db / "aaa").unlink()
     (db / "zzz").unlink()
-    run("sync")
+    run("sync", "-f", disk.point)
     assert _exact(ref) == 2 * MIB == _du(disk.point / ".snapmgr" / "s1")

@@ -69,10 +69,10 @@ def test_cleanup_happens_on_an_exception_and_keeps_it():
 
 @pytest.mark.needs("root", "loop", "ext4")
 def test_failed_mkfs_leaves_nothing():
-    before = loop_devices()
+    before = leftovers()
     with pytest.raises(Exception, match="mkfs"), loop_filesystem("ext4", 64 * MIB, mkfs_options=("-b", "17")):
         pass
-    assert loop_devices() == before
+    assert leftovers() == before
 
 
 @pytest.mark.needs("root", "loop", "ext4")

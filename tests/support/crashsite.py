@@ -232,7 +232,7 @@ class Site:
             found += [f"mounted: {point}" for point in mounts_of(disk.system.device) if point != str(disk.point)]
         found += [f"process {pid}" for pid in {*processes_of(self.config_file), *processes_of(self.scratch)}]
         ours = {name: image for name, image in loop_devices().items() if str(self.disks[0].point.parent) in image}
-        found += [f"loop device {name} of {image}" for name, image in ours.items() if name not in self._loops]
+        found += [f"loop device {name} of {image}" for name, image in ours.items() if self._loops.get(name) != image]
         if self._foreign != self._foreign_digest():
             found.append(f"something foreign was touched:\n{self._foreign}\n{self._foreign_digest()}")
         return found + self._server_complaints()

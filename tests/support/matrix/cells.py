@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from support.kinds import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence, Set
+    from collections.abc import Hashable, Sequence
+    from collections.abc import Set as AbstractSet
 
 SERVERS = tuple(KINDS)
 LEVELS = ("auto", "global-read-lock", "freeze-process", "crash-consistent", "stopped")
@@ -110,7 +111,7 @@ def cover_pairs(rows: Sequence[Sequence[str]]) -> list[int]:
     return _cover([pairs_of(row) for row in rows])
 
 
-def _cover(aspects: Sequence[Set[Hashable]]) -> list[int]:
+def _cover(aspects: Sequence[AbstractSet[Hashable]]) -> list[int]:
     """Given what each row shows, return the numbers of a few that together show all of it.
 
     Greedy: always the row with the most that is not shown yet, the first of equals.
