@@ -1,0 +1,215 @@
+"""A backup on a JuiceFS volume in the slow store, prepared in one way after the other, each with a cold cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.command import find_program
+from support.juicefs import juicefs_volume
+from support.objectstore import ACCESS_KEY, SECRET_KEY, Pace, object_store
+from support.preparelab.cells import client_options, tool_options
+from support.preparelab.samples import Sample
+from support.processes import wait_until
+from support.redobackup import redo_backup, table_checksums
+from support.storage import work_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from support.juicefs import JuicefsVolume
+    from support.objectstore import ObjectStore
+    from support.preparelab.cells import Cell, Way
+    from support.redobackup import RedoBackup
+
+_UPLOAD_LIMIT_S = 1800.0
+_END_LIMIT_S = 120.0
+
+
+class FailedError(Exception):
+    """A prepare that failed, or gave other tables; the message says what it said."""
+
+
+class PrepareLab:
+    """A volume that holds one backup. Made by `prepare_lab`."""
+
+    def __init__(self, store: ObjectStore, volume: JuicefsVolume, backup: RedoBackup, folder: Path) -> None:
+        self.store = store
+        self.volume = volume
+        self.backup = backup
+        self._folder = folder
+        self._scratch = folder / "scratch"
+        self._config = folder / "snapmgr.toml"
+
+    def configure(self) -> None:
+        """Write the configuration of `snapmgr prepare`."""
+        for name in ("scratch", "caches"):
+            (self._folder / name).mkdir(mode=0o711)
+        self._config.write_text(
+            f'state_dir = "{self._folder}/state"\nscratch_dir = "{self._scratch}"\n\n'
+            f'[backend.juicefs]\nmeta_url = "{self.volume.meta_url}"\ncache_root = "{self._folder}/caches"\n'
+        )
+
+    def sample(self, cell: Cell, way: Way, *, sizes_mib: tuple[int, int], limit_s: float, check: bool) -> Sample:
+        """Prepare the backup once; what fails is a sample without a time."""
+        facts: dict[str, Any] = {}
+        seconds, failure = None, ""
+        cache = self._folder / "cache"
+        self.store.pace(Pace())
+        with self.volume.mounted(*client_options(way, self.backup.data_bytes), cache=cache):
+            try:
+                result, seconds = self._run(cell, way, facts, limit_s)
+                if check:
+                    self._check(result)
+            except FailedError as error:
+                seconds, failure = None, str(error)
+            finally:
+                self.store.pace(Pace())
+                self._remove_results()
+        shutil.rmtree(cache, ignore_errors=True)
+        # What was deleted is not always gone when the client ends.
+        self.volume.juicefs("gc", "--delete", self.volume.meta_url, timeout_s=_UPLOAD_LIMIT_S)
+        return Sample(
+            cell=cell.id,
+            way=way.name,
+            data_mib=sizes_mib[0],
+            redo_mib=sizes_mib[1],
+            seconds=None if seconds is None else round(seconds, 2),
+            failure=failure,
+            checked=check and seconds is not None,
+            facts=facts | {"data_bytes": self.backup.data_bytes, "redo_bytes": self.backup.redo_bytes},
+        )
+
+    def _run(self, cell: Cell, way: Way, facts: dict[str, Any], limit_s: float) -> tuple[Path, float]:
+        self.store.pace(cell.pace)
+        before = self.store.statistics()
+        started = time.monotonic()
+        if way.by_hand:
+            result = self._by_hand(way, facts, limit_s)
+            seconds = time.monotonic() - started
+        else:
+            result, told_s = self._by_snapmgr(way, facts, limit_s)
+            seconds = time.monotonic() - started if told_s is None else told_s
+        facts["store"] = self.store.statistics().since(before)
+        return result, seconds
+
+    def _by_hand(self, way: Way, facts: dict[str, Any], limit_s: float) -> Path:
+        result = self.volume.point / "by-hand"
+        self.volume.juicefs("clone", f"{self.volume.point}/backup", str(result))
+        log = self._folder / "prepare.log"
+        options = tool_options(way, self.backup.data_bytes, self.backup.redo_bytes)
+        command = [find_program("mariadb-backup"), "--no-defaults", "--prepare", f"--target-dir={result}", *options]
+        started = time.monotonic()
+        code, _ = _to_the_end(command, log, limit_s)
+        facts["tool_s"] = round(time.monotonic() - started, 2)
+        text = log.read_text(errors="replace").rstrip()
+        if code or not text.endswith("completed OK!"):
+            raise FailedError(f"mariadb-backup ended with {code}: {text[-500:]}")
+        wait_until(lambda: self.volume.counter("juicefs_staging_blocks") == 0, _UPLOAD_LIMIT_S)
+        return result
+
+    def _by_snapmgr(self, way: Way, facts: dict[str, Any], limit_s: float) -> tuple[Path, float | None]:
+        """Return where the result is, and the time that was told, if it is another than that of the command."""
+        log = self._folder / "snapmgr.log"
+        backup = f"{self.volume.point}/backup"
+        command = [sys.executable, "-m", "snapmgr", "--config", str(self._config), "prepare", backup, *way.options]
+        code, out = _to_the_end([*command, "--json"], log, limit_s)
+        if code:
+            raise FailedError(
+                f"snapmgr prepare ended with {code}: {log.read_text(errors='replace')[-500:]} {out[-500:]}"
+            )
+        document = json.loads(out)
+        if (plan := document.get("plan")) is not None:
+            facts |= {"way": plan["way"], "result": plan["result"], "why": plan["why"]}
+            facts |= {"speeds": plan["speeds"], "forecasts": plan["forecasts"]}
+        prepared = document["prepared"]
+        facts["steps"] = prepared.get("steps")
+        return Path(prepared["path"]), None
+
+    def _check(self, result: Path) -> None:
+        """Compare the tables with those of a plain prepare. Raises FailedError."""
+        self.store.pace(Pace())
+        with work_folder(self._folder.parent) as folder:
+            copy = folder / "copy"
+            shutil.copytree(result, copy)
+            found = table_checksums(copy)
+        if found != self.backup.checksums:
+            wrong = sorted(name for name, value in self.backup.checksums.items() if found.get(name) != value)
+            raise FailedError(f"tables differ from those of a plain prepare: {', '.join(wrong)}")
+
+    def _remove_results(self) -> None:
+        for folder in (self.volume.point, self._scratch):
+            for path in folder.iterdir():
+                # The mount's own files, ".stats" and others, are no folders.
+                if path.is_dir() and path.name not in {"backup", ".trash"}:
+                    shutil.rmtree(path)
+
+
+def _to_the_end(command: Sequence[str], log: Path, limit_s: float) -> tuple[int, str]:
+    """Run a program, its messages in `log`; return how it ended and what it printed. Interrupted, it may clean up."""
+    with log.open("wb") as messages:
+        environment = os.environ | {"PYTHONPATH": ":".join(path for path in sys.path if path), "LC_ALL": "C.UTF-8"}
+        process = subprocess.Popen(
+            [find_program("setpriv"), "--pdeathsig", "INT", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=messages,
+            env=environment,
+            start_new_session=True,
+            text=True,
+        )
+        try:
+            out, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            raise FailedError(f"it took longer than {limit_s:.0f} s") from None
+        except BaseException:
+            _end(process)
+            raise
+    return process.returncode, out
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=_END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def prepare_lab(data_bytes: int, redo_bytes: int, *, base: Path, cache: Path | None = None) -> Iterator[PrepareLab]:
+    """Make a volume in a slow store, with its metadata in Redis and a backup of about these sizes in it.
+
+    All that is large lies in `base`: objects, caches and scratch.
+    """
+    backup = redo_backup(data_bytes, redo_bytes, cache=cache)
+    with ExitStack() as stack:
+        folder = stack.enter_context(work_folder(base))
+        store = stack.enter_context(object_store(folder / "objects"))
+        volume = stack.enter_context(
+            juicefs_volume(
+                "redis",
+                storage="s3",
+                bucket=store.bucket(),
+                access_key=ACCESS_KEY,
+                secret_key=SECRET_KEY,
+                mount=False,
+                base=base,
+            )
+        )
+        with volume.mounted(cache=folder / "cache"):
+            shutil.copytree(backup.folder, volume.point / "backup")
+        shutil.rmtree(folder / "cache")
+        lab = PrepareLab(store, volume, backup, folder)
+        lab.configure()
+        yield lab
