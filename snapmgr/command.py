@@ -324,6 +324,26 @@ def _open_gate(process: Process) -> None:
             stream.write(b"go\n")
 
 
+def start_for_user(argv: Sequence[str]) -> Process:
+    """Start a command of the user's as a shell would: with our terminal, environment and folder, in our process group.
+
+    So Ctrl-C at a terminal reaches it too. Raises LackingError if there is no such program, CommandError if it cannot
+    be started. The caller waits for it.
+    """
+    try:
+        return subprocess.Popen(argv)
+    except FileNotFoundError:
+        raise LackingError(f"there is no program {argv[0]}") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise CommandError(f"cannot start {argv[0]}: {why}") from None
+
+
+def wait_for(process: Process, timeout_s: float) -> bool:
+    """Wait for the end of a child and reap it; False when it still runs after `timeout_s`."""
+    return _ended(process, timeout_s)
+
+
 def pipeline(argvs: Sequence[Sequence[str]], *, timeout_s: float, secrets: tuple[str, ...] = ()) -> bytes:
     """Run programs joined by pipes and return the last one's stdout; fails when *any* member fails.
 

@@ -41,6 +41,7 @@ COMMANDS = {
     "prune": "Delete the snapshots that no retention rule keeps.",
     "status": "Say whether every job has its snapshots.",
     "schedule": "Let jobs run at given times, by systemd or by cron.",
+    "trace": "Record what a JuiceFS mount does, add it up, judge it and draw it.",
     "config": "Write or check the configuration.",
     "doctor": "Look for what is lacking, wrong with a job or left over; --fix mends it.",
     "completion": "Print the script that completes words in a shell.",

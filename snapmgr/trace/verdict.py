@@ -161,6 +161,9 @@ def _findings(facts: Facts) -> Iterator[Finding]:
         )
     if facts.read_s > HELD_SHARE * facts.wall_s:
         yield from _of_reads(facts)
+    elif facts.fsync_s > FSYNC_SHARE * facts.wall_s and facts.fsyncs < MANY_FSYNCS:
+        why = f"{facts.fsyncs} fsyncs took {_share(facts.fsync_s, facts)}: each waits until its file is uploaded"
+        yield _to_writeback(facts, "fsync", why)
     if facts.write_s > HELD_SHARE * facts.wall_s:
         yield _to_writeback(facts, "write", f"writes took {_share(facts.write_s, facts)}: they wait for uploads")
     if counted is None:
@@ -262,8 +265,8 @@ def _elsewhere(facts: Facts) -> Finding:
     held_s = facts.read_s + facts.write_s + facts.fsync_s
     return Finding(
         bottleneck="program",
-        why=f"reads, writes and fsyncs took {_share(held_s, facts)}, and nothing stands out: "
-        "the rest was spent in the program itself, or in operations on names and attributes",
+        why=f"reads, writes and fsyncs took {_share(held_s, facts)} together, and none of them stands out: "
+        "the rest is the program's own time, and that of operations on names and attributes",
         action="none",
         advice="nothing to tune at the mount",
     )

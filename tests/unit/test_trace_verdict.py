@@ -123,6 +123,11 @@ def test_the_edge_of_fsync(fsync_s, fsyncs, expected):
     assert ("use-memory" in actions(Facts(wall_s=10.0, fsync_s=fsync_s, fsyncs=fsyncs))) is expected
 
 
+def test_a_few_long_fsyncs_wait_for_uploads():
+    verdict = judge(Facts(wall_s=10.0, fsync_s=2.1, fsyncs=19))
+    assert (verdict.bottleneck, verdict.action) == ("fsync", "writeback")
+
+
 def test_nothing_recorded():
     assert judge(Facts(wall_s=0.0)).bottleneck == "unknown"
 

@@ -1,0 +1,327 @@
+"""``snapmgr trace``."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast, get_args
+
+import click
+
+from snapmgr.cli.output import clean, format_table, print_lines
+from snapmgr.cli.params import DurationText, SizeText, json_option
+from snapmgr.errors import EXIT_OK, ConfigError, NotFoundError, SnapmgrError
+from snapmgr.trace.analysis import By
+from snapmgr.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from snapmgr.cli.session import Session
+    from snapmgr.trace.accesslog import Trace
+    from snapmgr.trace.analysis import Analysis, Total
+    from snapmgr.trace.record import Recorded
+    from snapmgr.trace.verdict import Verdict
+
+_LIMIT_BYTES = 1 << 30
+_TOP = 10
+_HEADS = ("COUNT", "FAILED", "BYTES", "TIME", "P50", "P95", "P99", "MAX")
+_STOPPED = {
+    "command": "the command has ended",
+    "signal": "as asked for",
+    "time": "the time is over",
+    "size": "the file has reached its limit",
+    "mount": "the mount does not answer any more",
+}
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  snapmgr trace record /mnt/jfs -o run.log.gz -- ./nightly.sh
+  snapmgr trace show run.log.gz
+  snapmgr trace show run.log.gz -o run.html
+"""
+)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Record what a JuiceFS mount does, add it up, judge it and draw it."""
+    session: Session = ctx.obj
+    session.command = f"trace {ctx.invoked_subcommand}"
+
+
+@command.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="""\b
+Examples:
+  snapmgr trace record /mnt/jfs -- mariadb-backup --prepare --target-dir=/mnt/jfs/full
+  snapmgr trace record /mnt/jfs -o run.log.gz --for 10m
+
+\b
+The file is the client's own log, compressed by gzip: zcat shows it, and
+"juicefs profile" takes it unpacked. Exit code: the command's, if there is one.
+""",
+)
+@click.argument("mount", metavar="MOUNT", type=click.Path(path_type=Path))
+@click.argument("argv", metavar="[-- COMMAND...]", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A new file.  [default: trace-VOLUME-TIME.log.gz, here]",
+)
+@click.option(
+    "--limit",
+    "limit_bytes",
+    metavar="SIZE",
+    type=SizeText(),
+    default=_LIMIT_BYTES,
+    help="End when the file has this size.  [default: 1G]",
+)
+@click.option("--for", "duration_s", metavar="DURATION", type=DurationText(), help='End after "10m".')
+@json_option
+@click.pass_obj
+def record(
+    session: Session,
+    mount: Path,
+    argv: tuple[str, ...],
+    *,
+    output: Path | None,
+    limit_bytes: int,
+    duration_s: float | None,
+) -> int:
+    """Record a mount's operations until COMMAND ends, until Ctrl-C, or up to a bound.
+
+    MOUNT is any folder on it. COMMAND has this terminal, folder and environment; a bound ends the recording, not the
+    command. The counters of the mount are kept beside the operations, so that "trace show" finds what was lost.
+    """
+    from snapmgr.trace.mounted import find_mount
+    from snapmgr.trace.record import record
+
+    found = find_mount(mount)
+    path = output or _new_name(found.volume)
+    with _asked_to_stop() as stopped:
+        if not argv:
+            session.voice.tell(f"recording {found.point} into {path}; Ctrl-C ends it")
+        recorded = record(found, path, limit_bytes=limit_bytes, duration_s=duration_s, command=argv, stopped=stopped)
+    _tell_recorded(session, recorded)
+    return recorded.command_exit or EXIT_OK
+
+
+def _new_name(volume: str) -> Path:
+    from datetime import datetime
+
+    return Path(f"trace-{volume}-{datetime.now().astimezone():%Y%m%d-%H%M%S}.log.gz")
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[Callable[[], int]]:
+    """Note signals instead of being ended by them: a recording always ends by a signal, and must end well."""
+    came: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    old = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in old.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, note)
+    try:
+        yield lambda: came[0] if came else 0
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _tell_recorded(session: Session, recorded: Recorded) -> None:
+    if session.json:
+        session.document(
+            recorded.command_exit or EXIT_OK,
+            path=str(recorded.path),
+            size_bytes=recorded.size_bytes,
+            wall_s=recorded.wall_s,
+            stopped_by=recorded.stopped_by,
+            command_exit=recorded.command_exit,
+        )
+        return
+    if recorded.stopped_by in {"size", "mount"}:
+        session.voice.warn(f"the recording ended early: {_STOPPED[recorded.stopped_by]}")
+    what = f"{format_duration(recorded.wall_s)} in {format_size(recorded.size_bytes)}"
+    session.voice.tell(f"recorded {what}: {_STOPPED[recorded.stopped_by]}")
+    session.voice.tell(f"to look at it: snapmgr trace show {recorded.path}")
+    print_lines([str(recorded.path)])
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  snapmgr trace show run.log.gz
+  snapmgr trace show run.log.gz --by file --top 30
+  snapmgr trace show run.log.gz -o run.html
+  zcat old.log.gz | snapmgr trace show - --json
+"""
+)
+@click.argument("file", metavar="FILE", type=click.Path())
+@click.option("--by", type=click.Choice(get_args(By)), help="Only this table.  [default: all three]")
+@click.option(
+    "--top", type=click.IntRange(min=1), default=_TOP, help=f"So many lines in each table.  [default: {_TOP}]"
+)
+@click.option(
+    "-o", "--output", metavar="FILE.html", type=click.Path(path_type=Path), help="Draw threads × time, as a page."
+)
+@click.option(
+    "--perfetto", metavar="FILE.json[.gz]", type=click.Path(path_type=Path), help="Write what trace viewers open."
+)
+@json_option
+@click.pass_obj
+def show(session: Session, file: str, *, by: By | None, top: int, output: Path | None, perfetto: Path | None) -> int:
+    """Add up a recorded log, and say what held the program up and what to try.
+
+    FILE is of "trace record", or any log of a JuiceFS client (.accesslog, .oplog), also compressed by gzip; "-" is
+    stdin. Without the counters that "trace record" keeps it cannot be told whether lines are missing.
+    """
+    from snapmgr.trace.analysis import analyse, facts_of
+    from snapmgr.trace.reading import read_trace
+    from snapmgr.trace.verdict import judge
+
+    trace = read_trace(file)
+    analysis = analyse(trace)
+    verdict = judge(facts_of(trace, analysis))
+    _draw(session, trace, verdict, file, output=output, perfetto=perfetto)
+    if session.json:
+        _show_document(session, trace, analysis, verdict, by=by, top=top)
+        return EXIT_OK
+    for warning in _warnings(trace, analysis):
+        session.voice.warn(warning)
+    print_lines([*_summary(trace, analysis), *_tables(analysis, by, top), "", *_verdict_lines(verdict)])
+    return EXIT_OK
+
+
+def _draw(
+    session: Session, trace: Trace, verdict: Verdict, file: str, *, output: Path | None, perfetto: Path | None
+) -> None:
+    title = "stdin" if file == "-" else os.path.basename(file)
+    if output is not None:
+        from snapmgr.trace.page import write_page
+
+        _write(output, (".html", ".htm"), lambda out: write_page(trace.operations, verdict, out, title=title))
+        session.voice.tell(f"wrote {output}: open it in a browser")
+    if perfetto is not None:
+        from snapmgr.trace.perfetto import write_perfetto
+
+        _write(perfetto, (".json", ".json.gz"), lambda out: write_perfetto(trace.operations, out, title=title))
+        session.voice.tell(f"wrote {perfetto}: open it at ui.perfetto.dev or in another viewer of traces")
+
+
+def _write(path: Path, endings: tuple[str, str], write: Callable[[IO[bytes]], None]) -> None:
+    import gzip
+
+    # What is there is replaced: never a recording, for want of an option's letter.
+    if not path.name.endswith(endings):
+        raise ConfigError(f"{path} has none of the endings {' and '.join(endings)}", hint=f"call it {path}{endings[0]}")
+    try:
+        with gzip.open(path, "wb", compresslevel=6) if path.suffix == ".gz" else open(path, "wb") as out:
+            write(cast("IO[bytes]", out))
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFoundError(f"there is no folder {path.parent}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder") from None
+    except OSError as error:
+        raise SnapmgrError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _warnings(trace: Trace, analysis: Analysis) -> list[str]:
+    warnings = []
+    if trace.truncated:
+        warnings.append(f"the file is {trace.truncated}: this is what could be read of it")
+    if analysis.skipped:
+        warnings.append(f"{analysis.skipped} lines are none of a log of JuiceFS and were skipped")
+    if trace.operations.untimed:
+        warnings.append(f"{trace.operations.untimed} lines bear no time: they are taken one after the other")
+    if analysis.missing is None and analysis.operations:
+        warnings.append("whether operations are missing cannot be told: the mount's counters are not in the file")
+    return warnings
+
+
+def _summary(trace: Trace, analysis: Analysis) -> list[str]:
+    header = trace.header or {}
+    lines = []
+    if header:
+        what = [f"volume {header.get('volume')}", f"JuiceFS {header.get('version')}"]
+        what += [f"command {header['command']}"] if header.get("command") else []
+        lines.append(", ".join(what))
+    lines.append(
+        f"{analysis.operations} operations in {format_duration(analysis.wall_s)}; "
+        f"{analysis.mean_under_way:.1f} under way on average, {analysis.max_under_way} at most; "
+        f"{format_duration(analysis.busy_s.get('fsync', 0.0))} in fsync"
+    )
+    if analysis.counted is not None:
+        counted = analysis.counted
+        lines.append(
+            f"objects: {counted.gets} GET of {format_size(counted.get_bytes)}, {counted.puts} PUT of "
+            f"{format_size(counted.put_bytes)}, {format_size(counted.compaction_bytes)} compacted; "
+            f"cache: {counted.cache_hits} hits, {counted.cache_misses} misses, {counted.evictions} evicted; "
+            f"client: {format_duration(counted.cpu_s)} of processor"
+        )
+    return lines
+
+
+def _tables(analysis: Analysis, by: By | None, top: int) -> Iterator[str]:
+    for kind in (by,) if by else get_args(By):
+        shown = analysis.totals[kind][:top]
+        if not shown:
+            continue
+        yield ""
+        yield from format_table((kind.upper(), *_HEADS), [_cells(total) for total in shown])
+        rest = len(analysis.totals[kind]) - len(shown)
+        if rest:
+            yield f"… and {rest} more"
+
+
+def _cells(total: Total) -> list[str]:
+    times = (total.p50_us, total.p95_us, total.p99_us, total.max_us)
+    return [
+        clean(total.key),
+        str(total.count),
+        str(total.failed or "-"),
+        format_size(total.size_bytes) if total.size_bytes else "-",
+        format_duration(total.total_us / 1e6),
+        *(_latency(taken_us) for taken_us in times),
+    ]
+
+
+def _latency(taken_us: int) -> str:
+    # Much of what a mount does takes a few microseconds, which would all be 0.0 ms.
+    return f"{taken_us} µs" if taken_us < 1000 else format_duration(taken_us / 1e6)  # noqa: PLR2004
+
+
+def _verdict_lines(verdict: Verdict) -> list[str]:
+    lines = []
+    for number, finding in enumerate(verdict.findings):
+        lines.append(f"{'verdict' if number == 0 else 'also'}: {finding.bottleneck}: {finding.why}")
+        lines.append(f"  try: {finding.advice}" if finding.action != "none" else f"  {finding.advice}")
+    return lines
+
+
+def _show_document(
+    session: Session, trace: Trace, analysis: Analysis, verdict: Verdict, *, by: By | None, top: int
+) -> None:
+    fields: dict[str, Any] = asdict(analysis)
+    fields["totals"] = {
+        kind: [asdict(total) for total in found[:top]] for kind, found in analysis.totals.items() if by in {None, kind}
+    }
+    header = {name: value for name, value in (trace.header or {}).items() if name != "counters"}
+    session.document(
+        EXIT_OK,
+        recording=header or None,
+        truncated=trace.truncated,
+        untimed=trace.operations.untimed,
+        analysis=fields,
+        verdict={"findings": [asdict(finding) for finding in verdict.findings]},
+    )

@@ -1,0 +1,236 @@
+"""Adds up a recorded log: operations, files, threads, latencies, how much was under way, and what is missing."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeGuard
+
+from snapmgr.trace.counters import Counted, growth
+from snapmgr.trace.verdict import Facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from snapmgr.trace.accesslog import Trace
+    from snapmgr.trace.operations import Operations
+
+By = Literal["operation", "file", "thread"]
+_US = 1_000_000
+_LATE_US = 50_000
+"""So much after its counting an operation's line may be written, on a busy machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """What the operations of one kind, file or thread amount to; latencies by nearest rank."""
+
+    key: str
+    count: int
+    failed: int
+    """Those that did not end with OK, such as a lookup of a name that is not there."""
+    size_bytes: int
+    """Bytes that reads returned and writes took."""
+    total_us: int
+    p50_us: int
+    p95_us: int
+    p99_us: int
+    max_us: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """All that `trace show` tells of a log."""
+
+    operations: int
+    skipped: int
+    wall_s: float
+    """Of the recording; without its recorder's word from the first operation's start to the last one's end."""
+    first_us: int
+    last_us: int
+    busy_s: dict[str, float]
+    """Of each kind of operation: seconds in which at least one was under way."""
+    mean_under_way: float
+    max_under_way: int
+    totals: dict[By, tuple[Total, ...]]
+    """The longest total time first."""
+    missing: dict[str, int] | None
+    """Operations that the mount counted and the log lacks, by kind; None where there are no counters to compare."""
+    counted: Counted | None
+
+
+def analyse(trace: Trace) -> Analysis:
+    """Given a log, add it up."""
+    operations = trace.operations
+    counted = _counted(trace)
+    span_us = _counted_span_us(trace)
+    first_us, last_us = _span_us(operations)
+    recorded_s = (trace.trailer or {}).get("wall_s")
+    wall_s = float(recorded_s) if isinstance(recorded_s, int | float) else (last_us - first_us) / _US
+    mean, most = _under_way(operations, wall_s)
+    return Analysis(
+        operations=len(operations),
+        skipped=operations.skipped,
+        wall_s=wall_s,
+        first_us=first_us,
+        last_us=last_us,
+        busy_s=_busy_s(operations, *span_us),
+        mean_under_way=mean,
+        max_under_way=most,
+        totals={
+            "operation": totals(operations, operations.name, lambda name: operations.names[name]),
+            "file": totals(operations, operations.inode, lambda inode: file_name(operations, inode)),
+            "thread": totals(operations, operations.thread, str),
+        },
+        missing=_missing(operations, counted, *span_us) if counted is not None else None,
+        counted=counted,
+    )
+
+
+def facts_of(trace: Trace, analysis: Analysis) -> Facts:
+    """Return what the verdict rests on."""
+    header = trace.header or {}
+    fsyncs = sum(total.count for total in analysis.totals["operation"] if total.key == "fsync")
+    return Facts(
+        wall_s=analysis.wall_s,
+        read_s=analysis.busy_s.get("read", 0.0),
+        write_s=analysis.busy_s.get("write", 0.0),
+        fsync_s=analysis.busy_s.get("fsync", 0.0),
+        fsyncs=fsyncs,
+        counted=analysis.counted,
+        writeback=header.get("writeback"),
+        missing=analysis.missing or {},
+    )
+
+
+def file_name(operations: Operations, inode: int) -> str:
+    """Return a file's path as far as the log tells it, else its inode."""
+    if inode == 0:
+        return "(none)"
+    return operations.paths.get(inode, f"inode {inode}")
+
+
+def totals(operations: Operations, column: Iterable[int], name: Callable[[int], str]) -> tuple[Total, ...]:
+    """Add up by the values of a column, which `name` turns into keys; the longest total time first."""
+    durations: defaultdict[int, list[int]] = defaultdict(list)
+    size_bytes: Counter[int] = Counter()
+    failed: Counter[int] = Counter()
+    rows = zip(column, operations.duration_us, operations.got, operations.status, strict=True)
+    for key, duration_us, got, status in rows:
+        durations[key].append(duration_us)
+        if got:
+            size_bytes[key] += got
+        if status:
+            failed[key] += 1
+    found = [_total(name(key), taken, failed[key], size_bytes[key]) for key, taken in durations.items()]
+    return tuple(sorted(found, key=lambda total: (-total.total_us, total.key)))
+
+
+def _total(key: str, taken: list[int], failed: int, size_bytes: int) -> Total:
+    taken.sort()
+
+    def rank(share: float) -> int:
+        return taken[max(math.ceil(share * len(taken)) - 1, 0)]
+
+    return Total(
+        key=key,
+        count=len(taken),
+        failed=failed,
+        size_bytes=size_bytes,
+        total_us=sum(taken),
+        p50_us=rank(0.5),
+        p95_us=rank(0.95),
+        p99_us=rank(0.99),
+        max_us=taken[-1],
+    )
+
+
+def _span_us(operations: Operations) -> tuple[int, int]:
+    if not operations:
+        return 0, 0
+    # A damaged duration may reach back before 1970.
+    first_us = min(end - took for end, took in zip(operations.end_us, operations.duration_us, strict=True))
+    return first_us, max(operations.end_us)
+
+
+def _under_way(operations: Operations, wall_s: float) -> tuple[float, int]:
+    """Return how many operations were under way, on average and at most."""
+    starts = sorted(end - took for end, took in zip(operations.end_us, operations.duration_us, strict=True))
+    ends = sorted(operations.end_us)
+    most = ended = 0
+    for begun, start in enumerate(starts, start=1):
+        # One that ends as another starts is not beside it.
+        while ends[ended] <= start and ended < begun - 1:
+            ended += 1
+        most = max(most, begun - ended)
+    mean = sum(operations.duration_us) / _US / wall_s if wall_s > 0 else 0.0
+    return mean, most
+
+
+def _busy_s(operations: Operations, from_us: int, to_us: int) -> dict[str, float]:
+    """Return for each kind the seconds of the span in which one was under way."""
+    spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for name, end, took in zip(operations.name, operations.end_us, operations.duration_us, strict=True):
+        spans[name].append((max(end - took, from_us), min(end, to_us)))
+    return {operations.names[name]: _union_us(found) / _US for name, found in spans.items()}
+
+
+def _union_us(spans: list[tuple[int, int]]) -> int:
+    spans.sort()
+    total = 0
+    reached = spans[0][0]
+    for start, end in spans:
+        if end > reached:
+            total += end - max(start, reached)
+            reached = end
+    return total
+
+
+def _counted(trace: Trace) -> Counted | None:
+    start, end = (trace.header or {}).get("counters"), (trace.trailer or {}).get("counters")
+    if not (_are_numbers(start) and _are_numbers(end)):
+        return None
+    try:
+        return growth(start, end)
+    except ValueError:
+        return None
+
+
+def _are_numbers(counters: object) -> TypeGuard[dict[str, float]]:
+    # The file may come from anywhere.
+    return isinstance(counters, dict) and all(isinstance(value, int | float) for value in counters.values())
+
+
+def _missing(operations: Operations, counted: Counted, from_us: int, to_us: int) -> dict[str, int]:
+    """Compare the log with the counters, over the span between their two readings.
+
+    Both ends are taken generously, for an operation is counted a little before its line is written: a few lines may
+    hide, but none is missed without cause.
+    """
+    names = Counter(
+        name for name, end in zip(operations.name, operations.end_us, strict=True) if from_us <= end <= to_us
+    )
+    logged: Mapping[str, int] = {operations.names[name]: count for name, count in names.items()}
+    if not counted.operations:
+        # An older client counts only the sum.
+        lost = counted.operations_sum - sum(logged.values())
+        return {"any": lost} if lost > 0 else {}
+    lost_by_kind = {kind: count - logged.get(kind, 0) for kind, count in counted.operations.items()}
+    return {kind: lost for kind, lost in lost_by_kind.items() if lost > 0}
+
+
+def _counted_span_us(trace: Trace) -> tuple[int, int]:
+    """Return between which times operations were counted: our two openings of the file with the counters."""
+    operations, header = trace.operations, trace.header or {}
+    inode, thread = header.get("stats_inode"), header.get("thread")
+    opening = operations.names.index("open") if "open" in operations.names else -1
+    # By any thread if ours is not found: in a container it has another number.
+    found = [at for at, name in enumerate(operations.name) if name == opening and operations.inode[at] == inode]
+    marks = [at for at in found if operations.thread[at] == thread] or found
+    from_us, to_us = 0, 1 << 64
+    if marks:
+        from_us = operations.end_us[marks[0]] - operations.duration_us[marks[0]]
+    if len(marks) > 1:
+        to_us = operations.end_us[marks[-1]] + _LATE_US
+    return from_us, to_us
