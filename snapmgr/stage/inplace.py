@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import StorageError
+from snapmgr.errors import LackingError, SnapmgrError, StorageError
 from snapmgr.stage.request import ApplyRequest, Progress
 from snapmgr.units import format_size
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _LEAST_MEMORY_BYTES = 128 << 20
 _MOST_MEMORY_BYTES = 8 << 30
 _SETTLE_S = 24 * 3600.0
+
+
+class NoMountError(LackingError):
+    """The storage could not be mounted privately; nothing was done yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +93,7 @@ def apply_in_place(
         watching: entered with the private mount while the tool runs: to read its counters.
         after: called with the folder, as the tool saw it, before the private mount goes.
 
-    All is in the storage itself when this returns. Raises what the tool, the mount and `settle` raise.
+    All is in the storage itself when this returns. Raises NoMountError, and what the tool and `settle` raise.
     """
 
     def applied(where: str) -> float:
@@ -116,7 +120,11 @@ def apply_in_place(
             hint="leave the mount options out",
         )
     parent, name = os.path.split(folder)
-    with storage.client_mount(parent, settings.client) as mount:
+    with ExitStack() as stack:
+        try:
+            mount = stack.enter_context(storage.client_mount(parent, settings.client))
+        except SnapmgrError as error:
+            raise NoMountError(f"no private mount: {error.message}", hint=error.hint) from error
         inside = os.path.join(mount.path, name)
         start = time.monotonic()
         if settings.warm_up:

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from snapmgr.api import FolderCloning, Remounting
-from snapmgr.errors import LackingError, SnapmgrError, StorageError
+from snapmgr.errors import SnapmgrError, StorageError
 from snapmgr.records import ClientOptions
 from snapmgr.stage.backupfolder import Backup, inspect
 from snapmgr.stage.forecast import NAMES, PAGE_BYTES, Choice, Facts, Result, Way, choose, forecast, touched_pages
-from snapmgr.stage.inplace import Settings, apply_in_place, choose_memory
+from snapmgr.stage.inplace import NoMountError, Settings, apply_in_place, choose_memory
 from snapmgr.stage.measure import measure
 from snapmgr.stage.order import Order, Plan, Ready
 from snapmgr.stage.overlay import copied_up, overlay
@@ -186,13 +186,14 @@ class _Preparing:
         self._tell(choice.why)
         try:
             path = self._go(choice.way, choice.result)
-        except LackingError as error:
+        except NoMountError as error:
             if choice.way != "writeback" or self._plan.settings.client is not None:
                 raise
-            self._tell(f"warning: no private mount: {error.message}")
+            self._tell(f"warning: {error.message}" + (f" ({error.hint})" if error.hint else ""))
             facts = replace(self._plan.facts, can_remount=False)
             choice = _choice(self._plan.order, facts, self._plan.place.result)
             self._tell(choice.why)
+            self._steps.clear()
             path = self._go(choice.way, choice.result)
         return Ready(
             path=path,
@@ -243,7 +244,13 @@ class _Preparing:
         settings = self._plan.settings
         if way == "writeback" and settings.client is None:
             settings = replace(settings, client=self._writeback())
-        self._clone(clone)
+        if settings.client is not None and settings.client.cache_dir is None:
+            # What is not uploaded yet needs room that was looked at.
+            cache = os.path.join(self._local.path, "cache")
+            os.makedirs(cache, mode=0o700, exist_ok=True)
+            settings = replace(settings, client=replace(settings.client, cache_dir=cache))
+        if not os.path.lexists(clone):  # a private mount may have been refused after it was made
+            self._clone(clone)
         self._apply(clone, settings)
         if settings.client is None:
             self._owned(clone, sync=True)
