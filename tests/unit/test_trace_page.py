@@ -11,10 +11,13 @@ import re
 import zlib
 from array import array
 from html.parser import HTMLParser
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snapmgr.cli.main import main
 from snapmgr.trace.lanes import lanes, starts_us
 from snapmgr.trace.operations import Operations
 from snapmgr.trace.page import write_page
@@ -23,6 +26,7 @@ from snapmgr.trace.perfetto import write_perfetto
 from snapmgr.trace.verdict import Finding, Verdict
 from support.operations import KERNEL, READER, WRITER, prepare_operations
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "trace" / "kinds.log"
 _COLUMNS = ("start", "duration", "name", "file", "offset", "size", "got", "status")
 _TYPES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
@@ -179,6 +183,15 @@ def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else():
     assert "unsafe" not in policy
 
 
+def test_names_that_are_no_text_are_shown_as_far_as_they_are():
+    operations = _operations([(100, 1, 1, 0, 7, 1, 0, 0)])
+    operations.paths[7] = "\udcff"
+    text = _page(operations, title="a\udcff.log")
+    assert "<h1>a?.log</h1>" in text
+    head, _ = _unpack(re.search(r'id="data">([^<]*)<', text)[1])
+    assert head["files"] == [["7", "\udcff"]]
+
+
 def test_a_page_without_verdict_and_operations_is_a_page():
     text = _page(Operations())
     assert 'id="verdict-title"' not in text
@@ -254,3 +267,25 @@ def test_the_generator_makes_rows_in_the_order_of_a_log():
     assert len(operations) == 2000
     assert list(operations.end_us) == sorted(operations.end_us)
     assert isinstance(operations.end_us, array)
+
+
+def test_trace_show_writes_page_and_events_of_a_recorded_log(tmp_path, capsys):
+    page, events = tmp_path / "run.html", tmp_path / "run.json.gz"
+    assert main(["trace", "show", str(GOLDEN), "-o", str(page), "--perfetto", str(events)]) == 0
+    assert f"wrote {page}" in capsys.readouterr().err
+    text = page.read_text()
+    assert "<title>kinds.log: " in text
+    assert 'id="verdict-title"' in text
+    with gzip.open(events) as file:
+        written = {event["name"] for event in json.load(file)["traceEvents"] if event["ph"] == "X"}
+    head, _ = _unpack(re.search(r'id="data">([^<]*)<', text)[1])
+    assert written == set(head["names"]) >= {"read", "write", "fsync"}
+
+
+@pytest.mark.parametrize("option", ["-o", "--perfetto"])
+def test_trace_show_replaces_no_recording(option, tmp_path, capsys):
+    log = tmp_path / "kinds.log"
+    log.write_bytes(GOLDEN.read_bytes())
+    assert main(["trace", "show", str(log), option, str(log)]) == 2
+    assert "has none of the endings" in capsys.readouterr().err
+    assert log.read_bytes() == GOLDEN.read_bytes()

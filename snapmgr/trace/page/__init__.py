@@ -41,7 +41,8 @@ def write_page(operations: Operations, verdict: Verdict | None, out: IO[bytes], 
         data=pack(operations),
     )
     for part in parts:
-        out.write(part.encode())
+        # Names of files need not be text.
+        out.write(part.encode(errors="replace"))
 
 
 def _part(name: str) -> str:
