@@ -63,6 +63,19 @@ class _Seconds(dict[bytes, int]):
         # An hour's: a log of years must not fill the memory.
         if len(self) > 3600:  # noqa: PLR2004
             self.clear()
+            self[b""] = 0
+        self[text] = value
+        return value
+
+
+class _Numbers(dict[bytes, int]):
+    """The text of a number that comes again and again (a thread, an inode, a size) to the number."""
+
+    def __missing__(self, text: bytes) -> int:
+        value = int(text)
+        if len(self) > 100_000:  # noqa: PLR2004
+            self.clear()
+            self[b""] = 0
         self[text] = value
         return value
 
@@ -75,6 +88,7 @@ class Reader:
         self._rest = b""
         self._overlong = False
         self._seconds = _Seconds({b"": 0})
+        self._numbers = _Numbers({b"": 0})
         self._names: dict[bytes, int] = {}
         self._statuses: dict[bytes, int] = {b"OK": 0}
         self._places: dict[int, tuple[int, bytes]] = {}
@@ -179,19 +193,20 @@ class Reader:
         seconds, micros, threads, names, inodes, sizes, offsets, gots, took_s, took_us, _ = zip(*rows, strict=True)
         base = len(operations)
         is_write = [name == b"write" for name in names]
-        size = list(map(int, sizes))
+        size = list(map(self._numbers.__getitem__, sizes))
         operations.end_us.extend(map(add, map(self._seconds.__getitem__, seconds), map(int, micros)))
-        operations.duration_us.extend(
-            micro if whole == b"0" else int(whole) * 1_000_000 + micro
-            for whole, micro in zip(took_s, map(int, took_us), strict=True)
-        )
-        operations.thread.extend(map(int, threads))
+        durations = list(map(int, took_us))
+        if took_s.count(b"0") < len(took_s):
+            durations = [micro + int(whole) * 1_000_000 for whole, micro in zip(took_s, durations, strict=True)]
+        operations.duration_us.extend(durations)
+        operations.thread.extend(map(self._numbers.__getitem__, threads))
         operations.name.extend(map(self._names.get, names, [0] * len(names)))
-        operations.inode.extend(map(int, inodes))
+        operations.inode.extend(map(self._numbers.__getitem__, inodes))
         operations.size.extend(size)
         operations.offset.extend(map(int, offsets))
         operations.got.extend(
-            asked if write else int(got or 0) for write, asked, got in zip(is_write, size, gots, strict=True)
+            asked if write else got
+            for write, asked, got in zip(is_write, size, map(self._numbers.__getitem__, gots), strict=True)
         )
         operations.status.frombytes(bytes(len(rows)))
         for at, line in known:

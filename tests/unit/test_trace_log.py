@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.errors import NotFoundError, SnapmgrError
-from snapmgr.trace.accesslog import read_blocks
+from snapmgr.trace.accesslog import Reader, read_blocks
 from snapmgr.trace.line import read_line, time_us
 from snapmgr.trace.reading import read_trace
 
@@ -121,6 +121,25 @@ def test_a_damaged_line_is_skipped_or_still_one_line(line, data):
 def test_an_endless_line_does_not_fill_the_memory():
     operations = read_blocks([WRITE, *[b"x" * 100_000] * 50, b"\n" + READ]).operations
     assert (len(operations), operations.skipped) == (2, 1)
+
+
+def test_what_is_remembered_of_long_logs_is_bounded():
+    front = "2026.11.%02d %02d:00:%02d.000001 [uid:0,gid:0,pid:1] "
+    lines = []
+    for number in range(105_000):
+        at = front % (1 + number % 28, number % 23, number % 59)
+        lines.append(
+            at + (f"write ({number},16,0,1) - OK <0.000002>\n" if number % 7 else "fsync (1,1) - OK <1.000000>\n")
+        )
+    reader = Reader()
+    for at in range(0, len(lines), 5000):
+        reader.feed("".join(lines[at : at + 5000]).encode())
+    operations = reader.finish().operations
+    assert (len(operations), operations.skipped) == (105_000, 0)
+    assert sum(operations.duration_us) == 15_000 * 1_000_000 + 90_000 * 2
+    assert operations.inode[104_999] == (104_999 if 104_999 % 7 else 1)
+    assert max(map(len, (reader._numbers, reader._seconds))) <= 100_002
+    assert len(reader._seconds) <= 3602
 
 
 def test_more_kinds_than_any_client_has_are_skipped():
