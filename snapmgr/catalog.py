@@ -12,6 +12,8 @@
     STATE/machine                       whose it is: two machines must not share it
     STATE/restores/TOKEN.json           a restore that is under way or was cut short (`snapmgr.landing`)
     STATE/reversions/TOKEN.json         a restore in place that is under way or was cut short (`snapmgr.jobs.reversion`)
+    STATE/snapshots/ID/tool.log         what the tool of a physical backup printed
+    STATE/tool-logs/JOB.log             the same of the run that is active, or failed
     STATE/gauges/POOL.json              how full the storage was, and when (`snapmgr.jobs.filling`)
 
 Every file is replaced as a whole (`snapmgr.files`): a crash leaves the old content or the new one.
@@ -216,11 +218,25 @@ class Catalog:
         with suppress(FileNotFoundError):
             begun = [name for name in os.listdir(folder) if _BEGUN.fullmatch(name)]
             # The manifest goes last: until then the snapshot is known.
-            for name in (*begun, "verified.json", "manifest.json"):
+            for name in (*begun, "tool.log", "verified.json", "manifest.json"):
                 (folder / name).unlink(missing_ok=True)
             with suppress(OSError):
                 folder.rmdir()
         sync_folder(self._snapshots)
+
+    def tool_log(self, job: str) -> Path:
+        """Return where the tool of a job's active run is to print."""
+        folder = self.path / "tool-logs"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=space_hint(error)) from None
+        return folder / f"{job}.log"
+
+    def keep_tool_log(self, manifest: Manifest) -> None:
+        """Put what the tool printed beside the manifest of the snapshot of what it made."""
+        with suppress(FileNotFoundError):
+            self.tool_log(manifest.job).rename(self._snapshots / manifest.id / "tool.log")
 
     # ---- locks
 

@@ -11,6 +11,15 @@ State = Literal["raw", "redo-applied", "prepared"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class BinlogMark:
+    """A place in a binary log, and a digest of what is before it."""
+
+    file: str
+    offset: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PhysicalRecord:
     """How the files came about, and what the next increment has to know."""
 
@@ -31,6 +40,10 @@ class PhysicalRecord:
     """Of the live server."""
     identity: str = ""
     """Of the live datadir: an increment of another one would be applied without an error, and be garbage."""
+    run: str = ""
+    """Of the server's process: while it runs, its data cannot have been put back."""
+    binlog: BinlogMark | None = None
+    """Where the server's binary log ended when the tool was done; None without one."""
     fetched_bytes: int = 0
     """What the tool wrote."""
     size_bytes: int = 0

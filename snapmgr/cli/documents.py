@@ -109,6 +109,7 @@ def details(
         "position": _position(manifest),
         "sources": _sources(manifest),
         "server": _server(manifest),
+        "physical": _physical(manifest),
         "gauges": gauges,
         "about": [one.about for one in manifest.intents if one.about],
         "members": [
@@ -144,6 +145,30 @@ def _quiesce(manifest: Manifest) -> dict[str, Any] | None:
         "frozen_s": quiesce.frozen_s,
         "stall_s": quiesce.stall_s,
         "position_from": quiesce.position_from,
+    }
+
+
+def _physical(manifest: Manifest) -> dict[str, Any] | None:
+    record = manifest.physical
+    if record is None:
+        return None
+    return {
+        "tool": record.tool,
+        "tool_version": record.tool_version,
+        "kind": record.kind,
+        "state": record.state,
+        "base": record.base,
+        "full_because": record.full_because,
+        "from_lsn": record.from_lsn,
+        "to_lsn": record.to_lsn,
+        "datadir": record.datadir,
+        "fetched_bytes": record.fetched_bytes,
+        "size_bytes": record.size_bytes,
+        "files": record.files,
+        "fill_s": record.fill_s,
+        "apply_s": record.apply_s,
+        "seal_s": record.seal_s,
+        "fingerprint": record.fingerprint,
     }
 
 

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from snapmgr.jobs.context import Context
     from snapmgr.jobs.fill import Reading
     from snapmgr.manifest import Lease, Manifest, SourcePosition
+    from snapmgr.physical import PhysicalRecord
+
+
+_STATES = {
+    "raw": "as the tool left them: it has yet to apply the redo log",
+    "redo-applied": "redo log applied, and open for increments",
+    "prepared": "ready for a server",
+}
 
 
 @click.command(
@@ -139,8 +147,23 @@ def _consistency(manifest: Manifest) -> Iterator[str]:
     if position is not None:
         yield f"position    {position.file}:{position.offset}, GTID {position.gtid or 'none'}"
     yield from map(_replicated, manifest.sources)
+    if manifest.physical is not None:
+        yield from _fetched(manifest.physical)
     for folder in manifest.absent:
         yield f"not in it   the logs in {folder}"
+
+
+def _fetched(record: PhysicalRecord) -> Iterator[str]:
+    what = f"what changed from LSN {record.from_lsn}" if record.base else "all data"
+    yield (
+        f"fetched     {what} to LSN {record.to_lsn} by {record.tool} {record.tool_version}: "
+        f"{format_size(record.fetched_bytes)} in {format_duration(record.fill_s)}"
+    )
+    if record.base is not None:
+        yield f"            applied to a clone of {record.base} in {format_duration(record.apply_s)}"
+    if record.full_because is not None:
+        yield f"            no increment: {record.full_because}"
+    yield f"holds       {format_size(record.size_bytes)} in {record.files} files, {_STATES[record.state]}"
 
 
 def _replicated(one: SourcePosition) -> str:

@@ -80,6 +80,8 @@ def compare_gtid(manifest: Manifest, connection: Connection, found: Findings) ->
 
 def logs_absent(manifest: Manifest) -> bool:
     """Return whether the binary logs of the server are not in the snapshot."""
+    if manifest.physical is not None:
+        return True
     server = manifest.server
     if server is None or not server.log_bin:
         return False

@@ -77,20 +77,8 @@ def attach(
         )
         for member, folder in zip(manifest.members, part_folders(manifest), strict=True)
     )
-    now = datetime.now(UTC)
-    where = point or ctx.config.scratch_dir / f"{manifest.short_id}-{parts[0].record.id[:6]}"
-    lease = Lease(
-        parts=parts,
-        holder=this_process(),
-        user=pwd.getpwuid(os.getuid()).pw_name,
-        why=why,
-        created_at=now,
-        until=now + timedelta(seconds=for_s) if for_s is not None else None,
-        point=str(where.absolute()),
-    )
-    _require_answer(ctx, lease)
-    refuse_reverted(ctx.catalog, manifest.id)
-    refuse_lost(ctx, manifest)
+    lease = _new_lease(ctx, manifest, parts, why=why, point=point, for_s=for_s)
+    _require_sound(ctx, lease, manifest)
     with ctx.catalog.reading(manifest.id):
         ctx.catalog.write_lease(lease)
         try:
@@ -101,6 +89,60 @@ def attach(
             release_or_tell(ctx, lease)
             raise
     return lease
+
+
+def _new_lease(
+    ctx: Context,
+    manifest: Manifest,
+    parts: tuple[LeasePart, ...],
+    *,
+    why: Purpose,
+    point: Path | None = None,
+    for_s: float | None = None,
+) -> Lease:
+    now = datetime.now(UTC)
+    where = point or ctx.config.scratch_dir / f"{manifest.short_id}-{parts[0].record.id[:6]}"
+    return Lease(
+        parts=parts,
+        holder=this_process(),
+        user=pwd.getpwuid(os.getuid()).pw_name,
+        why=why,
+        created_at=now,
+        until=now + timedelta(seconds=for_s) if for_s is not None else None,
+        point=str(where.absolute()),
+    )
+
+
+def _require_sound(ctx: Context, lease: Lease, manifest: Manifest) -> None:
+    _require_answer(ctx, lease)
+    refuse_reverted(ctx.catalog, manifest.id)
+    refuse_lost(ctx, manifest)
+
+
+@contextmanager
+def reached(ctx: Context, entry: Entry, *, why: Purpose) -> Iterator[str]:
+    """The folder in the storage itself that holds a snapshot's copy of its source, for calls of the storage; only read.
+
+    Unlike `attached` it is mounted nowhere else: a storage clones its own folders, not what a bind mount shows of them.
+    Raises StorageError for a snapshot of several volumes, or of a storage that has no such folder.
+    """
+    manifest = entry.manifest
+    manifest.require_ready("read")
+    if len(manifest.members) > 1:
+        raise StorageError(f"{manifest.id} is in {len(manifest.members)} volumes: it has no folder of its own")
+    member = manifest.members[0]
+    record = AttachRecord(id=secrets.token_hex(8), ref=member.ref, writable=False, boot_id=boot_id())
+    lease = _new_lease(ctx, manifest, (LeasePart(record=record, subpath=member.subpath),), why=why)
+    _require_sound(ctx, lease, manifest)
+    with ctx.catalog.reading(manifest.id):
+        ctx.catalog.write_lease(lease)
+        try:
+            folder = ctx.backend(member.ref.backend).attach(record).directory
+            if folder is None:
+                raise StorageError(f"the {member.ref.backend} storage keeps {manifest.id} on a device, in no folder")
+            yield os.path.join(folder, member.subpath) if member.subpath else folder
+        finally:
+            release_or_tell(ctx, lease)
 
 
 def _require_answer(ctx: Context, lease: Lease) -> None:

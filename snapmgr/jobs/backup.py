@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -20,9 +20,12 @@ from snapmgr.probe import require_answer
 from snapmgr.trigger import Trigger
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from snapmgr.api import Armed
     from snapmgr.config import Job
     from snapmgr.jobs.context import Context
+    from snapmgr.jobs.physical import Staged
     from snapmgr.jobs.source import Source
     from snapmgr.records import Volume
 
@@ -50,6 +53,10 @@ def plan_backup(ctx: Context, job: Job) -> Plan:
     """Return what `backup` would do; locks nothing, writes nothing."""
     source = locate_source(ctx, job)
     level, why = ("none", "a plain directory") if job.source == "directory" else ("stopped", "asked for by the job")
+    if job.source == "physical":
+        from snapmgr.jobs.physical import plan_fill  # noqa: PLC0415 - for few jobs
+
+        level, why = "none", plan_fill(ctx, job).words
     if source.choice is not None:
         level, why = source.choice.name, source.choice.why
     return Plan(
@@ -76,12 +83,13 @@ def backup(ctx: Context, job: Job) -> Manifest:
     ctx.catalog.make()
     with ctx.catalog.job_lock(job.name):
         left = sweep(ctx, job.name)
-        source = locate_source(ctx, job)
-        for warning in source.warnings:
-            ctx.tell(f"warning: {warning}")
-        for volume in source.volumes:
-            require_answer(volume.path)
-        manifest = _take(ctx, job, source)
+        with _filled(ctx, job) as filled:
+            source = locate_source(ctx, job, filled)
+            for warning in source.warnings:
+                ctx.tell(f"warning: {warning}")
+            for volume in source.volumes:
+                require_answer(volume.path)
+            manifest = _take(ctx, job, source)
         # The first sample of its room.
         look_at_gauges(ctx, (manifest,))
     if left:
@@ -91,6 +99,15 @@ def backup(ctx: Context, job: Job) -> Manifest:
             snapshot_id=manifest.id,
         )
     return manifest
+
+
+def _filled(ctx: Context, job: Job) -> AbstractContextManager[Staged | None]:
+    """Return the context in which a physical job's backup lies in its staging folder."""
+    if job.source != "physical":
+        return nullcontext()
+    from snapmgr.jobs.physical import staged  # noqa: PLC0415 - for few jobs
+
+    return staged(ctx, job)
 
 
 def _remarks(left: tuple[SnapmgrError, ...]) -> str:
@@ -116,6 +133,7 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
         excluded=name_excluded(source.shares, source.absent),
         absent=source.absent,
         server=source.server,
+        physical=source.staged.record if source.staged is not None else None,
     )
     backend = source.backend
     ctx.tell(f"{manifest.id}: arming: {backend.name}, {', '.join(volume.shown for volume in source.volumes)}")
@@ -153,6 +171,7 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
         except BaseException as error:
             afterwards.callback(_give_up, ctx, manifest, armed, trigger, error)
             raise
+        ctx.catalog.keep_tool_log(manifest)
     return complete(ctx, manifest, settle_timeout_s=job.settle_timeout_s)
 
 

@@ -14,6 +14,7 @@ from snapmgr.errors import ConfigError, InUseError
 from snapmgr.host import is_alive
 from snapmgr.jobs.attach import attach, copies, data_path, part_point, release, release_or_tell, room_wanted
 from snapmgr.jobs.filling import require_believable
+from snapmgr.jobs.readiness import make_ready
 from snapmgr.manifest import CloneServer
 from snapmgr.mount import holders
 from snapmgr.mysql.lasting import check_options, end_server, held_server, port_problem
@@ -136,6 +137,7 @@ def clone(ctx: Context, plan: ClonePlan) -> Lease:
     with room_wanted(f"start a server on a clone of {manifest.id}"):
         try:
             recorded, data = manifest.server, data_path(lease)
+            make_ready(ctx, manifest, data, memory_bytes=plan.memory_bytes, time_limit_s=plan.time_limit_s)
             binary = server_for(recorded, data, plan.server)
             facts = CloneServer(
                 folder=str(ctx.config.scratch_dir.absolute() / f"c{lease.id}"),

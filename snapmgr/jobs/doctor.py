@@ -101,6 +101,10 @@ def _examine_job(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[Finding]
             yield finding
     elif job.source == "mysql":
         yield from _examine_stopped(job)
+    elif job.source == "physical":
+        for finding in _examine_tool(ctx, job):
+            healthy = healthy and finding.level in ("ok", "note")
+            yield finding
     if healthy:
         # Otherwise this would only find the same again.
         yield from _examine_storage_of(ctx, job, pools)
@@ -156,6 +160,22 @@ def _examine_stopped(job: Job) -> Iterator[Finding]:
     else:
         yield _finding(job, "note", f"a server (pid {pid}) runs on {datadir} now", "stop it for the backup")
     yield from _examine_program(job, lambda: server_for(None, datadir, job.verify.server))
+
+
+def _examine_tool(ctx: Context, job: Job) -> Iterator[Finding]:
+    from snapmgr.jobs.physical import plan_fill  # noqa: PLC0415 - for few jobs
+
+    try:
+        plan = plan_fill(ctx, job)
+    except SnapmgrError as error:
+        yield of_error("job", job.name, error)
+        return
+    who = plan.live.identity
+    yield _finding(job, "ok", f"{who.flavor} {who.version} (pid {who.pid}) has the datadir {who.datadir} open")
+    yield _finding(job, "ok", f"next time {plan.words}")
+    yield from _examine_program(
+        job, lambda: find_server(who.flavor, job.verify.server, wrote=who.version, ran=program_of(who.pid))
+    )
 
 
 def _examine_program(job: Job, find: Callable[[], ServerBinary]) -> Iterator[Finding]:

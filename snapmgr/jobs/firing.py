@@ -70,14 +70,24 @@ def fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger)
             trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
             source.refuse_new_places()
             return Evidence(shots=trigger.shots(), quiesce=still.record(), position=None)
+    if source.staged is not None:
+        trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
+        source.staged.require_unchanged()
+        proof = "no file changed from the seal to after the snapshot"
+        evidence = _still_evidence(trigger, "a finished backup, sealed", proof)
+        return replace(evidence, position=source.staged.position, sources=source.staged.sources)
     atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
     unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
     with unchanged:
         trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
     proof = "the storage takes the volume in one instant" if atomic else "no file had changed after the copy"
+    return _still_evidence(trigger, "a plain directory", proof)
+
+
+def _still_evidence(trigger: Trigger, why: str, proof: str) -> Evidence:
     return Evidence(
         shots=trigger.shots(),
-        quiesce=QuiesceRecord(level="none", why="a plain directory", proof=proof, attempts=1, waited_s=0.0, held_s=0.0),
+        quiesce=QuiesceRecord(level="none", why=why, proof=proof, attempts=1, waited_s=0.0, held_s=0.0),
         position=None,
     )
 

@@ -178,7 +178,7 @@ def pools_at(ctx: Context, path: str) -> tuple[Pool, ...]:
 
 def pools_near(ctx: Context, job: Job) -> tuple[Pool, ...]:
     """Return the pools where a job's snapshots may be though its source cannot be located: by where it was."""
-    path = job.path if job.source == "directory" else job.datadir
+    path = {"directory": job.path, "physical": job.staging}.get(job.source, job.datadir)
     if path is None:
         return ()
     folder = Path(path).absolute()

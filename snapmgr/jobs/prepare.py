@@ -15,6 +15,7 @@ from snapmgr.errors import ConfigError, VerificationError
 from snapmgr.host import signals_held
 from snapmgr.jobs.attach import attach, copies, data_path, place_of, release_or_tell, room_wanted
 from snapmgr.jobs.filling import require_believable
+from snapmgr.jobs.readiness import make_ready
 from snapmgr.jobs.relief import relieved
 from snapmgr.mysql.origin import read_origin
 from snapmgr.mysql.plainfile import open_plain
@@ -93,7 +94,15 @@ def prepare(
         try:
             recovery = _Recovery(ctx, manifest, lease, how, pool_bytes)
             with relieved(ctx, manifest):
+                applied = make_ready(
+                    ctx,
+                    manifest,
+                    data_path(lease),
+                    memory_bytes=pool_bytes or how.memory_bytes,
+                    time_limit_s=how.time_limit_s,
+                )
                 recovered, last = recovery.run()
+                recovered |= applied
             require_believable(ctx, lease, manifest)
             with signals_held():
                 lease = replace(lease, why="mount")

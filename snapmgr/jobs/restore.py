@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +15,7 @@ from snapmgr.host import is_alive
 from snapmgr.jobs.attach import attached, copies, release
 from snapmgr.jobs.filling import require_believable
 from snapmgr.jobs.pieces import arrange, expected
+from snapmgr.jobs.readiness import make_ready
 from snapmgr.jobs.replica import DIFFERS_FILE, Place, Replica, Restored, list_places
 from snapmgr.landing import FinishedMeanwhileError, clear, landing
 from snapmgr.mysql.stopped import server_process
@@ -25,9 +27,12 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog import Entry
     from snapmgr.jobs.context import Context
+    from snapmgr.landing import Landing
     from snapmgr.manifest import Manifest, Restoration
 
 _DIFFERENCES_SHOWN = 5
+_PREPARE_BYTES = 512 << 20
+_PREPARE_S = 86400.0
 
 
 class RestoreDiffersError(VerificationError):
@@ -83,6 +88,8 @@ def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) ->
         ):
             restored = Replica(ctx, manifest, place, arrange(copies(lease, manifest))).make(read_back=read_back)
             require_believable(ctx, lease, manifest)
+            if not restored.differences:
+                _make_ready(ctx, manifest, place, restored)
             place.finish(msgspec.json.encode(restored).decode())
     except FinishedMeanwhileError as error:
         if error.record.snapshot_id != manifest.id or not error.record.report:
@@ -92,6 +99,12 @@ def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) ->
     if restored.differences:
         raise RestoreDiffersError(restored)
     return restored
+
+
+def _make_ready(ctx: Context, manifest: Manifest, place: Landing, restored: Restored) -> None:
+    tree = os.readlink(f"/proc/self/fd/{place.tree_fd}")
+    data = Path(tree, os.path.relpath(restored.data_path, restored.dest))
+    make_ready(ctx, manifest, data, memory_bytes=_PREPARE_BYTES, time_limit_s=_PREPARE_S)
 
 
 def _destination(ctx: Context, manifest: Manifest, dest: str) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from snapmgr.api import Backend
     from snapmgr.config import Job
     from snapmgr.jobs.context import Context
+    from snapmgr.jobs.physical import Staged
     from snapmgr.jobs.volumes import Share, Taken
     from snapmgr.mysql.client import Connection
     from snapmgr.mysql.identity import ServerIdentity
@@ -106,6 +107,8 @@ class Source:
     """Of a server, running or not: all that the snapshot must hold."""
     absent: tuple[str, ...] = ()
     """Folders of logs that no backend can take, and that the snapshot does not need."""
+    staged: Staged | None = None
+    """The finished backup that `path` is."""
 
     @property
     def volumes(self) -> tuple[Volume, ...]:
@@ -156,17 +159,24 @@ def _refuse_new(folders: set[str]) -> None:
         )
 
 
-def locate_source(ctx: Context, job: Job) -> Source:
-    """Given a job, return its source.
+def locate_source(ctx: Context, job: Job, staged: Staged | None = None) -> Source:
+    """Given a job, return its source; for a physical job `staged`, or without it the folder where that is to be.
 
     Raises NotQuiescedError for a server that cannot be held still safely (wrong process, files that the snapshot would
     not hold, several volumes without a common instant), StorageError if no backend can snapshot it, LackingError if
     this machine lacks something.
     """
-    if job.source == "directory":
-        taken = choose_backend(ctx, job, Wanted(path=str(job.path)))
+    if job.source != "mysql":
+        path = staged.path if staged is not None else str(job.path or job.staging)
+        taken = choose_backend(ctx, job, Wanted(path=path))
         return Source(
-            path=str(job.path), backend=taken.backend, shares=taken.shares, live=None, choice=None, server=None
+            path=path,
+            backend=taken.backend,
+            shares=taken.shares,
+            live=None,
+            choice=None,
+            server=staged.server if staged is not None else None,
+            staged=staged,
         )
     freeze = job.quiesce == "freeze-process"
     if job.quiesce == "stopped":

@@ -21,6 +21,7 @@ from snapmgr.jobs.agreement import Findings, check_binlog, compare_gtid
 from snapmgr.jobs.attach import attached, copies, data_path, room_wanted
 from snapmgr.jobs.filling import require_believable
 from snapmgr.jobs.note import store_note
+from snapmgr.jobs.readiness import make_ready
 from snapmgr.manifest import Verification
 from snapmgr.mysql.check import check_tables, run_assertions
 from snapmgr.mysql.client import MysqlError
@@ -139,6 +140,9 @@ class _Trial:
 
     def _run_server(self, there: dict[str, Path], data: Path) -> None:
         recorded = self._manifest.server
+        left_s = self._deadline - time.monotonic()
+        if make_ready(self._ctx, self._manifest, data, memory_bytes=self._how.memory_bytes, time_limit_s=left_s):
+            self.checks.append("the tool applied the redo log")
         binary = server_for(recorded, data, self._how.server)
         with run_folder(self._ctx.config.scratch_dir) as run_dir:
             self._ctx.tell(f"starting {binary.flavor} {binary.version} on a clone")
