@@ -113,7 +113,6 @@ def _make(work: Path, folder: Path, data_bytes: int, redo_bytes: int) -> dict[st
 
 
 def _back_up_under_load(datadir: Path, target: Path, data_bytes: int, redo_bytes: int) -> None:
-    rows = max(data_bytes // _TABLES // _ROW_BYTES, 1000)
     every = max(data_bytes * _REDO_BYTES_A_PAGE // (redo_bytes * _PAGE_BYTES), 1)
     # Undo and system pages beside what is changed; nothing may be flushed, or the checkpoint would move.
     pool = data_bytes * 3 // (every * 2) + redo_bytes + (128 << 20)
@@ -127,7 +126,7 @@ def _back_up_under_load(datadir: Path, target: Path, data_bytes: int, redo_bytes
         "--skip-log-bin",
     ]
     with private_server(datadir, loaded) as server:
-        _fill(server, rows)
+        rows = fill_tables(server, data_bytes)
         # All is on disk and the checkpoint at the log's end.
         server.restart()
         with server.connect() as connection, connection.cursor() as cursor:
@@ -139,7 +138,9 @@ def _back_up_under_load(datadir: Path, target: Path, data_bytes: int, redo_bytes
         server.kill()
 
 
-def _fill(server: PrivateServer, rows: int) -> None:
+def fill_tables(server: PrivateServer, data_bytes: int) -> int:
+    """Make tables of about `data_bytes` together; return how many rows each has."""
+    rows = max(data_bytes // _TABLES // _ROW_BYTES, 1000)
     server.query(f"CREATE DATABASE {SCHEMA}")
     for number in range(_TABLES):
         table = f"{SCHEMA}.t{number}"
@@ -150,6 +151,15 @@ def _fill(server: PrivateServer, rows: int) -> None:
             # 224 characters of digits that are not the same in any two rows.
             pad = ", ".join(f"SHA2(seq * 8 + {number} + {part}, 224)" for part in range(0, 4000, 1000))
             server.query(f"INSERT INTO {table} SELECT seq, 0, CONCAT({pad}) FROM {SCHEMA}.seq_{first}_to_{last}")
+    return rows
+
+
+def change_pages(cursor: Cursor, rows: int, every: int, turn: int) -> None:
+    """Change one row in each `every`th page of one table: the next one, and the next row, with each `turn`."""
+    table, first = f"{SCHEMA}.t{turn % _TABLES}", turn // _TABLES % _ROWS_A_PAGE + 1
+    one_a_page = f"{SCHEMA}.seq_{first}_to_{rows}_step_{_ROWS_A_PAGE * every} AS s"
+    changed = f"pad = REPEAT(SHA2(id + {turn}, 224), 4)"
+    cursor.execute(f"UPDATE {table} AS t JOIN {one_a_page} ON t.id = s.seq SET n = n + 1, {changed}")
 
 
 def _load(server: PrivateServer, rows: int, every: int, until_lsn: int, stop: threading.Event) -> None:
@@ -157,10 +167,7 @@ def _load(server: PrivateServer, rows: int, every: int, until_lsn: int, stop: th
     with server.connect() as connection, connection.cursor() as cursor:
         turn = 0
         while not stop.is_set() and _lsn(cursor) < until_lsn:
-            table, first = f"{SCHEMA}.t{turn % _TABLES}", turn // _TABLES % _ROWS_A_PAGE + 1
-            one_a_page = f"{SCHEMA}.seq_{first}_to_{rows}_step_{_ROWS_A_PAGE * every} AS s"
-            changed = f"pad = REPEAT(SHA2(id + {turn}, 224), 4)"
-            cursor.execute(f"UPDATE {table} AS t JOIN {one_a_page} ON t.id = s.seq SET n = n + 1, {changed}")
+            change_pages(cursor, rows, every, turn)
             turn += 1
 
 
@@ -218,5 +225,10 @@ def table_checksums(datadir: Path) -> dict[str, int]:
             os.chown(path, user.pw_uid, user.pw_gid)
     (datadir / "aria_log_control").unlink(missing_ok=True)
     with private_server(datadir, ["--skip-log-bin"], install_options=None) as server:
-        names = [f"{SCHEMA}.t{number}" for number in range(_TABLES)]
-        return dict(server.query(f"CHECKSUM TABLE {', '.join(names)} EXTENDED"))
+        return checksums(server)
+
+
+def checksums(server: PrivateServer) -> dict[str, int]:
+    """Return CHECKSUM TABLE … EXTENDED of each table of a running server."""
+    names = ", ".join(f"{SCHEMA}.t{number}" for number in range(_TABLES))
+    return dict(server.query(f"CHECKSUM TABLE {names} EXTENDED"))
