@@ -168,7 +168,8 @@ def _storage(facts: Facts, pages: int, result: Result | None) -> Forecast:
         waited = pages * (
             _CLIENT_PAGE_S + _PUT_PAGE_S + _GETS_WAITED * speeds.read_latency_s + _PUTS_WAITED * speeds.write_latency_s
         )
-        moved = _fetched(facts, pages) + 2 * _COMPACTED * changed
+        # Either direction has the bandwidth for itself; what is compacted is read and written.
+        moved = _fetched(facts, pages) + _COMPACTED * changed
         applied = max(waited, moved / speeds.total_bytes_s)
     parts = {"clone": _clone_s(facts), "prepare there": applied + _FIXED_S}
     return _made("storage", parts, _not_there(facts, pages, result))
