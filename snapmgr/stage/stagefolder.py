@@ -52,10 +52,13 @@ def measure(folder: str) -> tuple[int, int]:
 
 
 def give_to(folder: str, uid: int, gid: int) -> None:
-    """Give a folder and all in it to a user: a server of theirs is to start on it. Raises StorageError."""
+    """Give what is ours, of a folder and all in it, to a user: a server of theirs is to start on it.
+
+    What belongs to others already stays theirs. Raises StorageError.
+    """
     try:
         for path, info in [("", os.lstat(folder)), *entries(folder)]:
-            if (info.st_uid, info.st_gid) != (uid, gid):
+            if info.st_uid == os.geteuid() and (info.st_uid, info.st_gid) != (uid, gid):
                 os.chown(os.path.join(folder, path), uid, gid, follow_symlinks=False)
     except OSError as error:
         raise StorageError(f"cannot give {folder} to user {uid}: {error.strerror}") from None

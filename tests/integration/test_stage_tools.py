@@ -1,0 +1,382 @@
+"""The servers' own backup tools on real servers that are written to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pymysql
+import pytest
+
+from snapmgr.errors import LackingError, NotQuiescedError, StorageError
+from snapmgr.mysql.client import Credentials, connect
+from snapmgr.mysql.identity import ServerIdentity, identify
+from snapmgr.mysql.program import ServerBinary
+from snapmgr.mysql.server import throwaway
+from snapmgr.stage.cloneplugin import read_position
+from snapmgr.stage.seal import compare, seal
+from snapmgr.stage.tool import ApplyRequest, BrokenChainError, FillRequest, choose_tool, read_state
+from support.copies import MEMORY
+from support.kinds import KINDS, kinds
+from support.load import check_invariant, write_load
+from support.processes import children, ended, wait_until
+from support.replicas import inserting, replica_pair, server_on
+from support.server import private_server
+from support.storage import work_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.server import PrivateServer
+
+pytestmark = pytest.mark.needs("root", "mariadbd", "mariadb-backup")
+_MYSQL_MEMORY = 200 << 20
+_EVIL = "a#b\"c'd\\e f"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with work_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PrivateServer]:
+    """A MariaDB with some data, for tests that leave it as it was."""
+    with work_folder() as folder, private_server(folder / "data") as server:
+        server.query("CREATE DATABASE some")
+        server.query("CREATE TABLE some.thing (a INT PRIMARY KEY, b BLOB)")
+        server.query("INSERT INTO some.thing SELECT seq, REPEAT('x', 20000) FROM some.seq_1_to_400")
+        yield server
+
+
+def who(server: PrivateServer) -> ServerIdentity:
+    with connect(Credentials(socket=server.socket, user="root")) as connection:
+        return identify(connection)
+
+
+def tool_of(server: PrivateServer):
+    identity = who(server)
+    return choose_tool(
+        "auto", identity.flavor, identity.version, server_program=KINDS[server.kind.name].program("mysqld")
+    )
+
+
+def request(server: PrivateServer, folder: Path, name: str = "full", **changes) -> FillRequest:
+    (folder / name).mkdir(exist_ok=True)
+    given = {
+        "folder": str(folder / name),
+        "log": str(folder / f"{name}.log"),
+        "credentials": Credentials(socket=server.socket, user="root"),
+        "identity": who(server),
+    }
+    return FillRequest(**given | changes)
+
+
+def apply_to(server: PrivateServer, folder: Path, increment: Path | None = None) -> None:
+    log = f"{folder}.apply.log"
+    tool_of(server).apply(ApplyRequest(folder=str(folder), log=log, increment=increment and str(increment)))
+
+
+def executed(gtid: str) -> int:
+    """Return how many transactions a GTID of MariaDB's only domain counts."""
+    return int(gtid.rpartition("-")[2])
+
+
+@kinds("mariadb-10.11", "mariadb-11.8")
+def test_a_full_backup_and_its_increment_under_load_become_servers_with_exact_positions(folder, kind):
+    with private_server(folder / "data", kind=kind) as server:
+        server.query("CREATE DATABASE other")
+        server.query("CREATE TABLE other.plain (a INT PRIMARY KEY) ENGINE=MyISAM")
+        server.query("INSERT INTO other.plain VALUES (1), (2)")
+        tool = tool_of(server)
+        phases: list[str] = []
+        with write_load(server.socket, engines=()) as load:
+            load.warm_up()
+            first = load.acknowledged()
+            full = tool.fill(request(server, folder, parallel=2, progress=lambda now: phases.append(now.phase)))
+            second = load.acknowledged()
+            server.query("INSERT INTO other.plain VALUES (3)")
+            increment = tool.fill(request(server, folder, "increment", from_lsn=full.to_lsn))
+            third = load.acknowledged()
+        assert (full.tool, full.state, full.from_lsn) == ("mariadb-backup", "raw", 0)
+        assert full.tool_version in server.query("SELECT VERSION()")[0][0]
+        assert increment.from_lsn == full.to_lsn
+        assert increment.size_bytes < full.size_bytes
+        assert "copying data files" in phases
+        log = folder / "full.log"
+        assert log.read_text().rstrip().endswith("completed OK!")
+        assert log.stat().st_mode & 0o777 == 0o600
+        # The base stays as it was: all that is applied goes into copies.
+        sealed = seal(str(folder / "full"), checksums=True)
+        assert sealed.size_bytes == full.size_bytes
+        assert sealed.files == full.files
+        clone(folder / "full", folder / "older", server)
+        apply_to(server, folder / "older")
+        assert read_state(folder / "older").state == "prepared"
+        clone(folder / "older", folder / "newer", server)
+        apply_to(server, folder / "newer", folder / "increment")
+        assert compare(str(folder / "full"), sealed, contents=True) == ()
+        seen = []
+        for name, filled, before, after in (("older", full, first, second), ("newer", increment, second, third)):
+            assert all(path.stat().st_uid == server.datadir.stat().st_uid for path in (folder / name).rglob("*"))
+            with private_server(folder / name, kind=kind, install_options=None) as copy, copy.connect() as connection:
+                found = check_invariant(connection, before=before, after=after, engines=())
+                plain = copy.query("SELECT MAX(a) FROM other.plain")[0][0]
+            assert filled.position is not None
+            assert read_state(folder / name).position.offset == filled.position.offset
+            seen.append((sum(one.innodb for one in found), plain, executed(filled.position.gtid)))
+        # One transaction for each row of the ledger, and one for the other table.
+        assert seen[1][0] - seen[0][0] + 1 == seen[1][2] - seen[0][2]
+        assert (seen[0][1], seen[1][1]) == (2, 3)
+
+
+def clone(source: Path, target: Path, server: PrivateServer) -> None:
+    """Copy a backup as a storage's clone would be: with its owners."""
+    shutil.copytree(source, target)
+    info = server.datadir.stat()
+    for path in (target, *target.rglob("*")):
+        os.chown(path, info.st_uid, info.st_gid)
+
+
+def test_the_account_gets_its_rights_by_the_printed_statements_and_its_password_is_nowhere(server, folder):
+    server.query("CREATE OR REPLACE USER poor@localhost IDENTIFIED BY %s", _EVIL)
+    login = folder / "my.cnf"
+    login.write_text(f"[client]\nuser=poor\npassword={_EVIL}\n")
+    login.chmod(0o600)
+    seen: set[bytes] = set()
+
+    def look(_now) -> None:
+        for pid in children():
+            with suppress(OSError):
+                for name in ("cmdline", "environ"):
+                    with open(f"/proc/{pid}/{name}", "rb") as file:
+                        seen.add(file.read())
+
+    asked = request(
+        server, folder, credentials=Credentials(socket=server.socket, defaults_file=str(login)), progress=look
+    )
+    filled, tries = None, 0
+    while filled is None:
+        try:
+            filled = tool_of(server).fill(asked)
+        except LackingError as error:
+            tries += 1
+            server.query(error.hint.rstrip(";"))
+            shutil.rmtree(asked.folder)
+            os.mkdir(asked.folder)
+        assert tries < 5
+    assert tries > 1
+    server.query("DROP USER poor@localhost")
+    assert filled.position is not None
+    assert any(b"--backup" in one for one in seen)
+    everything = b"".join(seen) + (folder / "full.log").read_bytes()
+    assert b"a#b" not in everything
+    assert b"IDENTIFIED BY PASSWORD '*" not in everything.replace(b"****", b"")
+    # Nor in what the tool leaves about its own call.
+    assert "a#b" not in (folder / "full" / "xtrabackup_info").read_text()
+
+
+def test_another_server_than_is_meant_is_not_backed_up(server, folder):
+    asked = request(server, folder)
+    for other in (replace(asked.identity, pid=1), replace(asked.identity, datadir="/var/lib/mysql")):
+        with pytest.raises(NotQuiescedError, match="and meant is"):
+            tool_of(server).fill(replace(asked, identity=other))
+    assert list((folder / "full").iterdir()) == []
+
+
+def test_what_is_in_the_folder_is_not_touched(server, folder):
+    asked = request(server, folder)
+    (folder / "full" / "precious").touch()
+    with pytest.raises(StorageError, match="not empty"):
+        tool_of(server).fill(asked)
+    assert [path.name for path in (folder / "full").iterdir()] == ["precious"]
+
+
+def test_an_increment_of_other_data_is_refused(server, folder):
+    with pytest.raises(BrokenChainError, match="these are other data"):
+        tool_of(server).fill(request(server, folder, from_lsn=1 << 50))
+
+
+def test_no_position_is_claimed_where_rows_precede_their_commit(server, folder):
+    server.query("CREATE TABLE some.aria (a INT) ENGINE=Aria TRANSACTIONAL=1")
+    try:
+        assert tool_of(server).fill(request(server, folder)).position is None
+    finally:
+        server.query("DROP TABLE some.aria")
+    # The tool itself has written one down.
+    assert read_state(folder / "full").position is not None
+
+
+def end_us(_server: PrivateServer, _tool: int) -> None:
+    raise KeyboardInterrupt
+
+
+def end_the_tool(_server: PrivateServer, tool: int) -> None:
+    os.kill(tool, signal.SIGKILL)
+
+
+def end_its_connections(server: PrivateServer, _tool: int) -> None:
+    for number, *_ in server.query("SELECT id FROM information_schema.PROCESSLIST WHERE id <> CONNECTION_ID()"):
+        with suppress(Exception):
+            server.query(f"KILL {number}")
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [
+        (end_us, KeyboardInterrupt, None),
+        (end_the_tool, StorageError, "signal 9"),
+        (end_its_connections, StorageError, "connection to the server was lost"),
+    ],
+)
+def test_an_interrupted_backup_leaves_nothing_finished_no_process_and_no_lock(server, folder, fault, kind, message):
+    tools: set[int] = set()
+    ours = children()
+
+    def look(now) -> None:
+        if now.phase != "starting" and not tools:
+            tools.update(children() - ours)
+            fault(server, *tools)
+
+    # Slow enough to be met under way.
+    with pytest.raises(kind, match=message):
+        tool_of(server).fill(request(server, folder, throttle=1, progress=look))
+    assert len(tools) == 1
+    assert all(ended(pid) for pid in tools)
+    with pytest.raises(StorageError, match=r"never finished|no physical backup"):
+        read_state(folder / "full")
+    wait_until(lambda: len(server.query("SELECT id FROM information_schema.PROCESSLIST")) == 1, 60)
+    # A lock of the backup's would hold this off.
+    server.query("SET STATEMENT lock_wait_timeout = 5 FOR CREATE TABLE some.after (a INT)")
+    server.query("DROP TABLE some.after")
+
+
+def test_a_server_that_dies_ends_the_backup(folder):
+    with private_server(folder / "data") as server:
+
+        def look(now) -> None:
+            if now.phase != "starting" and server.running:
+                server.kill()
+
+        with pytest.raises(StorageError, match="connection to the server was lost|signal|exit code"):
+            tool_of(server).fill(request(server, folder, throttle=1, progress=look))
+    with pytest.raises(StorageError, match=r"never finished|no physical backup"):
+        read_state(folder / "full")
+
+
+def test_a_full_disk_is_told(server, folder):
+    with tmpfs(folder / "small", "4m") as small, pytest.raises(StorageError, match="file system is full"):
+        tool_of(server).fill(request(server, small))
+
+
+@contextmanager
+def tmpfs(point: Path, size: str) -> Iterator[Path]:
+    point.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(point)], check=True)
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", str(point)], check=True)
+
+
+@pytest.mark.parametrize("by", ["gtid", "file"])
+def test_a_backup_of_a_replica_tells_where_another_one_goes_on(folder, by):
+    with replica_pair(folder / "data", "mariadb-10.11", by=by) as pair:
+        with inserting(pair.source):
+            wait_until(lambda: pair.replica.query("SELECT COUNT(*) FROM load_test.t0")[0][0] > 20, 60)
+            filled = tool_of(pair.replica).fill(request(pair.replica, folder))
+        apply_to(pair.replica, folder / "full")
+        (at,) = filled.sources
+        assert (bool(at.gtid), bool(at.file)) == (by == "gtid", by == "file")
+        with server_on(pair, folder / "full") as third:
+            pair.replicate(third, by, at)
+            pair.start(third)
+            pair.wait_equal(third)
+
+
+# ------------------------------------------------------------------------------------------------------- MySQL's CLONE
+
+
+def clone_server(folder: Path):
+    return private_server(folder / "data", ["--plugin-load-add=mysql_clone.so"], kind="mysql-9")
+
+
+@kinds("mysql-9")
+def test_a_clone_under_load_starts_and_tells_its_exact_position(folder, kind):
+    with clone_server(folder) as server:
+        with write_load(server.socket, engines=()) as load:
+            load.warm_up()
+            before = load.acknowledged()
+            filled = tool_of(server).fill(request(server, folder))
+            after = load.acknowledged()
+        assert (filled.tool, filled.state, filled.position, filled.to_lsn) == ("clone", "prepared", None, 0)
+        assert "completed" in (folder / "full.log").read_text()
+        sealed = seal(str(folder / "full"))
+        clone(folder / "full", folder / "copy", server)
+        binary = ServerBinary(path=KINDS[kind].program("mysqld"), flavor="mysql", version=KINDS[kind].version or "")
+        with throwaway(
+            binary,
+            str(folder / "copy"),
+            settings={},
+            memory_bytes=max(MEMORY, _MYSQL_MEMORY),
+            run_dir=str(folder / "run"),
+            options=KINDS[kind].server_command()[2:],
+        ) as started:
+            with started.connect() as connection:
+                position = read_position(str(folder / "copy"), connection)
+            with server_connection(started.socket) as raw:
+                found = check_invariant(raw, before=before, after=after, engines=())
+        assert compare(str(folder / "full"), sealed) == ()
+        assert position is not None
+        # In the server's own binary log: as many transactions as are in the clone end exactly there.
+        events = server.query(f"SHOW BINLOG EVENTS IN '{position.file}'")
+        assert any(event[2] == "Xid" and event[4] == position.offset for event in events)
+        transactions = sum(event[2] == "Gtid" and event[1] < position.offset for event in events)
+        assert transactions == int(position.gtid.rpartition("-")[2])
+        ledgers = sum(
+            event[2] == "Table_map" and "ledger" in event[5] for event in events if event[1] < position.offset
+        )
+        assert ledgers == sum(one.innodb for one in found)
+
+
+def server_connection(socket: str):
+    return pymysql.connections.Connection(unix_socket=socket, user="root", autocommit=True)
+
+
+@kinds("mysql-9")
+def test_what_a_clone_cannot_do_is_refused_with_what_to_do(folder, kind):
+    with private_server(folder / "data", kind=kind) as server:
+        tool = tool_of(server)
+        server.query("CREATE USER weak@localhost IDENTIFIED BY 'w'")
+        with pytest.raises(LackingError, match="plugin for cloning is not installed") as lacking:
+            tool.fill(request(server, folder))
+        server.query(lacking.value.hint.partition(";")[0])
+        with pytest.raises(BrokenChainError, match="no increments"):
+            tool.fill(request(server, folder, from_lsn=5))
+        server.query("CREATE DATABASE old")
+        server.query("CREATE TABLE old.fashioned (a INT) ENGINE=MyISAM")
+        with pytest.raises(NotQuiescedError, match=r"old\.fashioned \(MyISAM\)"):
+            tool.fill(request(server, folder))
+        server.query("DROP TABLE old.fashioned")
+        closed = folder / "closed"
+        closed.mkdir(mode=0o700)
+        with pytest.raises(LackingError, match="cannot reach"):
+            tool.fill(request(server, closed))
+        assert list((folder / "full").iterdir()) == []
+
+        def interrupt(_now) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            tool.fill(request(server, folder, progress=interrupt))
+        with pytest.raises(StorageError, match="no physical backup"):
+            read_state(folder / "full")
+        under_way = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE info LIKE 'CLONE %'"
+        wait_until(lambda: server.query(under_way)[0][0] == 0, 60)
