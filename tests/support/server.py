@@ -113,10 +113,7 @@ class PrivateServer:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                # PyMySQL leaks its socket when it is refused.
-                with socket.socket(socket.AF_UNIX) as probe:
-                    probe.connect(str(self.socket))
-                self.connect(connect_timeout=5).close()
+                self.connect(connect_timeout=20).close()
             except (OSError, pymysql.err.OperationalError) as error:
                 code = self._process.poll()
                 if code is not None or time.monotonic() > deadline:
@@ -134,7 +131,19 @@ class PrivateServer:
     def connect(self, **options: Any) -> pymysql.connections.Connection[Any]:
         """Return a connection as root by the socket, with autocommit; the caller closes it."""
         given: dict[str, Any] = {"unix_socket": self.socket, "user": "root", "autocommit": True} | options
-        return pymysql.connections.Connection(**given)
+        connection = pymysql.connections.Connection(**given, defer_connect=True)
+        # PyMySQL leaks a socket that is refused.
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            made.settimeout(connection.connect_timeout)
+            made.connect(self.socket)
+        except OSError as error:
+            made.close()
+            raise pymysql.err.OperationalError(2002, f"cannot connect to {self.socket}: {error}") from None
+        # By a socket that lies on this machine passwords may go in clear.
+        connection._secure = True  # type: ignore[attr-defined]
+        connection.connect(made)
+        return connection
 
     def query(self, sql: str, *arguments: object) -> tuple[tuple[Any, ...], ...]:
         """Run one statement on a connection of its own and return its rows."""
