@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from snapmgr.blockdev import read_mounts
 from snapmgr.errors import StorageError
 from snapmgr.host import keep_only, signals_held
 from snapmgr.units import format_duration
@@ -31,8 +32,9 @@ _hanging: dict[int, int] = {}
 def require_answer(path: str) -> None:
     """Raise StorageError if a small change on the file system of the folder `path` does not return in `ANSWER_S`.
 
-    A file without a name is opened there, which leaves nothing. Any answer is good, "read-only" too: what the storage
-    refuses is said by the call that needs it.
+    A file without a name is opened there, which leaves nothing. A client program behind FUSE, which nobody can freeze,
+    is asked for its size: JuiceFS makes a file with a name and removes it, which changes the folder's times. Any answer
+    is good, "read-only" too: what the storage refuses is said by the call that needs it.
     """
     try:
         device = os.stat(path).st_dev
@@ -40,7 +42,7 @@ def require_answer(path: str) -> None:
         return
     pid, deadline = _hanging.pop(device, None), time.monotonic()
     if pid is None:
-        pid = _start(path)
+        pid = _start(path, changing=not _is_fuse(device))
         deadline += ANSWER_S
     while os.waitpid(pid, os.WNOHANG)[0] == 0:
         if time.monotonic() >= deadline:
@@ -76,7 +78,12 @@ def _folder_of(pool: Pool, mounts: tuple[Mount, ...]) -> str | None:
     return None
 
 
-def _start(path: str) -> int:
+def _is_fuse(device: int) -> bool:
+    number = f"{os.major(device)}:{os.minor(device)}"
+    return any(one.device == number and one.fs_type.startswith("fuse.") for one in read_mounts())
+
+
+def _start(path: str, *, changing: bool) -> int:
     with signals_held():
         pid = os.fork()
         if pid == 0:
@@ -84,7 +91,10 @@ def _start(path: str) -> int:
                 # Not to keep somebody's mount busy.
                 os.chdir("/")
                 keep_only(set())
-                os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                if changing:
+                    os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                else:
+                    os.statvfs(path)
             finally:
                 os._exit(0)
     return pid
