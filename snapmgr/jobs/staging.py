@@ -49,7 +49,8 @@ class Staging:
             )
         self.end()
         try:
-            self.path.mkdir(mode=0o700)
+            # Who is the server's user must get through: MySQL's CLONE makes its folder itself.
+            self.path.mkdir(mode=0o711)
             write_file(self.path / _MARK, json.dumps(self._mark).encode())
         except OSError as error:
             raise StorageError(f"cannot make {self.path}: {error.strerror}", hint=space_hint(error)) from None

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from snapmgr.catalog import Entry
-from snapmgr.errors import InUseError, LaterStepError, NoRoomError, SnapmgrError, StorageError
+from snapmgr.errors import InUseError, LaterStepError, NoRoomError, SnapmgrError, StorageError, VerificationError
 from snapmgr.host import is_alive
 from snapmgr.jobs.attach import attached, copies, place_of, release
 from snapmgr.jobs.filling import require_believable, settle_losses
@@ -139,6 +139,8 @@ def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
     from snapmgr.mysql.binlog_reader import BinlogError  # noqa: PLC0415
 
     quiesce, server = manifest.quiesce, manifest.server
+    if manifest.physical is not None and manifest.physical.tool == "clone":
+        return _with_clones_position(ctx, manifest)
     if quiesce is None or quiesce.position_from != "binlog" or server is None or not server.log_bin:
         return manifest
     try:
@@ -156,6 +158,17 @@ def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
             require_believable(ctx, lease, manifest)
             return replace(manifest, position=tail.position)
     except BinlogError as error:
+        remove_traces(ctx, manifest)
+        ctx.catalog.write(manifest.with_state("broken", reason=error.message))
+        raise
+
+
+def _with_clones_position(ctx: Context, manifest: Manifest) -> Manifest:
+    from snapmgr.jobs.recovered import with_recovered_position  # noqa: PLC0415 - for few snapshots
+
+    try:
+        return with_recovered_position(ctx, manifest)
+    except VerificationError as error:
         remove_traces(ctx, manifest)
         ctx.catalog.write(manifest.with_state("broken", reason=error.message))
         raise

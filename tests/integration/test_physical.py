@@ -17,6 +17,7 @@ from snapmgr.jobs.backup import backup, plan_backup
 from snapmgr.jobs.restore import restore
 from snapmgr.jobs.verify import verify
 from support.exactness import take
+from support.kinds import SYSTEM
 from support.load import check_invariant
 from support.scene import Scene
 from support.server import private_server
@@ -31,12 +32,12 @@ pytestmark = pytest.mark.needs("root", "loop", "xfs", "mariadbd", "mariadb-backu
 
 
 @contextmanager
-def physical_scene(*options: str) -> Iterator[Scene]:
+def physical_scene(*options: str, kind: str = SYSTEM) -> Iterator[Scene]:
     """Yield a scene whose server is on other storage than the staging folder of its job "demo"."""
     with ExitStack() as stack:
         file_system = stack.enter_context(loop_filesystem("xfs", 1 << 30))
         folder = stack.enter_context(work_folder())
-        server = stack.enter_context(private_server(folder / "data", ("--log-bin=binlog", *options)))
+        server = stack.enter_context(private_server(folder / "data", ("--log-bin=binlog", *options), kind=kind))
         scene = Scene(file_system, folder, server)
         Path(file_system.point, "staging").mkdir()
         configure(scene)
@@ -232,3 +233,27 @@ def test_a_strangers_folder_in_the_staging_folder_is_left_alone(scene: Scene) ->
         assert (theirs / "data").is_dir()
     finally:
         subprocess.run(["rm", "-rf", theirs], check=True)
+
+
+@pytest.mark.needs("mysql-9")
+def test_a_clone_by_the_server_itself() -> None:
+    """MySQL's CLONE: a full copy with the position that its own recovery tells; other engines' tables are refused."""
+    with physical_scene("--plugin-load-add=mysql_clone.so", kind="mysql-9") as scene:
+        configure(scene, "full")
+        server = scene.server
+        server.query("CREATE DATABASE load_test")
+        server.query("CREATE TABLE load_test.t (n INT PRIMARY KEY)")
+        server.query("INSERT INTO load_test.t VALUES (1), (2), (3)")
+        ((file, offset, *_, gtid),) = server.query("SHOW BINARY LOG STATUS")
+        ctx = scene.context()
+        manifest = backup(ctx, ctx.config.job("demo"))
+        assert (physical(manifest).tool, physical(manifest).state) == ("clone", "prepared")
+        assert manifest.position is not None
+        assert (manifest.position.file, manifest.position.offset) == (file, int(offset))
+        assert manifest.position.gtid == gtid
+        verify(ctx, ctx.catalog.load(manifest.id))
+        server.query("CREATE TABLE load_test.m (n INT) ENGINE=MyISAM")
+        done = scene.run("backup", "demo")
+        assert done.returncode == 4
+        assert "load_test.m" in done.stderr
+        assert os.listdir(Path(scene.file_system.point, "staging")) == []
