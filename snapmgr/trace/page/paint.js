@@ -55,8 +55,7 @@ class Painter {
   lanes(canvas, width, height, from, to, top, marked) {
     const ratio = fit(canvas, width, height);
     const context = canvas.getContext("2d");
-    const image = context.createImageData(canvas.width, canvas.height);
-    const pixels = new Uint32Array(image.data.buffer);
+    const { image, pixels } = this.room(context, canvas);
     const texts = [];
     for (const { lane, y, height: tall, head } of this.boxes) {
       if (y + tall < top || y - LABEL > top + height) continue;
@@ -71,14 +70,26 @@ class Painter {
     for (const [row, colour] of marked) this.mark(context, row, colour, width, from, to, top);
   }
 
+  // What each frame needs, made once for each size: pixels, and a lane's columns.
+  room(context, { width, height }) {
+    if (this.kept?.image.width !== width || this.kept.image.height !== height) {
+      const image = context.createImageData(width, height);
+      const pixels = new Uint32Array(image.data.buffer);
+      this.kept = { image, pixels, share: new Float32Array(width * (this.model.kinds + 1)), edges: new Uint8Array(width) };
+    }
+    this.kept.pixels.fill(0);
+    return this.kept;
+  }
+
   // One lane into the image: in each column its kinds upon each other, as high as they were busy.
   band(pixels, width, height, lane, from, to, top, tall) {
     const stride = this.model.kinds + 1;
-    const share = new Float32Array(width * stride);
+    const { share, edges } = this.kept;
     const wide = [];
+    share.fill(0);
+    edges.fill(0);
     this.model.columns(lane, from, to, width, share, wide);
-    const edges = new Set();
-    for (let i = 0; i < wide.length; i += 3) edges.add(Math.floor(wide[i + 1]));
+    for (let i = 0; i < wide.length; i += 3) edges[Math.floor(wide[i + 1])] = 1;
     for (let column = 0; column < width; column++) {
       let y = top + tall;
       let sum = 0;
@@ -93,7 +104,7 @@ class Painter {
         if (part === 0) continue;
         filled += part * scale;
         const end = Math.max(top + tall - Math.max(Math.round(filled), stub), top);
-        for (; y > end; y--) if (y <= height && y > 0) pixels[(y - 1) * width + column] = edges.has(column) ? this.track : this.words[kind];
+        for (; y > end; y--) if (y <= height && y > 0) pixels[(y - 1) * width + column] = edges[column] ? this.track : this.words[kind];
       }
       for (; y > top; y--) if (y <= height && y > 0) pixels[(y - 1) * width + column] = this.track;
       if (share[column * stride + stride - 1] > 0)
