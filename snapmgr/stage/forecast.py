@@ -243,16 +243,23 @@ def _back(facts: Facts, changed_bytes: int, *, compared: bool) -> dict[str, floa
     return {"clone": _clone_s(facts), "write back": looked + moved + facts.speeds.write_latency_s}
 
 
-def choose(facts: Facts, *, strategy: Strategy | None = None, result: Result | None = None) -> Choice | None:
+def choose(
+    facts: Facts, *, strategy: Strategy | None = None, result: Result | None = None, way: Way | None = None
+) -> Choice | None:
     """Return the shortest possible way and why, or None if there is none.
 
     Args:
         facts: what was measured.
         strategy: only ways of this one.
+        way: only this one.
         result: where the result is to lie; None: wherever the way leaves it.
     """
     found = forecast(facts, result)
-    possible = [one for one in found if one.obstacle is None and strategy in (None, strategy_of(one.way))]
+    possible = [
+        one
+        for one in found
+        if one.obstacle is None and strategy in (None, strategy_of(one.way)) and way in (None, one.way)
+    ]
     if not possible:
         return None
     best = possible[0]

@@ -100,7 +100,10 @@ def _plan(
 
 
 def _choice(order: Order, facts: Facts, result: Result | None) -> Choice:
-    choice = choose(facts, strategy=order.strategy, result=result)
+    client = order.settings.client
+    # Who says how to mount has chosen.
+    way: Way | None = None if client is None else "writeback" if client.writeback else "storage"
+    choice = choose(facts, strategy=order.strategy, result=result, way=way)
     if choice is not None:
         return choice
     found = forecast(facts, result)

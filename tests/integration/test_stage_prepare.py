@@ -22,6 +22,7 @@ from snapmgr.mount import KernelMounter
 from snapmgr_reflink import ReflinkBackend
 from snapmgr_reflink.backend import ReflinkConfig
 from support.backupfolder import checksums, loaded_backup
+from support.juicefs import juicefs_volume
 from support.server import private_server, server_user
 from support.storage import loop_filesystem, work_folder
 
@@ -287,6 +288,54 @@ def test_a_tool_that_fails_leaves_its_log_only(site):
     assert str(log) in failed.stderr
     assert "no-such-option" in log.read_text()
     assert os.listdir(site.point) == ["full"]
+
+
+@pytest.fixture(scope="module")
+def volume(shared):
+    """A JuiceFS volume that holds the backup."""
+    with juicefs_volume("sqlite") as made:
+        subprocess.run(["cp", "-a", shared.full, made.point / "full"], check=True)
+        made.configuration = made.folder / "snapmgr.toml"
+        made.configuration.write_text(
+            f'state_dir = "{made.folder}/state"\nscratch_dir = "{made.folder}/scratch"\n'
+            f'[backend.juicefs]\nmeta_url = "{made.meta_url}"\n'
+        )
+        yield made
+
+
+@pytest.mark.needs("juicefs")
+@pytest.mark.parametrize(
+    ("options", "way"),
+    [
+        (["--strategy", "storage", "--tool-option=--innodb-flush-method=fsync"], "storage"),
+        (
+            ["--mount-option", "writeback", "--mount-option", "upload-delay=1h", "--mount-option", "warm-up"],
+            "writeback",
+        ),
+        (["--strategy", "scratch", "--result", "storage"], "scratch"),
+    ],
+)
+def test_on_juicefs(shared, volume, options, way):
+    before = _fingerprint(volume.point / "full")
+    done = subprocess.run(
+        [CLI, "-c", volume.configuration, "prepare", volume.point / "full", *options, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    prepared = json.loads(done.stdout)["prepared"]
+    path = Path(prepared["path"])
+    assert (prepared["way"], path) == (way, volume.point / "full.prepared")
+    assert checksums(path) == shared.tables
+    assert _fingerprint(volume.point / "full") == before
+    shutil.rmtree(path)
+    assert [name for name in os.listdir(volume.point) if name.startswith(".snapmgr")] == []
+    assert os.listdir(volume.folder / "scratch") == []
+    assert volume.counter("juicefs_staging_block_bytes") == 0
+    # No private mount is left: one at most of this volume.
+    assert [one.point for one in read_mounts() if one.source == f"JuiceFS:{volume.name}"] == [str(volume.point)]
 
 
 @pytest.mark.needs("btrfs")

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -387,6 +388,19 @@ def test_the_strategy_storage_works_through_the_mount_that_is_there(folder, monk
     ready, _ = _prepare(folder, storage, _Tool(), monkeypatch, strategy="storage")
     assert ready.way == "storage"
     assert storage.calls == ["clone"]
+
+
+@pytest.mark.parametrize(("writeback", "way"), [(True, "writeback"), (False, "storage")])
+def test_who_says_how_to_mount_has_chosen(folder, monkeypatch, writeback, way):
+    monkeypatch.setattr(preparing, "measure", lambda *_a, **_n: replace(SLOW, total_bytes_s=1e10, stream_bytes_s=1e10))
+    storage = _Storage()
+    options = ClientOptions(writeback=writeback, extra=("--max-uploads", "9"))
+    ready, _ = _prepare(
+        folder, storage, _Tool(), monkeypatch, strategy="storage", settings=Settings(client=options, warm_up=True)
+    )
+    assert ready.way == way
+    assert storage.calls == ["clone", "mount", "warm-up full.prepared", "settle", "unmount"]
+    assert (storage.options.writeback, storage.options.extra) == (writeback, ("--max-uploads", "9"))
 
 
 def test_a_backup_that_changes_meanwhile_is_noticed(folder, monkeypatch):
