@@ -11,7 +11,7 @@ from snapmgr.cli.output import end_document, print_lines
 from snapmgr.cli.params import JobName, dry_run_option, json_option
 from snapmgr.cli.signals import Interrupted
 from snapmgr.errors import ConfigError, InterruptedRunError, SnapmgrError, gravest
-from snapmgr.units import format_duration
+from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from snapmgr.cli.session import Session
@@ -142,6 +142,12 @@ def _summary(outcome: Outcome) -> str:
     elif quiesce is not None and quiesce.level != "none":
         frozen = f", server frozen {format_duration(quiesce.frozen_s)}" if quiesce.level == "freeze-process" else ""
         parts.append(f"{quiesce.level}: waited {format_duration(quiesce.waited_s)}, held {show_held(manifest)}{frozen}")
+    if manifest.physical is not None:
+        record = manifest.physical
+        applied = f", applied in {format_duration(record.apply_s)}" if record.base else ""
+        parts.append(
+            f"{record.kind}, {format_size(record.fetched_bytes)} fetched in {format_duration(record.fill_s)}{applied}"
+        )
     if outcome.verification is not None:
         parts.append(f"verified in {format_duration(outcome.verification.duration_s)}")
     if outcome.pruned is not None:

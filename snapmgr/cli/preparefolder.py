@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ from snapmgr.errors import EXIT_OK
 from snapmgr.units import format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
+    from snapmgr.catalog import Entry
     from snapmgr.cli.session import Session
-    from snapmgr.config import Config
+    from snapmgr.config import Config, Prepare
     from snapmgr.jobs.context import Context
     from snapmgr.records import ClientOptions
     from snapmgr.stage.order import Order, Plan, Ready
@@ -34,6 +35,29 @@ class Wishes:
     tool_options: tuple[str, ...]
     mount_options: tuple[str, ...]
     scratch: Path | None
+
+    def completed(self, table: Prepare) -> Wishes:
+        """Return these with what they leave open from a job's table."""
+        mount = [
+            option
+            for option, wanted in (
+                ("writeback", table.writeback),
+                (f"upload-delay={table.upload_delay_s}s", table.upload_delay_s),
+                (f"cache-size={table.cache_size_bytes}", table.cache_size_bytes),
+                (f"cache-dir={table.cache_dir}", table.cache_dir),
+                ("warm-up", table.warm_up),
+            )
+            if wanted
+        ]
+        strategy = self.strategy or table.strategy
+        return replace(
+            self,
+            strategy=strategy,
+            use_memory_bytes=self.use_memory_bytes or table.use_memory_bytes,
+            tool_options=self.tool_options or table.tool_options,
+            # They are about the clone in the storage; another way has no use for them.
+            mount_options=self.mount_options or (*mount, *table.mount_options) if strategy == "storage" else (),
+        )
 
     def given(self) -> list[str]:
         """Return the options that are for backup folders only, as they were given."""
@@ -140,21 +164,48 @@ def prepare_path(session: Session, path: str, folder: Path | None, wishes: Wishe
     inspect(source)
     storage = find_cloner(ctx, source)
     if dry_run:
-        planned = plan(order, storage)
-        if session.json:
-            session.document(EXIT_OK, dry_run=True, source=source, plan=plan_document(planned), prepared=None)
-        else:
-            print_lines(show_plan(planned))
-        return EXIT_OK
+        return _show_planned(session, plan(order, storage), source=source)
     ready = prepare_folder(order, storage, tell=session.voice.tell, progress=session.voice.progress)
+    return _show_ready(session, ready, source=source)
+
+
+def prepare_snapshot_backup(
+    session: Session, ctx: Context, entry: Entry, folder: Path | None, wishes: Wishes, *, dry_run: bool
+) -> int:
+    """Prepare a copy of a physical backup's snapshot, or say what would be done; return the exit code.
+
+    What the command line leaves open, the job's table ``prepare`` says.
+    """
+    from snapmgr.jobs.preparebackup import plan_backup_prepare, prepare_backup
+
+    manifest = entry.manifest
+    manifest.require_ready("prepared")
+    job = session.config().jobs.get(manifest.job)
+    if job is None:
+        session.voice.warn(f"job {manifest.job} is not configured any more: preparing with the defaults")
+    wanted = wishes.completed(job.prepare) if job is not None else wishes
+    beside = job.staging if job is not None else None
+
+    def order(source: str) -> Order:
+        return make_order(source, folder, wanted, ctx.config)
+
+    if dry_run:
+        return _show_planned(session, plan_backup_prepare(ctx, entry, order, beside=beside), snapshot_id=manifest.id)
+    return _show_ready(session, prepare_backup(ctx, entry, order, beside=beside), snapshot_id=manifest.id)
+
+
+def _show_planned(session: Session, planned: Plan, **what: Any) -> int:  # noqa: ANN401 - JSON
     if session.json:
-        session.document(
-            EXIT_OK,
-            dry_run=False,
-            source=source,
-            plan=plan_document(ready.plan),
-            prepared=ready_document(ready),
-        )
+        session.document(EXIT_OK, dry_run=True, **what, plan=plan_document(planned), prepared=None)
+    else:
+        print_lines(show_plan(planned))
+    return EXIT_OK
+
+
+def _show_ready(session: Session, ready: Ready, **what: Any) -> int:  # noqa: ANN401 - JSON
+    if session.json:
+        what |= {"plan": plan_document(ready.plan), "prepared": ready_document(ready)}
+        session.document(EXIT_OK, dry_run=False, **what)
     else:
         session.voice.tell(
             f"prepared by {ready.plan.backup.staged.tool} in {format_duration(ready.duration_s)}: "

@@ -62,9 +62,7 @@ def make_ready(ctx: Context, manifest: Manifest, folder: Path, *, memory_bytes: 
                 use_memory_bytes=memory_bytes,
                 options=(),
                 time_limit_s=time_limit_s,
-                progress=lambda progress: ctx.progress(
-                    progress.phase, progress.done_bytes, progress.expected_bytes or 0
-                ),
+                progress=ShownProgress(ctx),
             )
         )
     except (LackingError, NoRoomError):
