@@ -163,12 +163,12 @@ def test_the_page_asks_for_nothing_and_what_the_log_says_stays_text():
     evil = '</script><img src=x onerror="alert(1)">'
     operations = _operations([(100, 1, 1, 0, 7, 1, 0, 0)])
     operations.paths[7], operations.names[0], operations.skipped = evil, evil, 3
-    finding = Finding(bottleneck="fsync", why=evil, action="use-memory", advice="Try <more> memory.")
+    finding = Finding(bottleneck="fsync", why=evil, action="use-memory", advice="<more> memory")
     tags = _Tags(_page(operations, Verdict(findings=(finding,)), title=evil))
     assert tags.open == []
     assert tags.addresses == ["data:,"]
     assert tags.text.count(evil) == 3, "twice in titles, once in the verdict"
-    assert "Try <more> memory." in tags.text
+    assert "Try: <more> memory." in tags.text
     assert "3 lines of the log could not be read and are missing" in tags.text
 
 

@@ -33,6 +33,7 @@ def write_page(operations: Operations, verdict: Verdict | None, out: IO[bytes], 
     parts = environment.get_template("page").generate(
         title=title,
         findings=() if verdict is None else verdict.findings,
+        sentence=_sentence,
         skipped=operations.skipped,
         style=style,
         style_hash=_hash(style),
@@ -43,6 +44,10 @@ def write_page(operations: Operations, verdict: Verdict | None, out: IO[bytes], 
     for part in parts:
         # Names of files need not be text.
         out.write(part.encode(errors="replace"))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
 
 
 def _part(name: str) -> str:

@@ -8,6 +8,10 @@ class Model {
     this.kinds = trace.names.length;
     this.filter = { names: new Set(), thread: "", file: "", least_us: 0, failed: false };
     this.visible = new Uint8Array(trace.count);
+    // That a name or an attribute is not there is an answer: it is counted as the client tells it, but not marked.
+    this.alarming = trace.names.map((name) =>
+      trace.statuses.map((status, code) => code > 0 && !(/^(lookup|getxattr)$/.test(name) && /^no (such|data|attribute)/i.test(status))),
+    );
     this.apply();
   }
 
@@ -44,7 +48,7 @@ class Model {
       for (let from = trace.start[row]; from < end && bin < bins; bin++) {
         const to = bin === bins - 1 ? end : Math.min(end, (bin + 1) * leaf.width);
         leaf.busy[bin * stride + trace.name[row]] += Math.max(to - from, 0);
-        if (trace.status[row]) leaf.busy[bin * stride + this.kinds] = 1;
+        if (trace.status[row] && this.alarming[trace.name[row]][trace.status[row]]) leaf.busy[bin * stride + this.kinds] = 1;
         from = to;
       }
     }
@@ -107,7 +111,7 @@ class Model {
         for (let column = left + 1; column < right; column++) share[column * stride + kind] += 1;
         share[right * stride + kind] += end - right;
       }
-      if (status[row]) for (let column = left; column <= right; column++) share[column * stride + this.kinds] = 1;
+      if (status[row] && this.alarming[kind][status[row]]) for (let column = left; column <= right; column++) share[column * stride + this.kinds] = 1;
       if (end - begin > 3) wide.push(row, begin, end);
     }
   }
