@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from snapmgr.manifest import Position, SourcePosition
+from snapmgr.mysql.client import MysqlError
 from snapmgr.stage.copytool import CopyTool
 from snapmgr.stage.infofile import SlaveInfo, read_slave_info
 
@@ -59,8 +61,7 @@ class MariabackupTool(CopyTool):
         position = staged.position
         if position is not None:
             # The tool writes gtid_current_pos, which on a replica is not what its own binary log says.
-            gtid = source.connection.value("SELECT BINLOG_GTID_POS(%s, %s)", (position.file, position.offset))
-            position = Position(file=position.file, offset=position.offset, gtid=_text(gtid))
+            position = Position(file=position.file, offset=position.offset, gtid=_gtid_at(source, position))
         return position, exact_sources(source.channels, read_slave_info(folder))
 
 
@@ -79,5 +80,10 @@ def exact_sources(channels: tuple[Channel, ...], info: SlaveInfo) -> tuple[Sourc
     return tuple(found)
 
 
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value or "")
+def _gtid_at(source: Source, position: Position) -> str:
+    """Return the GTID of a place in the server's binary log; "" if the server does not tell."""
+    gtid: object = ""
+    # It reads the file up to there, and the file may be gone by now: no reason to give the backup up.
+    with suppress(MysqlError):
+        gtid = source.connection.value("SELECT BINLOG_GTID_POS(%s, %s)", (position.file, position.offset))
+    return gtid.decode() if isinstance(gtid, bytes) else str(gtid or "")

@@ -30,7 +30,7 @@ class Progress:
     expected_bytes: int | None
     """About how much it will be; None: not known."""
     lag_bytes: int | None = None
-    """Redo log that the server has written and the tool not copied yet, where the tool tells; None: not known."""
+    """Redo log that the server has written and the tool not copied, or not applied yet; None: it does not tell."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 _EVERY_S = 0.5
 _SCANNED = re.compile(r"log scanned up to \((?P<lsn>\d{1,20})\)")
+# A prepare's first and last LSN, and how far it is: in a log of several batches only.
+_RECOVERY = re.compile(
+    r"crash recovery from checkpoint LSN ?= ?(?P<start>\d{1,20})|End of log at LSN ?= ?(?P<end>\d{1,20})"
+)
+_RECOVERED = re.compile(r"To recover: LSN (?P<reached>\d{1,20})/(?P<end>\d{1,20})")
 _PHASES = tuple(
     (re.compile(pattern), phase)
     for pattern, phase in (
@@ -44,6 +49,8 @@ class Watch:
         self._current_lsn = current_lsn
         self._phase = "starting"
         self._scanned: int | None = None
+        self._recovered: int | None = None
+        self._log_end: int | None = None
         self._next = 0.0
 
     def look(self, pid: int, lines: list[str]) -> None:
@@ -53,15 +60,25 @@ class Watch:
             self._phase = phase_of(line) or self._phase
             if match := _SCANNED.search(line):
                 self._scanned = int(match["lsn"])
+            if match := _RECOVERED.search(line):
+                self._recovered, self._log_end = int(match["reached"]), int(match["end"])
+            elif match := _RECOVERY.search(line):
+                self._recovered = int(match["start"]) if match["start"] else self._recovered
+                self._log_end = int(match["end"]) if match["end"] else self._log_end
         if self._phase == before and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _EVERY_S
-        lag = None
-        if self._scanned is not None and self._current_lsn is not None:
-            now = self._current_lsn()
-            lag = None if now is None else max(0, now - self._scanned)
         self._tell(
             Progress(
-                phase=self._phase, done_bytes=written_bytes(pid), expected_bytes=self._expected_bytes, lag_bytes=lag
+                phase=self._phase,
+                done_bytes=written_bytes(pid),
+                expected_bytes=self._expected_bytes,
+                lag_bytes=self._lag_bytes(),
             )
         )
+
+    def _lag_bytes(self) -> int | None:
+        if self._recovered is not None and self._log_end is not None:
+            return max(0, self._log_end - self._recovered)
+        now = self._current_lsn() if self._scanned is not None and self._current_lsn is not None else None
+        return None if now is None or self._scanned is None else max(0, now - self._scanned)

@@ -271,6 +271,23 @@ def test_the_progress_is_told_in_words_with_the_lag_where_the_tool_tells_it():
     assert phase_of("hello") is None
 
 
+def test_a_prepare_tells_how_much_redo_log_is_left():
+    told = []
+    watch = Watch(told.append, None, None)
+    # As mariadb-backup 10.11 printed them.
+    for line in (
+        "2026-11-22  0:29:45 0 [Note] InnoDB: Starting crash recovery from checkpoint LSN=44910",
+        "2026-11-22  0:29:45 0 [Note] InnoDB: End of log at LSN=97632871",
+        "2026-11-22  0:29:45 0 [Note] InnoDB: To recover: LSN 21623326/97632871; 1788 pages",
+        "2026-11-22  0:29:47 0 [Note] InnoDB: Starting shutdown...",
+    ):
+        watch.look(os.getpid(), [line])
+    assert [(one.phase, one.lag_bytes) for one in told] == [
+        ("applying redo log", None),
+        ("writing changed pages", 97632871 - 21623326),
+    ]
+
+
 def alive(pid: str) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
