@@ -94,6 +94,14 @@ def writers(server: PrivateServer, rounds: int) -> Iterator[None]:
             thread.join()
 
 
+def _after(gtid: str, transactions: int) -> str:
+    """Return the position of MariaDB's only domain after so many more transactions."""
+    if transactions == 0:
+        return gtid
+    origin, _, number = gtid.rpartition("-")
+    return f"{origin}-{int(number) + transactions}"
+
+
 @each_kind
 def test_of_a_killed_server_the_tail_is_where_its_recovery_ends(folder, kind):
     with private_server(folder / "data", _QUICK, kind=kind) as server:
@@ -109,13 +117,14 @@ def test_of_a_killed_server_the_tail_is_where_its_recovery_ends(folder, kind):
             assert found.transactions
             server.start()
             said = say(server)
-            assert said.gtid == found.position.gtid
+            # DDL that was under way a MariaDB may complete when it starts: that it writes to the new file.
+            later = tail(server.datadir / said.file).transactions
+            assert later == 0 or "DDL_LOG: Crash recovery executed" in server.log_text()
+            assert said.gtid == _after(found.position.gtid, later)
             left = (server.datadir / found.position.file).stat().st_size
             # MySQL cuts the incomplete transaction off.
             cut_off = found.truncated and KINDS[kind].flavor == "mariadb"
             assert left > found.position.offset if cut_off else left == found.position.offset
-            # The new file begins where the old one ended.
-            assert tail(server.datadir / said.file).transactions == 0
 
 
 @each_kind

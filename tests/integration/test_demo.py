@@ -6,10 +6,12 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 
 from support.storage import leftovers
+from support.thoroughness import CAMPAIGN
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "mariadbd")
 
@@ -43,10 +45,16 @@ def test_demonstration_from_end_to_end(pytestconfig):
     assert leftovers(process.pid) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+MOMENTS = (
+    *("MariaDB ", "$ snapmgr backup", "arming", "$ snapmgr mount"),
+    *("$ ls ", "starting mariadb", "$ mariadbd", "mending"),
+)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
 @pytest.mark.parametrize(
-    "moment",
-    ["MariaDB ", "$ snapmgr backup", "arming", "$ snapmgr mount", "$ ls ", "starting mariadb", "$ mariadbd", "mending"],
+    ("moment", "number"),
+    list(product(MOMENTS, SIGNALS) if CAMPAIGN else zip(MOMENTS, SIGNALS * 4, strict=True)),
 )
 def test_demonstration_interrupted(pytestconfig, moment, number):
     with _start(pytestconfig) as process:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs("root", "loop", "xfs", "mariadbd")
 # 20 were shown once; CI repeats a few.
-SNAPSHOTS = int(os.environ.get("SNAPMGR_FREEZE_SNAPSHOTS", "4"))
+SNAPSHOTS = int(os.environ.get("SNAPMGR_FREEZE_SNAPSHOTS", "3"))
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,14 @@ from snapmgr.jobs.verify import verify
 from snapmgr.mysql import levels
 from support.exactness import take
 from support.faults import Faults
-from support.kinds import KINDS
+from support.kinds import KINDS, SYSTEM
 from support.layouts import SETTINGS, check, memory, owned, scattered, subvolume
 from support.load import InvariantError
 from support.processes import ended, state, wait_until
 from support.scene import Scene
 from support.server import private_server
 from support.storage import loop_filesystem, work_folder
+from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -184,6 +185,8 @@ def test_without_the_flush_such_a_snapshot_is_worth_little(
 ) -> None:
     """Of four MariaDB started none ("Found 2 prepared transactions"), of four MySQL none had all GTIDs."""
     scene, places = logging
+    if not CAMPAIGN and scene.server.kind.name != SYSTEM:
+        return  # what is proved is that the test above can fail
     scene.server.start([f"--log-bin={places['tmpfs']}/binlog"])
     monkeypatch.setattr(levels, "_flush", lambda _: ())
     try:
