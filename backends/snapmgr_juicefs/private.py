@@ -11,11 +11,13 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import stat
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.api import ClientOptions, CommandError, StorageError, format_size
@@ -33,6 +35,8 @@ _RECORD = "record.json"
 _POINT = "mnt"
 _UNMOUNT_S = 30.0
 _END_S = 120.0
+# Nobody has a file open in it any more; asked to end, a client that does not come off its mount ends after 30 s.
+_END_BY_ITSELF_S = 5.0
 # So long without one byte less, and nothing is uploaded any more: the object store is gone or refuses.
 _NO_PROGRESS_S = 180.0
 _POLL_S = 0.05
@@ -175,14 +179,25 @@ class _Place:
                         f"cannot unmount {self.point}: {error.message}", hint="end what uses it; doctor tries again"
                     ) from error
                 time.sleep(_POLL_S)
-        deadline = time.monotonic() + _END_S
+        now = time.monotonic()
+        deadline, politely_until = now + _END_S, now + _END_BY_ITSELF_S
         while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            if time.monotonic() > politely_until:
+                politely_until = deadline
+                self._ask_to_end(pids)
             if time.monotonic() > deadline:
                 raise StorageError(
                     f"the client of {self.point} does not end (process {', '.join(map(str, sorted(pids)))})",
                     hint="is the object store reachable? See client.log beside it",
                 )
             time.sleep(_POLL_S)
+
+    def _ask_to_end(self, pids: set[int]) -> None:
+        """Tell a client to flush and end: a mount namespace that was made meanwhile may hold a copy of its mount."""
+        for pid in pids:
+            with suppress(OSError):
+                if os.fsencode(self.point) in Path("/proc", str(pid), "cmdline").read_bytes():
+                    os.kill(pid, signal.SIGTERM)
 
     def _pids(self) -> set[int]:
         with suppress(StorageError):
