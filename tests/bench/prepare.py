@@ -25,7 +25,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.units import format_duration, parse_size
+from snapmgr.units import format_duration, parse_duration, parse_size
 from support.kinds import cache_folder
 from support.preparelab import samples as samples_file
 from support.preparelab.cells import BASE_DATA_BYTES, BASE_REDO_BYTES, WAYS, Cell, Way, all_cells, guess_s
@@ -79,7 +79,15 @@ def _measure(plan: _Plan, arguments: argparse.Namespace) -> int:
     left_s = sum(plan.guess_s(cell) for cell in wanted)
     for (data_bytes, redo_bytes), cells in groupby(wanted, key=plan.sizes):
         print(f"a backup of {data_bytes >> 20} MiB and {redo_bytes >> 20} MiB of redo log …", file=sys.stderr)
-        with prepare_lab(data_bytes, redo_bytes, base=arguments.base, cache=arguments.cache) as lab:
+        reports = arguments.results.parent / "bench-prepare"
+        with prepare_lab(
+            data_bytes,
+            redo_bytes,
+            base=arguments.base,
+            reports=reports,
+            tune_s=parse_duration(arguments.tune_time),
+            cache=arguments.cache,
+        ) as lab:
             for cell in cells:
                 begun = time.monotonic()
                 for turn in range(plan.repeats):
@@ -125,6 +133,7 @@ def main() -> None:
     parser.add_argument("--redo", default=f"{BASE_REDO_BYTES >> 20}M", help="what redo1 is (default: %(default)s)")
     parser.add_argument("--base", type=Path, default=Path("/var/tmp"), help="folder for objects, caches and scratch")
     parser.add_argument("--cache", type=Path, help="folder in which backups are kept (default: beside the servers)")
+    parser.add_argument("--tune-time", default="15m", help="how long --tune may search (default: %(default)s)")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds for each sample")
     parser.add_argument("--no-check", action="store_true", help="do not compare tables")
     parser.add_argument("--json", type=Path, help="write medians, spreads and ratios there")

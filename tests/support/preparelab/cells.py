@@ -71,6 +71,8 @@ class Way:
     """By hand: the tool's options. MEMORY stands for what holds all pages that the redo log changes."""
     options: tuple[str, ...] = ()
     """Those of `snapmgr prepare`."""
+    search: bool = False
+    """Whether ``--tune`` looks for the settings first, once for a cell; then those that were found are measured."""
 
 
 _SMALL = ("--cache-size", "SMALL")
@@ -90,7 +92,7 @@ WAYS = (
     Way(name="scratch", mount=_SMALL, options=("--strategy", "scratch", "--result", "scratch")),
     Way(name="auto", mount=_SMALL),
     Way(name="auto-storage", mount=_SMALL, options=("--result", "storage")),
-    Way(name="tune", mount=_SMALL, options=("--tune=15m",)),
+    Way(name="tune", mount=_SMALL, search=True),
 )
 RESULT_ANYWHERE = ("default", "memory", "threads", "writeback", "cache", "storage", "scratch")
 """The ways that "auto" is compared with."""

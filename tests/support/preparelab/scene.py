@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _UPLOAD_LIMIT_S = 1800.0
 _END_LIMIT_S = 120.0
+_TUNE_SLACK_S = 900.0
+"""The last rung, and the comparison of the tables, come on top."""
 
 
 class FailedError(Exception):
@@ -41,13 +43,18 @@ class FailedError(Exception):
 class PrepareLab:
     """A volume that holds one backup. Made by `prepare_lab`."""
 
-    def __init__(self, store: ObjectStore, volume: JuicefsVolume, backup: RedoBackup, folder: Path) -> None:
+    def __init__(
+        self, store: ObjectStore, volume: JuicefsVolume, backup: RedoBackup, folder: Path, reports: Path
+    ) -> None:
         self.store = store
         self.volume = volume
         self.backup = backup
         self._folder = folder
+        self._reports = reports
+        self._tune_s = tune_s
         self._scratch = folder / "scratch"
         self._config = folder / "snapmgr.toml"
+        self._tuned: dict[str, dict[str, Any]] = {}
 
     def configure(self) -> None:
         """Write the configuration of `snapmgr prepare`."""
@@ -62,19 +69,18 @@ class PrepareLab:
         """Prepare the backup once; what fails is a sample without a time."""
         facts: dict[str, Any] = {}
         seconds, failure = None, ""
-        cache = self._folder / "cache"
-        self.store.pace(Pace())
-        with self.volume.mounted(*client_options(way, self.backup.data_bytes), cache=cache):
-            try:
+        try:
+            if way.search and cell.id not in self._tuned:
+                with self._mounted(way):
+                    self._tuned[cell.id] = self._tune(cell)
+            with self._mounted(way):
                 result, seconds = self._run(cell, way, facts, limit_s)
                 if check:
                     self._check(result)
-            except FailedError as error:
-                seconds, failure = None, str(error)
-            finally:
-                self.store.pace(Pace())
-                self._remove_results()
-        shutil.rmtree(cache, ignore_errors=True)
+        except FailedError as error:
+            seconds, failure = None, str(error)
+        if way.search:
+            facts["tuning"] = self._tuned.get(cell.id)
         # What was deleted is not always gone when the client ends.
         self.volume.juicefs("gc", "--delete", self.volume.meta_url, timeout_s=_UPLOAD_LIMIT_S)
         return Sample(
@@ -88,16 +94,31 @@ class PrepareLab:
             facts=facts | {"data_bytes": self.backup.data_bytes, "redo_bytes": self.backup.redo_bytes},
         )
 
+    @contextmanager
+    def _mounted(self, way: Way) -> Iterator[None]:
+        """Mount the volume with an empty cache; what came to be while the context lasted is removed, at full speed."""
+        self.store.pace(Pace())
+        cache = self._folder / "cache"
+        try:
+            with self.volume.mounted(*client_options(way, self.backup.data_bytes), cache=cache):
+                try:
+                    yield
+                finally:
+                    self.store.pace(Pace())
+                    self._remove_results()
+        finally:
+            shutil.rmtree(cache, ignore_errors=True)
+
     def _run(self, cell: Cell, way: Way, facts: dict[str, Any], limit_s: float) -> tuple[Path, float]:
         self.store.pace(cell.pace)
         before = self.store.statistics()
         started = time.monotonic()
         if way.by_hand:
             result = self._by_hand(way, facts, limit_s)
-            seconds = time.monotonic() - started
         else:
-            result, told_s = self._by_snapmgr(way, facts, limit_s)
-            seconds = time.monotonic() - started if told_s is None else told_s
+            options = self._tuned[cell.id]["arguments"] if way.search else way.options
+            result = self._by_snapmgr(options, facts, limit_s)
+        seconds = time.monotonic() - started
         facts["store"] = self.store.statistics().since(before)
         return result, seconds
 
@@ -116,23 +137,37 @@ class PrepareLab:
         wait_until(lambda: self.volume.counter("juicefs_staging_blocks") == 0, _UPLOAD_LIMIT_S)
         return result
 
-    def _by_snapmgr(self, way: Way, facts: dict[str, Any], limit_s: float) -> tuple[Path, float | None]:
-        """Return where the result is, and the time that was told, if it is another than that of the command."""
+    def _by_snapmgr(self, options: Sequence[str], facts: dict[str, Any], limit_s: float) -> Path:
+        document = self._snapmgr(options, limit_s)
+        plan, prepared = document["plan"], document["prepared"]
+        facts |= {name: plan[name] for name in ("way", "result", "why", "speeds", "forecasts")}
+        facts["steps"] = prepared["steps"]
+        return Path(prepared["path"])
+
+    def _tune(self, cell: Cell) -> dict[str, Any]:
+        """Let snapmgr look for the best settings; return what it found."""
+        self.store.pace(cell.pace)
+        self._reports.mkdir(parents=True, exist_ok=True)
+        report = self._reports / f"tune-{cell.id.replace('/', '-')}-{time.time_ns()}.html"
+        options = [f"--tune={self._tune_s:.0f}s", f"--report={report}"]
+        found: dict[str, Any] = self._snapmgr(options, self._tune_s + _TUNE_SLACK_S)["tuning"]
+        if found["arguments"] is None:
+            raise FailedError("nothing was measured")
+        for run in found["runs"]:
+            # Long, and in the report.
+            run.pop("samples"), run.pop("counters")
+        return found | {"report": str(report)}
+
+    def _snapmgr(self, options: Sequence[str], limit_s: float) -> dict[str, Any]:
         log = self._folder / "snapmgr.log"
         backup = f"{self.volume.point}/backup"
-        command = [sys.executable, "-m", "snapmgr", "--config", str(self._config), "prepare", backup, *way.options]
+        command = [sys.executable, "-m", "snapmgr", "--config", str(self._config), "prepare", backup, *options]
         code, out = _to_the_end([*command, "--json"], log, limit_s)
         if code:
-            raise FailedError(
-                f"snapmgr prepare ended with {code}: {log.read_text(errors='replace')[-500:]} {out[-500:]}"
-            )
-        document = json.loads(out)
-        if (plan := document.get("plan")) is not None:
-            facts |= {"way": plan["way"], "result": plan["result"], "why": plan["why"]}
-            facts |= {"speeds": plan["speeds"], "forecasts": plan["forecasts"]}
-        prepared = document["prepared"]
-        facts["steps"] = prepared.get("steps")
-        return Path(prepared["path"]), None
+            said = f"{log.read_text(errors='replace')[-500:]} {out[-500:]}"
+            raise FailedError(f"snapmgr prepare ended with {code}: {said}")
+        document: dict[str, Any] = json.loads(out)
+        return document
 
     def _check(self, result: Path) -> None:
         """Compare the tables with those of a plain prepare. Raises FailedError."""
@@ -187,10 +222,13 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 @contextmanager
-def prepare_lab(data_bytes: int, redo_bytes: int, *, base: Path, cache: Path | None = None) -> Iterator[PrepareLab]:
+def prepare_lab(
+    data_bytes: int, redo_bytes: int, *, base: Path, reports: Path, tune_s: float, cache: Path | None = None
+) -> Iterator[PrepareLab]:
     """Make a volume in a slow store, with its metadata in Redis and a backup of about these sizes in it.
 
-    All that is large lies in `base`: objects, caches and scratch.
+    All that is large lies in `base`: objects, caches and scratch. What ``--tune`` reports, which may take
+    `tune_s` for each cell, is kept in `reports`.
     """
     backup = redo_backup(data_bytes, redo_bytes, cache=cache)
     with ExitStack() as stack:
@@ -210,6 +248,6 @@ def prepare_lab(data_bytes: int, redo_bytes: int, *, base: Path, cache: Path | N
         with volume.mounted(cache=folder / "cache"):
             shutil.copytree(backup.folder, volume.point / "backup")
         shutil.rmtree(folder / "cache")
-        lab = PrepareLab(store, volume, backup, folder)
+        lab = PrepareLab(store, volume, backup, folder, reports=reports, tune_s=tune_s)
         lab.configure()
         yield lab
