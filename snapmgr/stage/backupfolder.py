@@ -25,9 +25,18 @@ class Backup:
     """A backup that can be prepared."""
 
     staged: Staged
-    sizes: dict[str, int]
-    """Of all files, by their paths in it."""
-    redo_bytes: int
+    stamps: dict[str, tuple[int, int]]
+    """Size and modification time of each file, by its path in it."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of all files."""
+        return {path: size for path, (size, _) in self.stamps.items()}
+
+    @property
+    def redo_bytes(self) -> int:
+        """Size of the redo log that is to be applied."""
+        return sum(self.stamps[name][0] for name in _REDO if name in self.stamps)
 
 
 def inspect(folder: str, *, program: str | None = None) -> Backup:
@@ -53,12 +62,11 @@ def inspect(folder: str, *, program: str | None = None) -> Backup:
             hint="; ".join(one.hint for one in lacking),
         )
     try:
-        sizes = {path: size for path, (size, _) in stamps(folder).items()}
+        return Backup(staged=staged, stamps=stamps(folder))
     except OSError as error:
         raise LackingError(
             f"cannot look through {shown(folder)}: {error.strerror}", hint="run as root, or as the backup's owner"
         ) from None
-    return Backup(staged=staged, sizes=sizes, redo_bytes=sum(sizes.get(name, 0) for name in _REDO))
 
 
 def _refuse_used(folder: str) -> None:

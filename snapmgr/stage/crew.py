@@ -33,6 +33,10 @@ def pieces(sizes: dict[str, int]) -> list[Piece]:
     ]
 
 
+class StoppedError(Exception):
+    """Another thread failed, or a signal came."""
+
+
 class Crew:
     """Some threads, and how much they have done together."""
 
@@ -45,7 +49,9 @@ class Crew:
         self.done_bytes = 0
 
     def count(self, size_bytes: int) -> None:
-        """Add bytes that are done; for the threads."""
+        """Add bytes that are done; for the threads. Ends the one that calls it if all are to end."""
+        if self._ended.is_set():
+            raise StoppedError
         with self._lock:
             self.done_bytes += size_bytes
 

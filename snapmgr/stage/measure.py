@@ -1,4 +1,4 @@
-"""Measures a storage and a scratch folder in two seconds at most: small cold reads, many readers, writes."""
+"""Measures a storage and a scratch folder in about a second: small cold reads, many readers, writes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _SMALL_BYTES = 16 << 10
 _SPAN_BYTES = 4 << 20
 """What the client of a storage fetches at most for one read: no two probes read in the same one."""
-_LATENCY_S, _STREAM_S, _TOTAL_S, _WRITE_S = 0.4, 0.4, 0.7, 0.4
-_SMALL_READS, _STREAM_SPANS, _WRITES = 12, 8, 3
-_SCRATCH_BYTES = 32 << 20
+_LATENCY_S, _STREAM_S, _TOTAL_S, _WRITE_S = 0.25, 0.2, 0.4, 0.2
+_SMALL_READS, _STREAM_SPANS, _WRITES = 8, 8, 2
+_SCRATCH_BYTES = 16 << 20
 _STEP_BYTES = 1 << 20
 # Where nothing can be measured: a small backup, whose way hardly matters.
 _FALLBACK = Speeds(

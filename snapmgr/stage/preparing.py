@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from snapmgr.api import FolderCloning, Remounting
-from snapmgr.errors import SnapmgrError, StorageError
+from snapmgr.errors import LackingError, SnapmgrError, StorageError
 from snapmgr.records import ClientOptions
 from snapmgr.stage.backupfolder import Backup, inspect
 from snapmgr.stage.forecast import NAMES, PAGE_BYTES, Choice, Facts, Result, Way, choose, forecast, touched_pages
@@ -23,6 +23,7 @@ from snapmgr.stage.scratchcopy import Tree, copy_to_scratch
 from snapmgr.stage.tool import read_state, tool_for
 from snapmgr.stage.workplace import Workplace, workplace
 from snapmgr.stage.writeback import Written, outline, write_back
+from snapmgr.tree.kernel import sync_file_system
 from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -137,17 +138,23 @@ def prepare_folder(
     if a server runs on it; BusyError if it is being prepared; LackingError without the tool; StorageError.
     """
     backup, place = inspect(order.source, program=order.program), _place(order, make=True)
-    begun = stamps(order.source)
     with ExitStack() as stack:
         there: Workplace | None = None
         if isinstance(storage, FolderCloning) and place.result != "scratch":
-            there = stack.enter_context(_work_in(place.beside, order, place.storage_target, tell))
+            try:
+                there = stack.enter_context(_work_in(place.beside, order, place.storage_target, tell))
+            except (LackingError, StorageError) as error:
+                if place.result == "storage" or order.strategy in ("storage", "overlay"):
+                    raise
+                # Mounted read-only, or full: scratch is left.
+                tell(f"warning: nothing can be made beside the backup: {error.message}")
+                storage = None
         local = stack.enter_context(_work_in(place.scratch, order, place.scratch_target, tell))
         planned = _plan(
             order, storage, backup, place, storage_work=there.path if there else None, scratch_work=local.path
         )
         ready = _Preparing(planned, storage, there, local, tell=tell, progress=progress).run()
-    if stamps(order.source) != begun:
+    if stamps(order.source) != backup.stamps:
         raise StorageError(
             f"{order.source} changed while it was prepared: {ready.path} may be worth nothing",
             hint="does something write to the backup?",
@@ -223,7 +230,8 @@ class _Preparing:
         before = self._copied(self._source, copy, digests=result == "storage")
         self._apply(copy, self._plan.settings.without_mount())
         if result == "scratch":
-            self._owned(copy, sync=True)
+            self._owned(copy, sync=False)
+            self._flushed(copy)
             return local.land(name)
         return self._put_back(copy, before, None)
 
@@ -338,7 +346,18 @@ class _Preparing:
     def _owned(self, folder: str, *, sync: bool) -> None:
         start = time.monotonic()
         take_owners(self._source, folder, sync=sync)
-        self._timed("owners and flush", start)
+        self._timed("owners and flush" if sync else "owners", start)
+
+    def _flushed(self, folder: str) -> None:
+        start = time.monotonic()
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sync_file_system(fd)
+        except OSError as error:
+            raise StorageError(f"cannot flush the file system of {folder}: {error.strerror}") from error
+        finally:
+            os.close(fd)
+        self._timed("flush", start)
 
     def _over(self) -> str:
         work = os.path.join(self._local.path, "overlay")

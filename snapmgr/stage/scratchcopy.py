@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from snapmgr.errors import SnapmgrError, StorageError
 from snapmgr.stage.crew import Crew, Piece, pieces
 from snapmgr.stage.forecast import BLOCK_BYTES, COPY_THREADS
-from snapmgr.tree import kernel
 from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.walk import FOLDER_FLAGS, is_full, reach, shown, walk
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 DIGEST_BYTES = 16
 _STEP_BYTES = 4 << 20
+_FLUSH_BYTES = 8 << 20
 _ZEROES = bytes(BLOCK_BYTES)
 
 
@@ -57,9 +57,9 @@ def copy_to_scratch(
 ) -> Tree:
     """Copy all in the folder `source` to the new folder `target`, with owners, modes and times; return what it was.
 
-    `progress` gets the bytes that are done, and of how many. Memory is bounded: a step of 4 MiB for each thread, and 16
-    bytes for each 128 KiB where `digests` are wanted. Raises StorageError that names the entry; then some of it is in
-    `target`.
+    It is not safe on disk yet. `progress` gets the bytes that are done, and of how many. Memory is bounded: a step of 4
+    MiB for each thread, and 16 bytes for each 128 KiB where `digests` are wanted. Raises StorageError that names the
+    entry; then some of it is in `target`.
     """
     with ExitStack() as stack:
         source_fd = open_folder(stack, source)
@@ -78,7 +78,7 @@ def copy_to_scratch(
 
         crew.work(pieces(found.sizes), act, tick=lambda: progress(min(crew.done_bytes, total - 1), total))
         progress(total, total)
-        _finish(source_fd, target_fd, found)
+        _finish(source_fd, target_fd, found, threads)
     return found
 
 
@@ -219,6 +219,9 @@ def _copy(source_fd: int, target_fd: int, piece: Piece, digests: bytearray | Non
                 crew.count(done - counted)
                 counted = done
             crew.count(piece.length - counted)
+            if piece.length >= _FLUSH_BYTES:
+                # While others read: gigabytes of dirty pages would hold up everybody at the end.
+                os.fdatasync(copy)
             with suppress(OSError):
                 # It is not read again: the page cache is for what the tool will read.
                 os.posix_fadvise(source, piece.offset, piece.length, os.POSIX_FADV_DONTNEED)
@@ -260,12 +263,16 @@ def _note(digests: bytearray, data: bytes, position: int) -> None:
         digests[at : at + DIGEST_BYTES] = digest(view[offset : offset + BLOCK_BYTES])
 
 
-def _finish(source_fd: int, target_fd: int, found: Tree) -> None:
+def _finish(source_fd: int, target_fd: int, found: Tree, threads: int) -> None:
     """Give everything its attributes, the folders last and from the inside out."""
-    for path in (*found.sizes, *found.links, *reversed(found.folders), ""):
-        with named(path or "."):
-            _keep(source_fd, target_fd, path)
-    kernel.sync_file_system(target_fd)
+
+    def act(piece: Piece) -> None:
+        with named(piece.path or "."):
+            _keep(source_fd, target_fd, piece.path)
+
+    Crew(threads).work([Piece(path, 0, 0) for path in (*found.sizes, *found.links)], act)
+    for path in (*reversed(found.folders), ""):
+        act(Piece(path, 0, 0))
 
 
 def _keep(source_fd: int, target_fd: int, path: str) -> None:

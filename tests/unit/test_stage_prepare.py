@@ -328,19 +328,25 @@ def folder(tmp_path, monkeypatch):
             last_lsn=7,
             position=None,
         ),
-        sizes={"ibdata1": 1 << 30},
-        redo_bytes=200 << 10,
+        stamps={"ibdata1": (1 << 30, 1), "ib_logfile0": (200 << 10, 1)},
     )
     monkeypatch.setattr(preparing, "inspect", lambda *_a, **_n: backup)
     monkeypatch.setattr(preparing, "measure", lambda *_a, **_n: SLOW)
     monkeypatch.setattr(preparing, "free_bytes", lambda _folder: 1 << 40)
     monkeypatch.setattr(inplace, "_SETTLE_S", 1.0)
 
+    # The files are there by their names only.
+    monkeypatch.setattr(preparing, "stamps", lambda folder: backup.stamps | _changed(folder))
+
     class _State:
         state = "prepared"
 
     monkeypatch.setattr(preparing, "read_state", lambda _folder: _State)
     return source
+
+
+def _changed(folder):
+    return {} if os.stat(os.path.join(folder, "ibdata1")).st_size == 1000 else {"ibdata1": (1001, 2)}
 
 
 def _prepare(folder, storage, tool, monkeypatch, **order):

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import threading
+import time
 
 import pytest
 
@@ -178,6 +179,23 @@ def test_the_first_failure_ends_all():
     with pytest.raises(ValueError, match="three"):
         Crew(1).work([Piece("three" if number == 3 else "x", number, 1) for number in range(100)], act)
     assert len(begun) == 4
+
+
+def test_a_long_piece_ends_early_when_another_one_fails():
+    crew = Crew(2)
+    counted = []
+
+    def act(piece):
+        if piece.path == "bad":
+            raise ValueError(piece.path)
+        while True:
+            counted.append(1)
+            crew.count(1)
+            time.sleep(0.001)
+
+    with pytest.raises(ValueError, match="bad"):
+        crew.work([Piece("long", 0, 1), Piece("bad", 0, 1)], act)
+    assert counted
 
 
 def test_pieces_cover_every_byte_once():
