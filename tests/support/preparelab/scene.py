@@ -44,7 +44,14 @@ class PrepareLab:
     """A volume that holds one backup. Made by `prepare_lab`."""
 
     def __init__(
-        self, store: ObjectStore, volume: JuicefsVolume, backup: RedoBackup, folder: Path, reports: Path
+        self,
+        store: ObjectStore,
+        volume: JuicefsVolume,
+        backup: RedoBackup,
+        folder: Path,
+        *,
+        reports: Path,
+        tune_s: float,
     ) -> None:
         self.store = store
         self.volume = volume
