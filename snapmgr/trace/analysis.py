@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 By = Literal["operation", "file", "thread"]
 _US = 1_000_000
-_LATE_US = 50_000
-"""So much after its counting an operation's line may be written, on a busy machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,12 +203,17 @@ def _are_numbers(counters: object) -> TypeGuard[dict[str, float]]:
 def _missing(operations: Operations, counted: Counted, from_us: int, to_us: int) -> dict[str, int]:
     """Compare the log with the counters, over the span between their two readings.
 
-    Both ends are taken generously, for an operation is counted a little before its line is written: a few lines may
-    hide, but none is missed without cause.
+    An operation is counted a little before its line is written: so of each thread the first line behind the span is
+    taken as counted too. As many lines as there are threads may hide there, but none is missed without cause.
     """
-    names = Counter(
-        name for name, end in zip(operations.name, operations.end_us, strict=True) if from_us <= end <= to_us
-    )
+    names: Counter[int] = Counter()
+    late: dict[int, int] = {}
+    for name, end, thread in zip(operations.name, operations.end_us, operations.thread, strict=True):
+        if from_us <= end <= to_us:
+            names[name] += 1
+        elif end > to_us:
+            late.setdefault(thread, name)
+    names.update(late.values())
     logged: Mapping[str, int] = {operations.names[name]: count for name, count in names.items()}
     if not counted.operations:
         # An older client counts only the sum.
@@ -232,5 +235,5 @@ def _counted_span_us(trace: Trace) -> tuple[int, int]:
     if marks:
         from_us = operations.end_us[marks[0]] - operations.duration_us[marks[0]]
     if len(marks) > 1:
-        to_us = operations.end_us[marks[-1]] + _LATE_US
+        to_us = operations.end_us[marks[-1]]
     return from_us, to_us

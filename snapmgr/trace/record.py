@@ -184,6 +184,7 @@ class _Pump(threading.Thread):
         self._mark = mark
         self._seen = 0
         self._tail = b""
+        self._rest = b""
         self._deadline_s: float | None = None
         self._packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
         self._flushed_s = time.monotonic()
@@ -233,8 +234,12 @@ class _Pump(threading.Thread):
         self._tail = around[-len(self._mark) + 1 :]
         if data == _IDLE:
             return
+        # Whole lines: the last one may be cut, where the file ends or our own line comes.
+        data = self._rest + data
+        whole = data.rfind(b"\n") + 1
+        self._rest = data[whole:]
         try:
-            self._write(data)
+            self._write(data[:whole])
             if time.monotonic() > self._flushed_s + _FLUSH_EVERY_S:
                 self._flushed_s = time.monotonic()
                 # So that a recorder that is killed leaves all but the last second.

@@ -83,18 +83,25 @@ def test_the_most_under_way_is_that_of_every_instant():
 
 
 def test_a_whole_log_lacks_nothing():
-    log = [read(700, 5), mark(1000), read(2000, 5), read(3000, 5), mark(4000), read(60_000, 5)]
+    log = [read(700, 5), mark(1000), read(2000, 5), read(3000, 5), mark(4000), read(60_000, 5), read(60_005, 5)]
     analysis = analyse(recorded(log, counters(1, read=10, open=3), counters(2, read=12, open=4), wall_s=0.5))
     assert analysis.missing == {}
     assert analysis.wall_s == 0.5
 
 
+def test_each_thread_s_line_in_the_making_may_come_after_the_mark():
+    log = [mark(1000), read(2000, 5), mark(4000), read(5000, 5, thread=1), read(6000, 5, thread=2)]
+    log += [read(7000, 5, thread=thread) for thread in (1, 2)]
+    for counted, missing in ((3, {}), (4, {"read": 1}), (5, {"read": 2})):
+        assert analyse(recorded(log, counters(1), counters(2, read=counted))).missing == missing
+
+
 def test_what_is_missing_is_told_by_kind():
     log = [read(700, 5), mark(1000), read(2000, 5), mark(4000), read(60_000, 5)]
-    end = counters(2, read=15, open=4, fsync=7)
+    end = counters(2, read=16, open=4, fsync=7)
     trace = recorded(log, counters(1, read=10, open=3), end, wall_s=0.5)
     analysis = analyse(trace)
-    # What was read before the counters were, and long after, is not taken for what is missing.
+    # Of what was read before the counters were, and after, only the first line after may have been counted.
     assert analysis.missing == {"read": 4, "fsync": 7}
     verdict = judge(facts_of(trace, analysis))
     assert verdict.bottleneck == "unknown"
@@ -103,7 +110,7 @@ def test_what_is_missing_is_told_by_kind():
 
 def test_where_the_recorder_has_another_number_its_marks_are_found_by_the_file():
     log = [read(700, 5), mark(1000, 0), read(2000, 5), mark(4000, 0), read(900_000, 5)]
-    end = counters(2, read=13)
+    end = counters(2, read=14)
     assert analyse(recorded(log, counters(1, read=10), end)).missing == {"read": 2}
 
 
