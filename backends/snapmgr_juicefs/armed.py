@@ -123,6 +123,7 @@ class JuicefsArmed:
         if start_ns / 1e9 > deadline:
             raise FireError(f"the deadline passed before the clone of {tree.shown(member.volume.path)} was begun")
         seen = tree.flush(member.origin_fd, member.volume.path)
+        store.trace_cloning(member.box)
         if held is not None:
             with held:
                 held.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -31,7 +31,7 @@ from snapmgr.api import (
     Volume,
 )
 from snapmgr_juicefs import client as clients
-from snapmgr_juicefs import folders, locating, private, store, tree
+from snapmgr_juicefs import folders, leftovers, locating, machine, private, store, tree
 from snapmgr_juicefs.armed import JuicefsArmed, Member, forecast_s
 from snapmgr_juicefs.config import JuicefsConfig
 from snapmgr_juicefs.contents import boxes, describe, refuse_altered, refuse_foreign, refuse_mounted
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from snapmgr.api import ClientMount
+    from snapmgr_juicefs.program import Address
 
 _SNAPSHOT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]+")
 _RECORD_ID = re.compile(r"[0-9a-f]{16}")
@@ -80,8 +81,11 @@ class JuicefsBackend:
         own = clients.own_mount(target.path, mounts)
         if isinstance(volume, NotMine) or own is None:
             return volume
-        found = clients.recognise(own)
-        said = locating.warnings(found, self._config, self._program, locating.now_s())
+        found, now = clients.recognise(own), time.time()
+        said = locating.warnings(found, self._config, self._program, now)
+        with suppress(StorageError), self._opened(volume.pool) as (store_fd, _):
+            left = leftovers.warning(leftovers.read(store_fd), now)
+            said += (left,) if left else ()
         return replace(volume, warnings=said)
 
     def capabilities(self, volumes: tuple[Volume, ...]) -> Capabilities:  # noqa: ARG002 - the same for all
@@ -152,7 +156,7 @@ class JuicefsBackend:
             kind="snapshot",
             nonce="",
             inode=0,
-            boot_id=store.boot_id(),
+            boot_id=machine.boot_id(),
             snapshot_id=snapshot_id,
             volume_id=volume.id,
             origin=volume.path,
@@ -188,9 +192,19 @@ class JuicefsBackend:
         listed: list[Found] = []
         for pool in pools:
             with self._opened(pool) as (store_fd, path):
-                boot_id = store.boot_id()
+                boot_id = machine.boot_id()
                 described = (describe(box, pool, boot_id, self.name) for box in boxes(store_fd, path))
                 listed += [found for found in described if found is not None]
+                if leftovers.is_due(leftovers.read(store_fd), time.time()) and self._address(pool) is not None:
+                    listed.append(
+                        Found(
+                            kind="debris",
+                            pool=pool,
+                            name=leftovers.NAME,
+                            why="an interrupted clone may have left metadata that nothing refers to",
+                            cure="collects garbage in the volume (juicefs gc --delete), which may take long",
+                        )
+                    )
             listed += [
                 Found(
                     kind="debris",
@@ -236,7 +250,7 @@ class JuicefsBackend:
                 kind="attachment",
                 nonce="",
                 inode=0,
-                boot_id=store.boot_id(),
+                boot_id=machine.boot_id(),
                 snapshot_id=record.ref.snapshot_id,
                 volume_id=record.ref.volume_id,
                 origin=snapshot.mark.origin,
@@ -248,6 +262,7 @@ class JuicefsBackend:
             stack.callback(os.close, box.fd)
             if record.writable:
                 try:
+                    store.trace_cloning(box)
                     folders.clone(f"{snapshot.path}/{store.DATA}", f"{box.path}/{store.DATA}", self._program)
                 except StorageError:
                     self._discard(box, skip_trash=True)
@@ -295,6 +310,8 @@ class JuicefsBackend:
         if not locked:
             store.lock(box)
         refuse_mounted(box.path, self._mounter.mounts())
+        if store.was_interrupted(box):
+            leftovers.note(box.store_fd, time.time())
         self._discard(box, skip_trash=skip_trash)
 
     def _discard(self, box: store.Box, *, skip_trash: bool) -> None:
@@ -305,22 +322,31 @@ class JuicefsBackend:
     def repair(self, found: Found) -> None:
         """Remove a half-made box, finish a deletion, clear an abandoned mount; what is no debris is left alone."""
         if found.name.startswith(_PRIVATE_MOUNT):
-            self._clear(found)
+            identity = found.name.removeprefix(_PRIVATE_MOUNT)
+            private.clear(identity, self._program, self._runner, self._mounter, self._address(found.pool))
+            return
+        if found.name == leftovers.NAME:
+            self._collect(found.pool)
             return
         with self._opened(found.pool) as (store_fd, path), store.box(store_fd, path, found.name) as box:
             if box is None:
                 return
             store.lock(box)
-            seen = describe(box, found.pool, store.boot_id(), self.name)
+            seen = describe(box, found.pool, machine.boot_id(), self.name)
             if seen is not None and seen.kind == "debris":
                 finished = box.mark is not None and box.mark.kind == "snapshot" and box.state == "complete"
                 self._remove(box, locked=True, skip_trash=self._config.skip_trash or not finished)
 
-    def _clear(self, found: Found) -> None:
-        seen, _ = locating.find_store(found.pool, self._mounter.mounts())
-        address = locating.address_of(seen, self._config)
-        identity = found.name.removeprefix(_PRIVATE_MOUNT)
-        private.clear(identity, self._program, self._runner, self._mounter, address)
+    def _collect(self, pool: Pool) -> None:
+        with self._opened(pool) as (store_fd, _):
+            now, address = time.time(), self._address(pool)
+            if address is not None and leftovers.is_due(leftovers.read(store_fd), now):
+                self._program.gc(address)
+                leftovers.forget_due(store_fd, now)
+
+    def _address(self, pool: Pool) -> Address | None:
+        found, _ = locating.find_store(pool, self._mounter.mounts())
+        return locating.address_of(found, self._config)
 
     def usage(self, ref: SnapshotRef, *, exact: bool = False) -> Usage:  # noqa: ARG002 - the volume cannot tell
         """Return that nobody knows: the volume does not tell what a clone shares."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -195,8 +194,3 @@ def refuse_full(seen: Flushed, store: str, found: Client, config: JuicefsConfig,
                 f"and {entries} files",
                 hint="delete older snapshots, or raise the limit; a clone shares its data but counts in full",
             )
-
-
-def now_s() -> float:
-    """Return the time of day that dumps are compared with."""
-    return time.time()

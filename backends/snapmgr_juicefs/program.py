@@ -184,15 +184,19 @@ def parse_quotas(text: str) -> list[Quota]:
     return found
 
 
+# What is not limited, as the columns say it.
+_NO_LIMIT = {"unlimited", "unchanged", ""}
+
+
 def _size(text: str) -> int | None:
-    if text == "unlimited":
+    if text in _NO_LIMIT:
         return None
     number, unit = text.split()
     return int(float(number.replace(",", "")) * _UNITS[unit])
 
 
 def _number(text: str) -> int | None:
-    return None if text == "unlimited" else int(text.replace(",", ""))
+    return None if text in _NO_LIMIT else int(text.replace(",", ""))
 
 
 def parse_address(url: str) -> tuple[str, str]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -24,11 +23,10 @@ import secrets
 import stat
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.api import BusyError, InUseError, NotFoundError, Pool, SnapshotRef, StorageError
-from snapmgr_juicefs import tree
+from snapmgr_juicefs import machine, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +35,7 @@ State = Literal["begun", "made", "complete"]
 
 DATA = "data"
 _NOTE = "note"
+_CLONING = "cloning"
 _STORE_MARK = "snapmgr-juicefs-store.json"
 _UNFINISHED_MARK = re.compile(re.escape(_STORE_MARK) + r"\.[0-9a-f]{8}~")
 _STATES: tuple[State, ...] = ("begun", "made", "complete")
@@ -86,23 +85,10 @@ class Box:
     state: State | None
 
 
-def boot_id() -> str:
-    """Return the kernel's id of this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _machine() -> str:
-    """Return eight hex digits that stand for this machine: by machine-id(5), or by its name where it has none."""
-    own = os.uname().nodename
-    with suppress(OSError):
-        own = Path("/etc/machine-id").read_text(encoding="ascii").strip() or own
-    return hashlib.sha256(own.encode()).hexdigest()[:8]
-
-
 def is_foreign(found: Box) -> bool:
     """Whether another machine made the box: then what looks unfinished may be going on there."""
     nonce = found.mark.nonce if found.mark else found.name.partition("@")[2]
-    return not nonce.endswith(_machine())
+    return not nonce.endswith(machine.tag())
 
 
 @contextmanager
@@ -112,7 +98,7 @@ def opened(path: str) -> Iterator[int]:
     try:
         _check_private(fd, path)
         try:
-            mark = json.loads(_read(fd, _STORE_MARK))
+            mark = json.loads(read(fd, _STORE_MARK))
         except (FileNotFoundError, ValueError):
             raise StorageError(
                 f"{tree.shown(path)} is no store of clones: it has no {_STORE_MARK}",
@@ -139,10 +125,6 @@ def create(path: str) -> None:
             f"cannot create {tree.shown(path)}: {error.strerror}",
             hint="create the folder's parent, or name another folder in [backend.juicefs] store",
         ) from error
-    else:
-        parent = _open_folder(os.path.dirname(path))
-        os.fsync(parent)
-        os.close(parent)
     fd = _open_folder(path)
     try:
         _check_private(fd, path)
@@ -191,7 +173,7 @@ def begin(store_fd: int, path: str, name: str, mark: Mark) -> Box:
 
     Raises StorageError if the name is taken or nothing can be written.
     """
-    nonce = secrets.token_hex(8) + _machine()
+    nonce = secrets.token_hex(8) + machine.tag()
     temporary = f"begun@{nonce}"
     fd = -1
     try:
@@ -217,6 +199,17 @@ def begin(store_fd: int, path: str, name: str, mark: Mark) -> Box:
     return Box(store_fd=store_fd, fd=fd, name=name, path=f"{path}/{name}", mark=filled, state="begun")
 
 
+def trace_cloning(box: Box) -> None:
+    """Leave a trace that the clone may have begun. Raises OSError."""
+    os.close(os.open(_CLONING, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=box.fd))
+
+
+def was_interrupted(box: Box) -> bool:
+    """Whether a clone had been begun in the box and never appeared."""
+    names = {entry.name for entry in tree.entries(box.fd)}
+    return _CLONING in names and DATA not in names
+
+
 def advance(box: Box, old: State, new: State, *, durable: bool) -> None:
     """Give a box its next state; nothing else of it changes. Raises StorageError."""
     try:
@@ -231,11 +224,12 @@ def advance(box: Box, old: State, new: State, *, durable: bool) -> None:
 @contextmanager
 def box(store_fd: int, path: str, name: str) -> Iterator[Box | None]:
     """Open the box `name` until the context ends; None if there is nothing of that name or it is not provably ours."""
-    fd = -1
-    with suppress(OSError):  # nothing there, a file, a symlink
+    fd, found = -1, None
+    with suppress(OSError):  # nothing there, a file, a symlink; removed meanwhile
         fd = os.open(name, _READ_FOLDER, dir_fd=store_fd)
+        found = _recognise(store_fd, fd, path, name)
     try:
-        yield _recognise(store_fd, fd, path, name) if fd >= 0 else None
+        yield found
     finally:
         if fd >= 0:
             os.close(fd)
@@ -247,7 +241,7 @@ def _recognise(store_fd: int, fd: int, path: str, name: str) -> Box | None:
         return None
     for state in _STATES:
         try:
-            mark = Mark(**json.loads(_read(fd, f"{state}.json")))
+            mark = Mark(**json.loads(read(fd, f"{state}.json")))
         except FileNotFoundError:
             continue
         except (OSError, ValueError, TypeError):
@@ -330,7 +324,7 @@ def lock(found: Box, *, shared: bool = False) -> None:
 def read_note(found: Box) -> bytes | None:
     """Return the note beside a snapshot, or None."""
     try:
-        return _read(found.fd, _NOTE)
+        return read(found.fd, _NOTE)
     except FileNotFoundError:
         return None
 
@@ -360,7 +354,8 @@ def write(dir_fd: int, name: str, content: bytes) -> None:
         raise StorageError(f"cannot write {name}: {error.strerror}", hint="is the file system full?") from error
 
 
-def _read(dir_fd: int, name: str) -> bytes:
+def read(dir_fd: int, name: str) -> bytes:
+    """Return what is in a small file. Raises OSError."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
     with os.fdopen(fd, "rb") as file:
         return file.read(_MARK_BYTES_AT_MOST)

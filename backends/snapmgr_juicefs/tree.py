@@ -40,9 +40,10 @@ class Entry:
 
 
 def entries(fd: int) -> list[Entry]:
-    """Return what is in the folder `fd` now, read by a descriptor of its own."""
-    own_fd = os.open(".", FOLDER_FLAGS, dir_fd=fd)
+    """Return what is in the folder `fd` now, read by a descriptor of its own; nothing if it was removed meanwhile."""
+    own_fd = -1
     try:
+        own_fd = os.open(".", FOLDER_FLAGS, dir_fd=fd)
         with os.scandir(own_fd) as listed:
             return [
                 Entry(
@@ -52,8 +53,12 @@ def entries(fd: int) -> list[Entry]:
                 )
                 for entry in listed
             ]
+    except FileNotFoundError:
+        # Local file systems show a removed folder as an empty one.
+        return []
     finally:
-        os.close(own_fd)
+        if own_fd >= 0:
+            os.close(own_fd)
 
 
 @contextmanager

@@ -2,59 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.testing import BackendContract, FolderLab
-from snapmgr_juicefs import JuicefsBackend, JuicefsConfig
+from snapmgr.testing import BackendContract
 from support.juicefs import JuicefsVolume, juicefs_volume
+from support.juicefslab import JuicefsLab
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from snapmgr.api import Pool, SnapshotRef
+    from collections.abc import Iterator
 
 _FORMAT = ("--trash-days", "0", "--enable-acl")
 _SHM = Path("/dev/shm")
-
-
-class JuicefsLab(FolderLab):
-    """Origins are folders in a volume."""
-
-    kills = 3
-    rounds = 1
-
-    def __init__(self, volume: JuicefsVolume) -> None:
-        super().__init__(JuicefsBackend, JuicefsConfig(warn_of_others=False), volume.point)
-        self.volume_ = volume
-
-    @property
-    def store(self) -> Path:
-        return self.volume_.point / ".snapmgr-juicefs"
-
-    def impostor(self, ref: SnapshotRef) -> Callable[[], bool]:
-        place = self.store / ref.name
-        aside = self.folder / f"aside-{secrets.token_hex(4)}"
-        place.rename(aside)
-        self.volume_.juicefs("clone", "--preserve", str(aside), str(place))
-        shutil.rmtree(aside)
-        (place / "somebody's").write_bytes(b"precious")
-        before = sorted(path.relative_to(place) for path in place.rglob("*"))
-        return lambda: place.is_dir() and sorted(path.relative_to(place) for path in place.rglob("*")) == before
-
-    @contextmanager
-    def unreachable(self, pool: Pool) -> Iterator[None]:  # noqa: ARG002 - there is one
-        hidden = self.store.with_name("hidden")
-        self.store.rename(hidden)
-        try:
-            yield
-        finally:
-            hidden.rename(self.store)
 
 
 @pytest.fixture(scope="class")

@@ -1,0 +1,111 @@
+"""Private mounts: with what options, what becomes of what is written there, and what a killed process leaves."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from snapmgr.api import ClientOptions, StorageError
+from snapmgr.testing import processes
+from snapmgr_juicefs import JuicefsConfig, private
+from support.juicefs import JuicefsVolume, juicefs_volume
+from support.juicefslab import JuicefsLab
+from support.processes import wait_until
+
+pytestmark = pytest.mark.needs("root", "juicefs", "redis")
+_PASSWORD = "open sesame"
+
+
+@pytest.fixture(scope="module")
+def locked() -> JuicefsVolume:
+    with juicefs_volume("redis", password=_PASSWORD, base=Path("/dev/shm")) as made:
+        yield made
+
+
+@pytest.fixture
+def lab(locked: JuicefsVolume) -> JuicefsLab:
+    secret = locked.folder / "password"
+    secret.write_text(f"{_PASSWORD}\n")
+    secret.chmod(0o600)
+    caches = locked.folder / "caches"
+    caches.mkdir(exist_ok=True)
+    config = JuicefsConfig(warn_of_others=False, password_file=str(secret), cache_root=str(caches))
+    return JuicefsLab(locked, config)
+
+
+def _commands() -> str:
+    return "\n".join(
+        (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        for process in Path("/proc").glob("[0-9]*")
+        if os.path.exists(process / "cmdline")
+    )
+
+
+def test_what_is_written_gets_to_the_volume(lab: JuicefsLab, locked: JuicefsVolume) -> None:
+    origin = lab.make_origin()
+    told: list[int] = []
+    options = ClientOptions(writeback=True, upload_delay_s=3600, cache_bytes=64 << 20)
+    with lab.backend().client_mount(str(origin), options) as mount:
+        assert os.stat(mount.point).st_mode & 0o077 == 0 or os.stat(Path(mount.point).parent).st_mode & 0o077 == 0
+        assert _PASSWORD not in _commands()
+        Path(mount.path, "file").write_bytes(bytes(9 << 20))
+        assert mount.counters()["juicefs_staging_block_bytes"] == 9 << 20
+        mount.settle(60, told.append)
+        assert mount.counters()["juicefs_staging_block_bytes"] == 0
+        Path(mount.path, "later").write_bytes(b"x" * 1000)
+        mount.warm_up(mount.path)
+    assert told[-1] == 0
+    assert (origin / "file").read_bytes() == bytes(9 << 20)
+    assert (origin / "later").read_bytes() == b"x" * 1000
+    assert os.listdir(locked.folder / "caches") == []
+    assert private.abandoned(locked.configuration()["Format"]["UUID"]) == []
+
+
+def test_killed_with_a_full_cache(lab: JuicefsLab, locked: JuicefsVolume) -> None:
+    origin = lab.make_origin()
+    pool = lab.take_one(origin).pool
+
+    def work() -> None:
+        options = ClientOptions(writeback=True, upload_delay_s=3600)
+        with lab.backend().client_mount(str(origin), options) as mount:
+            Path(mount.path, "staged").write_bytes(bytes(5 << 20))
+            Path(mount.path, "done").touch()
+            time.sleep(60)
+
+    child = processes.spawn(work)
+    wait_until(lambda: (origin / "done").exists(), 60)
+    # Its owner lives: it is nobody's to clear.
+    assert [found for found in lab.found(pool) if found.kind == "debris"] == []
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    (debris,) = (found for found in lab.found(pool) if found.kind == "debris")
+    # As after a reboot: the client is gone, too.
+    point = Path(private.root(), debris.name.partition("@")[2], "mnt")
+    locked.unmount(point)
+    lab.repair_all(pool)
+    assert [found for found in lab.found(pool) if found.kind == "debris"] == []
+    assert (origin / "staged").read_bytes() == bytes(5 << 20)
+    assert os.listdir(locked.folder / "caches") == []
+    assert not point.exists()
+
+
+def test_passwords(lab: JuicefsLab, locked: JuicefsVolume) -> None:
+    origin = lab.make_origin()
+    secret = Path(lab.config.password_file)
+    secret.chmod(0o640)
+    with pytest.raises(StorageError, match="others may read"), lab.backend().client_mount(str(origin), ClientOptions()):
+        pass
+    secret.chmod(0o600)
+    secret.write_text("wrong\n")
+    with pytest.raises(StorageError) as caught, lab.backend().client_mount(str(origin), ClientOptions()):
+        pass
+    assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
+    assert os.listdir(locked.folder / "caches") == []
+    lab.config = JuicefsConfig(meta_url=f"redis://:{_PASSWORD}@127.0.0.1:1/0")
+    told = pytest.raises(StorageError, match="has a password in it")
+    with told as caught, lab.backend().client_mount(str(origin), ClientOptions()):
+        pass
+    assert _PASSWORD not in str(caught.value)
