@@ -30,8 +30,8 @@ _PAGE_S = 60e-6
 # The same behind a client program: its processor time, and how much of a request's latency one page waits for.
 _CLIENT_PAGE_S, _GETS_WAITED = 0.5e-3, 0.033
 _PUT_PAGE_S, _PUTS_WAITED = 0.5e-3, 0.072
-# Compaction reads and writes 12 times the pages; with writeback half of the pages are left to upload.
-_COMPACTED, _LEFT_SHARE, _UPLOADS = 12, 0.5, 20
+# Compaction reads and writes 12 times the pages; with writeback and a delay all pages are uploaded at the end.
+_COMPACTED, _UPLOADS = 12, 20
 # What one random read makes the client fetch.
 _FETCH_BYTES = 256 << 10
 _MOUNT_S = 2.0
@@ -184,9 +184,8 @@ def _writeback(facts: Facts, pages: int, result: Result | None) -> Forecast:
     changed = pages * PAGE_BYTES
     waited = pages * (_CLIENT_PAGE_S + _GETS_WAITED * speeds.read_latency_s)
     applied = max(waited, _fetched(facts, pages) / speeds.total_bytes_s, changed / speeds.scratch_bytes_s)
-    left = max(
-        _LEFT_SHARE * pages * speeds.write_latency_s / _UPLOADS, 2 * _LEFT_SHARE * changed / speeds.total_bytes_s
-    )
+    # The client is mounted once more, without the delay.
+    left = _MOUNT_S + max(pages * speeds.write_latency_s / _UPLOADS, changed / speeds.total_bytes_s)
     parts = {"clone": _clone_s(facts), "mount": _MOUNT_S, "prepare there": applied + _FIXED_S, "upload": left}
     obstacle = _not_there(facts, pages, result)
     if obstacle is None and not facts.can_remount:
