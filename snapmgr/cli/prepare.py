@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from snapmgr.cli.output import print_lines
-from snapmgr.cli.params import SizeText, SnapshotName, dry_run_option, json_option
+from snapmgr.cli.params import DurationText, SizeText, SnapshotName, dry_run_option, json_option
 from snapmgr.cli.preparefolder import RESULTS, STRATEGIES, Wishes, is_path, prepare_path
+from snapmgr.cli.preparetune import TunableCommand, tune_path, tune_snapshot
 from snapmgr.errors import EXIT_OK, ConfigError
 from snapmgr.units import format_duration, format_size
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=TunableCommand,
     epilog="""\b
 Examples:
   snapmgr prepare latest                          # in the scratch directory
@@ -30,7 +32,8 @@ Examples:
   snapmgr prepare /backup/full /srv/ready         # … the shortest one
   snapmgr prepare /jfs/full --result storage      # … beside it
   snapmgr prepare /jfs/full --mount-option writeback --mount-option cache-size=4G
-"""
+  snapmgr prepare /jfs/full --tune=10m            # … which settings are best?
+""",
 )
 @click.argument("snapshot", metavar="ID|PATH", type=SnapshotName())
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
@@ -65,6 +68,20 @@ Examples:
     type=click.Path(path_type=Path),
     help="PATH: folder on a local disk.  [default: scratch_dir]",
 )
+@click.option(
+    "--tune",
+    "tune_s",
+    metavar="[=TIME]",
+    type=DurationText(),
+    help="Prepare nothing, but measure for TIME at most (30m) which settings are the fastest on clones in the "
+    "storage; PATH, or the ID of a physical job's snapshot.",
+)
+@click.option(
+    "--report",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="With --tune: the HTML report.  [default: snapmgr-tune-NAME-TIME.html here]",
+)
 @dry_run_option
 @json_option
 @click.pass_obj
@@ -79,6 +96,8 @@ def command(
     tool_options: tuple[str, ...],
     mount_options: tuple[str, ...],
     scratch: Path | None,
+    tune_s: float | None,
+    report: Path | None,
     dry_run: bool,
 ) -> int:
     """Mount a recovered, cleanly shut-down copy of a datadir, and print its path.
@@ -100,6 +119,13 @@ def command(
         mount_options=mount_options,
         scratch=scratch,
     )
+    if report is not None and tune_s is None:
+        raise click.UsageError("--report goes with --tune.")
+    if tune_s is not None:
+        if folder is not None:
+            raise click.UsageError("--tune keeps no result: it takes no DIR.")
+        tune = tune_path if is_path(snapshot) else tune_snapshot
+        return tune(session, snapshot, wishes, time_s=tune_s, report=report, dry_run=dry_run)
     if is_path(snapshot):
         return prepare_path(session, snapshot, folder, wishes, dry_run=dry_run)
     if given := wishes.given():

@@ -49,6 +49,8 @@ class StorageBench:
 
     source: str
     """The finished backup; it is never written to."""
+    beside: str
+    """Folder of the storage in which clones are made."""
     staged: Staged
     tool: Tool
     cloning: FolderCloning
@@ -114,8 +116,7 @@ class StorageBench:
     ) -> Measured:
         watch = _Watch()
         began = time.monotonic()
-        parent = os.path.dirname(self.source)
-        with workplace(parent, self.source, f"{self.source} (tuned)", tell=self.tell) as place:
+        with workplace(self.beside, self.source, f"{self.source} (tuned)", tell=self.tell) as place:
             clone = os.path.join(place.path, "data")
             self.cloning.clone_folder(self.source, clone)
             try:
@@ -169,7 +170,7 @@ class StorageBench:
     def _lost(self, settings: Settings, watch: _Watch, error: SnapmgrError, limit_s: float, spent_s: float) -> Measured:
         late = spent_s >= limit_s - _LIMIT_SLACK_S
         return Measured(
-            run=Run(settings=settings, seconds=max(limit_s, spent_s) if late else limit_s, cut=True),
+            run=Run(settings=settings, seconds=limit_s, cut=True),
             samples=tuple(watch.samples),
             tool_s=spent_s,
             failure=None if late else error.message,

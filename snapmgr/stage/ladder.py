@@ -35,6 +35,7 @@ _IO_THREADS = (16, 64)
 _MEMORY_STEP = 8
 # A cache for all data, and for what the prepare writes anew.
 _CACHE_PER_DATA = 1.25
+_MIB = 1 << 20
 
 # What to try first, by what the time went to; see docs/prepare-tune.md. Whatever is not named follows in `_ORDER`.
 _ORDER: tuple[Dimension, ...] = (
@@ -144,7 +145,7 @@ def _tool_moves(settings: Settings, limits: Limits) -> Iterator[Move]:
 
 
 def _cache_moves(settings: Settings, limits: Limits) -> Iterator[Move]:
-    room = int(limits.data_bytes * _CACHE_PER_DATA)
+    room = math.ceil(limits.data_bytes * _CACHE_PER_DATA / _MIB) * _MIB
     yield _move("cache-size", "all", with_room(settings, room, limits))
     for folder in limits.cache_dirs:
         yield _move("cache-folder", folder, replace(settings, cache_dir=folder))
