@@ -55,7 +55,6 @@ def command(ctx: click.Context) -> None:
 
 
 @command.command(
-    context_settings={"ignore_unknown_options": True},
     epilog="""\b
 Examples:
   snapmgr trace record /mnt/jfs -- mariadb-backup --prepare --target-dir=/mnt/jfs/full

@@ -35,6 +35,16 @@ os.close(fd)
 os.rename(f"{folder}/file", f"{folder}/done")
 sys.exit(3)
 """
+# Reads past the page cache, so that each read is the client's.
+BUSY = """
+import mmap, os, sys
+buffer = mmap.mmap(-1, 4096)
+fd = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
+while not os.path.exists(sys.argv[2]):
+    for number in range(50):
+        os.preadv(fd, [buffer], number * 4096)
+sys.exit(5)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +181,10 @@ def test_a_recorder_that_was_killed_leaves_what_it_read(volume, recording):
 
 def test_bounds_end_the_recording_and_never_the_command(volume, tmp_path):
     path, done = tmp_path / "log.gz", tmp_path / "done"
-    # It goes on until it sees the end of the recording's time in the file that it is told.
-    waiting = f"while ! [ -e {done} ]; do sleep 0.1; done; exit 5"
-    argv = [SNAPMGR, "trace", "record", str(volume.point), "-o", str(path), "--for", "1s", "--", "sh", "-c", waiting]
+    (volume.point / "busy").write_bytes(os.urandom(1 << 20))
+    # It is busy when the recording ends, in the middle of a line.
+    busy = ["--", sys.executable, "-c", BUSY, str(volume.point / "busy"), str(done)]
+    argv = [SNAPMGR, "trace", "record", str(volume.point), "-o", str(path), "--for", "1s", *busy]
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         try:
             wait_until(lambda: path.exists() and read_trace(str(path)).trailer is not None, LIMIT_S)
@@ -182,7 +193,12 @@ def test_bounds_end_the_recording_and_never_the_command(volume, tmp_path):
             assert process.wait(LIMIT_S) == 5
         finally:
             done.touch()
-    assert read_trace(str(path)).trailer["stopped_by"] == "time"
+    trace = read_trace(str(path))
+    assert trace.trailer["stopped_by"] == "time"
+    assert (trace.operations.skipped, trace.truncated) == (0, None)
+    analysis = analyse(trace)
+    assert analysis.missing == {}
+    assert analysis.counted.operations["read"] > 100
 
 
 def test_a_command_that_a_signal_ends_is_told_as_a_shell_would(volume, tmp_path):
