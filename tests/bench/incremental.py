@@ -30,7 +30,7 @@ from support.objectstore import ACCESS_KEY, SECRET_KEY, Pace, object_store
 from support.redobackup import change_pages, checksums, fill_tables, table_checksums
 from support.requirements import lacking
 from support.server import private_server
-from support.storage import loop_filesystem, sweep_dead, work_folder
+from support.storage import keep_mounts_private, loop_filesystem, sweep_dead, work_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -206,6 +206,7 @@ def main() -> None:
         sys.exit("there is too little room in /var/tmp")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sweep_dead()
+    keep_mounts_private()
     results = [_run(storage, arguments) for storage in storages]
     print(_table(results))
     if arguments.json:

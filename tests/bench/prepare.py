@@ -31,7 +31,7 @@ from support.preparelab import samples as samples_file
 from support.preparelab.cells import BASE_DATA_BYTES, BASE_REDO_BYTES, WAYS, Cell, Way, all_cells, guess_s
 from support.preparelab.scene import prepare_lab
 from support.requirements import lacking
-from support.storage import sweep_dead
+from support.storage import keep_mounts_private, sweep_dead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,6 +161,7 @@ def main() -> None:
         # So that mounts, servers and the store go first.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         sweep_dead()
+        keep_mounts_private()
         arguments.results.parent.mkdir(parents=True, exist_ok=True)
         print(f"about {format_duration(sum(map(plan.guess_s, plan.cells)))} in all", file=sys.stderr)
         failed = _measure(plan, arguments)
