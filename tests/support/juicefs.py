@@ -180,6 +180,15 @@ class JuicefsVolume:
         """Unmount it and return when its client has ended; nothing happens if it is not mounted."""
         _unmount(point or self.point)
 
+    def kill_client(self) -> list[int]:
+        """Kill the client of the mount at `point` without warning, and unmount what is left; return its processes."""
+        clients = _clients(self.point)
+        for pid in clients:
+            os.kill(pid, signal.SIGKILL)
+        _umount("--lazy", str(self.point))
+        wait_until(lambda: all(ended(pid) for pid in clients), _LIMIT_S)
+        return clients
+
     @contextmanager
     def mounted(self, *options: str, point: Path | None = None, cache: Path | None = None) -> Iterator[Path]:
         """Mount the volume while the context lasts."""
