@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from snapmgr_juicefs.client import Client
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PROC = "/proc"
 _LONG_S = 6 * 3600.0
 _SHORT_S = 60.0
 # "2026/11/21 23:47:58.788896 juicefs[32362] <FATAL>: clone: file exists [main@main.go:31]", in colours on a terminal.
@@ -229,8 +230,8 @@ def read_password(path: str) -> str:
 def running_address(client: Client) -> str | None:
     """Return the URL that a running client was started with; its password is masked there. None if it does not show."""
     try:
-        line = os.fsdecode(Path(f"/proc/{client.pid}/cmdline").read_bytes()).rstrip("\0 ")
-        folder = os.readlink(f"/proc/{client.pid}/cwd")
+        line = os.fsdecode(Path(_PROC, str(client.pid), "cmdline").read_bytes()).rstrip("\0 ")
+        folder = os.readlink(f"{_PROC}/{client.pid}/cwd")
     except OSError:
         return None
     # The client writes its command line anew, with a masked password, with spaces between the words, and cut off after
@@ -250,7 +251,7 @@ def running_address(client: Client) -> str | None:
 def running_gc() -> list[int]:
     """Return the processes on this machine that collect garbage of some volume."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in Path(_PROC).glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
