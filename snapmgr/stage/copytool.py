@@ -87,7 +87,7 @@ class CopyTool(ABC):
         with open_source(request.credentials, request.identity, self.name) as source:
             source.require_lsn(request.from_lsn)
             expected = None if request.from_lsn else source.data_bytes()
-            watch = Watch(request.progress, expected, source.current_lsn)
+            watch = Watch(request.progress, expected, current_lsn=source.current_lsn, redo_bytes=source.redo_bytes())
             with _nothing_finished_on_failure(request.folder):
                 with login_file(request.credentials) as login:
                     argv = self.fill_argv(program, login, request, replica=bool(source.channels))
@@ -120,7 +120,7 @@ class CopyTool(ABC):
         increment = None if request.increment is None else read_state(request.increment)
         require_applicable(before, increment, request, self.name)
         info = os.stat(request.folder)
-        watch = Watch(request.progress, None, None)
+        watch = Watch(request.progress)
         ended = run_tool(
             self.apply_argv(program, request), log=request.log, time_limit_s=request.time_limit_s, watch=watch.look
         )

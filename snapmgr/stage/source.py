@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from snapmgr.mysql.layout import Layout
     from snapmgr.mysql.replication import Channel
 
+_REDO_NAMES = ("innodb_log_file_size", "innodb_log_files_in_group", "innodb_redo_log_capacity")
 _LSN_NAMES = ("Innodb_lsn_current", "Innodb_redo_log_current_lsn")
 _DATA_SUFFIXES = (
     *(".ibd", ".ibu", ".MYD", ".MYI", ".MAD", ".MAI", ".CSV", ".CSM", ".ARZ", ".ARM", ".frm", ".sdi", ".ibt"),
@@ -58,6 +59,15 @@ class Source:
             values = self.connection.status(*_LSN_NAMES)
             return next((int(value) for value in values.values()), None)
         return None
+
+    def redo_bytes(self) -> int | None:
+        """Return how much redo log the server keeps at most; None if it does not tell. Raises MysqlError."""
+        values = self.connection.variables(*_REDO_NAMES)
+        if "innodb_redo_log_capacity" in values:
+            return int(values["innodb_redo_log_capacity"])
+        if "innodb_log_file_size" not in values:
+            return None
+        return int(values["innodb_log_file_size"]) * int(values.get("innodb_log_files_in_group", "1"))
 
     def require_lsn(self, from_lsn: int) -> None:
         """Raise BrokenChainError if the server has not come to `from_lsn` yet: its data were exchanged.

@@ -160,6 +160,7 @@ def test_what_xtrabackup_writes_down_is_open_for_increments_only_after_apply_log
         ),
         ("full-disk", StorageError, "file system is full", "make room"),
         ("server-died", StorageError, "connection to the server was lost", "did the server end"),
+        ("redo-overwritten", StorageError, "overwrote redo log", "innodb_log_file_size"),
         ("improper", BrokenChainError, "does not follow on what is there", "full backup"),
         ("increment-on-raw", StorageError, "whose redo log was applied", "prepare it first"),
         ("unprepared", StorageError, "no finished backup", "folder that the tool has filled"),

@@ -24,7 +24,7 @@ from snapmgr.stage.tool import ApplyRequest, BrokenChainError, FillRequest, choo
 from support.copies import MEMORY
 from support.kinds import KINDS, kinds
 from support.load import check_invariant, write_load
-from support.processes import children, ended, wait_until
+from support.processes import children, ended, halt, wait_until
 from support.replicas import inserting, replica_pair, server_on
 from support.server import private_server
 from support.storage import work_folder
@@ -274,6 +274,28 @@ def test_a_server_that_dies_ends_the_backup(folder):
             tool_of(server).fill(request(server, folder, throttle=1, progress=look))
     with pytest.raises(StorageError, match=r"never finished|no physical backup"):
         read_state(folder / "full")
+
+
+def test_redo_log_that_is_overwritten_ends_the_backup_before_its_end(folder):
+    with private_server(folder / "data", ["--innodb-log-file-size=4M", "--skip-log-bin"]) as server:
+        server.query("CREATE DATABASE d")
+        server.query("CREATE TABLE d.t (a BIGINT AUTO_INCREMENT PRIMARY KEY, b BLOB)")
+        ours = children()
+        stopped: set[int] = set()
+
+        def look(now) -> None:
+            if now.phase != "starting" and not stopped:
+                stopped.update(children() - ours)
+                for pid in stopped:
+                    halt(pid)
+                for _ in range(8):
+                    server.query("INSERT INTO d.t (b) SELECT REPEAT('x', 6000) FROM d.seq_1_to_300")
+                for pid in stopped:
+                    os.kill(pid, signal.SIGCONT)
+
+        with pytest.raises(StorageError, match="overwrote redo log"):
+            tool_of(server).fill(request(server, folder, throttle=2, progress=look))
+    assert "Was only able to copy" not in (folder / "full.log").read_text()
 
 
 def test_a_full_disk_is_told(server, folder):

@@ -261,7 +261,7 @@ def test_only_what_the_tool_wrote_down_of_a_source_is_its_position():
 
 def test_the_progress_is_told_in_words_with_the_lag_where_the_tool_tells_it():
     told = []
-    watch = Watch(told.append, 1000, lambda: 5000)
+    watch = Watch(told.append, 1000, current_lsn=lambda: 5000)
     watch.look(os.getpid(), ["[01] 2026-11-22 00:12:57 Copying ./a/b.ibd to /staging/a/b.ibd"])
     watch.look(os.getpid(), [">> log scanned up to (4500)", "[00] 2026-11-22 Starting BACKUP STAGE BLOCK_COMMIT"])
     assert [(one.phase, one.lag_bytes, one.expected_bytes) for one in told] == [
@@ -271,9 +271,28 @@ def test_the_progress_is_told_in_words_with_the_lag_where_the_tool_tells_it():
     assert phase_of("hello") is None
 
 
+def test_redo_log_that_was_overwritten_ends_a_backup_at_once_and_a_server_that_runs_ahead_does_not():
+    def watch(*lsns: int) -> Watch:
+        now = iter((*lsns, *[lsns[-1]] * 9))
+        return Watch(lambda _: None, current_lsn=lambda: next(now), redo_bytes=1000)
+
+    waits = ["[00] 2026-11-22 00:36:21 Retrying read of log at LSN=5000"]
+    behind = watch(6001)
+    behind.look(os.getpid(), waits * 2)
+    behind.look(os.getpid(), waits)
+    with pytest.raises(StorageError, match="overwrote redo log"):
+        behind.look(os.getpid(), waits)
+    # All is still there; or the tool has come further meanwhile.
+    for lsns, following in ((6000,), 5000), ((9000,), 8500):
+        fine = watch(*lsns)
+        fine.look(os.getpid(), waits)
+        fine.look(os.getpid(), [])
+        fine.look(os.getpid(), [waits[0].replace("5000", str(following))])
+
+
 def test_a_prepare_tells_how_much_redo_log_is_left():
     told = []
-    watch = Watch(told.append, None, None)
+    watch = Watch(told.append)
     # As mariadb-backup 10.11 printed them.
     for line in (
         "2026-11-22  0:29:45 0 [Note] InnoDB: Starting crash recovery from checkpoint LSN=44910",
