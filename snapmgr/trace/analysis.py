@@ -187,7 +187,7 @@ def _union_us(spans: list[tuple[int, int]]) -> int:
 
 def _counted(trace: Trace) -> Counted | None:
     start, end = (trace.header or {}).get("counters"), (trace.trailer or {}).get("counters")
-    if not (_are_numbers(start) and _are_numbers(end)):
+    if not (_are_numbers(start) and _are_numbers(end) and start and end):
         return None
     try:
         return growth(start, end)
@@ -200,12 +200,15 @@ def _are_numbers(counters: object) -> TypeGuard[dict[str, float]]:
     return isinstance(counters, dict) and all(isinstance(value, int | float) for value in counters.values())
 
 
-def _missing(operations: Operations, counted: Counted, from_us: int, to_us: int) -> dict[str, int]:
+def _missing(operations: Operations, counted: Counted, from_us: int, to_us: int) -> dict[str, int] | None:
     """Compare the log with the counters, over the span between their two readings.
 
     An operation is counted a little before its line is written: so of each thread the first line behind the span is
     taken as counted too. As many lines as there are threads may hide there, but none is missed without cause.
     """
+    if not counted.operations and not counted.operations_sum:
+        # Even a recording in which nothing happens counts how its counters are read.
+        return None
     names: Counter[int] = Counter()
     late: dict[int, int] = {}
     for name, end, thread in zip(operations.name, operations.end_us, operations.thread, strict=True):

@@ -13,8 +13,8 @@ from snapmgr.trace.counters import read_counters
 if TYPE_CHECKING:
     from pathlib import Path
 
-# With --prefix-internal all these names begin with ".jfs".
-_PREFIXES = (".", ".jfs.")
+# With --prefix-internal all these names begin with ".jfs"; clients of the Cloud service before 4.7 have only ".oplog".
+_LOGS = tuple((prefix, name) for prefix in (".", ".jfs.") for name in ("accesslog", "oplog"))
 _DELAY_UNIT_S = 1e-9
 
 
@@ -23,27 +23,22 @@ class Mounted:
     """A mount's root, and what its `.config` says; no key, no password."""
 
     point: Path
-    prefix: str
-    version: str
+    log: str
+    """Path of the log of operations."""
+    stats: str
+    """Path of the counters."""
+    stats_inode: int | None
+    """Inode of the counters; None if there are none."""
+    version: str | None
     volume: str
-    volume_id: str
-    writeback: bool
+    volume_id: str | None
+    writeback: bool | None
     upload_delay_s: float
     cache_bytes: int
 
-    @property
-    def log(self) -> str:
-        """Path of the log of operations."""
-        return f"{self.point}/{self.prefix}accesslog"
-
-    @property
-    def stats(self) -> str:
-        """Path of the counters."""
-        return f"{self.point}/{self.prefix}stats"
-
     def counters(self) -> dict[str, float]:
-        """Return the counters as they are now. Raises SnapmgrError when the mount is gone."""
-        return read_counters(_read(self.stats).decode("utf-8", "replace"))
+        """Return the counters as they are now, if there are any. Raises SnapmgrError when the mount is gone."""
+        return read_counters(_read(self.stats).decode("utf-8", "replace")) if self.stats_inode is not None else {}
 
 
 def find_mount(path: Path) -> Mounted:
@@ -56,7 +51,7 @@ def find_mount(path: Path) -> Mounted:
     point = path.resolve()
     while not point.is_mount():
         point = point.parent
-    prefix = next((prefix for prefix in _PREFIXES if os.path.lexists(point / f"{prefix}accesslog")), None)
+    prefix, name = next((log for log in _LOGS if os.path.lexists(point / "".join(log))), (None, ""))
     if prefix is None:
         raise ConfigError(
             f"{path} is on no mount of JuiceFS: {point} has no .accesslog",
@@ -64,18 +59,29 @@ def find_mount(path: Path) -> Mounted:
         )
     try:
         config: dict[str, Any] = json.loads(_read(f"{point}/{prefix}config"))
+        format_, chunk = config.get("Format") or {}, config.get("Chunk") or {}
         return Mounted(
             point=point,
-            prefix=prefix,
-            version=str(config["Version"]),
-            volume=str(config["Format"]["Name"]),
-            volume_id=str(config["Format"]["UUID"]),
-            writeback=bool(config["Chunk"].get("Writeback")),
-            upload_delay_s=float(config["Chunk"].get("UploadDelay") or 0) * _DELAY_UNIT_S,
-            cache_bytes=int(config["Chunk"].get("CacheSize") or 0),
+            log=f"{point}/{prefix}{name}",
+            stats=f"{point}/{prefix}stats",
+            stats_inode=_inode(f"{point}/{prefix}stats"),
+            version=config.get("Version"),
+            # Clients of the Cloud service write other facts there.
+            volume=str(format_.get("Name") or point.name or "juicefs"),
+            volume_id=format_.get("UUID"),
+            writeback=chunk.get("Writeback"),
+            upload_delay_s=float(chunk.get("UploadDelay") or 0) * _DELAY_UNIT_S,
+            cache_bytes=int(chunk.get("CacheSize") or 0),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise SnapmgrError(f"{point}/{prefix}config is not understood: {error}") from None
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _read(path: str) -> bytes:

@@ -39,6 +39,7 @@ _GZIP = 31
 _FLUSH_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.1
 _END_WITHIN_S = 10.0
+_JOIN_WITHIN_S = 5.0
 _MARKS = 2
 _NICE = -10
 _GOES = "juicefs_go_"
@@ -83,7 +84,7 @@ def record(
         stack.callback(os.close, log)
         out = _create(path, mount)
         stack.callback(os.close, out)
-        mark = b"pid:%d] open (%d" % (threading.get_native_id(), os.stat(mount.stats).st_ino)
+        mark = b"pid:%d] open (%d" % (threading.get_native_id(), mount.stats_inode) if mount.stats_inode else None
         pump = _Pump(log, out, limit_bytes=limit_bytes, mark=mark)
         counters, start_s = mount.counters(), time.monotonic()
         pump.write_mark(HEADER, _header(mount, counters, command))
@@ -124,7 +125,7 @@ def _header(mount: Mounted, counters: dict[str, float], command: Sequence[str]) 
     now = datetime.now().astimezone()
     offset = now.utcoffset()
     facts = asdict(mount)
-    del facts["prefix"]
+    del facts["log"], facts["stats"]
     return facts | {
         "format": FORMAT,
         "recorder": f"snapmgr {__version__}",
@@ -134,7 +135,6 @@ def _header(mount: Mounted, counters: dict[str, float], command: Sequence[str]) 
         # Not its arguments: there may be a password among them.
         "command": os.path.basename(command[0]) if command else None,
         "thread": threading.get_native_id(),
-        "stats_inode": os.stat(mount.stats).st_ino,
         "counters": _kept(counters),
     }
 
@@ -154,7 +154,7 @@ def _open_log(mount: Mounted) -> int:
 
 def _create(path: Path, mount: Mounted) -> int:
     try:
-        if path.absolute().parent.stat().st_dev == mount.point.stat().st_dev:
+        if _device(path.absolute().parent) == _device(mount.point):
             raise ConfigError(
                 f"{path} lies on the mount that is to be recorded: it would record itself",
                 hint="give a file elsewhere by -o",
@@ -166,10 +166,14 @@ def _create(path: Path, mount: Mounted) -> int:
         raise ConfigError(f"cannot make {path}: {error.strerror}") from None
 
 
+def _device(path: Path) -> int:
+    return path.stat().st_dev
+
+
 class _Pump(threading.Thread):
     """Copies the log into the file, compressed, from the moment it is started."""
 
-    def __init__(self, log: int, out: int, *, limit_bytes: int, mark: bytes) -> None:
+    def __init__(self, log: int, out: int, *, limit_bytes: int, mark: bytes | None) -> None:
         super().__init__(name="trace", daemon=True)
         self.error: OSError | None = None
         """Why the file cannot be written."""
@@ -204,7 +208,8 @@ class _Pump(threading.Thread):
         if self._deadline_s is None:
             # An exception: what was read so far is kept.
             self._deadline_s = 0.0
-        self.join()
+        # A client that hangs does not come back: its log stays as it is.
+        self.join(_END_WITHIN_S + _JOIN_WITHIN_S)
 
     def run(self) -> None:
         """Copy until told to finish."""
@@ -214,7 +219,7 @@ class _Pump(threading.Thread):
         after_end = False
         while not (self.error or self.gone or after_end):
             # One more reading: an operation is counted a little before its line is written.
-            after_end = self._deadline_s is not None and self._seen >= _MARKS
+            after_end = self._deadline_s is not None and (self._seen >= _MARKS or self._mark is None)
             self.complete = after_end
             if self._deadline_s is not None and time.monotonic() > self._deadline_s:
                 return
@@ -229,9 +234,10 @@ class _Pump(threading.Thread):
         if not data:
             self.gone = True
             return
-        around = self._tail + data
-        self._seen += around.count(self._mark)
-        self._tail = around[-len(self._mark) + 1 :]
+        if self._mark is not None:
+            around = self._tail + data
+            self._seen += around.count(self._mark)
+            self._tail = around[-len(self._mark) + 1 :]
         if data == _IDLE:
             return
         # Whole lines: the last one may be cut, where the file ends or our own line comes.
