@@ -303,14 +303,14 @@ def test_the_wait_ends_with_the_blocker_and_writers_write_on(site: Site) -> None
         write_load(site.server.socket, writers=2, engines=()) as load,
     ):
         load.warm_up()
-        threading.Timer(1.0, site._end, (ids["update"],)).start()
+        threading.Timer(3.0, site._end, (ids["update"],)).start()
         began, start = time.monotonic(), time.monotonic_ns()
         said = waiting(site, at_most_s=30)
-        assert 0.9 < time.monotonic() - began < 3.0
+        assert 2.9 < time.monotonic() - began < 25
         assert "UPDATE d.b SET" in said[0]
         statistics = load.statistics(since_ns=start)
-        # Had the lock been tried meanwhile, they would have waited behind it for a second.
-        assert statistics.worst_s < 0.7
+        # Had the lock been tried meanwhile, they would have waited behind it for so long.
+        assert statistics.worst_s < 2.5
         assert statistics.writes > 20
     site.server.query("DROP DATABASE load_test")
 
@@ -321,7 +321,7 @@ def test_the_bound_is_kept_and_the_blocker_named(site: Site) -> None:
         began = time.monotonic()
         with pytest.raises(NotQuiescedError) as caught:
             waiting(site, at_most_s=0.6)
-        assert 0.6 <= time.monotonic() - began < 2.5
+        assert 0.6 <= time.monotonic() - began < 20
         assert caught.value.exit_code == 4
         assert f"connection {ids['update']} (root@localhost) has been running for " in caught.value.message
         assert f"KILL QUERY {ids['update']}" in (caught.value.hint or "")
@@ -333,7 +333,7 @@ def test_many_short_writes_to_one_row_are_no_reason_to_wait(site: Site) -> None:
     with site.sessions(hot):
         began = time.monotonic()
         waiting(site, at_most_s=10)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 8
 
 
 @on(SYSTEM, "mysql-9")

@@ -257,11 +257,11 @@ def test_settling_finds_out_what_was_done_to_the_snapshot(disk):
 
 def test_settling_gives_up_when_the_storage_hangs(disk, monkeypatch):
     ref = take(BACKEND, make_subvolume(disk.point / "hung"), "hung-1")
-    monkeypatch.setattr("snapmgr_btrfs.kernel.wait_commit", lambda *_: time.sleep(1))
+    monkeypatch.setattr("snapmgr_btrfs.kernel.wait_commit", lambda *_: time.sleep(5))
     started = time.monotonic()
     with pytest.raises(StorageError, match="not on disk within the time limit") as caught:
         BACKEND.settle((ref,), 0.2)
-    assert time.monotonic() - started < 0.9
+    assert time.monotonic() - started < 4.5
     assert caught.value.hint
 
 

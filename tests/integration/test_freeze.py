@@ -61,7 +61,7 @@ def test_it_stands_still_and_goes_on(server: PrivateServer, tmp_path: Path) -> N
             still.prove()
         assert not record.exists()
         assert still.frozen_s is not None
-        assert 0.3 <= still.frozen_s < 2
+        assert 0.3 <= still.frozen_s < 5
         load.warm_up()
 
 
