@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -255,12 +256,44 @@ def test_an_interrupted_backup_leaves_nothing_finished_no_process_and_no_lock(se
         tool_of(server).fill(request(server, folder, throttle=1, progress=look))
     assert len(tools) == 1
     assert all(ended(pid) for pid in tools)
+    require_nothing_left(server, folder)
+
+
+def require_nothing_left(server: PrivateServer, folder: Path) -> None:
     with pytest.raises(StorageError, match=r"never finished|no physical backup"):
         read_state(folder / "full")
     wait_until(lambda: len(server.query("SELECT id FROM information_schema.PROCESSLIST")) == 1, 60)
     # A lock of the backup's would hold this off.
     server.query("SET STATEMENT lock_wait_timeout = 5 FOR CREATE TABLE some.after (a INT)")
     server.query("DROP TABLE some.after")
+
+
+_FILL = """
+import sys
+from snapmgr.mysql.client import Credentials, connect
+from snapmgr.mysql.identity import identify
+from snapmgr.stage.tool import FillRequest, choose_tool
+
+credentials = Credentials(socket=sys.argv[1], user="root")
+with connect(credentials) as connection:
+    server = identify(connection)
+choose_tool("auto", server.flavor, server.version).fill(
+    FillRequest(folder=sys.argv[2], log=sys.argv[2] + ".log", credentials=credentials, identity=server, throttle=1)
+)
+"""
+
+
+def test_a_backup_ends_when_we_are_killed(server, folder):
+    (folder / "full").mkdir()
+    with subprocess.Popen([sys.executable, "-c", _FILL, server.socket, str(folder / "full")]) as us:
+        try:
+            log = folder / "full.log"
+            wait_until(lambda: log.exists() and " Copying " in log.read_text(), 60)
+            (tool,) = children(us.pid)
+        finally:
+            us.kill()
+    wait_until(lambda: ended(tool), 60)
+    require_nothing_left(server, folder)
 
 
 def test_a_server_that_dies_ends_the_backup(folder):
