@@ -11,13 +11,15 @@ import click
 
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import DurationText, SizeText, SnapshotName, dry_run_option, json_option
-from snapmgr.cli.preparefolder import RESULTS, STRATEGIES, Wishes, is_path, prepare_path
+from snapmgr.cli.preparefolder import RESULTS, STRATEGIES, Wishes, is_path, prepare_path, prepare_snapshot_backup
 from snapmgr.cli.preparetune import TunableCommand, tune_path, tune_snapshot
 from snapmgr.errors import EXIT_OK, ConfigError
 from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
+    from snapmgr.catalog import Entry
     from snapmgr.cli.session import Session
+    from snapmgr.jobs.context import Context
     from snapmgr.jobs.prepare import Prepared
 
 
@@ -106,10 +108,10 @@ def command(
     recover. The snapshot does not change. The clone stays until "snapmgr umount". A server on it needs the options
     that are printed: a my.cnf may name the live server's folders.
 
-    PATH, which holds a slash: any finished backup folder of mariadb-backup or xtrabackup. Its tool prepares a copy, at
-    DIR or in a fresh folder, and the backup never changes. What fails or is interrupted leaves only the tool's log in
-    the scratch directory. What is killed leaves a folder ".snapmgr-prepare-…", which the next prepare of the same
-    backup removes.
+    PATH, which holds a slash: any finished backup folder of mariadb-backup or xtrabackup; the ID of a physical backup
+    that is still raw means the same. Its tool prepares a copy, at DIR or in a fresh folder, and the backup never
+    changes. What fails or is interrupted leaves only the tool's log in the scratch directory. What is killed leaves a
+    folder ".snapmgr-prepare-…", which the next prepare of the same backup removes.
     """
     wishes = Wishes(
         strategy=strategy,
@@ -128,19 +130,24 @@ def command(
         return tune(session, snapshot, wishes, time_s=tune_s, report=report, dry_run=dry_run)
     if is_path(snapshot):
         return prepare_path(session, snapshot, folder, wishes, dry_run=dry_run)
+    ctx = session.context()
+    entry = ctx.catalog.resolve(snapshot)
+    if entry.manifest.physical is not None and entry.manifest.physical.state != "prepared":
+        return prepare_snapshot_backup(session, ctx, entry, folder, wishes, dry_run=dry_run)
     if given := wishes.given():
-        raise click.UsageError(f"{given[0]} is for backup folders: name one by a path with a slash.")
-    return _prepare_snapshot(session, snapshot, folder, pool_bytes=pool_bytes, dry_run=dry_run)
+        raise click.UsageError(
+            f"{given[0]} is for backups that their tool has yet to prepare: a raw physical one, or a folder, named by "
+            "a path with a slash."
+        )
+    return _recover_snapshot(session, ctx, entry, folder, pool_bytes=pool_bytes, dry_run=dry_run)
 
 
-def _prepare_snapshot(
-    session: Session, snapshot: str, folder: Path | None, *, pool_bytes: int | None, dry_run: bool
+def _recover_snapshot(
+    session: Session, ctx: Context, entry: Entry, folder: Path | None, *, pool_bytes: int | None, dry_run: bool
 ) -> int:
     from snapmgr.config import Verify
     from snapmgr.jobs.prepare import prepare
 
-    ctx = session.context()
-    entry = ctx.catalog.resolve(snapshot)
     manifest = entry.manifest
     point = Path(os.path.abspath(folder)) if folder is not None else None
     if dry_run:

@@ -66,7 +66,7 @@ def tune_snapshot(
     session: Session, snapshot: str, wishes: Wishes, *, time_s: float, report: Path | None, dry_run: bool
 ) -> int:
     """Tune the prepare of a physical job's snapshots by one of them; return the exit code."""
-    from snapmgr.jobs.attach import attached, data_path
+    from snapmgr.jobs.attach import reached
 
     ctx = session.context()
     entry = ctx.catalog.resolve(snapshot)
@@ -77,8 +77,7 @@ def tune_snapshot(
             f"{entry.manifest.id} is no snapshot of a physical job that is configured",
             hint="only what a server's own backup tool prepares can be tuned; or name a backup folder by its path",
         )
-    with attached(ctx, entry, why="prepare") as lease:
-        source = os.path.realpath(data_path(lease))
+    with reached(ctx, entry, why="prepare") as source:
         return _tune(
             session,
             ctx,
@@ -147,7 +146,8 @@ def _begin(
 
     client, warm_up = parse_mount_options(wishes.mount_options)
     backup = inspect(source)
-    storage: object = find_cloner(ctx, source)
+    # A snapshot lies in its backend's own store, which no backend takes for a volume.
+    storage: object = find_cloner(ctx, beside or source)
     if not isinstance(storage, FolderCloning):
         raise LackingError(
             f"the storage of {source} cannot clone a folder, so there is nothing to tune",
