@@ -31,17 +31,18 @@ def prepare_backup(ctx: Context, entry: Entry, order: Callable[[str], Order], *,
     Raises as `snapmgr.stage.preparing.prepare_folder`, and what attaching raises.
     """
     with _reached(ctx, entry) as (folder, storage):
-        placed = _placed(order(folder), beside)
+        placed = _placed(order(folder), beside, entry.manifest.short_id)
         return prepare_folder(placed, storage if beside else None, tell=ctx.tell, progress=ctx.progress)
 
 
 def plan_backup_prepare(ctx: Context, entry: Entry, order: Callable[[str], Order], *, beside: str | None) -> Plan:
     """Return what `prepare_backup` would do; it leaves no trace."""
     with _reached(ctx, entry) as (folder, storage):
-        return plan(_placed(order(folder), beside), storage if beside else None)
+        return plan(_placed(order(folder), beside, entry.manifest.short_id), storage if beside else None)
 
 
-def _placed(order: Order, beside: str | None) -> Order:
+def _placed(order: Order, beside: str | None, name: str) -> Order:
+    order = replace(order, name=name)
     # Beside the snapshot itself is the backend's own store.
     return replace(order, beside=beside) if beside else replace(order, result=order.result or "scratch")
 

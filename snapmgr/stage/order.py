@@ -21,6 +21,8 @@ class Order:
     """Where the result is to be: a path that does not exist, in a folder that does. None: a fresh one is chosen."""
     beside: str | None = None
     """Folder of the storage that takes a result there; None: the one that holds `source`."""
+    name: str | None = None
+    """What a fresh result is called, before ".prepared"; None: as `source`."""
     strategy: Strategy | None = None
     """None: the shortest."""
     result: Result | None = None

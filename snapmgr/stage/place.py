@@ -33,7 +33,14 @@ class Place:
 
 
 def choose_place(
-    source: str, *, target: str | None, beside: str | None, result: Result | None, scratch: str, make: bool
+    source: str,
+    *,
+    target: str | None,
+    beside: str | None,
+    result: Result | None,
+    scratch: str,
+    make: bool,
+    name: str | None = None,
 ) -> Place:
     """Return where to work, given `snapmgr.stage.order.Order`'s fields; with `make` the scratch folder is made.
 
@@ -42,7 +49,7 @@ def choose_place(
     """
     real = os.path.realpath(source)
     beside = os.path.realpath(beside) if beside is not None else os.path.dirname(real)
-    name = os.path.basename(real) or "backup"
+    name = name or os.path.basename(real) or "backup"
     if target is None:
         _check_scratch(scratch, make=make)
         taken = os.path.join(beside, f"{name}.prepared")

@@ -22,7 +22,7 @@ from snapmgr.stage.place import Place, choose_place, free_bytes, memory_availabl
 from snapmgr.stage.scratchcopy import Tree, copy_to_scratch
 from snapmgr.stage.tool import read_state, tool_for
 from snapmgr.stage.workplace import Workplace, workplace
-from snapmgr.stage.writeback import Written, outline, write_back
+from snapmgr.stage.writeback import Written, outline_of, write_back
 from snapmgr.tree.kernel import sync_file_system
 from snapmgr.units import format_duration, format_size
 
@@ -61,6 +61,7 @@ def _place(order: Order, *, make: bool) -> Place:
         result=order.result,
         scratch=order.scratch,
         make=make,
+        name=order.name,
     )
 
 
@@ -389,11 +390,3 @@ class _Preparing:
         )
         self._owned(clone, sync=True)
         return there.land(name)
-
-
-def outline_of(folder: str) -> Tree:
-    """Return what a folder holds. Raises StorageError."""
-    with ExitStack() as stack:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, fd)
-        return outline(fd)

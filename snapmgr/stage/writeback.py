@@ -99,6 +99,12 @@ def outline(root_fd: int) -> Tree:
     return found
 
 
+def outline_of(folder: str) -> Tree:
+    """Return what a folder holds, without digests. Raises StorageError."""
+    with ExitStack() as stack:
+        return outline(open_folder(stack, folder))
+
+
 def _remove_gone(clone_fd: int, before: Tree, now: Tree) -> int:
     gone = [path for path in before.sizes if path not in now.sizes]
     gone += sorted(set(before.links) - set(now.links))
