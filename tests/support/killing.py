@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from snapmgr.testing.processes import spawn
+from support.processes import children
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 # sys.audit events (docs.python.org/3/library/audit_events.html).
 _STEPS = frozenset(
     {"fcntl.flock", "fcntl.ioctl", "os.mkdir", "os.remove", "os.rename", "os.truncate", "subprocess.Popen"}
 )
-# A program that was started a moment ago dies with us as soon as it has asked for it.
-_ORPHANS_S = 0.1
+_PR_SET_CHILD_SUBREAPER = 36
+# A program that was started a moment ago dies with its parent as soon as it has asked for it, or ends by itself.
+_ORPHANS_S = 60.0
 
 
 def kill_at(action: Callable[[], object], step: int, *, marks: tuple[str, ...]) -> bool:
@@ -26,12 +30,29 @@ def kill_at(action: Callable[[], object], step: int, *, marks: tuple[str, ...]) 
 
     Opening a file is a step if one of `marks` is in its name. Raises AssertionError if it ends early otherwise.
     """
-    pid = spawn(lambda: _act(action, step, marks))
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    others = children()
+    with _adopting():
+        pid = spawn(lambda: _act(action, step, marks))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        deadline = time.monotonic() + _ORPHANS_S
+        while orphans := children() - others:
+            assert time.monotonic() < deadline, f"they do not end: {orphans}"
+            for orphan in orphans:
+                os.waitpid(orphan, os.WNOHANG)
+            time.sleep(0.005)
     assert code in (0, -signal.SIGKILL), f"it failed before step {step}"
-    if code:
-        time.sleep(_ORPHANS_S)
     return code != 0
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Be the parent of those whose parent ends, instead of the init process (prctl(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    try:
+        yield
+    finally:
+        assert libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) == 0
 
 
 def _act(action: Callable[[], object], step: int, marks: tuple[str, ...]) -> None:
