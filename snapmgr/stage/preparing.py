@@ -154,13 +154,7 @@ def prepare_folder(
         planned = _plan(
             order, storage, backup, place, storage_work=there.path if there else None, scratch_work=local.path
         )
-        ready = _Preparing(planned, storage, there, local, tell=tell, progress=progress).run()
-    if stamps(order.source) != backup.stamps:
-        raise StorageError(
-            f"{order.source} changed while it was prepared: {ready.path} may be worth nothing",
-            hint="does something write to the backup?",
-        )
-    return ready
+        return _Preparing(planned, storage, there, local, tell=tell, progress=progress).run()
 
 
 def _work_in(folder: str, order: Order, target: str, tell: Callable[[str], None]) -> AbstractContextManager[Workplace]:
@@ -222,7 +216,7 @@ class _Preparing:
             there = self._need(self._there)
             name = os.path.basename(place.storage_target)
             self._in_storage(os.path.join(there.path, name), way)
-            return there.land(name)
+            return self._land(there, name)
         local = self._local
         if way == "overlay":
             return self._over()
@@ -233,7 +227,7 @@ class _Preparing:
         if result == "scratch":
             self._owned(copy, sync=False)
             self._flushed(copy)
-            return local.land(name)
+            return self._land(local, name)
         return self._put_back(copy, before, None)
 
     @staticmethod
@@ -241,6 +235,15 @@ class _Preparing:
         if work is None:
             raise StorageError("this storage cannot clone folders")
         return work
+
+    def _land(self, work: Workplace, name: str) -> str:
+        """Give the result its place, if the backup is what it was when this began."""
+        if stamps(self._source) != self._plan.backup.stamps:
+            raise StorageError(
+                f"{self._source} changed while it was prepared: the result is thrown away",
+                hint="does something write to the backup?",
+            )
+        return work.land(name)
 
     def _timed(self, what: str, start: float) -> None:
         self._steps.append((what, time.monotonic() - start))
@@ -389,4 +392,4 @@ class _Preparing:
             f"{format_duration(self._steps[-1][1])}"
         )
         self._owned(clone, sync=True)
-        return there.land(name)
+        return self._land(there, name)

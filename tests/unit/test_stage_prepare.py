@@ -417,6 +417,7 @@ def test_a_backup_that_changes_meanwhile_is_noticed(folder, monkeypatch):
 
     with pytest.raises(StorageError, match="changed while it was prepared"):
         _prepare(folder, _Storage(), Writing(), monkeypatch)
+    assert os.listdir(folder.parent) == ["full"]
 
 
 def test_a_failed_tool_leaves_its_log(folder, monkeypatch):
