@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from support.preparelab.samples import Sample
 
-_NEEDS = ("root", "juicefs", "redis", "mariadbd", "mariadb-backup")
+_NEEDS = ("root", "loop", "xfs", "juicefs", "redis", "mariadbd", "mariadb-backup")
 
 
 class _Plan:
@@ -131,7 +131,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data", default=f"{BASE_DATA_BYTES >> 20}M", help="what data1 is (default: %(default)s)")
     parser.add_argument("--redo", default=f"{BASE_REDO_BYTES >> 20}M", help="what redo1 is (default: %(default)s)")
-    parser.add_argument("--base", type=Path, default=Path("/var/tmp"), help="folder for objects, caches and scratch")
+    parser.add_argument(
+        "--base", type=Path, default=Path("/var/tmp"), help="folder for the disk of objects, caches and scratch"
+    )
     parser.add_argument("--cache", type=Path, help="folder in which backups are kept (default: beside the servers)")
     parser.add_argument("--tune-time", default="15m", help="how long --tune may search (default: %(default)s)")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds for each sample")

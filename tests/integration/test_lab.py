@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import random
 import re
 import socket
@@ -11,6 +10,7 @@ import threading
 import time
 import urllib.parse
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -143,12 +143,16 @@ def test_an_object_in_parts_is_put_together_in_their_order(store):
     assert ask(store, "GET", "/b/copy")[1] == b"".join(parts)
 
 
+def drafts(store: ObjectStore) -> list[Path]:
+    return list(store.root.rglob(".draft-*"))
+
+
 def half_a_put(store: ObjectStore) -> socket.socket:
     """Send half of an object; return the connection when the store has begun to write it."""
     client = socket.create_connection(("127.0.0.1", store.port))
     head = f"PUT /b/half HTTP/1.1\r\nAuthorization: {AUTHORIZED['Authorization']}\r\nContent-Length: 200000\r\n\r\n"
     client.sendall(head.encode() + bytes(100_000))
-    wait_until(lambda: any(path.stat().st_size > 0 for path in (store.root / ".drafts").iterdir()), LIMIT_S)
+    wait_until(lambda: any(path.stat().st_size > 0 for path in drafts(store)), LIMIT_S)
     return client
 
 
@@ -157,14 +161,14 @@ def test_what_ends_in_the_middle_leaves_the_older_object(tmp_path):
         store.bucket("b")
         ask(store, "PUT", "/b/half", b"older")
         half_a_put(store).close()
-        wait_until(lambda: not os.listdir(store.root / ".drafts"), LIMIT_S)
+        wait_until(lambda: not drafts(store), LIMIT_S)
         assert ask(store, "GET", "/b/half")[1] == b"older"
         with half_a_put(store):
             store.stop()
-            assert os.listdir(store.root / ".drafts")
+            assert drafts(store)
         store.start()
         assert ask(store, "GET", "/b/half")[1] == b"older"
-        assert not os.listdir(store.root / ".drafts")
+        assert not drafts(store)
         statistics = store.statistics(count=True)
         assert (statistics.objects, statistics.object_bytes, statistics.get) == (1, 5, 1)
 

@@ -43,7 +43,7 @@ struct object {
 
 struct draft { /* an object on its way in */
   int fd;
-  char path[64];
+  char path[PATH_MAX];
 };
 
 /* All return 0 or an errno. EINVAL: a key that this store cannot hold. */
@@ -52,7 +52,7 @@ int object_path(const char *bucket, const char *key, char path[PATH_MAX]);
 int object_open(const char *path, struct object *object);
 int object_stat(const char *path, struct object *object);
 int object_delete(const char *path);
-int draft_begin(struct draft *draft);
+int draft_begin(struct draft *draft, const char *path);
 int draft_append(const struct draft *draft, const char *data, size_t bytes);
 int draft_append_fd(const struct draft *draft, int fd, int64_t bytes);
 int draft_commit(struct draft *draft, const char *path, const char *meta, int parts, char etag[48]);

@@ -137,7 +137,7 @@ static bool put_object(struct connection *c) {
     if (atoi(number) < 1 || atoi(number) > 10000) return answer_error(c, 400, "InvalidArgument");
     upload_path(id, atoi(number), path);
   }
-  if (!error) error = draft_begin(&draft);
+  if (!error) error = draft_begin(&draft, path);
   if (error) return answer_errno(c, error);
   error = fill(c, &draft);
   if (error) {
@@ -199,7 +199,7 @@ static bool complete_upload(struct connection *c, const char *id) {
   if (!(order = malloc((size_t)c->request.body_bytes + 1))) abort();
   while ((got = body_read(c, &data)) > 0) memcpy(order + filled, data, (size_t)got), filled += (size_t)got;
   order[filled] = 0;
-  error = got < 0 ? EPIPE : draft_begin(&draft);
+  error = got < 0 ? EPIPE : draft_begin(&draft, path);
   bool drafted = !error;
   for (char *at = order; !error && (at = strstr(at, "<PartNumber>")); parts++) {
     char from[PATH_MAX];

@@ -19,34 +19,41 @@
 #include <unistd.h>
 
 static const char attribute[] = "user.objectstore";
+/* Neither is a name of an object: those have no dot in front. */
+static const char draft_name[] = ".draft-";
+static const char uploads[] = ".uploads";
 static _Atomic uint64_t serial;
 
-static void empty_folder(const char *path) {
+/* Delete all that is in a folder, or all drafts that are in it and below. */
+static void sweep(const char *path, bool drafts_only) {
   DIR *folder = opendir(path);
   if (!folder) return;
   for (struct dirent *item; (item = readdir(folder));) {
     if (!strcmp(item->d_name, ".") || !strcmp(item->d_name, "..")) continue;
     char below[PATH_MAX];
-    snprintf(below, sizeof below, "%s/%s", path, item->d_name);
-    if (unlink(below) && errno == EISDIR) {
-      empty_folder(below);
-      rmdir(below);
+    if (snprintf(below, sizeof below, "%s/%s", path, item->d_name) >= PATH_MAX) continue;
+    if (item->d_type == DT_DIR) {
+      sweep(below, drafts_only);
+      if (!drafts_only) rmdir(below);
+    } else if (!drafts_only || !strncmp(item->d_name, draft_name, strlen(draft_name))) {
+      unlink(below);
     }
   }
   closedir(folder);
 }
 
-/* Drafts of a server that was killed are removed here. */
+/* What a server that was killed had begun is removed here. */
 int store_start(const char *root) {
   if (mkdir(root, 0755) && errno != EEXIST) return errno;
   if (chdir(root)) return errno;
-  if (mkdir(".drafts", 0755) && errno != EEXIST) return errno;
-  empty_folder(".drafts");
+  if (mkdir(uploads, 0755) && errno != EEXIST) return errno;
+  sweep(uploads, false);
+  sweep(".", true);
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   serial = (uint64_t)now.tv_sec << 32 ^ (uint64_t)now.tv_nsec;
   struct draft probe;
-  int error = draft_begin(&probe);
+  int error = draft_begin(&probe, ".uploads/probe");
   if (error) return error;
   if (fsetxattr(probe.fd, attribute, "", 0, 0)) error = errno;
   draft_drop(&probe);
@@ -141,10 +148,30 @@ int object_delete(const char *path) { return unlink(path) && errno != ENOENT && 
 
 /* ----------------------------------------------------------------------------------------------------------- drafts */
 
-int draft_begin(struct draft *draft) {
-  snprintf(draft->path, sizeof draft->path, ".drafts/%016llx", (unsigned long long)serial++);
-  draft->fd = open(draft->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  return draft->fd < 0 ? errno : 0;
+static int make_folders(const char *path) {
+  char parent[PATH_MAX];
+  snprintf(parent, sizeof parent, "%s", path);
+  /* The first part is the bucket, which is there or is missed. */
+  for (char *slash = strchr(strchrnul(parent, '/') + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+    *slash = 0;
+    if (mkdir(parent, 0755) && errno != EEXIST) return errno;
+    *slash = '/';
+  }
+  return 0;
+}
+
+/* In the object's own folder: renames from one folder to another take turns in the whole file system. */
+int draft_begin(struct draft *draft, const char *path) {
+  const char *slash = strrchr(path, '/');
+  int length = slash ? (int)(slash - path) : 0;
+  if (!length || length + 32 > (int)sizeof draft->path) return EINVAL;
+  snprintf(draft->path, sizeof draft->path, "%.*s/%s%016llx", length, path, draft_name, (unsigned long long)serial++);
+  for (int again = 0; again < 2; again++) {
+    draft->fd = open(draft->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (draft->fd >= 0) return 0;
+    if (errno != ENOENT || again || make_folders(path)) break;
+  }
+  return errno;
 }
 
 int draft_append(const struct draft *draft, const char *data, size_t bytes) {
@@ -168,18 +195,6 @@ int draft_append_fd(const struct draft *draft, int fd, int64_t bytes) {
   return 0;
 }
 
-static int make_folders(const char *path) {
-  char parent[PATH_MAX];
-  snprintf(parent, sizeof parent, "%s", path);
-  /* The first part is the bucket (or .drafts), which is there or is missed. */
-  for (char *slash = strchr(strchrnul(parent, '/') + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-    *slash = 0;
-    if (mkdir(parent, 0755) && errno != EEXIST) return errno;
-    *slash = '/';
-  }
-  return 0;
-}
-
 /* Put the draft in the place of what was there, at once. ETags are opaque, as those of encrypted objects are in S3: an
  * MD5 of the content would cost more than all the rest. */
 int draft_commit(struct draft *draft, const char *path, const char *meta, int parts, char etag[48]) {
@@ -190,11 +205,7 @@ int draft_commit(struct draft *draft, const char *path, const char *meta, int pa
   snprintf(etag + 33, 15, parts ? "-%d\"" : "\"", parts);
   int length = snprintf(text, sizeof text, "%s\n%s", etag, meta);
   int error = fsetxattr(draft->fd, attribute, text, (size_t)length, 0) ? errno : 0;
-  if (!error && rename(draft->path, path)) {
-    error = errno;
-    if (error == ENOENT) error = make_folders(path);
-    if (!error && rename(draft->path, path)) error = errno;
-  }
+  if (!error && rename(draft->path, path)) error = errno;
   if (error)
     draft_drop(draft);
   else
@@ -210,13 +221,13 @@ void draft_drop(struct draft *draft) {
 /* ---------------------------------------------------------------------------------------------------------- uploads */
 
 void upload_path(const char *id, int part, char path[PATH_MAX]) {
-  int length = snprintf(path, PATH_MAX, ".drafts/upload-%.32s", id);
+  int length = snprintf(path, PATH_MAX, ".uploads/%.32s", id);
   if (part) snprintf(path + length, (size_t)(PATH_MAX - length), "/%d", part);
 }
 
 void upload_drop(const char *id) {
   char path[PATH_MAX];
   upload_path(id, 0, path);
-  empty_folder(path);
+  sweep(path, false);
   rmdir(path);
 }

@@ -20,7 +20,7 @@ from support.preparelab.cells import client_options, tool_options
 from support.preparelab.samples import Sample
 from support.processes import wait_until
 from support.redobackup import redo_backup, table_checksums
-from support.storage import work_folder
+from support.storage import loop_filesystem, work_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _UPLOAD_LIMIT_S = 1800.0
 _END_LIMIT_S = 120.0
+_DISK_BYTES, _DISK_SHARE = 8 << 30, 16
+"""Size of the local disk, sparse: this much, and so many times the data."""
 _TUNE_SLACK_S = 900.0
 """The last rung, and the comparison of the tables, come on top."""
 
@@ -234,12 +236,15 @@ def prepare_lab(
 ) -> Iterator[PrepareLab]:
     """Make a volume in a slow store, with its metadata in Redis and a backup of about these sizes in it.
 
-    All that is large lies in `base`: objects, caches and scratch. What ``--tune`` reports, which may take
-    `tune_s` for each cell, is kept in `reports`.
+    All that is large, objects, caches and scratch, lies on an XFS of its own on a sparse file in `base`. What
+    ``--tune`` reports, which may take `tune_s` for each cell, is kept in `reports`.
     """
     backup = redo_backup(data_bytes, redo_bytes, cache=cache)
     with ExitStack() as stack:
-        folder = stack.enter_context(work_folder(base))
+        # The machine's own file system may be slow to make files, of which there are many: blocks, and staged ones.
+        size = _DISK_BYTES + _DISK_SHARE * backup.data_bytes
+        disk = stack.enter_context(loop_filesystem("xfs", size, mount_options=("discard",), base=base)).point
+        folder = stack.enter_context(work_folder(disk))
         store = stack.enter_context(object_store(folder / "objects"))
         volume = stack.enter_context(
             juicefs_volume(
@@ -249,7 +254,7 @@ def prepare_lab(
                 access_key=ACCESS_KEY,
                 secret_key=SECRET_KEY,
                 mount=False,
-                base=base,
+                base=disk,
             )
         )
         with volume.mounted(cache=folder / "cache"):
