@@ -372,6 +372,10 @@ class JuicefsBackend:
                 f"it is not known where the metadata of {found.name} are", hint="set meta_url in [backend.juicefs]"
             )
         inside = os.path.relpath(clients.translate(real, mounts, own), own.point)
+        # A folder that was never snapshotted is in no pool that doctor looks at.
+        for record in private.abandoned(found.uuid):
+            with suppress(StorageError):
+                private.clear(record.id, self._program, self._runner, self._mounter, address)
         with private.mounted(
             found,
             inside,

@@ -371,6 +371,8 @@ def clear(identity: str, program: Juicefs, runner: Runner, mounter: Mounter, add
         if record is None or record.id != identity:
             return
         place = _Place(record, program, runner, mounter, address)
+        # First: it may have been mounted with an upload delay, which only another mount ends.
+        place.unmount()
         place.upload()
         place.unmount()
         place.remove()

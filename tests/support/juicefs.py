@@ -252,15 +252,21 @@ def juicefs_volume(
         volume.juicefs("format", *where, *format_options, volume.meta_url, volume.name)
         for name in keys:
             del volume.environment[name]
-        stack.callback(_unmount_all, folder)
+        stack.callback(_unmount_all, folder, volume.meta_url)
         if mount:
             with shielded():
                 volume.mount(*mount_options)
         yield volume
 
 
-def _unmount_all(folder: Path) -> None:
+def _unmount_all(folder: Path, meta_url: str) -> None:
     with shielded():
+        # First those that snapmgr made elsewhere, by the same address, and that a failed test left.
+        for pid, words in _mounting():
+            if os.fsencode(meta_url) in words:
+                elsewhere = Path(os.fsdecode(words[4]))
+                _unmount(elsewhere)
+                wait_until(lambda pid=pid: ended(pid), _LIMIT_S)  # type: ignore[misc]
         for point in reversed(_points(folder)):
             _unmount(Path(point))
 
@@ -302,10 +308,15 @@ def _umount(*words: str) -> int:
 
 def _clients(point: Path) -> list[int]:
     """Return the processes that serve a mount: the client and its supervisor; asking the mount itself could hang."""
+    return [pid for pid, words in _mounting() if words[4] == os.fsencode(point)]
+
+
+def _mounting() -> list[tuple[int, list[bytes]]]:
+    """Return every client with the words of its command line: the address is the fourth, the mount point the fifth."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (process / "cmdline").read_bytes().replace(b"\0", b" ").split()
-            if words[2:3] == [b"mount"] and words[4:5] == [os.fsencode(point)] and b"juicefs" in words[0]:
-                found.append(int(process.name))
+            if words[2:3] == [b"mount"] and len(words) > 4 and b"juicefs" in words[0]:  # noqa: PLR2004
+                found.append((int(process.name), words))
     return found

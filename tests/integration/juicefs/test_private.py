@@ -64,7 +64,8 @@ def test_what_is_written_gets_to_the_volume(lab: JuicefsLab, locked: JuicefsVolu
     assert private.abandoned(locked.configuration()["Format"]["UUID"]) == []
 
 
-def test_killed_with_a_full_cache(lab: JuicefsLab, locked: JuicefsVolume) -> None:
+@pytest.mark.parametrize("way", ["doctor", "another mount"])
+def test_killed_with_a_full_cache(lab: JuicefsLab, locked: JuicefsVolume, way: str) -> None:
     origin = lab.make_origin()
     pool = lab.take_one(origin).pool
 
@@ -82,10 +83,14 @@ def test_killed_with_a_full_cache(lab: JuicefsLab, locked: JuicefsVolume) -> Non
     os.kill(child, 9)
     os.waitpid(child, 0)
     (debris,) = (found for found in lab.found(pool) if found.kind == "debris")
-    # As after a reboot: the client is gone, too.
     point = Path(private.root(), debris.name.partition("@")[2], "mnt")
-    locked.unmount(point)
-    lab.repair_all(pool)
+    if way == "doctor":
+        locked.unmount(point)  # as after a reboot: the client is gone, too
+    if way == "doctor":
+        lab.repair_all(pool)
+    else:
+        with lab.backend().client_mount(str(origin), ClientOptions()):
+            pass
     assert [found for found in lab.found(pool) if found.kind == "debris"] == []
     assert (origin / "staged").read_bytes() == bytes(5 << 20)
     assert os.listdir(locked.folder / "caches") == []
