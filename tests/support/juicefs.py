@@ -317,6 +317,6 @@ def _mounting() -> list[tuple[int, list[bytes]]]:
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (process / "cmdline").read_bytes().replace(b"\0", b" ").split()
-            if words[2:3] == [b"mount"] and len(words) > 4 and b"juicefs" in words[0]:  # noqa: PLR2004
+            if words[2:3] == [b"mount"] and len(words) > 4 and b"juicefs" in words[0]:
                 found.append((int(process.name), words))
     return found
