@@ -143,16 +143,16 @@ def kill(pid: int) -> None:
 def test_killed(pair: Pair, tmp_path: Path) -> None:
     child = stop_elsewhere(pair, tmp_path, time_limit_s=60)
     kill(child)
-    wait_until(lambda: states(pair)[""], 10)
+    wait_until(lambda: states(pair)[""], 40)
     wait_until(lambda: not (tmp_path / "appliers" / "1").exists())
     assert not states(pair)["idle"]
 
 
 def test_stopped_ourselves_it_goes_on_at_the_bound(pair: Pair, tmp_path: Path) -> None:
-    child = stop_elsewhere(pair, tmp_path, time_limit_s=3)
+    child = stop_elsewhere(pair, tmp_path, time_limit_s=5)
     try:
         os.kill(child, signal.SIGSTOP)
-        wait_until(lambda: states(pair)[""], 15)
+        wait_until(lambda: states(pair)[""])
     finally:
         kill(child)
 
@@ -189,11 +189,11 @@ def test_a_long_transaction_holds_the_stop_off(pair: Pair, tmp_path: Path, monke
         began = time.monotonic()
         with pytest.raises(NotQuiescedError, match="did not stop in time") as caught:
             with_applier_stopped(pair, tmp_path, time_limit_s=1)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
         assert "goes on trying" in str(caught.value.hint)
         assert (tmp_path / "appliers" / "1").exists()
         cursor.execute("UNLOCK TABLES")
-    wait_until(lambda: states(pair)[""], 30)
+    wait_until(lambda: states(pair)[""])
     wait_until(lambda: not (tmp_path / "appliers" / "1").exists())
     pair.wait_equal()
     pair.source.query("DELETE FROM load_test.t3 WHERE w = 99")

@@ -22,7 +22,7 @@ def _mark(scene: Scene) -> Path:
 
 
 def _wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.005)

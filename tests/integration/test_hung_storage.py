@@ -143,7 +143,7 @@ def site(shared_site: Site) -> Site:
 
 def wait_for(path: Path) -> None:
     """Wait until the storage call has begun."""
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < limit
         time.sleep(0.002)

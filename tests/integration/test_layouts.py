@@ -118,7 +118,7 @@ def test_the_server_goes_on_when_all_but_the_thawer_is_killed_in_a_set(spread: S
                 os.kill(pid, signal.SIGKILL)
         finally:
             process.kill()
-    wait_until(lambda: state(server.pid) != "T", 3)
+    wait_until(lambda: state(server.pid) != "T", 10)
     server.query("SELECT 1")
     wait_until(lambda: ended(thawer))
     again = spread.run("backup", "demo")

@@ -117,7 +117,7 @@ def test_at_a_folder_of_ones_choice(scene):
 
 def _caught_preparing(scene):
     process = scene.start("prepare", "latest")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not list(scene.scratch.glob("v*/server.log")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline

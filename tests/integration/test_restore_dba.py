@@ -41,7 +41,7 @@ def _replicates(replica, source):
         "MASTER_USE_GTID=slave_pos"
     )
     replica.query("START SLAVE")
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while not any(row[4] == "Binlog Dump" for row in source.query("SHOW PROCESSLIST")):
         assert time.monotonic() < until
         time.sleep(0.1)

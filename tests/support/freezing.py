@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def frozen_file_system(point: str, *, at_most_s: float = 60.0) -> Iterator[None]:
+def frozen_file_system(point: str, *, at_most_s: float = 90.0) -> Iterator[None]:
     """Freeze the file system mounted at `point` (fsfreeze(8)) while the context lasts, and `at_most_s`.
 
     The guard is a process of its own: the test itself may come to hang there.
@@ -26,7 +26,7 @@ def frozen_file_system(point: str, *, at_most_s: float = 60.0) -> Iterator[None]
         start_new_session=True,
     )
     try:
-        subprocess.run(["fsfreeze", "--freeze", point], check=True, timeout=30)
+        subprocess.run(["fsfreeze", "--freeze", point], check=True, timeout=60)
         yield
     finally:
         subprocess.run(["fsfreeze", "--unfreeze", point], check=False, stderr=subprocess.DEVNULL)

@@ -184,7 +184,7 @@ class WriteLoad:
                         )
                     )
 
-    def warm_up(self, writes_each: int = 20, *, timeout_s: float = 30.0) -> None:
+    def warm_up(self, writes_each: int = 20, *, timeout_s: float = 120.0) -> None:
         """Return when every writer has made `writes_each` further writes. Raises TimeoutError, or as `check_alive`."""
         goals = [line.innodb + writes_each for line in self.acknowledged()]
         deadline = time.monotonic() + timeout_s
@@ -204,7 +204,7 @@ class WriteLoad:
         texts = (path.read_text(errors="replace").strip() for path in sorted(self._folder.glob("errors-*")))
         return [text for text in texts if text]
 
-    def stop(self, *, timeout_s: float = 30.0) -> None:
+    def stop(self, *, timeout_s: float = 60.0) -> None:
         """Let every writer finish its round and end; kill those that do not within `timeout_s`."""
         (self._folder / "stop").touch()
         deadline = time.monotonic() + timeout_s

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def wait_until(true: Callable[[], object], limit_s: float = 20.0) -> None:
+def wait_until(true: Callable[[], object], limit_s: float = 60.0) -> None:
     """Return once `true` says so; AssertionError after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not true():
@@ -32,7 +32,7 @@ def state(pid: int) -> str:
 def halt(pid: int) -> None:
     """Stop a process, and return when all its threads stand still: until then one may write, or answer, once more."""
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: all(_letter(stat) == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")), 10)
+    wait_until(lambda: all(_letter(stat) == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")))
 
 
 def _letter(stat: Path) -> str:

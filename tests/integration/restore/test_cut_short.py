@@ -30,7 +30,7 @@ def _caught_copying(scene, dest):
     """Start a restore and stop the process in the middle of its copying."""
     process = scene.start("restore", "latest", str(dest))
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
@@ -54,7 +54,7 @@ def test_sigterm_leaves_nothing(large, other, existed):
     with _caught_copying(large, dest) as process:
         os.kill(process.pid, signal.SIGTERM)
         os.kill(process.pid, signal.SIGCONT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert out == ""
     assert dest.exists() == existed
