@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from snapmgr.command import CommandRunner, find_program
-from snapmgr.errors import CommandError, ConfigError, LackingError, StorageError
+from snapmgr.errors import CommandError, ConfigError, LackingError, NotQuiescedError, StorageError
 from snapmgr.mysql.identity import program_of
 from snapmgr.mysql.origin import version_number
 from snapmgr.records import Reason
@@ -66,10 +66,14 @@ class CopyTool(ABC):
         """Return the command line that applies redo, or an increment."""
 
     @abstractmethod
+    def why_inexact(self, source: Source) -> str:
+        """Return why no position that the tool writes down is exact; "" if they are. Raises MysqlError."""
+
+    @abstractmethod
     def positions(
         self, source: Source, staged: Staged, folder: str
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
-        """Return what is exact of the positions that the tool wrote down."""
+        """Return what the tool wrote down where it is exact. Raises MysqlError, StorageError."""
 
     def missing(self) -> tuple[Reason, ...]:
         """Return what this machine lacks."""
@@ -86,6 +90,7 @@ class CopyTool(ABC):
         require_empty(request.folder)
         with open_source(request.credentials, request.identity, self.name) as source:
             source.require_lsn(request.from_lsn)
+            inexact = self.why_inexact(source)
             expected = None if request.from_lsn else source.data_bytes()
             watch = Watch(request.progress, expected, current_lsn=source.current_lsn, redo_bytes=source.redo_bytes())
             with _nothing_finished_on_failure(request.folder):
@@ -95,7 +100,7 @@ class CopyTool(ABC):
                 require_completed(ended, f"{self.name}: the backup", account=source.account)
                 staged = read_state(request.folder)
                 _require_what_was_asked(staged, request, self.name)
-                position, sources = self.positions(source, staged, request.folder)
+                position, sources = (None, ()) if inexact else self._positions(source, staged, request)
                 if os.geteuid() == 0:
                     give_to(request.folder, request.identity.uid, request.identity.gid)
                 size_bytes, files = measure(request.folder)
@@ -111,6 +116,22 @@ class CopyTool(ABC):
             size_bytes=size_bytes,
             files=files,
         )
+
+    def _positions(
+        self, before: Source, staged: Staged, request: FillRequest
+    ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
+        """Return the positions that are exact, also by what the server has become during the backup.
+
+        None if it cannot be asked any more: the backup itself is whole.
+        """
+        with (
+            suppress(NotQuiescedError, LackingError),
+            open_source(request.credentials, request.identity, self.name) as now,
+        ):
+            same = {one.title for one in before.channels} == {one.title for one in now.channels}
+            if same and not self.why_inexact(now):
+                return self.positions(now, staged, request.folder)
+        return None, ()
 
     def apply(self, request: ApplyRequest) -> None:
         """Apply redo, or an increment, in place."""

@@ -52,12 +52,14 @@ class MariabackupTool(CopyTool):
             *request.options,
         ]
 
+    def why_inexact(self, source: Source) -> str:
+        """Return why nothing is exact that is read under BACKUP STAGE."""
+        return source.why_inexact()
+
     def positions(
         self, source: Source, staged: Staged, folder: str
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
         """Return what is exact of the positions that the tool read while commits were blocked."""
-        if source.why_inexact():
-            return None, ()
         position = staged.position
         if position is not None:
             # The tool writes gtid_current_pos, which on a replica is not what its own binary log says.

@@ -33,6 +33,7 @@ _DATA_SUFFIXES = (
 )
 _DATA_PREFIXES = ("ibdata", "undo", "aria_log")
 _TIME_LIMIT_S = 60.0
+_IDLE_LIMIT_S = 7 * 86400
 _SHOWN = 3
 
 
@@ -120,6 +121,8 @@ def open_source(credentials: Credentials, identity: ServerIdentity, tool: str) -
     that grants it, and for tablespaces outside of the datadir.
     """
     with connect(credentials, timeout_s=_TIME_LIMIT_S) as connection:
+        # A copy may take hours, in which nothing is said here.
+        connection.execute(f"SET SESSION wait_timeout = {_IDLE_LIMIT_S}")
         found = identify(connection)
         if (found.pid, found.start_ticks, found.datadir) != (identity.pid, identity.start_ticks, identity.datadir):
             raise NotQuiescedError(

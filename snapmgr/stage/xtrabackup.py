@@ -52,14 +52,19 @@ class XtrabackupTool(CopyTool):
             *request.options,
         ]
 
+    def why_inexact(self, source: Source) -> str:
+        """Return why its position is not claimed: other engines are not part of performance_schema.log_status."""
+        others = source.needs.other_engines
+        return f"there are tables of {', '.join(others)}" if others else ""
+
     def positions(
         self,
-        source: Source,
+        source: Source,  # noqa: ARG002 - the other tool needs it
         staged: Staged,
-        folder: str,  # noqa: ARG002 - the other tool needs it
+        folder: str,  # noqa: ARG002 - the same
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
-        """Return its position where all tables are InnoDB: from performance_schema.log_status, of one instant.
+        """Return its position: from performance_schema.log_status, of one instant.
 
         Of sources none is claimed: what it writes down of appliers at work was not measured.
         """
-        return (None if source.needs.other_engines else staged.position), ()
+        return staged.position, ()

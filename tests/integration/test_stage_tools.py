@@ -220,6 +220,31 @@ def test_no_position_is_claimed_where_rows_precede_their_commit(server, folder):
     assert read_state(folder / "full").position is not None
 
 
+def test_a_server_that_ends_idle_sessions_soon_is_backed_up_with_its_position(server, folder):
+    server.query("SET GLOBAL wait_timeout = 1")
+    begun = server.query("SELECT UNIX_TIMESTAMP()")[0][0]
+    try:
+        filled = tool_of(server).fill(request(server, folder, throttle=100))
+    finally:
+        server.query("SET GLOBAL wait_timeout = DEFAULT")
+    assert server.query("SELECT UNIX_TIMESTAMP()")[0][0] - begun > 1
+    assert filled.position is not None
+
+
+def test_no_position_is_claimed_when_such_a_table_came_during_the_backup(server, folder):
+    came: list[str] = []
+
+    def look(now) -> None:
+        if now.phase != "starting" and not came:
+            came.append(now.phase)
+            server.query("CREATE TABLE some.late (a INT) ENGINE=Aria TRANSACTIONAL=1")
+
+    try:
+        assert tool_of(server).fill(request(server, folder, throttle=100, progress=look)).position is None
+    finally:
+        server.query("DROP TABLE some.late")
+
+
 def end_us(_server: PrivateServer, _tool: int) -> None:
     raise KeyboardInterrupt
 
