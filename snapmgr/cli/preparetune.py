@@ -117,8 +117,6 @@ def _tune(
     error: SnapmgrError | None = None
     try:
         tune(bench, tuning, tell=session.voice.tell)
-        with suppress(FileNotFoundError):
-            os.unlink(bench.log)
     except Interrupted as signal:
         error = InterruptedRunError(str(signal))
         raise
@@ -126,6 +124,10 @@ def _tune(
         error = failure
         raise
     finally:
+        # Whoever is told of a failure may want to look at it.
+        if not isinstance(error, SnapmgrError) or isinstance(error, InterruptedRunError):
+            with suppress(FileNotFoundError):
+                os.unlink(bench.log)
         # Of an interrupted or failed search as well: each run was dear.
         if tuning.measured:
             _conclude(session, tuning, source, target, job=job, error=error)

@@ -25,6 +25,7 @@ from snapmgr.stage.tune import Checked, Measured, Sample, ScratchRun
 from snapmgr.stage.workplace import workplace
 from snapmgr.trace.counters import growth
 from snapmgr.trace.verdict import facts_from_counters, judge
+from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,7 +94,9 @@ class StorageBench:
                 copy_s = time.monotonic() - began
                 self.tool.apply(ApplyRequest(folder=copy, log=self.log, time_limit_s=max(limit_s - copy_s, 1.0)))
             except _TooLateError:
-                return ScratchRun(copy_s=limit_s, tool_s=0.0, failure="copying takes longer than the first rung")
+                return ScratchRun(
+                    copy_s=limit_s, tool_s=0.0, failure=f"it takes longer than {format_duration(limit_s)}"
+                )
             except SnapmgrError as error:
                 return ScratchRun(copy_s=copy_s, tool_s=0.0, failure=error.message)
             return ScratchRun(copy_s=copy_s, tool_s=time.monotonic() - began - copy_s)
@@ -130,7 +133,7 @@ class StorageBench:
                         warm_up=settings.warm_up,
                     ),
                     log=self.log,
-                    storage=self.remounting,
+                    storage=None if self.remounting is None else _Timed(self.remounting, watch),
                     time_limit_s=limit_s,
                     watching=lambda mount: watch.over(mount, os.path.basename(clone)),
                 )
@@ -142,6 +145,8 @@ class StorageBench:
         return self._won(settings, watch, ran, checked, warm=warm)
 
     def _won(self, settings: Settings, watch: _Watch, ran: Ran, checked: Checked | None, *, warm: bool) -> Measured:
+        # To unmount and to end the client is no part of the prepare: all is in the storage by then.
+        seconds = ran.warm_up_s + ran.tool_s + watch.settle_s
         counted, verdict = None, None
         if watch.start and watch.end:
             counted = growth(watch.start, watch.end)
@@ -155,11 +160,11 @@ class StorageBench:
             )
             verdict = judge(facts)
         return Measured(
-            run=Run(settings=settings, seconds=ran.seconds, bottleneck=verdict.bottleneck if verdict else "unknown"),
+            run=Run(settings=settings, seconds=seconds, bottleneck=verdict.bottleneck if verdict else "unknown"),
             temperature="warm" if warm else "cold",
             warm_up_s=ran.warm_up_s,
             tool_s=ran.tool_s,
-            settle_s=ran.settle_s,
+            settle_s=watch.settle_s,
             verdict=verdict.why if verdict else "",
             advice=verdict.advice if verdict else "",
             counted=counted,
@@ -208,6 +213,7 @@ class _Watch:
         self.start: dict[str, float] = {}
         self.end: dict[str, float] = {}
         self.samples: list[Sample] = []
+        self.settle_s = 0.0
 
     @contextmanager
     def over(self, mount: ClientMount, name: str) -> Iterator[None]:
@@ -234,6 +240,42 @@ class _Watch:
             if len(self.samples) >= _MOST_SAMPLES:
                 del self.samples[::2]
                 pause_s *= 2
+
+
+class _Timed:
+    """A storage whose private mounts tell how long it took until all was in the storage itself."""
+
+    def __init__(self, storage: Remounting, watch: _Watch) -> None:
+        self._storage = storage
+        self._watch = watch
+
+    @contextmanager
+    def client_mount(self, path: str, options: ClientOptions) -> Iterator[ClientMount]:
+        """See `snapmgr.api.Remounting`."""
+        with self._storage.client_mount(path, options) as mount:
+            yield _TimedMount(mount, self._watch)
+
+
+class _TimedMount:
+    """See `snapmgr.api.ClientMount`."""
+
+    def __init__(self, mount: ClientMount, watch: _Watch) -> None:
+        self._mount = mount
+        self._watch = watch
+        self.path = mount.path
+        self.point = mount.point
+        self.options = mount.options
+
+    def counters(self) -> dict[str, float]:
+        return self._mount.counters()
+
+    def warm_up(self, path: str) -> None:
+        self._mount.warm_up(path)
+
+    def settle(self, timeout_s: float, tell: Callable[[int], None] | None = None) -> None:
+        began = time.monotonic()
+        self._mount.settle(timeout_s, tell)
+        self._watch.settle_s = time.monotonic() - began
 
 
 def sample(start: dict[str, float], now: dict[str, float], at_s: float) -> Sample:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DEFAULT_TIME_S = 1800.0
 # Of the time that is left after the first rung, for the way over scratch, which is measured beside.
 _SCRATCH_SHARE = 0.25
+_SCRATCH_LEAST_S = 60.0
 
 Temperature = Literal["cold", "warm"]
 
@@ -192,7 +193,8 @@ def _climb(
                 raise LackingError(
                     f"the first rung failed: {one.failure}", hint="without it there is nothing to compare others with"
                 )
-            tuning.scratch = bench.scratch(min(one.run.seconds, (deadline - clock()) * _SCRATCH_SHARE))
+            limit_s = max(2 * one.run.seconds, _SCRATCH_LEAST_S)
+            tuning.scratch = bench.scratch(min(limit_s, (deadline - clock()) * _SCRATCH_SHARE))
             if tuning.scratch is not None and tuning.scratch.failure is None:
                 tell(f"beside the ladder: over scratch it takes {format_duration(tuning.scratch.seconds)}")
 
@@ -204,17 +206,25 @@ def _finish(
     now = tuning.standing
     if now is None:
         return
-    if now.best != tuning.start:
+    # One more run may show that another rung is the best.
+    while not _is_checked(tuning, now.best) and now.best != tuning.start:
         tell("the best rung once more: are its tables the same as the first one's?")
         one = bench.measure(now.best, max(deadline - clock(), 2 * now.best_s), check=True)
         _add(tuning, one, "its tables are compared with the first one's", tell)
         _compare(tuning, one)
+        now = tuning.standing or now
+        if one.checked is None:
+            break
     for settings in dict.fromkeys((now.best, tuning.start)):
         # A warm run fills its cache by a cold one first.
         cold = tuning.times(settings)
         if tuning.limits.private and cold and deadline - clock() > 2 * max(cold):
             tell(f"from a warm cache: {settings}")
             _add(tuning, bench.measure(settings, deadline - clock(), warm=True), "from a warm cache", tell)
+
+
+def _is_checked(tuning: Tuning, settings: Settings) -> bool:
+    return any(one.checked is not None and one.run.settings == settings for one in tuning.measured)
 
 
 def _compare(tuning: Tuning, best: Measured) -> None:
@@ -233,9 +243,10 @@ def _compare(tuning: Tuning, best: Measured) -> None:
 def tables_compared(tuning: Tuning) -> str:
     """Return in one sentence whether the first and the best rung's tables are the same."""
     first = tuning.measured[0].checked if tuning.measured else None
-    others = [one.checked for one in tuning.measured[1:] if one.checked is not None]
+    best = tuning.standing.best if tuning.standing is not None else None
+    others = [one.checked for one in tuning.measured[1:] if one.checked is not None and one.run.settings == best]
     if not first or not others:
-        return "tables were not compared: only one rung was checked"
+        return "tables were not compared: the best rung was not checked"
     last = others[-1]
     if first.tables is None or last.tables is None:
         return f"tables were not compared: {first.why_not or last.why_not}"
