@@ -305,7 +305,9 @@ def sweep(owner: int) -> None:
     # One whose image lies on another one first: its path is longer.
     for device, image in sorted(loop_devices().items(), key=lambda item: len(item[1]), reverse=True):
         if mark in image:
-            _release(device)
+            # What a process of another mount namespace holds goes with that process.
+            with suppress(LeftBehindError, CommandError):
+                _release(device)
     for _, point in reversed(_mount_table()):
         if mark in point:
             _RUNNER.run(["umount", "--recursive", "--lazy", point])
