@@ -78,6 +78,8 @@ class CloneTool:
             said: list[str] = [f"CLONE LOCAL DATA DIRECTORY = '{inner}'", f"server: {self._server_version}"]
             try:
                 _run(request, source, inner)
+                # One may have come meanwhile.
+                _require_innodb(source)
                 said.append("completed")
             except BaseException as error:
                 said.append(f"failed: {error}")

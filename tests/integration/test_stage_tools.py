@@ -465,6 +465,15 @@ def test_what_a_clone_cannot_do_is_refused_with_what_to_do(folder, kind):
             read_state(folder / "full")
         under_way = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE info LIKE 'CLONE %'"
         wait_until(lambda: server.query(under_way)[0][0] == 0, 60)
+
+        def late(_now) -> None:
+            server.query("CREATE TABLE IF NOT EXISTS old.late (a INT) ENGINE=MyISAM")
+
+        with pytest.raises(NotQuiescedError, match=r"old\.late \(MyISAM\)"):
+            tool.fill(request(server, folder, "late", progress=late))
+        with pytest.raises(StorageError, match="no physical backup"):
+            read_state(folder / "late")
+        server.query("DROP TABLE old.late")
         login = folder / "my.cnf"
         login.write_text("[client]\nuser=weak\npassword=w\n")
         login.chmod(0o600)
