@@ -13,16 +13,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from snapmgr.api import FolderCloning
-from snapmgr.errors import ConfigError, LackingError, NotQuiescedError, StorageError
+from snapmgr.errors import ConfigError, LackingError, NotFoundError, NotQuiescedError, StorageError
 from snapmgr.jobs.attach import reached
 from snapmgr.jobs.lineage import break_since, identity, mark, run_of
 from snapmgr.jobs.readiness import ShownProgress
 from snapmgr.jobs.source import probe_server
 from snapmgr.jobs.staging import Staging
 from snapmgr.manifest import ServerRecord
+from snapmgr.mysql.identity import program_of
 from snapmgr.mysql.layout import PATH_SETTINGS
 from snapmgr.physical import PhysicalRecord, State
+from snapmgr.stage.leftout import require_all_tables
 from snapmgr.stage.owner import give_owner
+from snapmgr.stage.request import FullError
 from snapmgr.stage.seal import compare, seal
 from snapmgr.stage.tool import ApplyRequest, BrokenChainError, Filled, FillRequest, Tool, choose_tool
 
@@ -89,7 +92,8 @@ def plan_fill(ctx: Context, job: Job) -> FillPlan:
     """Look at the server and at the last backup; changes nothing. Raises LackingError without the tool."""
     live = probe_server(job)
     live.abilities.refuse_cluster()
-    tool = choose_tool(job.tool, live.identity.flavor, live.identity.version)
+    server_program = program_of(live.identity.pid)
+    tool = choose_tool(job.tool, live.identity.flavor, live.identity.version, server_program=server_program)
     if lacking := tool.missing():
         raise LackingError("; ".join(one.what for one in lacking), hint="; ".join(one.hint for one in lacking))
     base, why = None, None
@@ -104,16 +108,19 @@ def _find_base(ctx: Context, job: Job, tool: Tool, live: LiveServer) -> tuple[Ma
             f"{tool.name} makes no increments", hint=f'set mode = "full" in the job {job.name}, or another tool'
         )
     ready = [
-        entry.manifest
+        entry
         for entry in ctx.catalog.entries(job.name)[0]
         if entry.manifest.state == "ready" and entry.manifest.physical is not None
     ]
     if not ready:
         return None, "there is no backup yet"
-    base = ready[-1]
+    base, verification = ready[-1].manifest, ready[-1].verification
     record = base.physical
     if record is None or record.tool != tool.name:
         return None, f"the last backup was made by {record.tool if record else 'another tool'}"
+    if verification is not None and verification.result == "failed":
+        # What is wrong with it would be in every later one.
+        return None, f"{base.id} failed its verification"
     if not isinstance(ctx.backend(base.backend), FolderCloning):
         return None, f"the {base.backend} storage cannot clone a folder"
     return (None, why) if (why := break_since(live, record)) else (base, None)
@@ -132,6 +139,21 @@ def staged(ctx: Context, job: Job) -> Iterator[Staged]:
         yield _Filling(ctx, job, plan, folder).run()
     finally:
         folder.end()
+
+
+class _UnusableBaseError(StorageError):
+    """The base is gone, damaged, or cannot be cloned to where the staging folder is: only a full backup helps."""
+
+
+@contextmanager
+def _unusable() -> Iterator[None]:
+    """Turn what fails of the base into the reason for a full backup, unless it is for want of room."""
+    try:
+        yield
+    except (BrokenChainError, FullError):
+        raise
+    except (StorageError, NotFoundError) as error:
+        raise _UnusableBaseError(error.message, hint=error.hint) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +185,7 @@ class _Filling:
         if base is not None and base.physical is not None:
             try:
                 fetched = self._fetch_increment(base, base.physical)
-            except BrokenChainError as error:
+            except (BrokenChainError, _UnusableBaseError) as error:
                 why = f"an increment to {base.id} failed: {error.message}"
                 self._folder.begin()
         if fetched is None:
@@ -216,7 +238,7 @@ class _Filling:
         folder.mkdir(mode=0o700)
         what = f"what changed since LSN {from_lsn}" if from_lsn else "all data"
         self._ctx.tell(f"{self._tool.name} fetches {what} into {folder}")
-        return self._tool.fill(
+        filled = self._tool.fill(
             FillRequest(
                 folder=str(folder),
                 log=str(self._log),
@@ -230,6 +252,8 @@ class _Filling:
                 progress=ShownProgress(self._ctx),
             )
         )
+        require_all_tables(str(folder), self._live.identity.datadir, str(self._log), filled)
+        return filled
 
     def _throttle(self) -> int:
         """Return the job's limit in the tool's counting: chunks a second."""
@@ -239,14 +263,24 @@ class _Filling:
 
     def _fetch_increment(self, base: Manifest, record: PhysicalRecord) -> _Fetched:
         begun = time.monotonic()
+        # Before the server has any work of it: a base that is lost, or elsewhere, shows now. Later it may be deleted.
+        with _unusable():
+            self._clone(base, record)
+        cloned = time.monotonic()
         filled = self._fill(self._folder.increment, record.to_lsn)
-        fill_s = time.monotonic() - begun
-        state = self._apply(base, record)
-        return _Fetched(filled=filled, state=state, fill_s=fill_s, apply_s=time.monotonic() - begun - fill_s)
-
-    def _apply(self, base: Manifest, record: PhysicalRecord) -> State:
-        """Clone the base, apply the increment to the clone, and return what state that is in."""
+        filled_at = time.monotonic()
         self._ctx.tell(f"applying it to a clone of {base.id}")
+        with _unusable():
+            self._tool.apply(self._request(str(self._folder.increment)))
+        return _Fetched(
+            filled=filled,
+            state="redo-applied" if self._tool.name == "xtrabackup" else "prepared",
+            fill_s=filled_at - cloned,
+            apply_s=time.monotonic() - filled_at + cloned - begun,
+        )
+
+    def _clone(self, base: Manifest, record: PhysicalRecord) -> None:
+        """Clone the base, ready for an increment."""
         backend = self._ctx.backend(base.backend)
         if not isinstance(backend, FolderCloning):
             raise StorageError(f"the {base.backend} storage cannot clone a folder")
@@ -254,8 +288,6 @@ class _Filling:
             backend.clone_folder(source, str(self._folder.data))
         if record.state == "raw":
             self._tool.apply(self._request(None))
-        self._tool.apply(self._request(str(self._folder.increment)))
-        return "redo-applied" if self._tool.name == "xtrabackup" else "prepared"
 
     def _request(self, increment: str | None) -> ApplyRequest:
         return ApplyRequest(

@@ -45,9 +45,10 @@ def make_ready(ctx: Context, manifest: Manifest, folder: Path, *, memory_bytes: 
     if record is None or server is None or record.state == "prepared":
         return False
     from snapmgr.stage.owner import give_owner  # noqa: PLC0415 - for physical backups alone
+    from snapmgr.stage.request import FullError  # noqa: PLC0415
     from snapmgr.stage.tool import ApplyRequest, choose_tool  # noqa: PLC0415
 
-    tool = choose_tool(record.tool, server.flavor, server.version)
+    tool = choose_tool(record.tool, server.flavor, server.version, server_program=server.program)
     if lacking := tool.missing():
         raise LackingError("; ".join(one.what for one in lacking), hint="; ".join(one.hint for one in lacking))
     ctx.tell(f"{tool.name} applies the redo log")
@@ -67,6 +68,9 @@ def make_ready(ctx: Context, manifest: Manifest, folder: Path, *, memory_bytes: 
         )
     except (LackingError, NoRoomError):
         raise
+    except FullError as error:
+        # It says nothing of the snapshot.
+        raise LackingError(f"there is no room to apply the redo log: {error.message}", hint=error.hint) from error
     except StorageError as error:
         raise VerificationError(f"the redo log could not be applied: {error.message}", hint=error.hint) from error
     give_owner(folder, owner.st_uid, owner.st_gid)

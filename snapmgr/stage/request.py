@@ -19,6 +19,10 @@ class BrokenChainError(StorageError):
     """No increment can follow on what is there: only a full backup helps."""
 
 
+class FullError(StorageError):
+    """The file system that the tool writes to is full, or a quota of it is used up."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """How far a tool is."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from snapmgr.errors import LackingError, SnapmgrError, StorageError
-from snapmgr.stage.request import BrokenChainError
+from snapmgr.stage.request import BrokenChainError, FullError
 
 _SHOWN_LINES = 4
 _SHOWN_CHARS = 1200
@@ -42,6 +42,7 @@ _REASONS = (
         pattern="No space left on device|Disk quota exceeded|errno: 28\\b|errno: 122\\b",
         words="the staging folder's file system is full",
         hint="make room there, or prune; nothing of this backup is of use",
+        kind=FullError,
     ),
     _Reason(
         pattern="Unsupported server version|version .* is not supported|unknown (?:redo )?log (?:record|format)",

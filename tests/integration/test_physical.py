@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import ConfigError, NotQuiescedError, VerificationError
+from snapmgr.errors import ConfigError, NotQuiescedError, StorageError, VerificationError
 from snapmgr.jobs import physical as physical_module
 from snapmgr.jobs.backup import backup, plan_backup
 from snapmgr.jobs.restore import restore
 from snapmgr.jobs.verify import verify
+from snapmgr.manifest import Verification
 from support.exactness import take
 from support.kinds import SYSTEM
 from support.load import check_invariant
+from support.processes import wait_until
 from support.scene import Scene
 from support.server import private_server
 from support.storage import loop_filesystem, work_folder
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from snapmgr.manifest import Manifest
+    from support.server import PrivateServer
 
 pytestmark = pytest.mark.needs("root", "loop", "xfs", "mariadbd", "mariadb-backup")
 
@@ -208,6 +213,66 @@ def test_a_base_that_is_damaged_is_noticed(scene: Scene) -> None:
         file.seek(0)
         file.write(b"\0" * 4096)
     with pytest.raises(VerificationError):
+        verify(ctx, ctx.catalog.load(manifest.id))
+
+
+def test_a_base_that_is_of_no_use_gets_a_full_backup(scene: Scene) -> None:
+    """One that failed its verification would hand its fault on for ever; one that is lost would stop all backups."""
+    ctx = scene.context()
+    job = ctx.config.job("demo")
+    first = backup(ctx, job)
+    failed = Verification(at=datetime.now(UTC), result="failed", duration_s=1.0, failures=("a table is missing",))
+    ctx.catalog.write_verification(first.id, failed)
+    second = backup(ctx, job)
+    assert physical(second).full_because == f"{first.id} failed its verification"
+    shutil.rmtree(Path(scene.file_system.point, ".snapmgr-reflink", second.id))
+    third = physical(backup(ctx, job))
+    assert third.kind == "full"
+    assert f"an increment to {second.id} failed" in str(third.full_because)
+    assert physical(backup(ctx, job)).kind == "incremental"
+
+
+def test_a_table_that_the_tool_leaves_out_is_noticed(scene: Scene) -> None:
+    """It takes a table that was imported since the last checkpoint for dropped, and says that it completed."""
+    ctx = scene.context()
+    job = ctx.config.job("demo")
+    server = scene.server
+    server.query("CREATE DATABASE load_test")
+    server.query("CREATE TABLE load_test.t (n INT PRIMARY KEY)")
+    backup(ctx, job)
+    import_copy(server, "copied")
+    with pytest.raises(StorageError, match="left tables out.*: load_test/copied$"):
+        backup(ctx, job)
+    assert scene.states() == ["ready"]
+    server.query("SET GLOBAL innodb_max_dirty_pages_pct = 0")
+    wait_until(lambda: int(server.query("SHOW STATUS LIKE 'Innodb_checkpoint_age'")[0][1]) < 1000)
+    server.query("SET GLOBAL innodb_max_dirty_pages_pct = DEFAULT")
+    manifest = backup(ctx, job)
+    assert physical(manifest).kind == "incremental"
+    assert Path(scene.file_system.point, ".snapmgr-reflink", manifest.id, "data/load_test/copied.ibd").exists()
+
+
+def import_copy(server: PrivateServer, name: str) -> None:
+    """Import the tablespace of load_test.t as another table."""
+    server.query(f"CREATE TABLE load_test.{name} LIKE load_test.t")
+    server.query(f"ALTER TABLE load_test.{name} DISCARD TABLESPACE")
+    schema = server.datadir / "load_test"
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("FLUSH TABLES load_test.t FOR EXPORT")
+        for suffix in (".ibd", ".cfg"):
+            copied = Path(shutil.copy(schema / f"t{suffix}", schema / f"{name}{suffix}"))
+            os.chown(copied, schema.stat().st_uid, schema.stat().st_gid)
+        cursor.execute("UNLOCK TABLES")
+    server.query(f"ALTER TABLE load_test.{name} IMPORT TABLESPACE")
+
+
+@pytest.mark.needs("mariadb-11.8")
+def test_the_tool_beside_the_servers_program_is_taken() -> None:
+    """The one in the PATH is of another series."""
+    with physical_scene(kind="mariadb-11.8") as scene:
+        ctx = scene.context()
+        manifest = backup(ctx, ctx.config.job("demo"))
+        assert physical(manifest).tool_version.startswith("11.8")
         verify(ctx, ctx.catalog.load(manifest.id))
 
 
