@@ -266,6 +266,13 @@ def choose(
     return Choice(way=best.way, result=left, why=_why(facts, best, found), forecasts=found)
 
 
+def remedy(facts: Facts, *, strategy: Strategy | None, result: Result | None) -> str:
+    """Return what helps where `choose` finds nothing."""
+    if not facts.can_clone and (strategy in ("storage", "overlay") or result == "storage"):
+        return "XFS, btrfs and JuiceFS clone folders; elsewhere a backup is prepared on scratch (--strategy scratch)"
+    return "name a folder with more room on a local disk (--scratch), or make room in the storage"
+
+
 def strategy_of(way: Way) -> Strategy:
     """Return the strategy that a way belongs to."""
     return "storage" if way == "writeback" else way

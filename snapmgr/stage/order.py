@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from snapmgr.errors import ConfigError
 from snapmgr.stage.backupfolder import Backup
 from snapmgr.stage.forecast import Choice, Facts, Result, Strategy, Way
 from snapmgr.stage.inplace import Settings
-from snapmgr.stage.place import Place
+from snapmgr.stage.place import Place, choose_place
 from snapmgr.stage.writeback import Written
+from snapmgr.tree.walk import shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,29 @@ class Order:
     program: str | None = None
     """Path of the tool."""
     time_limit_s: float | None = None
+
+    def place(self, *, make: bool) -> Place:
+        """Return where to work; with `make` the scratch folder is made.
+
+        Raises ConfigError if the target will not do, also because the strategy leaves its result elsewhere.
+        """
+        place = choose_place(
+            self.source,
+            target=self.target,
+            beside=self.beside,
+            result=self.result,
+            scratch=self.scratch,
+            make=make,
+            name=self.name,
+        )
+        there = self.strategy in ("storage", "overlay") or self.settings.client is not None
+        if self.target is not None and place.result == "scratch" and there:
+            raise ConfigError(
+                f"{shown(self.target)} is not in the storage of {shown(self.source)}, where the strategy "
+                f'"{self.strategy or "storage"}" leaves its result',
+                hint="name no folder (the result comes beside the backup) or one in the storage; or --strategy scratch",
+            )
+        return place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,8 +53,6 @@ def choose_place(
     if target is None:
         _check_scratch(scratch, make=make)
         taken = os.path.join(beside, f"{name}.prepared")
-        if result == "storage" and os.path.lexists(taken):
-            raise ConfigError(f"{shown(taken)} exists", hint="remove it, or name another folder (DIR)")
         return Place(
             result=result,
             beside=beside,

@@ -12,13 +12,24 @@ from snapmgr.api import FolderCloning, Remounting
 from snapmgr.errors import LackingError, SnapmgrError, StorageError
 from snapmgr.records import ClientOptions
 from snapmgr.stage.backupfolder import Backup, inspect
-from snapmgr.stage.forecast import NAMES, PAGE_BYTES, Choice, Facts, Result, Way, choose, forecast, touched_pages
+from snapmgr.stage.forecast import (
+    NAMES,
+    PAGE_BYTES,
+    Choice,
+    Facts,
+    Result,
+    Way,
+    choose,
+    forecast,
+    remedy,
+    touched_pages,
+)
 from snapmgr.stage.inplace import NoMountError, Settings, apply_in_place, choose_memory
 from snapmgr.stage.measure import measure
 from snapmgr.stage.order import Order, Plan, Ready
 from snapmgr.stage.overlay import copied_up, overlay
 from snapmgr.stage.ownership import stamps, take_owners
-from snapmgr.stage.place import Place, choose_place, free_bytes, memory_available
+from snapmgr.stage.place import free_bytes, memory_available
 from snapmgr.stage.scratchcopy import Tree, copy_to_scratch
 from snapmgr.stage.tool import read_state, tool_for
 from snapmgr.stage.workplace import Workplace, workplace
@@ -30,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from snapmgr.stage.place import Place
     from snapmgr.stage.request import Progress
     from snapmgr.stage.tool import Tool
 
@@ -50,19 +62,7 @@ def plan(order: Order, storage: object | None) -> Plan:
     Raises as `prepare_folder` does for what it finds before it begins.
     """
     backup = inspect(order.source, program=order.program)
-    return _plan(order, storage, backup, _place(order, make=False))
-
-
-def _place(order: Order, *, make: bool) -> Place:
-    return choose_place(
-        order.source,
-        target=order.target,
-        beside=order.beside,
-        result=order.result,
-        scratch=order.scratch,
-        make=make,
-        name=order.name,
-    )
+    return _plan(order, storage, backup, order.place(make=False))
 
 
 def _plan(
@@ -113,7 +113,7 @@ def _choice(order: Order, facts: Facts, result: Result | None) -> Choice:
     reasons = "; ".join(f"{NAMES[one.way]}: {one.obstacle}" for one in wanted if one.way != "writeback")
     raise StorageError(
         f"{order.source} cannot be prepared here: {reasons}",
-        hint="name a folder with more room on a local disk (--scratch), or make room in the storage",
+        hint=remedy(facts, strategy=order.strategy, result=result),
     )
 
 
@@ -138,7 +138,7 @@ def prepare_folder(
     Raises ConfigError if it is no backup, unfinished, an increment, prepared already, or the target exists; InUseError
     if a server runs on it; BusyError if it is being prepared; LackingError without the tool; StorageError.
     """
-    backup, place = inspect(order.source, program=order.program), _place(order, make=True)
+    backup, place = inspect(order.source, program=order.program), order.place(make=True)
     with ExitStack() as stack:
         there: Workplace | None = None
         if isinstance(storage, FolderCloning) and place.result != "scratch":

@@ -180,7 +180,6 @@ def _of_another_version(folder):
         (lambda folder: _only_checkpoints(folder, backup_type="incremental", from_lsn="4711"), 2, "is an increment"),
         (lambda folder: _only_checkpoints(folder, backup_type="full-prepared"), 2, "is prepared already"),
         (_of_another_version, 7, ""),
-        (lambda folder: folder.with_name("odd.prepared").mkdir(), 2, "odd.prepared exists"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused(site, change, code, said):

@@ -98,6 +98,9 @@ def test_where_results_go(tmp_path):
     assert place.scratch_target == str(tmp_path / "scratch" / "full.prepared")
     (tmp_path / "scratch" / "full.prepared").mkdir()
     assert _place(source, tmp_path / "scratch").scratch_target.endswith("/full.prepared-2")
+    (tmp_path / "store" / "full.prepared").mkdir()
+    for result in (None, "storage"):
+        assert _place(source, tmp_path / "scratch", result=result).storage_target.endswith("/full.prepared-2")
     # On the same file system: in the storage.
     there = _place(source, tmp_path / "scratch", target=tmp_path / "new")
     assert (there.result, there.beside, there.storage_target) == ("storage", str(tmp_path), str(tmp_path / "new"))
@@ -106,6 +109,10 @@ def test_where_results_go(tmp_path):
     other = next(one for one in ("/dev/shm", "/run", "/") if os.stat(one).st_dev != tmp_path.stat().st_dev)
     elsewhere = _place(source, tmp_path / "scratch", target=os.path.join(other, "snapmgr-none"))
     assert (elsewhere.result, elsewhere.scratch) == ("scratch", other)
+    for strategy in ("storage", "overlay"):
+        order = Order(source=str(source), target=elsewhere.scratch_target, strategy=strategy, scratch=str(tmp_path))
+        with pytest.raises(ConfigError, match=f'is not in the storage of .* where the strategy "{strategy}" leaves'):
+            order.place(make=False)
 
 
 @pytest.mark.parametrize(
@@ -427,6 +434,13 @@ def test_a_failed_tool_leaves_its_log(folder, monkeypatch):
     assert str(log) in caught.value.message
     assert log.read_text() == "what it said\n"
     assert os.listdir(folder.parent) == ["full"]
+
+
+@pytest.mark.parametrize("order", [{"strategy": "storage"}, {"strategy": "overlay"}, {"result": "storage"}])
+def test_the_hint_where_nothing_clones_names_the_other_way(folder, monkeypatch, order):
+    with pytest.raises(StorageError, match="the storage cannot clone folders") as caught:
+        _prepare(folder, None, _Tool(), monkeypatch, **order)
+    assert "--strategy scratch" in (caught.value.hint or "")
 
 
 def test_no_way_at_all(folder, monkeypatch):
