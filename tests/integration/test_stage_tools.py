@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,23 +10,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pymysql
 import pytest
 
-from snapmgr.errors import LackingError, NotQuiescedError, StorageError
-from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.identity import ServerIdentity, identify
-from snapmgr.mysql.program import ServerBinary
-from snapmgr.mysql.server import throwaway
-from snapmgr.stage.cloneplugin import read_position
+from snapmgr.errors import NotQuiescedError, StorageError
+from snapmgr.mysql.client import Credentials
 from snapmgr.stage.seal import compare, seal
-from snapmgr.stage.tool import ApplyRequest, BrokenChainError, FillRequest, choose_tool, read_state
-from support.copies import MEMORY
-from support.kinds import KINDS, kinds
+from snapmgr.stage.tool import BrokenChainError, read_state
+from support.kinds import kinds
 from support.load import check_invariant, write_load
 from support.processes import children, ended, halt, wait_until
 from support.replicas import inserting, replica_pair, server_on
 from support.server import private_server
+from support.staging import apply_to, clone, fill_with_what_is_granted, request, tool_of
 from support.storage import work_folder
 
 if TYPE_CHECKING:
@@ -37,7 +31,6 @@ if TYPE_CHECKING:
     from support.server import PrivateServer
 
 pytestmark = pytest.mark.needs("root", "mariadbd", "mariadb-backup")
-_MYSQL_MEMORY = 200 << 20
 _EVIL = "a#b\"c'd\\e f"
 
 
@@ -55,34 +48,6 @@ def server() -> Iterator[PrivateServer]:
         server.query("CREATE TABLE some.thing (a INT PRIMARY KEY, b BLOB)")
         server.query("INSERT INTO some.thing SELECT seq, REPEAT('x', 20000) FROM some.seq_1_to_400")
         yield server
-
-
-def who(server: PrivateServer) -> ServerIdentity:
-    with connect(Credentials(socket=server.socket, user="root")) as connection:
-        return identify(connection)
-
-
-def tool_of(server: PrivateServer):
-    identity = who(server)
-    return choose_tool(
-        "auto", identity.flavor, identity.version, server_program=KINDS[server.kind.name].program("mysqld")
-    )
-
-
-def request(server: PrivateServer, folder: Path, name: str = "full", **changes) -> FillRequest:
-    (folder / name).mkdir(exist_ok=True)
-    given = {
-        "folder": str(folder / name),
-        "log": str(folder / f"{name}.log"),
-        "credentials": Credentials(socket=server.socket, user="root"),
-        "identity": who(server),
-    }
-    return FillRequest(**given | changes)
-
-
-def apply_to(server: PrivateServer, folder: Path, increment: Path | None = None) -> None:
-    log = f"{folder}.apply.log"
-    tool_of(server).apply(ApplyRequest(folder=str(folder), log=log, increment=increment and str(increment)))
 
 
 def executed(gtid: str) -> int:
@@ -138,14 +103,6 @@ def test_a_full_backup_and_its_increment_under_load_become_servers_with_exact_po
         assert (seen[0][1], seen[1][1]) == (2, 3)
 
 
-def clone(source: Path, target: Path, server: PrivateServer) -> None:
-    """Copy a backup as a storage's clone would be: with its owners."""
-    shutil.copytree(source, target)
-    info = server.datadir.stat()
-    for path in (target, *target.rglob("*")):
-        os.chown(path, info.st_uid, info.st_gid)
-
-
 def test_the_account_gets_its_rights_by_the_printed_statements_and_its_password_is_nowhere(server, folder):
     server.query("CREATE OR REPLACE USER poor@localhost IDENTIFIED BY %s", _EVIL)
     login = folder / "my.cnf"
@@ -173,20 +130,6 @@ def test_the_account_gets_its_rights_by_the_printed_statements_and_its_password_
     assert b"IDENTIFIED BY PASSWORD '*" not in everything.replace(b"****", b"")
     # Nor in what the tool leaves about its own call.
     assert "a#b" not in (folder / "full" / "xtrabackup_info").read_text()
-
-
-def fill_with_what_is_granted(server: PrivateServer, asked: FillRequest):
-    """Do what each error says until none comes; return what was filled, and the privileges that it took."""
-    granted: list[str] = []
-    for _ in range(8):
-        try:
-            return tool_of(server).fill(asked), sorted(granted)
-        except LackingError as error:
-            granted += error.hint.removeprefix("GRANT ").partition(" ON ")[0].split(", ")
-            server.query(error.hint.rstrip(";"))
-            shutil.rmtree(asked.folder)
-            os.mkdir(asked.folder)
-    pytest.fail(f"the statements did not help: {granted}")
 
 
 def test_another_server_than_is_meant_is_not_backed_up(server, folder):
@@ -384,101 +327,3 @@ def test_a_backup_of_a_replica_tells_where_another_one_goes_on(folder, by):
             pair.replicate(third, by, at)
             pair.start(third)
             pair.wait_equal(third)
-
-
-# ------------------------------------------------------------------------------------------------------- MySQL's CLONE
-
-
-def clone_server(folder: Path):
-    return private_server(folder / "data", ["--plugin-load-add=mysql_clone.so"], kind="mysql-9")
-
-
-@kinds("mysql-9")
-def test_a_clone_under_load_starts_and_tells_its_exact_position(folder, kind):
-    with clone_server(folder) as server:
-        with write_load(server.socket, engines=()) as load:
-            load.warm_up()
-            before = load.acknowledged()
-            filled = tool_of(server).fill(request(server, folder))
-            after = load.acknowledged()
-        assert (filled.tool, filled.state, filled.position, filled.to_lsn) == ("clone", "prepared", None, 0)
-        assert "completed" in (folder / "full.log").read_text()
-        sealed = seal(str(folder / "full"))
-        clone(folder / "full", folder / "copy", server)
-        binary = ServerBinary(path=KINDS[kind].program("mysqld"), flavor="mysql", version=KINDS[kind].version or "")
-        with throwaway(
-            binary,
-            str(folder / "copy"),
-            settings={},
-            memory_bytes=max(MEMORY, _MYSQL_MEMORY),
-            run_dir=str(folder / "run"),
-            options=KINDS[kind].server_command()[2:],
-        ) as started:
-            with started.connect() as connection:
-                position = read_position(str(folder / "copy"), connection)
-            with server_connection(started.socket) as raw:
-                found = check_invariant(raw, before=before, after=after, engines=())
-        assert compare(str(folder / "full"), sealed) == ()
-        assert position is not None
-        # In the server's own binary log: as many transactions as are in the clone end exactly there.
-        events = server.query(f"SHOW BINLOG EVENTS IN '{position.file}'")
-        assert any(event[2] == "Xid" and event[4] == position.offset for event in events)
-        transactions = sum(event[2] == "Gtid" and event[1] < position.offset for event in events)
-        assert transactions == int(position.gtid.rpartition("-")[2])
-        ledgers = sum(
-            event[2] == "Table_map" and "ledger" in event[5] for event in events if event[1] < position.offset
-        )
-        assert ledgers == sum(one.innodb for one in found)
-
-
-def server_connection(socket: str):
-    return pymysql.connections.Connection(unix_socket=socket, user="root", autocommit=True)
-
-
-@kinds("mysql-9")
-def test_what_a_clone_cannot_do_is_refused_with_what_to_do(folder, kind):
-    with private_server(folder / "data", kind=kind) as server:
-        tool = tool_of(server)
-        server.query("CREATE USER weak@localhost IDENTIFIED BY 'w'")
-        with pytest.raises(LackingError, match="plugin for cloning is not installed") as lacking:
-            tool.fill(request(server, folder))
-        server.query(lacking.value.hint.partition(";")[0])
-        with pytest.raises(BrokenChainError, match="no increments"):
-            tool.fill(request(server, folder, from_lsn=5))
-        server.query("CREATE DATABASE old")
-        server.query("CREATE TABLE old.fashioned (a INT) ENGINE=MyISAM")
-        with pytest.raises(NotQuiescedError, match=r"old\.fashioned \(MyISAM\)"):
-            tool.fill(request(server, folder))
-        server.query("DROP TABLE old.fashioned")
-        closed = folder / "closed"
-        closed.mkdir(mode=0o700)
-        with pytest.raises(LackingError, match="cannot reach"):
-            tool.fill(request(server, closed))
-        assert list((folder / "full").iterdir()) == []
-
-        def interrupt(_now) -> None:
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            tool.fill(request(server, folder, progress=interrupt))
-        with pytest.raises(StorageError, match="no physical backup"):
-            read_state(folder / "full")
-        under_way = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE info LIKE 'CLONE %'"
-        wait_until(lambda: server.query(under_way)[0][0] == 0, 60)
-
-        def late(_now) -> None:
-            server.query("CREATE TABLE IF NOT EXISTS old.late (a INT) ENGINE=MyISAM")
-
-        with pytest.raises(NotQuiescedError, match=r"old\.late \(MyISAM\)"):
-            tool.fill(request(server, folder, "late", progress=late))
-        with pytest.raises(StorageError, match="no physical backup"):
-            read_state(folder / "late")
-        server.query("DROP TABLE old.late")
-        login = folder / "my.cnf"
-        login.write_text("[client]\nuser=weak\npassword=w\n")
-        login.chmod(0o600)
-        weak = request(server, folder, "weak", credentials=Credentials(socket=server.socket, defaults_file=str(login)))
-        filled, granted = fill_with_what_is_granted(server, weak)
-        assert granted == ["BACKUP_ADMIN", "PROCESS", "REPLICATION CLIENT"]
-        assert read_state(folder / "weak").server_version in server.query("SELECT VERSION()")[0][0]
-        assert filled.files > 0

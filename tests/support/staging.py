@@ -1,0 +1,72 @@
+"""Backups by the servers' own tools, called as jobs call them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.errors import LackingError
+from snapmgr.mysql.client import Credentials, connect
+from snapmgr.mysql.identity import ServerIdentity, identify
+from snapmgr.stage.tool import ApplyRequest, Filled, FillRequest, Tool, choose_tool
+from support.kinds import KINDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.server import PrivateServer
+
+
+def who(server: PrivateServer) -> ServerIdentity:
+    """Return the identity of a server."""
+    with connect(Credentials(socket=server.socket, user="root")) as connection:
+        return identify(connection)
+
+
+def tool_of(server: PrivateServer) -> Tool:
+    """Return the tool that "auto" takes for a server."""
+    identity = who(server)
+    return choose_tool(
+        "auto", identity.flavor, identity.version, server_program=KINDS[server.kind.name].program("mysqld")
+    )
+
+
+def request(server: PrivateServer, folder: Path, name: str = "full", **changes: Any) -> FillRequest:
+    """Return a request for a backup into the new folder `name` in `folder`, with `changes`; its log lies beside it."""
+    (folder / name).mkdir(exist_ok=True)
+    given: dict[str, Any] = {
+        "folder": str(folder / name),
+        "log": str(folder / f"{name}.log"),
+        "credentials": Credentials(socket=server.socket, user="root"),
+        "identity": who(server),
+    }
+    return FillRequest(**given | changes)
+
+
+def apply_to(server: PrivateServer, folder: Path, increment: Path | None = None) -> None:
+    """Apply redo, or an increment, to the backup in `folder`."""
+    log = f"{folder}.apply.log"
+    tool_of(server).apply(ApplyRequest(folder=str(folder), log=log, increment=str(increment) if increment else None))
+
+
+def clone(source: Path, target: Path, server: PrivateServer) -> None:
+    """Copy a backup as a storage's clone would be: with its owners."""
+    shutil.copytree(source, target)
+    info = server.datadir.stat()
+    for path in (target, *target.rglob("*")):
+        os.chown(path, info.st_uid, info.st_gid)
+
+
+def fill_with_what_is_granted(server: PrivateServer, asked: FillRequest) -> tuple[Filled, list[str]]:
+    """Do what each error says until none comes; return what was filled, and the privileges that it took."""
+    granted: list[str] = []
+    for _ in range(8):
+        try:
+            return tool_of(server).fill(asked), sorted(granted)
+        except LackingError as error:
+            granted += (error.hint or "").removeprefix("GRANT ").partition(" ON ")[0].split(", ")
+            server.query((error.hint or "").rstrip(";"))
+            shutil.rmtree(asked.folder)
+            os.mkdir(asked.folder)
+    raise AssertionError(f"the statements did not help: {granted}")
