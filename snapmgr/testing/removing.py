@@ -9,7 +9,7 @@ import pytest
 
 from snapmgr.api import InUseError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.testing.lab import Contract, Lab, new_record
-from snapmgr.testing.trees import fingerprint, plant, same
+from snapmgr.testing.trees import fingerprint, flush, plant, same
 
 _REWRITTEN_BYTES = 4 << 20
 
@@ -134,7 +134,7 @@ class RemovingContract(Contract):
             file.write(os.urandom(_REWRITTEN_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        os.sync()
+        flush(origin)
         after = lab.backend().usage(ref, exact=True).exclusive_bytes
         assert after is not None
         assert after >= _REWRITTEN_BYTES * 9 // 10

@@ -11,6 +11,8 @@ import stat
 import struct
 from typing import TYPE_CHECKING
 
+from snapmgr.tree.kernel import sync_file_system
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -187,3 +189,12 @@ def overwrite(folder: Path) -> None:
         finally:
             os.fchdir(here)
             os.close(here)
+
+
+def flush(path: str | os.PathLike[str]) -> None:
+    """Write all dirty data of the file system of `path`, and wait for no other one: somebody may have frozen that."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        sync_file_system(fd)
+    finally:
+        os.close(fd)

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 _GUIDE = Path(__file__).parents[2] / "docs" / "backend-guide.md"
 _BLOCKS = re.findall(r"^```python\n(.*?)^```$", _GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
@@ -16,6 +18,16 @@ my_backend = ModuleType("my_backend")
 sys.modules["my_backend"] = my_backend
 exec(compile(_BACKEND, str(_GUIDE), "exec"), vars(my_backend))  # noqa: S102 - it is our own text
 exec(compile(_TESTS, str(_GUIDE), "exec"), globals())  # noqa: S102
+
+
+@pytest.fixture
+def tmp_path(quiet: Path | None, tmp_path: Path) -> Path:
+    """Its space is watched: on a file system that nobody beside fills and empties."""
+    if quiet is None:
+        return tmp_path
+    made = quiet / tmp_path.name
+    made.mkdir()
+    return made
 
 
 def test_the_guide_defines_what_it_says() -> None:

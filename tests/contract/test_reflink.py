@@ -53,6 +53,6 @@ class TestPlainCopies(_WholeFiles):
     test_foreign_target_is_refused_with_a_reason = None
 
     @pytest.fixture
-    def lab(self, tmp_path: Path) -> FolderLab:
-        config = ReflinkConfig(store=str(tmp_path / "copies"), allow_plain_copy=True)
-        return FolderLab(ReflinkBackend, config, tmp_path)
+    def lab(self, folder: Path) -> FolderLab:
+        config = ReflinkConfig(store=str(folder / "copies"), allow_plain_copy=True)
+        return FolderLab(ReflinkBackend, config, folder)

@@ -23,6 +23,7 @@ from snapmgr.jobs.diagnosis import GONE
 from snapmgr.jobs.sweep import sweep
 from snapmgr.manifest import Verification
 from snapmgr.testing import processes
+from snapmgr.testing.trees import flush
 from support.scene import Scene
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ def test_waiting_ends_when_the_space_is_free(scene: Scene) -> None:
     first, *_ = _take(scene, 1)
     ballast.unlink()
     _take(scene, 1)
-    os.sync()
+    flush(ballast.parent)
     used = os.statvfs(scene.file_system.point).f_bfree
     assert scene.run("delete", first.id, "--wait").returncode == 0
     freed = (os.statvfs(scene.file_system.point).f_bfree - used) * os.statvfs(scene.file_system.point).f_frsize

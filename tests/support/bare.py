@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import btrfsutil
 
+from snapmgr.tree.kernel import sync_file_system
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -19,7 +21,7 @@ def bare_snapshot(origin: Path, target: Path) -> tuple[int, int]:
     """
     fd = os.open(origin, os.O_RDONLY)
     try:
-        os.sync()
+        sync_file_system(fd)
         start = time.monotonic_ns()
         btrfsutil.create_snapshot(fd, str(target), read_only=True)
         end = time.monotonic_ns()

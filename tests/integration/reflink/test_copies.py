@@ -14,6 +14,7 @@ from snapmgr.command import CommandRunner
 from snapmgr.mount import bind, unmount
 from snapmgr.testing import FolderLab, plant, processes
 from snapmgr.testing.lab import new_id, new_record
+from snapmgr.testing.trees import flush
 from support.reflink import store_of
 
 pytestmark = pytest.mark.needs("root", "loop", "xfs", "btrfs")
@@ -23,7 +24,7 @@ _RUNNER = CommandRunner()
 def test_blocks_are_shared(lab: FolderLab) -> None:
     origin = lab.make_origin()
     (origin / "big").write_bytes(os.urandom(32 << 20))
-    os.sync()
+    flush(origin)
     before = os.statvfs(origin)
     ref = lab.take_one(origin)
     after = os.statvfs(origin)

@@ -17,7 +17,7 @@ from snapmgr.api import BusyError, LackingError, NotFoundError, NotMine, Storage
 from snapmgr.command import CommandRunner
 from snapmgr.testing import FolderLab, fingerprint, plant, processes
 from snapmgr.testing.lab import new_id, new_record
-from snapmgr.testing.trees import same
+from snapmgr.testing.trees import flush, same
 from snapmgr_reflink import ReflinkBackend, ReflinkConfig
 from support.reflink import SIZE_BYTES, store_of
 from support.storage import fill, loop_filesystem
@@ -169,7 +169,7 @@ def test_full_file_system_is_refused_before_anything(file_system: LoopFileSystem
         lab.backend().delete(ref, wait="space")
     finally:
         ballast.unlink()
-        os.sync()
+        flush(ballast.parent)
 
 
 def test_ordinary_user_can_do_it_all(file_system: LoopFileSystem) -> None:
