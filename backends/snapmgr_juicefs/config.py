@@ -24,8 +24,8 @@ class JuicefsConfig:
     """Folder of dumps of the metadata (``juicefs dump``): warn if the newest is too old."""
     metadata_dumps_max_age_hours: float = 26.0
     """How old the newest may be."""
-    warn_of_others: bool = True
-    """Ask the metadata engine whether other machines have the volume mounted, and say so."""
+    ask_metadata: bool = True
+    """Ask the metadata engine for quotas, and whether other machines have the volume mounted: two short programs."""
     skip_trash: bool = False
     """Delete snapshots past the volume's trash: their space is free at once, and nobody gets them back."""
     cache_root: str = "/var/tmp"  # noqa: S108 - each mount makes a folder of its own there, closed to others

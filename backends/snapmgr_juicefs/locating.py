@@ -120,7 +120,7 @@ def warnings(found: Client, config: JuicefsConfig, program: Juicefs, now: float)
         )
     if running_gc():
         said.append("`juicefs gc` runs on this machine: it slows the volume down")
-    said.append(_others(found, config, program) if config.warn_of_others else None)
+    said.append(_others(found, config, program) if config.ask_metadata else None)
     return tuple(text for text in said if text)
 
 
@@ -176,7 +176,7 @@ def refuse_full(seen: Flushed, store: str, found: Client, config: JuicefsConfig,
         raise StorageError(f"cannot look at {shown(store)}: {error.strerror}") from error
     limits = [(f"the volume {found.name}", room.f_bavail * room.f_frsize, room.f_favail)]
     with suppress(StorageError):  # what the mount itself does not tell is told by the clone, if need be
-        address = address_of(found, config)
+        address = address_of(found, config) if config.ask_metadata else None
         inside = found.inside(store)
         limits.extend(
             (

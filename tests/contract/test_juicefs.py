@@ -34,6 +34,9 @@ def on_redis() -> Iterator[JuicefsVolume]:
 class _Clones(BackendContract):
     # This backend promises whole files and no more.
     test_one_instant_if_promised = None
+    # The volume tells neither what a clone shares nor where a file has holes.
+    test_usage = None
+    test_holes_stay_holes = None
 
 
 @pytest.mark.needs("root", "juicefs")

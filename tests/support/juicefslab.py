@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 class JuicefsLab(FolderLab):
     """Origins are folders in a volume."""
 
-    kills = 3
+    kills = 2
     rounds = 1
 
     def __init__(self, volume: JuicefsVolume, config: JuicefsConfig | None = None) -> None:
         """Take the volume, which is mounted, and another configuration than the plain one."""
-        super().__init__(JuicefsBackend, config or JuicefsConfig(warn_of_others=False), volume.point)
+        super().__init__(JuicefsBackend, config or JuicefsConfig(ask_metadata=False), volume.point)
         self.volume_ = volume
 
     @property

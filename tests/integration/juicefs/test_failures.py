@@ -32,7 +32,7 @@ def on_redis() -> JuicefsVolume:
 
 @pytest.fixture
 def lab(on_redis: JuicefsVolume) -> JuicefsLab:
-    config = JuicefsConfig(warn_of_others=False, meta_url=on_redis.meta_url)
+    config = JuicefsConfig(meta_url=on_redis.meta_url)
     return JuicefsLab(on_redis, config)
 
 

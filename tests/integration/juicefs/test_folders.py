@@ -13,6 +13,7 @@ from snapmgr.api import FireError, NotFoundError, StorageError
 from snapmgr.testing import fingerprint, plant
 from snapmgr.testing.lab import new_id
 from snapmgr.testing.trees import same
+from snapmgr_juicefs import JuicefsConfig
 from support.juicefs import JuicefsVolume, juicefs_volume
 from support.juicefslab import JuicefsLab
 from support.processes import wait_until
@@ -27,6 +28,13 @@ def test_what_a_program_keeps_open_is_in_it(lab: JuicefsLab) -> None:
         ref = lab.take_one(origin)
         with lab.attached(ref, writable=False) as reached:
             assert (reached / "open").read_bytes() == b"not closed, not synced"
+
+
+def test_nobody_knows_what_it_costs(lab: JuicefsLab) -> None:
+    ref = lab.take_one(lab.make_origin())
+    for exact in (False, True):
+        usage = lab.backend().usage(ref, exact=exact)
+        assert (usage.exclusive_bytes, usage.valid) == (None, True)
 
 
 def test_clone_of_a_folder(lab: JuicefsLab, volume: JuicefsVolume) -> None:
@@ -74,7 +82,7 @@ def test_two_clones_at_once(lab: JuicefsLab, volume: JuicefsVolume) -> None:
 
 def test_no_room_in_the_volume() -> None:
     with juicefs_volume(format_options=("--trash-days", "0", "--capacity", "1"), base=Path("/dev/shm")) as small:
-        lab = JuicefsLab(small)
+        lab = JuicefsLab(small, JuicefsConfig())
         origin = lab.make_origin()
         # A clone counts with holes and all: no byte needs to be written for this.
         with (origin / "big").open("wb") as file:

@@ -32,7 +32,7 @@ def lab(locked: JuicefsVolume) -> JuicefsLab:
     secret.chmod(0o600)
     caches = locked.folder / "caches"
     caches.mkdir(exist_ok=True)
-    config = JuicefsConfig(warn_of_others=False, password_file=str(secret), cache_root=str(caches))
+    config = JuicefsConfig(ask_metadata=False, password_file=str(secret), cache_root=str(caches))
     return JuicefsLab(locked, config)
 
 
