@@ -220,7 +220,8 @@ def next_rung(history: Sequence[Run], limits: Limits, *, left_s: float, start: S
         return Try(settings=start or Settings(), limit_s=left_s * _FIRST_SHARE, why="what all others are compared with")
     replayed = _replay(history, limits)
     now = replayed.standing
-    if left_s < now.best_s:
+    # What takes no more than half of the best rung's time is better for sure; of others there is no time to be sure.
+    if left_s < now.best_s / 2:
         return Stop(settings=now.best, why="the time is up", exhausted=False)
     limit_s = min(now.best_s * _LIMIT, left_s)
     if now.unsure is not None:

@@ -245,7 +245,9 @@ def tables_compared(tuning: Tuning) -> str:
     first = tuning.measured[0].checked if tuning.measured else None
     best = tuning.standing.best if tuning.standing is not None else None
     others = [one.checked for one in tuning.measured[1:] if one.checked is not None and one.run.settings == best]
-    if not first or not others:
+    if first is None:
+        return "tables were not compared: the first rung did not come to its end"
+    if not others:
         return "tables were not compared: the best rung was not checked"
     last = others[-1]
     if first.tables is None or last.tables is None:
@@ -257,7 +259,7 @@ def tables_compared(tuning: Tuning) -> str:
 def _reserve_s(tuning: Tuning) -> float:
     """Return the time to keep for comparing the tables at the end."""
     now = tuning.standing
-    if now is None:
+    if now is None or now.best == tuning.start:
         return 0.0
     checked = tuning.measured[0].checked
     return now.best_s + (checked.seconds if checked is not None else 0.0)

@@ -201,7 +201,7 @@ def test_small_gain_is_repeated_before_it_counts():
     # The repeat was slower than the default: what looked like a gain was noise.
     runs.append(Run(settings=faster, seconds=115))
     assert standing(runs, limits).best == Settings()
-    assert next_rung(runs, limits, left_s=99) == Stop(settings=Settings(), why="the time is up", exhausted=False)
+    assert next_rung(runs, limits, left_s=49) == Stop(settings=Settings(), why="the time is up", exhausted=False)
 
 
 def test_changes_in_words():
