@@ -14,15 +14,13 @@ if TYPE_CHECKING:
 
     from snapmgr.api import SnapshotRef
 
-_FILES = 300
-
 
 def _origin(lab: Lab) -> Path:
     """Make an origin with enough in it to be killed in the middle."""
     origin = lab.make_origin()
     plant(origin)
     (origin / "many").mkdir()
-    for number in range(_FILES):
+    for number in range(lab.files):
         (origin / "many" / str(number)).write_bytes(bytes([number % 256]) * 4096)
     return origin
 

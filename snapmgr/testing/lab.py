@@ -71,6 +71,8 @@ class Lab(ABC):
 
     rounds = 3
     """How often each of several processes takes and deletes a snapshot."""
+    files = 300
+    """How many files are in what is killed in the middle."""
     looks = 20
     """How often somebody looks on meanwhile."""
     kills = 7

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from support.lvm import VolumeGroup
 
 
-# What is the same code for both kinds of snapshots: TestClassic has it.
+# What is the same code for both kinds of snapshots: TestClassic has it. And test_kill.py kills more of both.
 SHARED = (
     "test_attach_what_is_gone",
     "test_attach_with_another_native_id",
@@ -25,6 +25,11 @@ SHARED = (
     "test_constructor_touches_nothing",
     "test_delete_with_another_native_id",
     "test_foreign_target_is_refused_with_a_reason",
+    "test_killed_while_armed",
+    "test_killed_while_arming_and_firing",
+    "test_killed_while_attaching",
+    "test_killed_while_deleting",
+    "test_killed_while_detaching",
     "test_locate_changes_nothing",
     "test_locate_makes_no_pool",
     "test_missing_is_empty_here",

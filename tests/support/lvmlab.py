@@ -33,7 +33,8 @@ class LvmLab(Lab):
     # tests/guest/test_kill.py kills LVM's programs at each step that matters.
     kills = 7 if CAMPAIGN else 1
     rounds = 1
-    looks = 3
+    looks = 2
+    files = 60
 
     def __init__(self, group: VolumeGroup, kind: Literal["classic", "thin"], scratch: Path) -> None:
         """Take also what kind of snapshots to make, and a folder for what is written to attachments."""
