@@ -195,6 +195,15 @@ def test_what_cannot_be_prepared_is_refused(site, change, code, said):
     assert not site.scratch.exists() or os.listdir(site.scratch) == []
 
 
+def test_nothing_is_overwritten(site):
+    (site.point / "full.prepared").mkdir()
+    done = _run(site.full, site.point / "full.prepared", "--scratch", site.scratch, code=2)
+    assert "full.prepared exists" in done.stderr
+    done = _run(site.full, "--scratch", site.scratch, "--result", "storage")
+    assert done.stdout == f"{site.point}/full.prepared-2\n"
+    assert os.listdir(site.point / "full.prepared") == []
+
+
 def test_a_server_on_it_is_noticed(site):
     done = _run(site.full, site.point / "used", "--scratch", site.scratch)
     used = Path(done.stdout.strip())
