@@ -18,13 +18,14 @@ from support.freezing import traced
 from support.scene import Scene
 from support.server import private_server
 from support.storage import loop_filesystem, work_folder
+from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.needs("root", "loop", "xfs", "mariadbd")
 # 20 were shown once; CI repeats a few.
-SNAPSHOTS = int(os.environ.get("SNAPMGR_FREEZE_SNAPSHOTS", "3"))
+SNAPSHOTS = int(os.environ.get("SNAPMGR_FREEZE_SNAPSHOTS", "20" if CAMPAIGN else "3"))
 
 
 @pytest.fixture(scope="module")

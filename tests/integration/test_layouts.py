@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
 # 20 were shown once; CI repeats a few.
-SNAPSHOTS = int(os.environ.get("SNAPMGR_FREEZE_SNAPSHOTS", "2"))
+SNAPSHOTS = int(os.environ.get("SNAPMGR_FREEZE_SNAPSHOTS", "20" if CAMPAIGN else "2"))
 _GIB = 1 << 30
 
 

@@ -22,6 +22,7 @@ from support.faults import Faults
 from support.scene import Scene
 from support.server import private_server, server_user
 from support.storage import LoopFileSystem, loop_filesystem, work_folder
+from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs("root", "loop", "xfs", "mariadbd")
 # 20 were shown once; CI repeats a few.
-SNAPSHOTS = int(os.environ.get("SNAPMGR_FREEZE_SNAPSHOTS", "3"))
+SNAPSHOTS = int(os.environ.get("SNAPMGR_FREEZE_SNAPSHOTS", "20" if CAMPAIGN else "3"))
 STORE = ".snapmgr-reflink"
 
 
