@@ -181,10 +181,15 @@ class JuicefsBackend:
                     store.advance(box, "made", "complete", durable=True)
 
     def _wait_uploaded(self, pool: Pool, deadline: float) -> None:
-        uuid = pool.id.partition(":")[0]
-        for found in clients.clients(self._mounter.mounts(), first=pool.hint):
-            # Any client of this machine may have written what was cloned, or have had writeback before it had not.
-            if found.uuid == uuid and not clients.lies_in(found.point, private.root()):
+        mounts = self._mounter.mounts()
+        seen, _ = locating.find_store(pool, mounts)
+        # Any client of this machine may have written what was cloned, or have had writeback before it had not. Those of
+        # other volumes are not even looked at: one that hangs would hold us up.
+        own = [
+            one for one in mounts if one.source == seen.mount.source and not clients.lies_in(one.point, private.root())
+        ]
+        for found in clients.clients(own, first=pool.hint):
+            if found.uuid == seen.uuid:
                 private.wait_uploaded(found, max(deadline - time.monotonic(), 0.0))
 
     def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
