@@ -19,6 +19,7 @@ from snapmgr.jobs.lineage import break_since, identity, mark, run_of
 from snapmgr.jobs.readiness import ShownProgress
 from snapmgr.jobs.source import probe_server
 from snapmgr.jobs.staging import Staging
+from snapmgr.jobs.volumes import Wanted, choose_backend
 from snapmgr.manifest import ServerRecord
 from snapmgr.mysql.identity import program_of
 from snapmgr.mysql.layout import PATH_SETTINGS
@@ -136,6 +137,8 @@ def staged(ctx: Context, job: Job) -> Iterator[Staged]:
     folder = Staging(ctx, job, plan.live.identity.datadir)
     folder.begin()
     try:
+        # Before anything is fetched: that no storage could take it shows now.
+        choose_backend(ctx, job, Wanted(path=str(folder.path)))
         yield _Filling(ctx, job, plan, folder).run()
     finally:
         folder.end()

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from snapmgr.blockdev import find_target
-from snapmgr.errors import NotQuiescedError
+from snapmgr.errors import NotQuiescedError, StorageError
 from snapmgr.host import boot_id
+from snapmgr.jobs.staging import root_of
 from snapmgr.jobs.volumes import Wanted, choose_backend, folder_of, is_held, refuse_excluded
 from snapmgr.manifest import Process, ServerRecord
 from snapmgr.mysql.abilities import Abilities, probe_abilities
@@ -167,8 +168,17 @@ def locate_source(ctx: Context, job: Job, staged: Staged | None = None) -> Sourc
     this machine lacks something.
     """
     if job.source != "mysql":
-        path = staged.path if staged is not None else str(job.path or job.staging)
-        taken = choose_backend(ctx, job, Wanted(path=path))
+        path = staged.path if staged is not None else str(job.path) if job.source == "directory" else root_of(job)
+        try:
+            taken = choose_backend(ctx, job, Wanted(path=path))
+        except StorageError as error:
+            if staged is not None or job.source == "directory" or not os.path.ismount(path):
+                raise
+            # What is filled lies in a folder of it, for which there is no store either while it does not exist.
+            raise StorageError(
+                error.message,
+                hint=f"make a folder in {path} and name that as staging: so it is noticed, too, if nothing is mounted",
+            ) from error
         return Source(
             path=path,
             backend=taken.backend,

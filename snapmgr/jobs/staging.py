@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 _MARK = ".snapmgr-staging"
 
 
+def root_of(job: Job) -> str:
+    """Return the job's `staging`. Raises ConfigError if it is not there."""
+    root = str(job.staging)
+    if not os.path.isdir(root):
+        raise ConfigError(f"the staging folder {root} is not there", hint="mount its storage, or make it")
+    return root
+
+
 class Staging:
     """The folder; its job's lock is held as long as this is used.
 
@@ -27,9 +35,7 @@ class Staging:
     """
 
     def __init__(self, ctx: Context, job: Job, datadir: str) -> None:
-        root = os.path.realpath(str(job.staging))
-        if not os.path.isdir(root):
-            raise ConfigError(f"the staging folder {job.staging} is not there", hint="mount its storage, or make it")
+        root = os.path.realpath(root_of(job))
         if lies_in(root, datadir) or lies_in(datadir, root):
             raise ConfigError(
                 f"the staging folder {root} and the datadir {datadir} are in one another",

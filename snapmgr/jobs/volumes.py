@@ -144,8 +144,11 @@ def _none_fits(wanted: Wanted, refusals: dict[str, SnapmgrError]) -> SnapmgrErro
         if isinstance(refusal, NotQuiescedError):
             return refusal
     lacking = any(isinstance(refusal, LackingError) for refusal in refusals.values())
+    if len({one.message for one in refusals.values()}) == 1 < len(refusals):
+        return next(iter(refusals.values()))  # it is about the folder, not about a storage
     texts = [f"{name}: {one.message}" + (f" ({one.hint})" if one.hint else "") for name, one in refusals.items()]
-    ways = ["move it to a btrfs subvolume or a logical volume", *(["stop the server"] if wanted.one_instant else [])]
+    ways = ["move it to a btrfs subvolume or a logical volume"]
+    ways += ["stop the server"] if wanted.one_instant else ["to XFS or JuiceFS"]
     return (LackingError if lacking else StorageError)(
         f"no backend can snapshot {wanted.path}: {'; '.join(texts) or 'none is installed'}",
         hint=None if lacking else ", or ".join(ways),

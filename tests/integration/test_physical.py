@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import ConfigError, NotQuiescedError, StorageError, VerificationError
+from snapmgr.errors import ConfigError, NotQuiescedError, SnapmgrError, StorageError, VerificationError
 from snapmgr.jobs import physical as physical_module
 from snapmgr.jobs.backup import backup, plan_backup
 from snapmgr.jobs.restore import restore
@@ -124,27 +124,40 @@ def test_an_increment_follows_a_restart_that_the_binary_log_vouches_for(scene: S
     assert "binary log does not show" in str(third.full_because)
 
 
-def test_data_that_were_put_back_get_a_full_backup(scene: Scene) -> None:
+@pytest.mark.parametrize(
+    ("put_back", "why"),
+    [
+        # With their binary logs, into the same files: only what is in them is older.
+        ('cp -a "$1".old/. "$1"/', "binary log does not show"),
+        # The binary logs are left, as they are where they have a folder of their own.
+        ('cd "$1" && rm -rf $(ls | grep -v binlog) && rm "$1".old/binlog* && cp -a "$1".old/. .', "were put back"),
+    ],
+    ids=["with its logs", "without its logs"],
+)
+def test_data_that_were_put_back_get_a_full_backup(scene: Scene, put_back: str, why: str) -> None:
     """The LSN is beyond the backup's soon: an increment would go in without an error, and be wrong."""
     server = scene.server
     server.query("CREATE DATABASE load_test")
     server.query("CREATE TABLE load_test.t (n INT PRIMARY KEY, v VARCHAR(300))")
     server.stop()
-    subprocess.run(["cp", "-a", server.datadir, f"{server.datadir}.old"], check=True)
-    server.start()
-    server.query("INSERT INTO load_test.t SELECT seq, 'forsaken' FROM load_test.seq_1_to_3000")
-    ctx = scene.context()
-    job = ctx.config.job("demo")
-    backup(ctx, job)
-    server.stop()
-    # Into the same folder: only its contents are older.
-    subprocess.run(["bash", "-c", 'rm -rf "$1"/* && cp -a "$1".old/. "$1"/', "put-back", server.datadir], check=True)
-    server.start()
+    old = Path(f"{server.datadir}.old")
+    try:
+        subprocess.run(["cp", "-a", server.datadir, old], check=True)
+        server.start()
+        server.query("INSERT INTO load_test.t SELECT seq, 'forsaken' FROM load_test.seq_1_to_3000")
+        ctx = scene.context()
+        job = ctx.config.job("demo")
+        backup(ctx, job)
+        server.stop()
+        subprocess.run(["bash", "-c", put_back, "put-back", server.datadir], check=True)
+    finally:
+        shutil.rmtree(old)
+        if not server.running:
+            server.start()
     server.query("INSERT INTO load_test.t SELECT seq, 'kept, and more of it' FROM load_test.seq_1_to_9000")
-    manifest = backup(ctx, job)
-    assert physical(manifest).kind == "full"
-    assert "binary log does not show" in str(physical(manifest).full_because)
-    verify(ctx, ctx.catalog.load(manifest.id))
+    manifest = physical(backup(ctx, job))
+    assert manifest.kind == "full"
+    assert why in str(manifest.full_because)
 
 
 @pytest.mark.parametrize("victim", ["tool", "us"])
@@ -285,6 +298,27 @@ def test_the_plan_says_what_would_be_fetched(scene: Scene) -> None:
     document = scene.json("backup", "demo", "--dry-run")
     assert document["jobs"][0]["plan"]["backend"] == "reflink"
     assert scene.run("doctor", "demo").returncode == 0
+
+
+def test_what_no_storage_can_take_is_not_fetched(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(physical_module, "_Filling", lambda *_: pytest.fail("the tool was to run"))
+    staging = Path(scene.file_system.point, "staging")
+    text = f'[job.demo]\nsource = "physical"\nsocket = "{scene.server.socket}"\nuser = "root"\nbackend = "btrfs"\n'
+    scene.configure(text=f'{text}staging = "{staging}"\n')
+    ctx = scene.context()
+    with pytest.raises(SnapmgrError, match="btrfs"):
+        backup(ctx, ctx.config.job("demo"))
+    # The top of a mount would do for the tool only.
+    scene.configure(text=f'{text.replace("btrfs", "reflink")}staging = "{scene.file_system.point}"\n')
+    ctx = scene.context()
+    with pytest.raises(StorageError) as refused:
+        plan_backup(ctx, ctx.config.job("demo"))
+    assert refused.value.hint is not None
+    assert refused.value.hint.startswith(f"make a folder in {scene.file_system.point}")
+    scene.configure(text=f'{text}staging = "{staging}/none"\n')
+    ctx = scene.context()
+    with pytest.raises(ConfigError, match="staging/none is not there"):
+        plan_backup(ctx, ctx.config.job("demo"))
 
 
 def test_a_strangers_folder_in_the_staging_folder_is_left_alone(scene: Scene) -> None:
