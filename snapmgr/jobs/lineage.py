@@ -18,6 +18,7 @@ from snapmgr.physical import BinlogMark
 
 if TYPE_CHECKING:
     from snapmgr.jobs.source import LiveServer
+    from snapmgr.mysql.client import Connection
     from snapmgr.physical import PhysicalRecord
 
 # Many events, with their times and server id: two histories do not agree in them.
@@ -31,11 +32,16 @@ def identity(live: LiveServer) -> str:
     """Return a text that is the same for the same datadir of the same server in its present series."""
     who = live.identity
     series = ".".join(who.version.split(".")[:2])
+    # Who puts data back makes these anew, and may leave the binary logs as they are.
+    inodes = ":".join(str(_inode(os.path.join(who.datadir, name))) for name in ("", "ibdata1", "mysql"))
+    return f"{who.flavor} {series} {who.server_uuid or who.server_id} {who.datadir} {inodes}"
+
+
+def _inode(path: str) -> int:
     try:
-        inode = os.stat(who.datadir).st_ino
+        return os.stat(path).st_ino
     except OSError:
-        inode = 0
-    return f"{who.flavor} {series} {who.server_uuid or who.server_id} {who.datadir} {inode}"
+        return 0
 
 
 def run_of(live: LiveServer) -> str:
@@ -46,9 +52,10 @@ def run_of(live: LiveServer) -> str:
 def mark(live: LiveServer) -> BinlogMark | None:
     """Return where the server's binary log ends now, and what is before it; None without, or where it cannot be read.
 
-    Asked for after a backup: a history that passes here has passed through the backup.
+    One on another file system vouches for nothing: the data's may be put back alone. Asked for after a backup: a
+    history that passes here has passed through the backup.
     """
-    if not live.layout.log_bin_basename:
+    if not live.layout.log_bin_basename or not _beside_data(live):
         return None
     with connect(live.credentials) as connection:
         rows = connection.rows(live.abilities.binlog_status)
@@ -59,10 +66,27 @@ def mark(live: LiveServer) -> BinlogMark | None:
     return BinlogMark(file=file, offset=offset, digest=digest) if digest else None
 
 
+def _log_files(live: LiveServer, connection: Connection) -> set[str]:
+    if not live.layout.log_bin_basename:
+        return set()
+    return {str(row["Log_name"]) for row in connection.rows("SHOW BINARY LOGS")}
+
+
+def _log_folder(live: LiveServer) -> str:
+    base = live.layout.settings.get("log_bin_basename", "")
+    return os.path.dirname(os.path.join(live.identity.datadir, base))
+
+
+def _beside_data(live: LiveServer) -> bool:
+    try:
+        return os.stat(_log_folder(live)).st_dev == os.stat(live.identity.datadir).st_dev
+    except OSError:
+        return False
+
+
 def _digest(live: LiveServer, name: str, end: int) -> str:
     """Return a digest of a binary log's last bytes before `end`; "" where they cannot be read."""
-    base = live.layout.settings.get("log_bin_basename", "")
-    folder = os.path.dirname(os.path.join(live.identity.datadir, base))
+    folder = _log_folder(live)
     begin = max(end - _TAIL_BYTES, 0)
     try:
         with open(os.path.join(folder, os.path.basename(name)), "rb") as file:
@@ -81,16 +105,18 @@ def _digest(live: LiveServer, name: str, end: int) -> str:
 def break_since(live: LiveServer, record: PhysicalRecord) -> str | None:
     """Return why an increment since a backup would not fit it, in words; None if it fits. Only asks."""
     if record.identity != identity(live):
-        return "the server, its series or its datadir is another one"
+        return "the server, its series or its datadir is another one, or its data were put back"
+    passed = record.binlog
     with connect(live.credentials) as connection:
+        # A file that the server does not know may be left of a history that was overwritten.
+        known = passed is not None and passed.file in _log_files(live, connection)
         lsn = connection.status("Innodb_lsn_current").get("Innodb_lsn_current", "")
     if lsn.isdigit() and int(lsn) < record.to_lsn:
         return f"the server's LSN {lsn} is before the last backup's ({record.to_lsn}): its data were put back"
     if record.run == run_of(live):
         return None
-    passed = record.binlog
     if passed is None:
         return "the server was started again since, and no binary log shows that its data were not put back"
-    if _digest(live, passed.file, passed.offset) != passed.digest:
+    if not known or not _beside_data(live) or _digest(live, passed.file, passed.offset) != passed.digest:
         return "the server was started again since, and its binary log does not show where it was at the last backup"
     return None
