@@ -170,7 +170,9 @@ def _busy_s(operations: Operations, from_us: int, to_us: int) -> dict[str, float
     """Return for each kind the seconds of the span in which one was under way."""
     spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for name, end, took in zip(operations.name, operations.end_us, operations.duration_us, strict=True):
-        spans[name].append((max(end - took, from_us), min(end, to_us)))
+        start, end_inside = max(end - took, from_us), min(end, to_us)
+        # What lies outside altogether was under way for no time.
+        spans[name].append((start, max(start, end_inside)))
     return {operations.names[name]: _union_us(found) / _US for name, found in spans.items()}
 
 

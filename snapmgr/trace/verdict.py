@@ -219,7 +219,7 @@ def _to_cache(facts: Facts, counted: Counted, took: str) -> Finding:
             bottleneck="download",
             why=f"{why}, which evicted {counted.evictions}",
             action="cache-size",
-            advice="let the cache hold the whole folder: snapmgr prepare … --mount-option=--cache-size=MIB",
+            advice="let the cache hold the whole folder: snapmgr prepare … --mount-option cache-size=4G",
         )
     return Finding(
         bottleneck="download", why=why, action="warm-up", advice="warm the cache first: juicefs warmup FOLDER"
@@ -241,14 +241,14 @@ def _to_writeback(facts: Facts, bottleneck: Bottleneck, why: str) -> Finding:
             why=why,
             action="upload-delay",
             advice="the mount has writeback: let uploads wait until the program is done: "
-            "snapmgr prepare … --mount-option=--upload-delay=1h",
+            "snapmgr prepare … --mount-option upload-delay=1h",
         )
     return Finding(
         bottleneck=bottleneck,
         why=why,
         action="writeback",
         advice="on a mount that nobody else uses, upload in the background: snapmgr prepare … "
-        "--mount-option=--writeback",
+        "--mount-option writeback",
     )
 
 

@@ -96,6 +96,12 @@ def test_each_thread_s_line_in_the_making_may_come_after_the_mark():
         assert analyse(recorded(log, counters(1), counters(2, read=counted))).missing == missing
 
 
+def test_what_lies_behind_the_recording_takes_none_of_its_time():
+    log = [mark(1000), read(2000, 5), mark(4000), read(900_000, 5), line(900_000, 5, 1, "fsync (5,1) - OK")]
+    busy_s = analyse(recorded(log, counters(1), counters(2, read=1))).busy_s
+    assert (busy_s["read"], busy_s["fsync"]) == (pytest.approx(5e-6), 0.0)
+
+
 def test_what_is_missing_is_told_by_kind():
     log = [read(700, 5), mark(1000), read(2000, 5), mark(4000), read(60_000, 5)]
     end = counters(2, read=16, open=4, fsync=7)
