@@ -247,8 +247,7 @@ def _to_writeback(facts: Facts, bottleneck: Bottleneck, why: str) -> Finding:
         bottleneck=bottleneck,
         why=why,
         action="writeback",
-        advice="on a mount that nobody else uses, upload in the background: snapmgr prepare … "
-        "--mount-option writeback",
+        advice="on a mount that nobody else uses, upload in the background: snapmgr prepare … --mount-option writeback",
     )
 
 
