@@ -96,18 +96,20 @@ def fingerprint(folder):
 def tuned(site, source, *, runs, interrupted=0, code=0):
     """Run the command with a search that ends after some runs; return its document and its report."""
     report = site.work / f"report-{secrets.token_hex(4)}.html"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-c", PATCHED, str(runs), str(interrupted)),
-            *("--config", str(site.config), "prepare", str(source), "--tune=30m", "--report", str(report), "--json"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
-    assert done.returncode == code, done.stderr
-    document = json.loads(done.stdout)
+    command = [
+        *(sys.executable, "-c", PATCHED, str(runs), str(interrupted)),
+        *("--config", str(site.config), "prepare", str(source), "--tune=30m", "--report", str(report), "--json"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            out, err = process.communicate(timeout=110)
+        except BaseException:
+            # Killed, it would leave a mount.
+            process.terminate()
+            process.communicate(timeout=100)
+            raise
+    assert process.returncode == code, err
+    document = json.loads(out)
     assert document["report"] == str(report)
     return document, report.read_text()
 
