@@ -94,7 +94,7 @@ def record(
     limit_bytes: int,
     duration_s: float | None,
 ) -> int:
-    """Record a mount's operations until COMMAND ends, until Ctrl-C, or up to a bound.
+    """Record a mount's operations while COMMAND runs, or until Ctrl-C.
 
     MOUNT is any folder on it. COMMAND has this terminal, folder and environment; a bound ends the recording, not the
     command. The counters of the mount are kept beside the operations, so that "trace show" finds what was lost.
@@ -180,7 +180,7 @@ Examples:
 @json_option
 @click.pass_obj
 def show(session: Session, file: str, *, by: By | None, top: int, output: Path | None, perfetto: Path | None) -> int:
-    """Add up a recorded log, and say what held the program up and what to try.
+    """Add up a recorded log, judge it, and draw it.
 
     FILE is of "trace record", or any log of a JuiceFS client (.accesslog, .oplog), also compressed by gzip; "-" is
     stdin. Without the counters that "trace record" keeps it cannot be told whether lines are missing.
