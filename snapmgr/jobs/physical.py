@@ -6,8 +6,9 @@ Whatever came, full or incremental, the staging folder ends up with all data: a 
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -274,7 +275,7 @@ class _Filling:
         filled_at = time.monotonic()
         self._ctx.tell(f"applying it to a clone of {base.id}")
         with _unusable():
-            self._tool.apply(self._request(str(self._folder.increment)))
+            self._apply(str(self._folder.increment))
         return _Fetched(
             filled=filled,
             state="redo-applied" if self._tool.name == "xtrabackup" else "prepared",
@@ -290,19 +291,28 @@ class _Filling:
         with reached(self._ctx, self._ctx.catalog.load(base.id), why="prepare") as source:
             backend.clone_folder(source, str(self._folder.data))
         if record.state == "raw":
-            self._tool.apply(self._request(None))
+            self._apply(None)
 
-    def _request(self, increment: str | None) -> ApplyRequest:
-        return ApplyRequest(
-            folder=str(self._folder.data),
-            log=str(self._log),
-            increment=increment,
-            redo_only=True,
-            use_memory_bytes=self._job.prepare.use_memory_bytes or self._job.verify.memory_bytes,
-            options=self._job.prepare.tool_options,
-            time_limit_s=self._job.fill_limit_s,
-            progress=ShownProgress(self._ctx),
+    def _apply(self, increment: str | None) -> None:
+        """Apply redo or an increment; what the tool printed goes behind what it printed when it fetched that."""
+        log = self._log.with_name(f"{self._job.name}.apply.log")
+        self._tool.apply(
+            ApplyRequest(
+                folder=str(self._folder.data),
+                log=str(log),
+                increment=increment,
+                redo_only=True,
+                use_memory_bytes=self._job.prepare.use_memory_bytes or self._job.verify.memory_bytes,
+                options=self._job.prepare.tool_options,
+                time_limit_s=self._job.fill_limit_s,
+                progress=ShownProgress(self._ctx),
+            )
         )
+        if increment is not None:
+            # A log that is not whole is no reason to give the backup up.
+            with suppress(OSError), self._log.open("ab") as whole, log.open("rb") as part:
+                shutil.copyfileobj(part, whole)
+        log.unlink(missing_ok=True)
 
 
 def server_of(live: LiveServer, path: str) -> ServerRecord:

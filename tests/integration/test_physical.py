@@ -242,7 +242,12 @@ def test_a_base_that_is_of_no_use_gets_a_full_backup(scene: Scene) -> None:
     third = physical(backup(ctx, job))
     assert third.kind == "full"
     assert f"an increment to {second.id} failed" in str(third.full_because)
-    assert physical(backup(ctx, job)).kind == "incremental"
+    fourth = backup(ctx, job)
+    assert physical(fourth).kind == "incremental"
+    # What fetched it, and what applied it.
+    log = (scene.state / "snapshots" / fourth.id / "tool.log").read_text()
+    assert log.count("completed OK!") == 2
+    assert os.listdir(scene.state / "tool-logs") == []
 
 
 def test_a_table_that_the_tool_leaves_out_is_noticed(scene: Scene) -> None:
