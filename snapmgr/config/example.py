@@ -60,12 +60,12 @@ _PHYSICAL = """\
 [job.staged]
 source = "physical"
 socket = "/run/mysqld/mysqld.sock"
-staging = "/mnt/volume/staging"        # on the storage; the server's own tool writes here
+staging = "/mnt/volume/staging"        # on JuiceFS, XFS, btrfs or LVM; the server's own tool writes here
 tool = "auto"                          # or "mariadb-backup", "xtrabackup", "clone"
 mode = "incremental"                   # or "full"
 parallel = 4
 # throttle = "50M"                     # bytes a second
-# tool_options = ["--databases-exclude=scratch"]
+# tool_options = ["--kill-long-queries-timeout=20"]
 # checksums = true                     # the seal reads all files
 # fill_limit = "1d"
 # [job.staged.prepare]                 # as `snapmgr prepare --tune` finds it
