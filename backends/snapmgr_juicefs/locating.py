@@ -130,7 +130,8 @@ def dumps_warning(found: Client, config: JuicefsConfig, now: float) -> str | Non
     if config.metadata_dumps is None:
         if 0 < found.dumps_every_s <= _DAY_HOURS * _HOUR_S:
             return None
-        return f"{alone}; dump it (juicefs dump, or --backup-meta) and name the folder as metadata_dumps"
+        way = "dump it (juicefs dump, or --backup-meta) and name the folder as metadata_dumps in [backend.juicefs]"
+        return f"{alone}; {way}"
     newest = 0.0
     try:
         with os.scandir(config.metadata_dumps) as listed:
@@ -147,24 +148,31 @@ def dumps_warning(found: Client, config: JuicefsConfig, now: float) -> str | Non
 
 
 def _others(found: Client, config: JuicefsConfig, program: Juicefs) -> str | None:
-    with suppress(StorageError):
+    try:
         address = address_of(found, config)
         if address is None:
             return None
-        others = sorted(
-            {
-                f"{session.get('HostName')}:{session.get('MountPoint')}"
-                for session in clients.sessions(program.status(address))
-                if session.get("HostName") != os.uname().nodename and session.get("MountPoint")
-            }
+        sessions = clients.sessions(program.status(address))
+    except StorageError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        return (
+            f"the metadata engine of {found.name} cannot be asked for quotas and for other machines that use the "
+            f"volume, and prepare gets no private mount: {error.message}{hint}"
         )
-        if others:
-            return (
-                f"{found.name} is mounted elsewhere, too ({', '.join(map(shown, others[:3]))}"
-                f"{' and others' if len(others) > 3 else ''}): what those clients have not uploaded yet "  # noqa: PLR2004
-                "nobody here can wait for"
-            )
-    return None
+    others = sorted(
+        {
+            f"{session.get('HostName')}:{session.get('MountPoint')}"
+            for session in sessions
+            if session.get("HostName") != os.uname().nodename and session.get("MountPoint")
+        }
+    )
+    if not others:
+        return None
+    return (
+        f"{found.name} is mounted elsewhere, too ({', '.join(map(shown, others[:3]))}"
+        f"{' and others' if len(others) > 3 else ''}): what those clients have not uploaded yet "  # noqa: PLR2004
+        "nobody here can wait for"
+    )
 
 
 def refuse_full(seen: Flushed, store: str, found: Client, config: JuicefsConfig, program: Juicefs) -> None:

@@ -166,6 +166,24 @@ def test_warning_of_dumps(tmp_path: Path) -> None:
     assert "cannot be seen" in said(JuicefsConfig(metadata_dumps=str(tmp_path / "absent")))
 
 
+class _Silent:
+    """A client program whose metadata engine does not answer."""
+
+    def status(self, address: program.Address) -> str:
+        raise StorageError(f"juicefs status {address.url} did not finish")
+
+
+def test_a_metadata_engine_that_cannot_be_asked_is_told() -> None:
+    def said(config: JuicefsConfig) -> str:
+        return "\n".join(locating.warnings(_client(dumps_every_s=_HOUR), config, _Silent(), _NOW))
+
+    assert "cannot be asked for quotas" in said(JuicefsConfig(meta_url="redis://127.0.0.1:1/1"))
+    refused = said(JuicefsConfig(meta_url="redis://:geheim@127.0.0.1:1/1"))
+    assert "has a password in it (leave it out" in refused
+    assert "geheim" not in refused
+    assert said(JuicefsConfig(meta_url="redis://127.0.0.1:1/1", ask_metadata=False)) == ""
+
+
 def test_paths_in_the_volume() -> None:
     whole, part = _client(), _client(subdir="/db/backups")
     assert whole.inside("/jfs/a/b") == "/a/b"
