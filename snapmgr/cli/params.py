@@ -88,6 +88,18 @@ class SnapshotName(_NameType):
         ]
 
 
+class SnapshotOrFolder(SnapshotName):
+    """A snapshot, or the path of a folder, which holds a slash."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """Return what begins with `incomplete`: of a path the shell knows that."""
+        if incomplete.startswith((".", "/")) or "/" in incomplete:
+            return [click.shell_completion.CompletionItem(incomplete, type="dir")]
+        return super().shell_complete(ctx, param, incomplete)
+
+
 class MountName(SnapshotName):
     """A mount: its point, or the snapshot's name."""
 

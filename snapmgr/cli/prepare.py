@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from snapmgr.cli.output import print_lines
-from snapmgr.cli.params import DurationText, SizeText, SnapshotName, dry_run_option, json_option
+from snapmgr.cli.params import DurationText, SizeText, SnapshotOrFolder, dry_run_option, json_option
 from snapmgr.cli.preparefolder import RESULTS, STRATEGIES, Wishes, is_path, prepare_path, prepare_snapshot_backup
 from snapmgr.cli.preparetune import TunableCommand, tune_path, tune_snapshot
 from snapmgr.errors import EXIT_OK, ConfigError
@@ -37,7 +37,7 @@ Examples:
   snapmgr prepare /jfs/full --tune=10m            # … which settings are best?
 """,
 )
-@click.argument("snapshot", metavar="ID|PATH", type=SnapshotName())
+@click.argument("snapshot", metavar="ID|PATH", type=SnapshotOrFolder())
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--use-memory",

@@ -154,9 +154,11 @@ def _consistency(manifest: Manifest) -> Iterator[str]:
 
 
 def _fetched(record: PhysicalRecord) -> Iterator[str]:
-    what = f"what changed from LSN {record.from_lsn}" if record.base else "all data"
+    # The tool's last LSN is of a checkpoint: what is later comes with the redo log.
+    what = f"what changed since LSN {record.from_lsn}" if record.base else "all data"
+    checkpoint = f", checkpoint at LSN {record.to_lsn}," if record.to_lsn else ""
     yield (
-        f"fetched     {what} to LSN {record.to_lsn} by {record.tool} {record.tool_version}: "
+        f"fetched     {what}{checkpoint} by {record.tool} {record.tool_version}: "
         f"{format_size(record.fetched_bytes)} in {format_duration(record.fill_s)}"
     )
     if record.base is not None:

@@ -282,6 +282,9 @@ def test_completion_knows_commands_jobs_and_snapshots(config):
     assert _complete(config, "show", "nightly@") == ["nightly@latest"]
     assert _complete(config, "show", "00000001") == ["00000001"]
     assert manifest(2).id in _complete(config, "show", "nightly.")
+    assert manifest(2).id in _complete(config, "prepare", "nightly.")
+    # The shell completes it itself.
+    assert _complete(config, "prepare", "/srv/b") == ["/srv/b"]
     assert _complete(config, "umount", "/mnt/l") == ["/mnt/look"]
     assert _complete(config, "umount", "") == ["/mnt/look"]
     assert _complete(config, "umount", "ni") == [manifest(0).id]
