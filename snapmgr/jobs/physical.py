@@ -291,6 +291,7 @@ class _Filling:
         with reached(self._ctx, self._ctx.catalog.load(base.id), why="prepare") as source:
             backend.clone_folder(source, str(self._folder.data))
         if record.state == "raw":
+            self._ctx.tell(f"{self._tool.name} applies the redo log to a clone of {base.id}")
             self._apply(None)
 
     def _apply(self, increment: str | None) -> None:

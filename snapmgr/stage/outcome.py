@@ -112,6 +112,11 @@ def _listed(texts: tuple[str, ...]) -> str:
     return f"[{', '.join(map(_quoted, texts))}]"
 
 
+def _runs(tuning: Tuning) -> str:
+    count = len(tuning.measured)
+    return f"{count} run{'' if count == 1 else 's'}"
+
+
 def summary(tuning: Tuning) -> list[str]:
     """Return what was found in sentences."""
     now, first = tuning.standing, tuning.first_s
@@ -126,9 +131,9 @@ def summary(tuning: Tuning) -> list[str]:
     if now.noise is not None:
         lines.append(f"repeats of a rung differed by {now.noise:.0%} (standard deviation): less gain counts as none")
     if tuning.stop is not None:
-        lines.append(f"{len(tuning.measured)} runs in {format_duration(tuning.spent_s)}; {tuning.stop.why}")
+        lines.append(f"{_runs(tuning)} in {format_duration(tuning.spent_s)}; {tuning.stop.why}")
     else:
-        lines.append(f"{len(tuning.measured)} runs in {format_duration(tuning.spent_s)}; then it was ended")
+        lines.append(f"{_runs(tuning)} in {format_duration(tuning.spent_s)}; then it was ended")
     if now.best != tuning.start:
         lines.append(tables_compared(tuning))
     if tuning.scratch is not None:
