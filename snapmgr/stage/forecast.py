@@ -266,8 +266,10 @@ def choose(
     return Choice(way=best.way, result=left, why=_why(facts, best, found), forecasts=found)
 
 
-def remedy(facts: Facts, *, strategy: Strategy | None, result: Result | None) -> str:
+def remedy(facts: Facts, *, strategy: Strategy | None, result: Result | None, way: Way | None) -> str:
     """Return what helps where `choose` finds nothing."""
+    if way == "writeback" and not facts.can_remount:
+        return "leave --mount-option out: it is for storage behind a client program (JuiceFS)"
     if not facts.can_clone and (strategy in ("storage", "overlay") or result == "storage"):
         return "XFS, btrfs and JuiceFS clone folders; elsewhere a backup is prepared on scratch (--strategy scratch)"
     return "name a folder with more room on a local disk (--scratch), or make room in the storage"

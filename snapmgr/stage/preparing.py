@@ -22,6 +22,7 @@ from snapmgr.stage.forecast import (
     choose,
     forecast,
     remedy,
+    strategy_of,
     touched_pages,
 )
 from snapmgr.stage.inplace import NoMountError, Settings, apply_in_place, choose_memory
@@ -109,11 +110,12 @@ def _choice(order: Order, facts: Facts, result: Result | None) -> Choice:
     if choice is not None:
         return choice
     found = forecast(facts, result)
-    wanted = [one for one in found if order.strategy in (None, "storage" if one.way == "writeback" else one.way)]
-    reasons = "; ".join(f"{NAMES[one.way]}: {one.obstacle}" for one in wanted if one.way != "writeback")
+    wanted = [one for one in found if order.strategy in (None, strategy_of(one.way)) and way in (None, one.way)]
+    # Of the two forms on a clone the private mount is named where it was asked for.
+    reasons = "; ".join(f"{NAMES[one.way]}: {one.obstacle}" for one in wanted if way or one.way != "writeback")
     raise StorageError(
         f"{order.source} cannot be prepared here: {reasons}",
-        hint=remedy(facts, strategy=order.strategy, result=result),
+        hint=remedy(facts, strategy=order.strategy, result=result, way=way),
     )
 
 

@@ -443,6 +443,15 @@ def test_the_hint_where_nothing_clones_names_the_other_way(folder, monkeypatch, 
     assert "--strategy scratch" in (caught.value.hint or "")
 
 
+def test_a_private_mount_where_there_is_none_is_told(folder, monkeypatch):
+    order = {"strategy": "storage", "settings": Settings(client=ClientOptions(writeback=True))}
+    with pytest.raises(
+        StorageError, match="cannot be prepared here: on a clone through a private mount .* cannot"
+    ) as caught:
+        _prepare(folder, None, _Tool(), monkeypatch, **order)
+    assert "--mount-option" in (caught.value.hint or "")
+
+
 def test_no_way_at_all(folder, monkeypatch):
     monkeypatch.setattr(preparing, "free_bytes", lambda _folder: 1 << 20)
     with pytest.raises(StorageError, match="cannot be prepared here: .*scratch space are wanted"):
