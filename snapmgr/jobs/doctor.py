@@ -169,6 +169,8 @@ def _examine_tool(ctx: Context, job: Job) -> Iterator[Finding]:
         plan = plan_fill(ctx, job)
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
+        # The error names one privilege at most; this all of them, with the statement.
+        yield from (one for one in _examine_server(job) if one.level == "lacking")
         return
     who = plan.live.identity
     yield _finding(job, "ok", f"{who.flavor} {who.version} (pid {who.pid}) has the datadir {who.datadir} open")

@@ -305,6 +305,21 @@ def test_the_plan_says_what_would_be_fetched(scene: Scene) -> None:
     assert scene.run("doctor", "demo").returncode == 0
 
 
+def test_doctor_prints_the_grant_that_is_missing(scene: Scene) -> None:
+    scene.server.query("CREATE USER weak@localhost IDENTIFIED BY 'x'")
+    login = scene.folder / "weak.cnf"
+    login.write_text(f"[client]\nuser=weak\npassword=x\nsocket={scene.server.socket}\n")
+    login.chmod(0o600)
+    staging = Path(scene.file_system.point, "staging")
+    scene.configure(text=f'[job.demo]\nsource = "physical"\ndefaults_file = "{login}"\nstaging = "{staging}"\n')
+    try:
+        done = scene.run("doctor", "demo")
+        assert done.returncode != 0
+        assert "GRANT RELOAD, BINLOG MONITOR, PROCESS ON *.* TO `weak`@`localhost`;" in done.stdout
+    finally:
+        scene.server.query("DROP USER weak@localhost")
+
+
 def test_what_no_storage_can_take_is_not_fetched(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(physical_module, "_Filling", lambda *_: pytest.fail("the tool was to run"))
     staging = Path(scene.file_system.point, "staging")
