@@ -32,7 +32,7 @@ CLI = Path(sys.executable).with_name("snapmgr")
 # The command line with something that happens at a step: argv is the code, then the arguments.
 PATCHED = """
 import os, signal, sys
-import snapmgr.stage.preparing as preparing
+import snapmgr.stage.prepare.preparing as preparing
 def at(name, number, *, after=True):
     old = getattr(preparing, name)
     def new(*arguments, **named):

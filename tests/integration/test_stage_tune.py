@@ -15,10 +15,10 @@ import pytest
 from snapmgr.blockdev import read_mounts
 from snapmgr.command import CommandRunner
 from snapmgr.mount import KernelMounter
-from snapmgr.stage.backupfolder import inspect
-from snapmgr.stage.bench import StorageBench
-from snapmgr.stage.rungs import Settings
+from snapmgr.stage.prepare.backupfolder import inspect
 from snapmgr.stage.tool import tool_for
+from snapmgr.stage.tuning.bench import StorageBench
+from snapmgr.stage.tuning.rungs import Settings
 from snapmgr_juicefs import JuicefsBackend
 from snapmgr_juicefs.config import JuicefsConfig
 from support.backupfolder import loaded_backup
@@ -30,9 +30,9 @@ pytestmark = pytest.mark.needs("root", "loop", "xfs", "mariadbd", "mariadb-backu
 # The command line with a search that ends after so many runs, or that is interrupted while the tool of a run works.
 PATCHED = """
 import os, signal, sys
-import snapmgr.stage.bench as bench
-import snapmgr.stage.tune as tune
-from snapmgr.stage.ladder import Stop
+import snapmgr.stage.tuning.bench as bench
+import snapmgr.stage.tuning.tune as tune
+from snapmgr.stage.tuning.ladder import Stop
 most, interrupted = int(sys.argv.pop(1)), int(sys.argv.pop(1))
 real, applied, count = tune.next_rung, bench.apply_in_place, []
 def next_rung(history, limits, **more):

@@ -17,16 +17,16 @@ from snapmgr.cli.preparefolder import Wishes, is_path, make_order, parse_mount_o
 from snapmgr.config import default_config
 from snapmgr.errors import BusyError, ConfigError, LackingError, StorageError
 from snapmgr.records import ClientOptions
-from snapmgr.stage import inplace, preparing
-from snapmgr.stage.backupfolder import Backup
-from snapmgr.stage.forecast import Speeds
-from snapmgr.stage.inplace import NoMountError, Settings, apply_in_place, choose_memory
-from snapmgr.stage.measure import measure
-from snapmgr.stage.order import Order
-from snapmgr.stage.ownership import take_owners
-from snapmgr.stage.place import choose_place
+from snapmgr.stage.prepare import inplace, preparing
+from snapmgr.stage.prepare.backupfolder import Backup
+from snapmgr.stage.prepare.forecast import Speeds
+from snapmgr.stage.prepare.inplace import NoMountError, Settings, apply_in_place, choose_memory
+from snapmgr.stage.prepare.measure import measure
+from snapmgr.stage.prepare.order import Order
+from snapmgr.stage.prepare.ownership import take_owners
+from snapmgr.stage.prepare.place import choose_place
+from snapmgr.stage.prepare.workplace import workplace
 from snapmgr.stage.request import Staged
-from snapmgr.stage.workplace import workplace
 
 # ------------------------------------------------------------------------------------------------------- command line
 

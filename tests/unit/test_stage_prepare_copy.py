@@ -12,11 +12,11 @@ import time
 import pytest
 
 from snapmgr.errors import StorageError
-from snapmgr.stage import scratchcopy
 from snapmgr.stage.crew import Crew, Piece, pieces
-from snapmgr.stage.forecast import BLOCK_BYTES
-from snapmgr.stage.scratchcopy import copy_to_scratch
-from snapmgr.stage.writeback import write_back
+from snapmgr.stage.prepare import scratchcopy
+from snapmgr.stage.prepare.forecast import BLOCK_BYTES
+from snapmgr.stage.prepare.scratchcopy import copy_to_scratch
+from snapmgr.stage.prepare.writeback import write_back
 
 SIZES = (0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 5 * BLOCK_BYTES + 17, (2 << 20) + 3, (3 << 20) + 5)
 
@@ -129,7 +129,7 @@ def test_lost_writes_are_found(tmp_path, monkeypatch):
     shutil.copytree(source, clone, symlinks=True)
     with (scratch / "t6.ibd").open("r+b") as file:
         file.write(b"changed")
-    monkeypatch.setattr("snapmgr.stage.writeback.write_all", lambda *_: None)
+    monkeypatch.setattr("snapmgr.stage.prepare.writeback.write_all", lambda *_: None)
     with pytest.raises(StorageError, match=r"t6\.ibd in the storage is not what was written"):
         write_back(str(scratch), str(clone), before)
 

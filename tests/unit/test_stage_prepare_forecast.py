@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.stage.forecast import Facts, Speeds, changed_block_bytes, choose, forecast, touched_bytes, touched_pages
+from snapmgr.stage.prepare.forecast import (
+    Facts,
+    Speeds,
+    changed_block_bytes,
+    choose,
+    forecast,
+    touched_bytes,
+    touched_pages,
+)
 
 MB, GB = 10**6, 10**9
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from snapmgr.errors import LackingError, VerificationError
-from snapmgr.stage.rungs import Run, Settings
-from snapmgr.stage.tune import Checked, Measured, ScratchRun, Tuning, tables_compared, tune
+from snapmgr.stage.tuning.rungs import Run, Settings
+from snapmgr.stage.tuning.tune import Checked, Measured, ScratchRun, Tuning, tables_compared, tune
 from support.simulated import GIB, LIMITS, SimulatedStorage
 
 TABLES = {"`a`.`t1`": "17", "`a`.`t2`": "4"}

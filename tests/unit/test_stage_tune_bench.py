@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 
-from snapmgr.stage.bench import sample, sweep_caches
-from snapmgr.stage.checksums import needed_options
+from snapmgr.stage.tuning.bench import sample, sweep_caches
+from snapmgr.stage.tuning.checksums import needed_options
 
 
 def test_caches_of_dead_tunings_go_and_no_others(tmp_path):

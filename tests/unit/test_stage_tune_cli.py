@@ -7,8 +7,8 @@ import pytest
 
 from snapmgr.cli.prepare import command
 from snapmgr.cli.session import Session
-from snapmgr.stage.place import memory_available
-from snapmgr.stage.room import limits
+from snapmgr.stage.prepare.place import memory_available
+from snapmgr.stage.tuning.room import limits
 
 
 def parsed(*words):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapmgr.stage.ladder import Stop, Try, moves, next_rung, noise, standing
-from snapmgr.stage.rungs import Run, Settings, changes
+from snapmgr.stage.tuning.ladder import Stop, Try, moves, next_rung, noise, standing
+from snapmgr.stage.tuning.rungs import Run, Settings, changes
 from support.simulated import GIB, LIMITS, MIB, SimulatedStorage
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import SnapmgrError, StorageError
 from snapmgr.stage.crew import Crew, Piece, pieces
-from snapmgr.stage.forecast import BLOCK_BYTES, COPY_THREADS
+from snapmgr.stage.prepare.forecast import BLOCK_BYTES, COPY_THREADS
 from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.walk import FOLDER_FLAGS, is_full, reach, shown, walk
 

@@ -13,7 +13,15 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.stage.rungs import DEFAULT_MEMORY_BYTES, DEFAULT_UPLOADS, Dimension, Limits, Run, Settings, with_room
+from snapmgr.stage.tuning.rungs import (
+    DEFAULT_MEMORY_BYTES,
+    DEFAULT_UPLOADS,
+    Dimension,
+    Limits,
+    Run,
+    Settings,
+    with_room,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,15 +1,15 @@
-"""What is asked of a prepare, what it would do, and what it has done: the records of `snapmgr.stage.preparing`."""
+"""What is asked of a prepare, what it would do, and what it has done: the records of `preparing`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from snapmgr.errors import ConfigError
-from snapmgr.stage.backupfolder import Backup
-from snapmgr.stage.forecast import Choice, Facts, Result, Strategy, Way
-from snapmgr.stage.inplace import Settings
-from snapmgr.stage.place import Place, choose_place
-from snapmgr.stage.writeback import Written
+from snapmgr.stage.prepare.backupfolder import Backup
+from snapmgr.stage.prepare.forecast import Choice, Facts, Result, Strategy, Way
+from snapmgr.stage.prepare.inplace import Settings
+from snapmgr.stage.prepare.place import Place, choose_place
+from snapmgr.stage.prepare.writeback import Written
 from snapmgr.tree.walk import shown
 
 

@@ -13,7 +13,7 @@ from snapmgr.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from snapmgr.stage.tune import Sample
+    from snapmgr.stage.tuning.tune import Sample
 
 _WIDTH = 720
 _ROW = 44

@@ -13,7 +13,7 @@ from snapmgr.mount import require_own
 from snapmgr.tree.walk import shown
 
 if TYPE_CHECKING:
-    from snapmgr.stage.forecast import Result
+    from snapmgr.stage.prepare.forecast import Result
 
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
@@ -42,7 +42,7 @@ def choose_place(
     make: bool,
     name: str | None = None,
 ) -> Place:
-    """Return where to work, given `snapmgr.stage.order.Order`'s fields; with `make` the scratch folder is made.
+    """Return where to work, given `snapmgr.stage.prepare.order.Order`'s fields; with `make` the scratch folder is made.
 
     A target on the file system of the backup is one in the storage. Raises ConfigError if the target exists or does not
     fit the wanted result.

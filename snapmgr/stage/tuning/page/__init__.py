@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from snapmgr.stage.outcome import PUBLISHED, command_line, job_table, size_words, summary
-from snapmgr.stage.page.chart import Bar, Kind, bars, timeline
-from snapmgr.stage.rungs import changes
+from snapmgr.stage.tuning.outcome import PUBLISHED, command_line, job_table, size_words, summary
+from snapmgr.stage.tuning.page.chart import Bar, Kind, bars, timeline
+from snapmgr.stage.tuning.rungs import changes
 from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from snapmgr.stage.rungs import Settings
-    from snapmgr.stage.tune import Measured, Tuning
+    from snapmgr.stage.tuning.rungs import Settings
+    from snapmgr.stage.tuning.tune import Measured, Tuning
 
 
 def render(tuning: Tuning, *, source: str, job: str | None, made_at: datetime) -> str:

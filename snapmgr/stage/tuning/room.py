@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from snapmgr.stage.place import free_bytes, memory_available
-from snapmgr.stage.rungs import Limits
+from snapmgr.stage.prepare.place import free_bytes, memory_available
+from snapmgr.stage.tuning.rungs import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from snapmgr.blockdev import lies_in
 from snapmgr.errors import ConfigError, InUseError, LackingError
 from snapmgr.mysql.identity import process_name, server_processes
-from snapmgr.stage.ownership import stamps
+from snapmgr.stage.prepare.ownership import stamps
 from snapmgr.stage.tool import read_state, tool_for
 from snapmgr.tree.walk import shown
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import LackingError, NotFoundError, SnapmgrError, VerificationError
-from snapmgr.stage.checksums import table_checksums
-from snapmgr.stage.inplace import Ran, apply_in_place
-from snapmgr.stage.inplace import Settings as InPlace
-from snapmgr.stage.ownership import take_owners
+from snapmgr.stage.prepare.inplace import Ran, apply_in_place
+from snapmgr.stage.prepare.inplace import Settings as InPlace
+from snapmgr.stage.prepare.ownership import take_owners
+from snapmgr.stage.prepare.scratchcopy import copy_to_scratch
+from snapmgr.stage.prepare.workplace import workplace
 from snapmgr.stage.request import ApplyRequest
-from snapmgr.stage.rungs import Run, Settings
-from snapmgr.stage.scratchcopy import copy_to_scratch
-from snapmgr.stage.tune import Checked, Measured, Sample, ScratchRun
-from snapmgr.stage.workplace import workplace
+from snapmgr.stage.tuning.checksums import table_checksums
+from snapmgr.stage.tuning.rungs import Run, Settings
+from snapmgr.stage.tuning.tune import Checked, Measured, Sample, ScratchRun
 from snapmgr.trace.counters import growth
 from snapmgr.trace.verdict import facts_from_counters, judge
 from snapmgr.units import format_duration
@@ -46,7 +46,7 @@ _LIMIT_SLACK_S = 0.05
 
 @dataclass(kw_only=True)
 class StorageBench:
-    """`snapmgr.stage.tune.Bench` on a storage."""
+    """`snapmgr.stage.tuning.tune.Bench` on a storage."""
 
     source: str
     """The finished backup; it is never written to."""
@@ -66,7 +66,7 @@ class StorageBench:
     tell: Callable[[str], None] = lambda _line: None
 
     def measure(self, settings: Settings, limit_s: float, *, warm: bool = False, check: bool = False) -> Measured:
-        """See `snapmgr.stage.tune.Bench`."""
+        """See `snapmgr.stage.tuning.tune.Bench`."""
         with ExitStack() as stack:
             cache = stack.enter_context(self._cache(settings)) if self._own_cache(settings, warm=warm) else None
             client = settings.client_options(cache) if self.remounting is not None else None
@@ -76,7 +76,7 @@ class StorageBench:
             return self._once(settings, client, limit_s, check=check, warm=warm)
 
     def scratch(self, limit_s: float) -> ScratchRun | None:
-        """See `snapmgr.stage.tune.Bench`."""
+        """See `snapmgr.stage.tuning.tune.Bench`."""
         room = shutil.disk_usage(self.scratch_dir).free
         if room < self.data_bytes * 1.2:
             return None

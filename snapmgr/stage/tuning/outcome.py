@@ -6,13 +6,13 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.stage.rungs import changes
-from snapmgr.stage.tune import tables_compared
+from snapmgr.stage.tuning.rungs import changes
+from snapmgr.stage.tuning.tune import tables_compared
 from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from snapmgr.stage.rungs import Settings
-    from snapmgr.stage.tune import Measured, Tuning
+    from snapmgr.stage.tuning.rungs import Settings
+    from snapmgr.stage.tuning.tune import Measured, Tuning
 
 # The published ladder: 11 GB, the last rung with another disk for the cache, too.
 PUBLISHED_BYTES = 11 * 10**9

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from snapmgr.errors import LackingError, VerificationError
-from snapmgr.stage.ladder import Standing, Stop, next_rung, standing
-from snapmgr.stage.rungs import Limits, Run, Settings, changes
+from snapmgr.stage.tuning.ladder import Standing, Stop, next_rung, standing
+from snapmgr.stage.tuning.rungs import Limits, Run, Settings, changes
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class ScratchRun:
 
 
 class Bench(Protocol):
-    """What measures; `snapmgr.stage.bench` has the real one."""
+    """What measures; `snapmgr.stage.tuning.bench` has the real one."""
 
     def measure(self, settings: Settings, limit_s: float, *, warm: bool = False, check: bool = False) -> Measured:
         """Prepare a fresh clone with `settings`, from a cold cache, or once more from the cache that this leaves.

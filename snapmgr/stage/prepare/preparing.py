@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from snapmgr.api import FolderCloning, Remounting
 from snapmgr.errors import LackingError, SnapmgrError, StorageError
 from snapmgr.records import ClientOptions
-from snapmgr.stage.backupfolder import Backup, inspect
-from snapmgr.stage.forecast import (
+from snapmgr.stage.prepare.backupfolder import Backup, inspect
+from snapmgr.stage.prepare.forecast import (
     NAMES,
     PAGE_BYTES,
     Choice,
@@ -25,16 +25,16 @@ from snapmgr.stage.forecast import (
     strategy_of,
     touched_pages,
 )
-from snapmgr.stage.inplace import NoMountError, Settings, apply_in_place, choose_memory
-from snapmgr.stage.measure import measure
-from snapmgr.stage.order import Order, Plan, Ready
-from snapmgr.stage.overlay import copied_up, overlay
-from snapmgr.stage.ownership import stamps, take_owners
-from snapmgr.stage.place import free_bytes, memory_available
-from snapmgr.stage.scratchcopy import Tree, copy_to_scratch
+from snapmgr.stage.prepare.inplace import NoMountError, Settings, apply_in_place, choose_memory
+from snapmgr.stage.prepare.measure import measure
+from snapmgr.stage.prepare.order import Order, Plan, Ready
+from snapmgr.stage.prepare.overlay import copied_up, overlay
+from snapmgr.stage.prepare.ownership import stamps, take_owners
+from snapmgr.stage.prepare.place import free_bytes, memory_available
+from snapmgr.stage.prepare.scratchcopy import Tree, copy_to_scratch
+from snapmgr.stage.prepare.workplace import Workplace, workplace
+from snapmgr.stage.prepare.writeback import Written, outline_of, write_back
 from snapmgr.stage.tool import read_state, tool_for
-from snapmgr.stage.workplace import Workplace, workplace
-from snapmgr.stage.writeback import Written, outline_of, write_back
 from snapmgr.tree.kernel import sync_file_system
 from snapmgr.units import format_duration, format_size
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from snapmgr.stage.place import Place
+    from snapmgr.stage.prepare.place import Place
     from snapmgr.stage.request import Progress
     from snapmgr.stage.tool import Tool
 

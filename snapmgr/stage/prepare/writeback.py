@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import StorageError
 from snapmgr.stage.crew import Crew, Piece, pieces
-from snapmgr.stage.forecast import BLOCK_BYTES, COPY_THREADS
-from snapmgr.stage.scratchcopy import (
+from snapmgr.stage.prepare.forecast import BLOCK_BYTES, COPY_THREADS
+from snapmgr.stage.prepare.scratchcopy import (
     DIGEST_BYTES,
     Tree,
     digest,

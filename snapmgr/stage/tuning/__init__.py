@@ -1,0 +1,1 @@
+"""Which settings prepare fastest on a clone in the storage: a search that measures."""
