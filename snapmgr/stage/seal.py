@@ -19,7 +19,7 @@ import msgspec
 from snapmgr.errors import CatalogError, NotFoundError, StorageError
 from snapmgr.files import write_file
 from snapmgr.stage.crew import Crew, Piece
-from snapmgr.stage.prepare.scratchcopy import open_file, open_folder
+from snapmgr.stage.opened import open_file, open_folder
 from snapmgr.tree.facts import facts_of
 from snapmgr.tree.walk import reach, shown, walk
 

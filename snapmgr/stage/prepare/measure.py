@@ -11,8 +11,8 @@ from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
 
+from snapmgr.stage.opened import open_file
 from snapmgr.stage.prepare.forecast import COPY_THREADS, Speeds
-from snapmgr.stage.prepare.scratchcopy import open_file
 from snapmgr.tree.walk import FOLDER_FLAGS
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import StorageError
-from snapmgr.stage.prepare.scratchcopy import open_file
+from snapmgr.stage.opened import open_file
 from snapmgr.tree.walk import FOLDER_FLAGS, reach, shown, walk
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import SnapmgrError, StorageError
 from snapmgr.stage.crew import Crew, Piece, pieces
+from snapmgr.stage.opened import open_file, open_folder
 from snapmgr.stage.prepare.forecast import BLOCK_BYTES, COPY_THREADS
 from snapmgr.tree.attributes import Handle, keep
-from snapmgr.tree.walk import FOLDER_FLAGS, is_full, reach, shown, walk
+from snapmgr.tree.walk import is_full, reach, shown, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,16 +83,6 @@ def copy_to_scratch(
     return found
 
 
-def open_folder(stack: ExitStack, path: str) -> int:
-    """Open a folder for as long as `stack` lasts. Raises StorageError."""
-    try:
-        fd = os.open(path, FOLDER_FLAGS)
-    except OSError as error:
-        raise StorageError(f"cannot open {shown(path)}: {error.strerror}") from None
-    stack.callback(os.close, fd)
-    return fd
-
-
 class named:  # noqa: N801 - reads as a statement
     """Turns an OSError into a StorageError that names the entry."""
 
@@ -152,15 +143,6 @@ def _make_file(folder_fd: int, name: str, size_bytes: int) -> None:
         os.ftruncate(fd, size_bytes)
     finally:
         os.close(fd)
-
-
-def open_file(root_fd: int, path: str, flags: int) -> int:
-    """Open a file of a tree, without following symlinks."""
-    above = reach(root_fd, path.rpartition("/")[0])
-    try:
-        return os.open(path.rpartition("/")[2], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=above)
-    finally:
-        os.close(above)
 
 
 def read_steps(fd: int, piece: Piece, *, holes: bool = True) -> Iterator[tuple[int, bytes]]:

@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import StorageError
 from snapmgr.stage.crew import Crew, Piece, pieces
+from snapmgr.stage.opened import open_file, open_folder
 from snapmgr.stage.prepare.forecast import BLOCK_BYTES, COPY_THREADS
-from snapmgr.stage.prepare.scratchcopy import (
-    DIGEST_BYTES,
-    Tree,
-    digest,
-    failure,
-    named,
-    open_file,
-    open_folder,
-    read_steps,
-    write_all,
-)
+from snapmgr.stage.prepare.scratchcopy import DIGEST_BYTES, Tree, digest, failure, named, read_steps, write_all
 from snapmgr.tree.walk import reach, shown, walk
 
 if TYPE_CHECKING:
