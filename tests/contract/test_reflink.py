@@ -9,6 +9,7 @@ import pytest
 from snapmgr.testing import BackendContract, FolderLab
 from snapmgr_reflink import ReflinkBackend, ReflinkConfig
 from support.storage import loop_filesystem
+from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,11 @@ def btrfs() -> Iterator[Path]:
         yield made.point
 
 
+class _Lab(FolderLab):
+    kills = 7 if CAMPAIGN else 3
+    rounds = 3 if CAMPAIGN else 2
+
+
 class _WholeFiles(BackendContract):
     # This backend promises whole files and no more.
     test_one_instant_if_promised = None
@@ -37,15 +43,15 @@ class _WholeFiles(BackendContract):
 @pytest.mark.needs("root", "loop", "xfs")
 class TestReflinkOnXfs(_WholeFiles):
     @pytest.fixture
-    def lab(self, xfs: Path) -> FolderLab:
-        return FolderLab(ReflinkBackend, ReflinkConfig(), xfs)
+    def lab(self, xfs: Path) -> _Lab:
+        return _Lab(ReflinkBackend, ReflinkConfig(), xfs)
 
 
 @pytest.mark.needs("root", "loop", "btrfs")
 class TestReflinkOnBtrfs(_WholeFiles):
     @pytest.fixture
-    def lab(self, btrfs: Path) -> FolderLab:
-        return FolderLab(ReflinkBackend, ReflinkConfig(store=str(btrfs / "copies")), btrfs)
+    def lab(self, btrfs: Path) -> _Lab:
+        return _Lab(ReflinkBackend, ReflinkConfig(store=str(btrfs / "copies")), btrfs)
 
 
 class TestPlainCopies(_WholeFiles):
@@ -53,6 +59,6 @@ class TestPlainCopies(_WholeFiles):
     test_foreign_target_is_refused_with_a_reason = None
 
     @pytest.fixture
-    def lab(self, folder: Path) -> FolderLab:
+    def lab(self, folder: Path) -> _Lab:
         config = ReflinkConfig(store=str(folder / "copies"), allow_plain_copy=True)
-        return FolderLab(ReflinkBackend, config, folder)
+        return _Lab(ReflinkBackend, config, folder)

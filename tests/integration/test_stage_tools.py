@@ -23,6 +23,7 @@ from support.replicas import inserting, replica_pair, server_on
 from support.server import private_server
 from support.staging import apply_to, clone, fill_with_what_is_granted, request, tool_of
 from support.storage import work_folder
+from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +56,7 @@ def executed(gtid: str) -> int:
     return int(gtid.rpartition("-")[2])
 
 
-@kinds("mariadb-10.11", "mariadb-11.8")
+@kinds("mariadb-10.11", *(["mariadb-11.8"] if CAMPAIGN else []))
 def test_a_full_backup_and_its_increment_under_load_become_servers_with_exact_positions(folder, kind):
     with private_server(folder / "data", kind=kind) as server:
         server.query("CREATE DATABASE other")

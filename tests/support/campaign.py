@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from support.crashsite import Site
     from support.tracer import Call, Trace
 
-EVERY = crash_every(60)
+EVERY = crash_every(120)
 # One power cut for so many kills.
 _CUT_EVERY = 3
 _COUNT_FD = os.environ.get("SNAPMGR_CRASH_COUNT")

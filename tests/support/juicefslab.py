@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.testing import FolderLab
 from snapmgr_juicefs import JuicefsBackend, JuicefsConfig
+from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 class JuicefsLab(FolderLab):
     """Origins are folders in a volume."""
 
-    kills = 2
-    rounds = 1
+    kills = 7 if CAMPAIGN else 1
+    rounds = 3 if CAMPAIGN else 1
+    files = 300 if CAMPAIGN else 60
+    looks = 20 if CAMPAIGN else 4
 
     def __init__(self, volume: JuicefsVolume, config: JuicefsConfig | None = None) -> None:
         """Take the volume, which is mounted, and another configuration than the plain one."""
