@@ -26,6 +26,7 @@ _TIMEOUTS_S = {"unit": 60, "golden": 60, "contract": 300, "integration": 300, "c
 # A folder that runs side by side see: each file of tests is run by the one that made a folder of its name in it. One of
 # them may begin at the end. Not for what tests start.
 _QUEUE = os.environ.pop("SNAPMGR_TEST_QUEUE", None)
+_LONGEST = frozenset({"test_guest_boots.py"})
 _BACKWARDS = os.environ.pop("SNAPMGR_TEST_BACKWARDS", "") == "1"
 # Set by CI: what cannot run there is a hole in the proof, not a footnote.
 _FORBID_SKIP = os.environ.get("SNAPMGR_FORBID_SKIP") == "1"
@@ -93,6 +94,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="; ".join(absent)), append=False)
     # The quick tiers first: what is broken there explains failures further on.
     items.sort(key=lambda item: TIERS.index(_tier(item.path)))
+    if _QUEUE is not None:
+        # Nobody can take half of it: begun last it would run when all others have ended.
+        items.sort(key=lambda item: item.path.name not in _LONGEST)
     if _BACKWARDS:
         places = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
         items.sort(key=lambda item: -places[item.path])

@@ -16,7 +16,7 @@ from snapmgr.jobs.prepare import prepare
 from snapmgr.jobs.restore import restore
 from snapmgr.jobs.verify import verify
 from snapmgr.records import Reason
-from snapmgr_btrfs import BtrfsBackend
+from snapmgr_btrfs import BtrfsBackend, BtrfsConfig
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
 
@@ -28,11 +28,16 @@ def full(monkeypatch):
     """From now on each attachment's scratch space is full; yields the leases' records that were asked about."""
     asked = []
 
-    def attachment_problem(_self, record):
-        asked.append(record.id)
-        return _FULL
+    # A class of its own: that a class has an ability is remembered by Python beyond the end of a patch.
+    class Unsound(BtrfsBackend):
+        def attachment_problem(self, record):
+            asked.append(record.id)
+            return _FULL
 
-    monkeypatch.setattr(BtrfsBackend, "attachment_problem", attachment_problem, raising=False)
+    monkeypatch.setattr(
+        "snapmgr.jobs.context.make_backend",
+        lambda _name, _table, runner, mounter: Unsound(BtrfsConfig(), runner, mounter),
+    )
     return asked
 
 
