@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import pwd
 import socket as sockets
-import stat
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from snapmgr.errors import ConfigError, LackingError, NotQuiescedError, SnapmgrError
+from snapmgr.mysql.privatefile import read_private
 from snapmgr.mysql.statements import first_words
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def _read_options(path: str) -> dict[str, str]:
 
     from pymysql.optionfile import Parser  # noqa: PLC0415 - slow
 
-    text = _private_text(path)
+    text = read_private(path)
     # MySQL takes the last of repeated options; the parser's strictness would refuse them.
     parser = Parser(strict=False)
     try:
@@ -286,30 +286,6 @@ def _read_options(path: str) -> dict[str, str]:
         pass
     # Outside of the handler and without the parser's text, which quotes the line: it may be the password's.
     raise ConfigError(f"{path} is not an option file", hint="it should look like: [client], user = …, password = …")
-
-
-def _private_text(path: str) -> str:
-    try:
-        # Non-blocking: a FIFO must not hang us.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise ConfigError(f"cannot read the defaults-file {path}: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
-        # Of the open file, not of the path: it cannot be exchanged between the check and the reading.
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise ConfigError(f"the defaults-file {path} is not a regular file")
-        if facts.st_mode & 0o077:
-            raise ConfigError(
-                f"the defaults-file {path} is open to others (mode {stat.S_IMODE(facts.st_mode):04o})",
-                hint=f"chmod 600 {path}",
-            )
-        if facts.st_uid not in (0, os.geteuid()):
-            raise ConfigError(
-                f"the defaults-file {path} belongs to user {facts.st_uid}, neither to root nor to us",
-                hint=f"chown root: {path}",
-            )
-        return file.read().decode("utf-8", "surrogateescape")
 
 
 def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 - PyMySQL has no types
