@@ -28,6 +28,8 @@ _TIMEOUTS_S = {"unit": 60, "golden": 60, "contract": 300, "integration": 300, "c
 _QUEUE = os.environ.pop("SNAPMGR_TEST_QUEUE", None)
 _LONGEST = frozenset({"test_guest_boots.py"})
 _BACKWARDS = os.environ.pop("SNAPMGR_TEST_BACKWARDS", "") == "1"
+# A file that gets the name of each test that fails, and a line with "!" for what no second try can mend.
+_FAILED = os.environ.pop("SNAPMGR_TEST_FAILED", None)
 # Set by CI: what cannot run there is a hole in the proof, not a footnote.
 _FORBID_SKIP = os.environ.get("SNAPMGR_FORBID_SKIP") == "1"
 
@@ -149,6 +151,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _note_failed(report.nodeid)
+
+
+def _note_failed(line: str) -> None:
+    if _FAILED is not None:
+        with open(_FAILED, "a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     report = yield
@@ -168,6 +181,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     server.close_template()
     tally.leftovers = storage.leftovers()
     if tally.leftovers:
+        _note_failed("! left behind")
         storage.sweep(os.getpid())
         if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
