@@ -36,7 +36,7 @@ _FORBID_SKIP = os.environ.get("SNAPMGR_FORBID_SKIP") == "1"
 # No time is looked at: another run may have the processors.
 _UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("dev", max_examples=60, **_UNTIMED)
-hypothesis.settings.register_profile("ci", max_examples=500 if CAMPAIGN else 100, derandomize=True, **_UNTIMED)
+hypothesis.settings.register_profile("ci", max_examples=500 if CAMPAIGN else 60, derandomize=True, **_UNTIMED)
 hypothesis.settings.load_profile(os.environ.get("SNAPMGR_HYPOTHESIS_PROFILE", "dev"))
 
 

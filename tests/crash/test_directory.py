@@ -65,7 +65,7 @@ COMMANDS = (
 )
 
 # What another storage's own code is in; a campaign tries all.
-_STORED = {"backup", "prune", "mount", "verify", "restore", "doctor-fix"}
+_STORED = {"backup", "restore"}
 COMMANDS_ELSEWHERE = tuple(command for command in COMMANDS if CAMPAIGN or command.name in _STORED)
 
 # A mess for doctor: commands that were killed, each at this share of its calls.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import guest
+from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,5 +27,7 @@ def test_attachments_of_another_boot_are_cleared_and_all_goes_on(tmp_path: Path)
     run("after-reboot", tmp_path)
 
 
-def test_a_day_with_udevd(tmp_path: Path) -> None:
-    run("with-udevd", tmp_path, udev=True)
+if CAMPAIGN:  # three minutes
+
+    def test_a_day_with_udevd(tmp_path: Path) -> None:
+        run("with-udevd", tmp_path, udev=True)

