@@ -8,17 +8,14 @@ it was at the backup's end are the same, if it is the same history.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import struct
-import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.host import boot_id
 from snapmgr.mysql.client import connect
 from snapmgr.physical import BinlogMark
+from snapmgr.tree.kernel import generation
 
 if TYPE_CHECKING:
     from snapmgr.jobs.source import LiveServer
@@ -30,8 +27,6 @@ _TAIL_BYTES = 64 << 10
 # The first event alone has the time of the file's making.
 _LEAST_BYTES = 128
 _FLAGS = slice(21, 23)
-# FS_IOC_GETVERSION, _IOR('v', 1, long).
-_GET_GENERATION = 0x80007601 | struct.calcsize("l") << 16
 
 
 def identity(live: LiveServer) -> str:
@@ -50,10 +45,7 @@ def _inode(path: str) -> str:
     except OSError:
         return ""
     try:
-        generation = bytearray(8)
-        with suppress(OSError):  # not every file system has them
-            fcntl.ioctl(fd, _GET_GENERATION, generation)
-        return f"{os.fstat(fd).st_ino}.{int.from_bytes(generation[:4], sys.byteorder)}"
+        return f"{os.fstat(fd).st_ino}.{generation(fd)}"
     finally:
         os.close(fd)
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from snapmgr.api import FolderCloning
-from snapmgr.errors import ConfigError, LackingError, NotFoundError, NotQuiescedError, StorageError
+from snapmgr.errors import ConfigError, NotFoundError, NotQuiescedError, StorageError
 from snapmgr.jobs.attach import reached
 from snapmgr.jobs.lineage import break_since, identity, mark, run_of
 from snapmgr.jobs.readiness import ShownProgress
@@ -29,7 +29,7 @@ from snapmgr.stage.leftout import require_all_tables
 from snapmgr.stage.owner import give_owner
 from snapmgr.stage.request import FullError
 from snapmgr.stage.seal import compare, seal
-from snapmgr.stage.tool import ApplyRequest, BrokenChainError, Filled, FillRequest, Tool, choose_tool
+from snapmgr.stage.tool import ApplyRequest, BrokenChainError, Filled, FillRequest, Tool, choose_tool, require_tool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,8 +96,7 @@ def plan_fill(ctx: Context, job: Job) -> FillPlan:
     live.abilities.refuse_cluster()
     server_program = program_of(live.identity.pid)
     tool = choose_tool(job.tool, live.identity.flavor, live.identity.version, server_program=server_program)
-    if lacking := tool.missing():
-        raise LackingError("; ".join(one.what for one in lacking), hint="; ".join(one.hint for one in lacking))
+    require_tool(tool)
     base, why = None, None
     if job.mode == "incremental":
         base, why = _find_base(ctx, job, tool, live)

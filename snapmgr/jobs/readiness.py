@@ -46,11 +46,10 @@ def make_ready(ctx: Context, manifest: Manifest, folder: Path, *, memory_bytes: 
         return False
     from snapmgr.stage.owner import give_owner  # noqa: PLC0415 - for physical backups alone
     from snapmgr.stage.request import FullError  # noqa: PLC0415
-    from snapmgr.stage.tool import ApplyRequest, choose_tool  # noqa: PLC0415
+    from snapmgr.stage.tool import ApplyRequest, choose_tool, require_tool  # noqa: PLC0415
 
     tool = choose_tool(record.tool, server.flavor, server.version, server_program=server.program)
-    if lacking := tool.missing():
-        raise LackingError("; ".join(one.what for one in lacking), hint="; ".join(one.hint for one in lacking))
+    require_tool(tool)
     ctx.tell(f"{tool.name} applies the redo log")
     owner = os.stat(folder)
     try:

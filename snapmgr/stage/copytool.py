@@ -40,6 +40,27 @@ _OURS = re.compile(
 _OURS_SHORT = re.compile(r"-[a-zA-Z]")
 
 
+def fill_options(request: FillRequest, *, replica: bool) -> list[str]:
+    """Return the end of a backup's command line, which is the same for all of these tools."""
+    return [
+        f"--parallel={request.parallel}",
+        *([f"--throttle={request.throttle}"] if request.throttle else []),
+        *([f"--incremental-lsn={request.from_lsn}"] if request.from_lsn else []),
+        *(["--slave-info"] if replica else []),
+        *request.options,
+    ]
+
+
+def apply_options(request: ApplyRequest) -> list[str]:
+    """Return the same of applying redo, or an increment."""
+    return [
+        f"--target-dir={request.folder}",
+        *([f"--use-memory={request.use_memory_bytes}"] if request.use_memory_bytes else []),
+        *([f"--incremental-dir={request.increment}"] if request.increment else []),
+        *request.options,
+    ]
+
+
 class CopyTool(ABC):
     """A program that copies the files of a running server; see `snapmgr.stage.request.Tool`."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from snapmgr.manifest import Position, SourcePosition
 from snapmgr.mysql.client import MysqlError
-from snapmgr.stage.copytool import CopyTool
+from snapmgr.stage.copytool import CopyTool, apply_options, fill_options
 from snapmgr.stage.infofile import SlaveInfo, read_slave_info
 
 if TYPE_CHECKING:
@@ -32,11 +32,7 @@ class MariabackupTool(CopyTool):
             f"--defaults-file={login}",
             "--backup",
             f"--target-dir={request.folder}",
-            f"--parallel={request.parallel}",
-            *([f"--throttle={request.throttle}"] if request.throttle else []),
-            *([f"--incremental-lsn={request.from_lsn}"] if request.from_lsn else []),
-            *(["--slave-info"] if replica else []),
-            *request.options,
+            *fill_options(request, replica=replica),
         ]
 
     def apply_argv(self, program: str, request: ApplyRequest) -> list[str]:
@@ -46,10 +42,7 @@ class MariabackupTool(CopyTool):
             # This machine's options are not the server's: those that matter are in backup-my.cnf.
             "--no-defaults",
             "--prepare",
-            f"--target-dir={request.folder}",
-            *([f"--use-memory={request.use_memory_bytes}"] if request.use_memory_bytes else []),
-            *([f"--incremental-dir={request.increment}"] if request.increment else []),
-            *request.options,
+            *apply_options(request),
         ]
 
     def why_inexact(self, source: Source) -> str:

@@ -33,6 +33,7 @@ __all__ = [
     "ToolName",
     "choose_tool",
     "read_state",
+    "require_tool",
     "tool_for",
 ]
 
@@ -69,6 +70,12 @@ def choose_tool(
     if name == "xtrabackup" or (name == "auto" and not percona.missing()):
         return percona
     return CloneTool(server_version=version)
+
+
+def require_tool(tool: Tool) -> None:
+    """Raise LackingError that names all that this machine lacks for a tool."""
+    if lacking := tool.missing():
+        raise LackingError("; ".join(one.what for one in lacking), hint="; ".join(one.hint for one in lacking))
 
 
 def tool_for(staged: Staged, *, program: str | None = None) -> Tool:

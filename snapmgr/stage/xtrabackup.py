@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from snapmgr.stage.copytool import CopyTool
+from snapmgr.stage.copytool import CopyTool, apply_options, fill_options
 
 if TYPE_CHECKING:
     from snapmgr.manifest import Position, SourcePosition
@@ -32,11 +32,7 @@ class XtrabackupTool(CopyTool):
             f"--target-dir={request.folder}",
             # It reads files, not the server's settings.
             f"--datadir={request.identity.datadir}",
-            f"--parallel={request.parallel}",
-            *([f"--throttle={request.throttle}"] if request.throttle else []),
-            *([f"--incremental-lsn={request.from_lsn}"] if request.from_lsn else []),
-            *(["--slave-info"] if replica else []),
-            *request.options,
+            *fill_options(request, replica=replica),
         ]
 
     def apply_argv(self, program: str, request: ApplyRequest) -> list[str]:
@@ -46,10 +42,7 @@ class XtrabackupTool(CopyTool):
             "--no-defaults",
             "--prepare",
             *(["--apply-log-only"] if request.redo_only else []),
-            f"--target-dir={request.folder}",
-            *([f"--use-memory={request.use_memory_bytes}"] if request.use_memory_bytes else []),
-            *([f"--incremental-dir={request.increment}"] if request.increment else []),
-            *request.options,
+            *apply_options(request),
         ]
 
     def why_inexact(self, source: Source) -> str:

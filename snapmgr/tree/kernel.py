@@ -10,10 +10,13 @@ import errno
 import fcntl
 import os
 import struct
+import sys
+from contextlib import suppress
 
 _FICLONE = 0x40049409
 _GETFLAGS = 0x80086601
 _SETFLAGS = 0x40086602
+_GETVERSION = 0x80087601
 _NOCOW_FLAG = 0x00800000
 _RENAME_NOREPLACE = 1
 # The file system cannot share blocks between these two files; anything else is a failure.
@@ -51,6 +54,15 @@ def set_nocow(fd: int, *, nocow: bool) -> None:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL):
                 raise
+
+
+def generation(fd: int) -> int:
+    """Return how often, or since when, a file's inode number is used; 0 where the file system does not tell."""
+    found = bytearray(8)
+    with suppress(OSError):
+        # The number says long, the kernel moves an int.
+        fcntl.ioctl(fd, _GETVERSION, found)
+    return int.from_bytes(found[:4], sys.byteorder)
 
 
 def _flags(fd: int) -> int:
