@@ -11,7 +11,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from snapmgr.records import AttachRecord, ClientOptions, Gauge, Pool, Reason, RevertPlan, SnapshotRef
+    from snapmgr.records import (
+        AttachRecord,
+        ClientOptions,
+        Gauge,
+        Pool,
+        Provisioned,
+        ProvisionOrder,
+        Reason,
+        RevertPlan,
+        SnapshotRef,
+    )
 
 
 @runtime_checkable
@@ -120,3 +130,20 @@ class Revertible(Protocol):
 
         Idempotent: called again it returns the same.
         """
+
+
+@runtime_checkable
+class Provisioner(Protocol):
+    """A storage that can be made anew on a blank block device: for the benchmark, and for tests."""
+
+    def provision(self, device: str, order: ProvisionOrder) -> AbstractContextManager[Provisioned]:
+        """Make this storage on `device` ("/dev/loop3") and mount it at `order.point`; the context's end takes it down.
+
+        The device holds nothing that anybody wants: the core has made sure. Programs are given all options that decide
+        about speed, and `commands` says which. Taking down is idempotent and leaves nothing active; what a SIGKILL
+        leaves is removed by `unprovision`. Raises StorageError (too small), LackingError.
+        """
+
+    def unprovision(self, device: str, order: ProvisionOrder) -> None:
+        """Unmount, deactivate and remove whatever an earlier `provision` with these arguments left; idempotent, in any
+        process. The device need not be blank afterwards, but nothing holds it."""

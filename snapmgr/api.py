@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
-from snapmgr.abilities import ClientMount, Filling, FolderCloning, Remounting, Revertible, ScratchAttaching
+from snapmgr.abilities import (
+    ClientMount,
+    Filling,
+    FolderCloning,
+    Provisioner,
+    Remounting,
+    Revertible,
+    ScratchAttaching,
+)
 from snapmgr.errors import (
     AlteredError,
     BusyError,
@@ -34,6 +42,8 @@ from snapmgr.records import (
     Mount,
     NotMine,
     Pool,
+    Provisioned,
+    ProvisionOrder,
     Reason,
     Reservoir,
     RevertPlan,
@@ -80,6 +90,9 @@ __all__ = [
     "NotMine",
     "Pool",
     "PrivateMount",
+    "ProvisionOrder",
+    "Provisioned",
+    "Provisioner",
     "Readying",
     "Reason",
     "Remounting",

@@ -6,10 +6,13 @@ which all processes of a machine share.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from snapmgr.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +292,37 @@ class ClientOptions:
     """Folder of the local cache; None: a fresh one that goes with the mount."""
     extra: tuple[str, ...] = ()
     """Further options of the client, as its command line takes them: ("--max-uploads", "150")."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvisionOrder:
+    """What `Provisioner.provision` is to make."""
+
+    id: str
+    """16 hex digits: part of every name that is global on the machine (volume groups, mounts of clients)."""
+    point: str
+    """An empty folder to mount at, in the caller's mount namespace."""
+    size_bytes: int
+    """How much of the device to use, from its beginning; what lies behind is not touched."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The backend's own: {"file_system": "xfs"}; unknown ones are refused with ConfigError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provisioned:
+    """A storage that `Provisioner.provision` made."""
+
+    path: str
+    """An empty folder in it, writable for root, that the backend takes for a volume of its own."""
+    devices: tuple[str, ...]
+    """Block devices whose counters in /proc/diskstats hold everything that is read and written for it, once: the
+    lowest ones. Empty if there is none."""
+    capacity_bytes: int
+    """What may be filled with data, so that snapshots still find room if all of it is overwritten once."""
+    commands: tuple[tuple[str, ...], ...]
+    """What was run, so that anyone can repeat it."""
+    mount_options: tuple[str, ...] = ()
+    """As the kernel reports them."""
 
 
 @dataclass(frozen=True, kw_only=True)
