@@ -41,6 +41,10 @@ _END_BY_ITSELF_S = 5.0
 _NO_PROGRESS_S = 180.0
 _POLL_S = 0.05
 _MOUNT_S = 90.0
+# A client queues a hundred staged blocks for each upload at once, by default 2,000; those that find the queue full wait
+# for a look once a minute (chunk/cached_store.go: pendingCh, scanDelayedStaging).
+_QUEUED_PER_UPLOAD, _DEFAULT_UPLOADS, _MOST_UPLOADS = 100, 20, 200
+_MAX_UPLOADS = "--max-uploads"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +110,7 @@ class PrivateClient:
         """Wait for the uploads. With an upload delay the volume is mounted anew without it: nothing else ends that."""
         if self._delayed and self._place.client().staged():
             self._place.unmount()
-            self._place.mount(replace(self._options, upload_delay_s=0.0))
+            self._place.mount_to_upload(self._options)
             self._delayed = False
         wait_uploaded(self._place.client(), timeout_s, tell)
 
@@ -163,6 +167,15 @@ class _Place:
                 hint="does it need a password? See META_PASSWORD and password_file in docs/backends/juicefs.md",
             ) from error
 
+    def mount_to_upload(self, options: ClientOptions) -> None:
+        """Mount it so that what is staged in the cache folder is uploaded at once, all of it."""
+        blocks = len(clients.staged(_caches(self.record)))
+        uploads = min(-(-blocks // _QUEUED_PER_UPLOAD), _MOST_UPLOADS)
+        extra = options.extra
+        if uploads > _DEFAULT_UPLOADS and not any(word.partition("=")[0] == _MAX_UPLOADS for word in extra):
+            extra = (*extra, _MAX_UPLOADS, str(uploads))
+        self.mount(replace(options, writeback=True, upload_delay_s=0.0, extra=extra))
+
     def unmount(self) -> None:
         """Unmount it and return when its client has ended; nothing happens if nothing is mounted."""
         if not self.is_mounted():
@@ -210,7 +223,7 @@ class _Place:
         if not self.is_mounted():
             if not clients.staged(_caches(self.record)):
                 return
-            self.mount(ClientOptions(writeback=True))
+            self.mount_to_upload(ClientOptions())
         wait_uploaded(self.client(), None, tell)
 
     def remove(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -44,6 +45,10 @@ def _commands() -> str:
     )
 
 
+def _max_uploads(point: str) -> int:
+    return int(json.loads(Path(point, ".config").read_text())["Chunk"]["MaxUpload"])
+
+
 def test_what_is_written_gets_to_the_volume(lab: JuicefsLab, locked: JuicefsVolume) -> None:
     origin = lab.make_origin()
     told: list[int] = []
@@ -62,6 +67,16 @@ def test_what_is_written_gets_to_the_volume(lab: JuicefsLab, locked: JuicefsVolu
     assert (origin / "later").read_bytes() == b"x" * 1000
     assert os.listdir(locked.folder / "caches") == []
     assert private.abandoned(locked.configuration()["Format"]["UUID"]) == []
+
+
+def test_more_staged_blocks_than_the_client_queues_do_not_wait_for_its_look_once_a_minute(lab: JuicefsLab) -> None:
+    origin = lab.make_origin()
+    with lab.backend().client_mount(str(origin), ClientOptions(writeback=True, upload_delay_s=3600)) as mount:
+        for number in range(2101):
+            Path(mount.path, str(number)).write_bytes(b"x")
+        assert _max_uploads(mount.point) == 20
+        mount.settle(60)
+        assert _max_uploads(mount.point) == 22  # a hundred for each
 
 
 @pytest.mark.parametrize("way", ["doctor", "another mount"])
