@@ -103,3 +103,38 @@ def _format_long(seconds: int) -> str:
     size, unit, small, small_unit = next(scale for scale in _LONG_SCALES if seconds >= scale[0])
     rest = seconds % size // small
     return f"{seconds // size} {unit} {rest} {small_unit}" if rest else f"{seconds // size} {unit}"
+
+
+def format_quantity(value: float, unit: str) -> str:
+    """Given a measured figure and its SI unit without a prefix, return it with three digits that count.
+
+    "83.1 µs", "1.24 s", "3 min 20 s", "1.5 GiB", "94.2 MiB/s", "7,530/s", "62,515"; any other unit follows the number.
+    """
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "−∞" if value < 0 else "∞"
+    if unit == "s":
+        return _format_seconds(value)
+    if unit in {"B", "B/s"}:
+        return format_size(round(value)) + unit[1:]
+    text = _three_digits(value)
+    return f"{text}/s" if unit == "1/s" else f"{text} {unit}".rstrip()
+
+
+def _format_seconds(seconds: float) -> str:
+    if abs(seconds) >= 120:  # noqa: PLR2004 - from two minutes on nobody counts tenths
+        return format_duration(seconds)
+    # The limits are where three digits round up into the next unit.
+    unit, factor = next(
+        ((unit, factor) for unit, factor, most in (("µs", 1e6, 0.9995e-3), ("ms", 1e3, 0.9995)) if abs(seconds) < most),
+        ("s", 1.0),
+    )
+    return f"{_three_digits(seconds * factor)} {unit}" if seconds else "0 s"
+
+
+def _three_digits(value: float) -> str:
+    if value == round(value) or abs(value) >= 99.95:  # noqa: PLR2004 - from here on nothing is lost without decimals
+        return f"{value:,.0f}"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value)) + 1e-12))
+    # 9.996 rounds to 10.00: one digit too many.
+    text = f"{value:,.{decimals}f}"
+    return text if len(text.replace(".", "").replace("-", "").lstrip("0")) <= 3 else f"{value:,.{decimals - 1}f}"  # noqa: PLR2004

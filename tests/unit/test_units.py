@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.units import format_duration, format_size, parse_duration, parse_size
+from snapmgr.units import format_duration, format_quantity, format_size, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -183,3 +183,40 @@ def test_any_text_is_read_or_refused_and_nothing_else(text):
 )
 def test_durations_are_printed(seconds, text):
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.0, "s", "0 s"),
+        (83.1234e-6, "s", "83.1 µs"),
+        (9.996e-3, "s", "10.0 ms"),
+        (0.99949, "s", "999 ms"),
+        (0.9996, "s", "1.00 s"),
+        (1.236, "s", "1.24 s"),
+        (59.97, "s", "60.0 s"),
+        (100.4, "s", "100 s"),
+        (200.0, "s", "3 min 20 s"),
+        (-0.0125, "s", "-12.5 ms"),
+        (1.5 * 2**30, "B", "1.5 GiB"),
+        (94.2 * 2**20, "B/s", "94.2 MiB/s"),
+        (7530.4, "1/s", "7,530/s"),
+        (7.5304, "1/s", "7.53/s"),
+        (62515.0, "", "62,515"),
+        (8.09, "", "8.09"),
+        (0.05, "", "0.0500"),
+        (12.0, "%", "12 %"),
+        (math.nan, "s", "not a number"),
+        (math.inf, "B", "∞"),
+    ],
+)
+def test_measured_figures_are_written_with_three_digits(value, unit, text):
+    assert format_quantity(value, unit) == text
+
+
+@given(st.floats(min_value=1e-9, max_value=119.9), st.sampled_from(["s", "1/s", ""]))
+def test_a_written_figure_is_near_the_measured_one(value, unit):
+    text = format_quantity(value, unit).removesuffix("/s").replace(",", "")
+    number, _, prefix = text.partition(" ")
+    written = float(number) * {"µs": 1e-6, "ms": 1e-3}.get(prefix, 1.0)
+    assert written == pytest.approx(value, rel=0.0051)
