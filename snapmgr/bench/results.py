@@ -1,0 +1,241 @@
+"""Results: a folder with ``run.json``, and one file for each sample that is never written again.
+
+Measuring only adds files here, drawing and comparing only read them. A file that cannot be read is a problem that is
+told, never a sample less.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import msgspec
+
+from snapmgr.errors import BusyError, CatalogError, ConfigError, LackingError, NoRoomError, NotFoundError
+from snapmgr.files import is_abandoned, replace_file, space_hint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+SCHEMA = 1
+_RUN = "run.json"
+_SAMPLE = re.compile(r"(?P<number>[0-9]{4,})-[a-z0-9+.-]+\.json")
+_READ_ONLY = 0o444
+# A sample with layouts and latency histograms has some hundred KB.
+_MAX_BYTES = 64 << 20
+
+
+class Run(TypedDict):
+    """``run.json``: what was asked for."""
+
+    schema: int
+    id: str
+    at: str
+    """When it began: ISO 8601, UTC."""
+    arguments: dict[str, Any]
+    """What decides about what is measured; a resumed run has the same."""
+    seed: int
+    versions: dict[str, str]
+
+
+class Sample(TypedDict):
+    """One file: what one run of a scenario on one stack found, on a fresh file system."""
+
+    schema: int
+    id: str
+    run: str
+    scenario: str
+    reading: str
+    stack: str
+    kind: str
+    """"measured", "pilot" or "a/a"; "absent" for what this machine lacks, with the reason in `failure`."""
+    block: int
+    position: int
+    at: str
+    seconds: float
+    parameters: dict[str, Any]
+    metrics: dict[str, float]
+    infos: dict[str, dict[str, Any]]
+    series: dict[str, list[float]]
+    axes: dict[str, dict[str, Any]]
+    layouts: dict[str, dict[str, Any]]
+    checks: list[dict[str, Any]]
+    notes: list[str]
+    spent: dict[str, Any]
+    commands: list[Any]
+    jobs: dict[str, str]
+    provisioned: dict[str, Any]
+    host: dict[str, Any]
+    failure: str
+    """Why it counts for nothing; "" if it counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What some folders of results hold."""
+
+    runs: list[dict[str, Any]]
+    samples: list[dict[str, Any]]
+    problems: list[str] = field(default_factory=list)
+    """A sentence for each file that cannot be used, with its name."""
+
+
+class Results:
+    """One folder of results.
+
+    Args:
+        folder: where it is, or is to be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder if need be and be the only one who writes to it. Raises BusyError if another run does."""
+        try:
+            self.folder.mkdir(mode=0o755, exist_ok=True)
+            fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileExistsError, NotADirectoryError):
+            raise ConfigError(f"{self.folder} is no folder", hint="name a new one with -o") from None
+        except FileNotFoundError:
+            raise NotFoundError(f"there is no folder {self.folder.parent}") from None
+        except OSError as error:
+            raise CatalogError(f"cannot make {self.folder}: {error.strerror}", hint=space_hint(error)) from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise BusyError(
+                f"another run writes its results to {self.folder}", hint="wait for it, or name another folder with -o"
+            ) from None
+        finally:
+            os.close(fd)
+
+    def begin(self, run: Mapping[str, Any]) -> None:
+        """Write ``run.json`` of a new run. Raises ConfigError if the folder holds anything already."""
+        for path in sorted(self.folder.iterdir()):
+            if is_abandoned(path):
+                path.unlink()
+            else:
+                raise ConfigError(f"{self.folder} holds {path.name}, and no results", hint="name a new folder with -o")
+        _write(self.folder / _RUN, {"schema": SCHEMA, **run}, Run)
+
+    def run(self) -> dict[str, Any] | None:
+        """Return ``run.json``; None if there is none. Raises CatalogError."""
+        path = self.folder / _RUN
+        return _read(path, Run) if path.exists() else None
+
+    def write(self, sample: Mapping[str, Any]) -> Path:
+        """Add a sample and return its file. Raises CatalogError, NoRoomError; then there is no file.
+
+        Its schema and its id, which is unique in this folder, are given here.
+        """
+        number = max((int(match["number"]) for match in map(_SAMPLE.fullmatch, self._names()) if match), default=0) + 1
+        name = f"{number:04d}-{sample['scenario']}-{sample['stack']}"
+        path = self.folder / f"{name}.json"
+        _write(path, {**sample, "schema": SCHEMA, "id": name}, Sample)
+        return path
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Return all samples in the order in which they were made. Raises CatalogError if one cannot be read."""
+        found = read([self.folder])
+        if found.problems:
+            raise CatalogError("\n".join(found.problems))
+        return found.samples
+
+    def _names(self) -> list[str]:
+        return sorted(os.listdir(self.folder))
+
+
+def read(paths: Sequence[Path]) -> Found:
+    """Return what several folders hold; a sample that lies in two of them counts once.
+
+    What cannot be used is told in `Found.problems`. Raises NotFoundError for a folder that does not exist, and
+    ConfigError for one that holds no results.
+    """
+    runs: list[dict[str, Any]] = []
+    samples: dict[tuple[str, str], dict[str, Any]] = {}
+    problems: list[str] = []
+    for folder in paths:
+        files = [path for path in _files(folder) if path.name == _RUN or _SAMPLE.fullmatch(path.name)]
+        if not files:
+            raise ConfigError(f"{folder} holds no results", hint="they are written by: snapmgr bench run -o FOLDER")
+        if files[0].name != _RUN and all(path.name != _RUN for path in files):
+            problems.append(f"{folder / _RUN} is missing: what was asked for cannot be told")
+        for path in files:
+            try:
+                if path.name == _RUN:
+                    runs.append(_read(path, Run))
+                else:
+                    sample = _read(path, Sample)
+                    samples.setdefault((sample["run"], sample["id"]), sample)
+            except CatalogError as error:
+                problems.append(error.message)
+    return Found(runs=runs, samples=list(samples.values()), problems=problems)
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no folder {folder}") from None
+    except NotADirectoryError:
+        raise ConfigError(f"{folder} is no folder of results", hint="name the folder, not a file in it") from None
+    except PermissionError:
+        raise LackingError(f"no right to read {folder}") from None
+
+
+def _write(path: Path, document: dict[str, Any], kind: type) -> None:
+    # What could not be read again must not be written: better a traceback now than a lost sample later.
+    msgspec.convert(document, kind)
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    if path.exists():
+        raise CatalogError(f"{path} is there already, and samples are never written again")
+    try:
+        replace_file(path, text.encode(), _READ_ONLY)
+    except OSError as error:
+        hint = space_hint(error)
+        kind_of_error = CatalogError if hint is None else NoRoomError
+        raise kind_of_error(f"cannot write {path}: {error.strerror}", hint=hint) from None
+
+
+def _read(path: Path, kind: type) -> dict[str, Any]:
+    """Return one document, checked. Raises CatalogError with the file's name."""
+    try:
+        # Neither a link nor a FIFO is one of ours; one who made results for us may own them.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        why = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        raise CatalogError(f"{path} cannot be read: {why}") from None
+    if len(data) > _MAX_BYTES:
+        raise CatalogError(f"{path} is damaged: it is larger than any sample ({_MAX_BYTES} bytes)")
+    try:
+        document = msgspec.json.decode(data)
+        schema = document.get("schema") if isinstance(document, dict) else None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CatalogError(f"{path} is damaged: {error}") from None
+    if not isinstance(schema, int) or isinstance(schema, bool):
+        raise CatalogError(f"{path} is damaged: it has no schema")
+    if schema > SCHEMA:
+        raise CatalogError(
+            f"{path} was made by a newer snapmgr (schema {schema}; this one reads {SCHEMA}): install that version"
+        )
+    if schema < SCHEMA:
+        raise CatalogError(
+            f"{path} was made by an older snapmgr (schema {schema}; this one reads {SCHEMA}): measure again"
+        )
+    try:
+        msgspec.convert(document, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise CatalogError(f"{path} is damaged: {error}") from None
+    return dict(document)
