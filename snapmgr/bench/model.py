@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from snapmgr.api import Completed, Reason, Usage
+    from snapmgr.api import Completed, Found, Reason, Usage
 
 Better = Literal["less", "more", "neither"]
 ProfileName = Literal["smoke", "quick", "standard", "paper"]
@@ -57,7 +57,8 @@ class Parameters:
     reading: str
     """Variant of the scenario: "printed", "repaired", "database"; "" where there is only one."""
     size_bytes: int
-    """Of the data a scenario fills in, chosen by the conductor within what `Scenario.needs` asks for."""
+    """Of the data a scenario fills in, chosen by the conductor within what `Scenario.needs` asks for. 0, as given to
+    `Scenario.parameters`, stands for what the scenario takes in that profile."""
     memory_bytes: int
     """What the page cache may hold at most, by a cgroup limit or the machine's memory: a buffered scenario refuses
     data that fit."""
@@ -139,8 +140,8 @@ class Snapshot(Protocol):
     def usage(self) -> Usage:
         """Return what the backend says that it takes."""
 
-    def delete(self) -> float:
-        """Delete it and wait until its space is free; return the seconds until that."""
+    def delete(self, *, wait: Literal["name", "space"] = "space") -> float:
+        """Delete it and wait until its space is free, or its name gone; return the seconds until that."""
 
 
 class FioRun(Protocol):
@@ -164,6 +165,10 @@ class Workbench(Protocol):
 
     def snapshot(self) -> Snapshot:
         """Take one. Raises LackingError for a stack without a backend (see `Stack.backend`)."""
+
+    def inventory(self) -> tuple[Found, ...]:
+        """Return what the backend finds in the volume's pool, as each backup asks it. Raises LackingError as
+        `snapshot` does."""
 
     def measured(self) -> AbstractContextManager[Measuring]:
         """Measure what happens while the context lasts: time, processors, bytes at the devices."""
