@@ -44,6 +44,7 @@ _PACKAGES = {
     "mkfs.xfs": "xfsprogs",
     "xfs_io": "xfsprogs",
     "lvs": "lvm2",
+    "fio": "fio",
 }
 
 

@@ -1,0 +1,262 @@
+"""Runs fio and reads what it found: rates, latencies, and the seconds in which nothing came through.
+
+The job file is written to a folder that is kept, with nothing in it that only we know: ``cd FOLDER && fio NAME.fio``
+repeats a run by hand, on whatever `directory` in it names. Stalls come from fio's own bandwidth log, one average a
+second: its helper thread wakes up once a second for it, where ``--status-interval`` would print the whole json+
+document, bins and all, every time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from snapmgr.command import find_program
+from snapmgr.errors import CommandError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from snapmgr.api import Runner
+
+Direction = Literal["read", "write", "sync"]
+WINDOW_S = 1.0
+PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
+
+_WINDOW_MS = 1000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+# fio prints what C's printf makes of a division by nothing; JSON knows no such number.
+_NO_NUMBER = re.compile(r"(:\s*)-?(?:nan|inf)\b")
+_LOGGED = {"0": "read", "1": "write"}
+_GLOBAL: dict[str, str | int | None] = {
+    # Reports of hundreds of threads, bins and all, would be many megabytes: one for each section is what is asked for.
+    "group_reporting": 1,
+    # A storage that compresses, or finds blocks that it has already, must gain nothing by it.
+    "refill_buffers": 1,
+    "randseed": 1,
+    "log_avg_msec": _WINDOW_MS,
+    "bwavgtime": _WINDOW_MS,
+    "per_job_logs": 0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """What a section moved in each whole second of its run, in bytes per second."""
+
+    read: tuple[float, ...]
+    write: tuple[float, ...]
+
+    @property
+    def without_read(self) -> int:
+        """Windows in which no read was finished."""
+        return self.read.count(0)
+
+    @property
+    def without_write(self) -> int:
+        """Windows in which no write was finished."""
+        return self.write.count(0)
+
+    @property
+    def without_either(self) -> int:
+        """Windows in which nothing was finished."""
+        return sum(1 for both in zip(self.read, self.write, strict=True) if not any(both))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FioRun:
+    """One finished run of fio. `section` names a section of the job file; None stands for all of them."""
+
+    document: Mapping[str, Any]
+    """Its json+ document."""
+    job_file: str
+    """Text of the job file."""
+    windows: Mapping[str, Windows]
+    """By section."""
+
+    def ios(self, direction: Direction, section: str | None = None) -> int:
+        """Return how many reads, writes or syncs were finished."""
+        return sum(int(report[direction]["total_ios"]) for report in self._reports(section))
+
+    def moved_bytes(self, direction: Literal["read", "write"], section: str | None = None) -> int:
+        """Return how many bytes were asked for and finished."""
+        return sum(int(report[direction]["io_bytes"]) for report in self._reports(section))
+
+    def seconds(self, section: str | None = None) -> float:
+        """Return how long the longest job ran, without fio's own start and end; fio counts milliseconds."""
+        times = [report[way]["runtime"] for report in self._reports(section) for way in ("read", "write")]
+        return float(max(times)) / 1000
+
+    def iops(self, direction: Direction, section: str | None = None) -> float:
+        """Return finished operations per second of the longest job; 0 for a run of less than a millisecond."""
+        seconds = self.seconds(section)
+        return self.ios(direction, section) / seconds if seconds else 0.0
+
+    def bytes_per_s(self, direction: Literal["read", "write"], section: str | None = None) -> float:
+        """Return bytes per second of the longest job; 0 for a run of less than a millisecond."""
+        seconds = self.seconds(section)
+        return self.moved_bytes(direction, section) / seconds if seconds else 0.0
+
+    def latency_s(self, direction: Direction, quantile: float, section: str | None = None) -> float | None:
+        """Return the latency that `quantile` (0 … 1) of the operations kept within; None without operations.
+
+        From submission to completion; of a sync the call's duration. From fio's bins, which are 1.6 % wide at most; the
+        quantile 1 is exact.
+        """
+        found = [_latencies(report, direction) for report in self._reports(section)]
+        if quantile >= 1:
+            return max((one["max"] for one in found if one.get("N")), default=0) / 1e9 or None
+        bins: Counter[int] = Counter()
+        for one in found:
+            bins.update({int(nanoseconds): count for nanoseconds, count in one.get("bins", {}).items()})
+        wanted, reached = quantile * bins.total(), 0
+        for nanoseconds in sorted(bins):
+            reached += bins[nanoseconds]
+            if reached >= wanted:
+                return nanoseconds / 1e9
+        return None
+
+    def latencies_s(self, direction: Direction, section: str | None = None) -> dict[str, float]:
+        """Return {"p50", "p99", "p99.9", "max"}; empty without operations."""
+        wanted = PERCENTILES | {"max": 1.0}
+        found = {name: self.latency_s(direction, quantile, section) for name, quantile in wanted.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _reports(self, section: str | None) -> list[Mapping[str, Any]]:
+        reports = [one for one in self.document["jobs"] if section in {None, one["jobname"]}]
+        if not reports:
+            raise KeyError(f"no section {section} in this run of fio")
+        return reports
+
+
+def _latencies(report: Mapping[str, Any], direction: Direction) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = report[direction].get("lat_ns" if direction == "sync" else "clat_ns", {})
+    return found
+
+
+def run_fio(
+    name: str,
+    sections: Mapping[str, Mapping[str, str | int | None]],
+    *,
+    directory: Path,
+    keep: Path,
+    runner: Runner,
+) -> FioRun:
+    """Run fio with a job file made of `sections`, and return what it found.
+
+    Args:
+        name: of the run; its files are ``NAME.fio``, ``NAME.json`` and ``NAME-SECTION_bw.log``. Used once in `keep`.
+        sections: options by section, "global" first; None stands for an option without a value. What is not said is
+            set to: incompressible data, a fixed `randseed`, one report for each section.
+        directory: where the files of the load are; written into the job file.
+        keep: an existing folder for job file, document and logs; no load goes there.
+        runner: runs it. There is no time limit: how long a job takes is the job's own affair.
+
+    Raises LackingError without fio, CommandError with its own words if it fails or prints no document, ConfigError for
+    names or values that a job file cannot hold.
+    """
+    find_program("fio")
+    job_file = write_job(name, sections, directory=directory)
+    (keep / f"{name}.fio").write_text(job_file, encoding="utf-8")
+    named = [section for section in sections if section != "global"]
+    logs = {section: keep / f"{name}-{section}_bw.log" for section in named}
+    for log in logs.values():
+        # fio appends.
+        log.unlink(missing_ok=True)
+    done = runner.run(
+        ["env", f"--chdir={keep}", "fio", "--output-format=json+", "--eta=never", f"{name}.fio"], timeout_s=None
+    )
+    document = parse_document(done.stdout)
+    (keep / f"{name}.json").write_text(done.stdout, encoding="utf-8")
+    if failed := [report["jobname"] for report in document["jobs"] if report.get("error")]:
+        raise CommandError(
+            f"fio {name}.fio failed in {', '.join(failed)}: {(done.stderr or done.stdout)[:2000].strip()}"
+        )
+    windows = {
+        section: read_windows(log.read_text() if log.exists() else "", _runtime_s(document, section))
+        for section, log in logs.items()
+    }
+    return FioRun(document=document, job_file=job_file, windows=windows)
+
+
+def write_job(name: str, sections: Mapping[str, Mapping[str, str | int | None]], *, directory: Path) -> str:
+    """Return the text of a job file. Raises ConfigError for what it cannot hold."""
+    # fio takes a colon for the end of one of several folders, and "${" for a variable (fio(1)).
+    folder = str(directory).replace(":", r"\:")
+    whole: dict[str, dict[str, str | int | None]] = {
+        "global": {"directory": folder, **_GLOBAL, **sections.get("global", {})}
+    }
+    for section, options in sections.items():
+        if section != "global":
+            # A group of its own, or its report would be one with its neighbours'.
+            whole[section] = {"new_group": None, "write_bw_log": f"{name}-{section}", **options}
+    lines: list[str] = []
+    for section, options in whole.items():
+        if not _NAME.fullmatch(section) or not _NAME.fullmatch(name):
+            raise ConfigError(f"{section if _NAME.fullmatch(name) else name} cannot name a part of a job of fio")
+        lines.append(f"[{section}]")
+        for option, value in options.items():
+            text = option if value is None else f"{option}={value}"
+            if "\n" in text or "${" in text:
+                raise ConfigError(f"a job file of fio cannot hold {text!r}")
+            lines.append(text)
+        lines.append("")
+    return "\n".join(lines)
+
+
+def parse_document(printed: str) -> dict[str, Any]:
+    """Return the json+ document in what fio printed, whatever notes stand before or behind it.
+
+    Raises CommandError that quotes what was printed instead.
+    """
+    for text in (printed, _NO_NUMBER.sub(r"\1null", printed)):
+        for start in re.finditer(r"^\{", text, re.MULTILINE):
+            try:
+                document, _ = json.JSONDecoder().raw_decode(text, start.start())
+            except ValueError:
+                continue
+            if isinstance(document.get("jobs"), list) and document["jobs"]:
+                return dict(document)
+    raise CommandError(
+        f"fio printed no json+ document: {printed.strip()[:500] or 'nothing'}", hint="see what `fio --version` says"
+    )
+
+
+def read_windows(log: str, runtime_s: float) -> Windows:
+    """Given a bandwidth log and how long the job ran, return what it moved in each whole second.
+
+    A line is "end of the window in ms, KiB/s, direction, …" for one job and direction; windows without any have none.
+    """
+    count = math.floor(runtime_s / WINDOW_S)
+    moved = {"read": [0.0] * count, "write": [0.0] * count}
+    for line in log.splitlines():
+        end_ms, kib_per_s, direction, *_ = (field.strip() for field in line.split(","))
+        number = max(round(int(end_ms) / _WINDOW_MS) - 1, 0)
+        if direction in _LOGGED and number < count:
+            moved[_LOGGED[direction]][number] += int(kib_per_s) * 1024
+    return Windows(read=tuple(moved["read"]), write=tuple(moved["write"]))
+
+
+def add_windows(windows: Sequence[Windows]) -> Windows:
+    """Return the windows of sections that ran at the same time, as one; as long as the longest."""
+    count = max((len(one.read) for one in windows), default=0)
+    sums = {
+        way: tuple(sum(one[at] for one in rows if at < len(one)) for at in range(count))
+        for way, rows in (("read", [one.read for one in windows]), ("write", [one.write for one in windows]))
+    }
+    return Windows(read=sums["read"], write=sums["write"])
+
+
+def _runtime_s(document: Mapping[str, Any], section: str) -> float:
+    times = [
+        report[way]["runtime"]
+        for report in document["jobs"]
+        if report["jobname"] == section
+        for way in ("read", "write")
+    ]
+    return float(max(times, default=0)) / 1000
