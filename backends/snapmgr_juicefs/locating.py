@@ -114,8 +114,9 @@ def warnings(found: Client, config: JuicefsConfig, program: Juicefs, now: float)
     """Return what is to be known about a volume: no dumps of its metadata, other machines that use it."""
     said = [dumps_warning(found, config, now)]
     if found.trash_days and not config.skip_trash:
+        days = f"{found.trash_days} day{'s' if found.trash_days > 1 else ''}"
         said.append(
-            f"the volume {found.name} keeps what is deleted in its trash for {found.trash_days} days: "
+            f"the volume {found.name} keeps what is deleted in its trash for {days}: "
             "space of deleted snapshots comes back only then"
         )
     if running_gc():

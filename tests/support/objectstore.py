@@ -25,7 +25,7 @@ _SOURCES = Path(__file__).parent.parent / "lab" / "objectstore"
 _COMPILE = ("gcc", "-O2", "-std=gnu17", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wno-format-truncation")
 _LIMIT_S = 60.0
 
-ACCESS_KEY = "lab"
+ACCESS_KEY = "LABACCESSKEY"
 SECRET_KEY = "lab-secret"  # signatures are not checked
 
 
