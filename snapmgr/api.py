@@ -17,11 +17,15 @@ from snapmgr.abilities import (
     Remounting,
     Revertible,
     ScratchAttaching,
+    StorageMaker,
+    release_cut,
+    unmount_all,
 )
 from snapmgr.errors import (
     AlteredError,
     BusyError,
     CommandError,
+    ConfigError,
     InUseError,
     LackingError,
     NotFoundError,
@@ -75,6 +79,7 @@ __all__ = [
     "ClientOptions",
     "CommandError",
     "Completed",
+    "ConfigError",
     "Filling",
     "FireError",
     "FolderCloning",
@@ -105,6 +110,7 @@ __all__ = [
     "SnapmgrError",
     "SnapshotRef",
     "StorageError",
+    "StorageMaker",
     "Target",
     "Usage",
     "Volume",
@@ -112,6 +118,8 @@ __all__ = [
     "format_size",
     "parse_duration",
     "parse_size",
+    "release_cut",
+    "unmount_all",
 ]
 
 API_VERSION = 1

@@ -31,6 +31,7 @@ from snapmgr_btrfs import (
     kernel,
     library,
     locating,
+    provisioning,
     removal,
     settling,
     space,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
         Found,
         Mounter,
         Pool,
+        Provisioned,
+        ProvisionOrder,
         Reservoir,
         Runner,
         SnapshotRef,
@@ -272,6 +275,19 @@ class BtrfsBackend:
                     hint="snapmgr doctor compares the catalog with the storage",
                 )
             yield top, folder_fd, entry
+
+    @contextmanager
+    def provision(self, device: str, order: ProvisionOrder) -> Iterator[Provisioned]:
+        """Make this storage on a blank device; see `snapmgr.api.Provisioner`."""
+        try:
+            with provisioning.provision(self._runner, self._mounter, device, order) as provisioned:
+                yield provisioned
+        finally:
+            self.unprovision(device, order)
+
+    def unprovision(self, device: str, order: ProvisionOrder) -> None:  # noqa: ARG002 - nothing holds the device but the mount
+        """Take it down; see `snapmgr.api.Provisioner`."""
+        provisioning.unprovision(self._runner, self._mounter, order)
 
 
 def _attachment(top: TopLevel, entry: Entry, *options: str) -> Attachment:

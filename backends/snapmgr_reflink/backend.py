@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from snapmgr.api import (
     API_VERSION,
@@ -21,6 +21,8 @@ from snapmgr.api import (
     NotFoundError,
     NotMine,
     Pool,
+    Provisioned,
+    ProvisionOrder,
     Reason,
     Reservoir,
     Runner,
@@ -30,12 +32,15 @@ from snapmgr.api import (
     Usage,
     Volume,
 )
-from snapmgr_reflink import kernel, store, survey, tree
+from snapmgr_reflink import kernel, provisioning, store, survey, tree
 from snapmgr_reflink.alteration import refuse_altered
 from snapmgr_reflink.armed import Member, ReflinkArmed, can_clone, check_rights, check_room, flush, forecast_s
 from snapmgr_reflink.cloning import clone_folder
 from snapmgr_reflink.contents import boxes, describe, refuse_foreign
 from snapmgr_reflink.place import Place, choose_place, mounted_inside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _SNAPSHOT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]+")
 _RECORD_ID = re.compile(r"[0-9a-f]{16}")
@@ -368,6 +373,19 @@ class ReflinkBackend:
                     return Usage(exclusive_bytes=survey.exclusive_bytes(data), valid=box.state != "begun")
             except OSError as error:
                 raise StorageError(f"cannot look through {tree.shown(box.path)}: {error.strerror}") from error
+
+    @contextmanager
+    def provision(self, device: str, order: ProvisionOrder) -> Iterator[Provisioned]:
+        """Make this storage on a blank device; see `snapmgr.api.Provisioner`."""
+        try:
+            with provisioning.provision(self._runner, self._mounter, device, order) as provisioned:
+                yield provisioned
+        finally:
+            self.unprovision(device, order)
+
+    def unprovision(self, device: str, order: ProvisionOrder) -> None:
+        """Take it down; see `snapmgr.api.Provisioner`."""
+        provisioning.unprovision(self._runner, self._mounter, device, order)
 
 
 def _await_space(store_fd: int, path: str) -> None:

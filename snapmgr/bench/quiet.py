@@ -1,0 +1,68 @@
+"""Waiting until a storage has done what it does in the background, so that the next measurement does not pay for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from snapmgr.blockdev import find_target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from snapmgr.api import Runner
+
+# As long without any request: the device is idle.
+_IDLE_S = 0.3
+_LOOK_S = 0.05
+# A device that somebody else uses never is.
+_AT_MOST_S = 120.0
+_CLEANER_S = 1800.0
+
+
+def wait_until_idle(
+    path: Path, devices: Sequence[str], runner: Runner, tell: Callable[[str], None], *, at_most_s: float = _AT_MOST_S
+) -> float:
+    """Flush the file system of `path`, wait for btrfs's cleaner, then until its devices are idle; return the seconds.
+
+    A device that is never idle (others use it) is waited for `at_most_s`, and that is told. Raises CommandError.
+    """
+    start = time.monotonic()
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+        mount = find_target(str(path), runner=runner).mount
+        if mount.fs_type == "btrfs":
+            # Deleted subvolumes, also those that a backend has not waited for.
+            runner.run(["btrfs", "subvolume", "sync", mount.point], timeout_s=_CLEANER_S)
+        runner.run(["sync", "--file-system", str(path)], timeout_s=_CLEANER_S)
+    finally:
+        os.close(fd)
+    now = requests(devices)
+    since = begun = time.monotonic()
+    while time.monotonic() - since < _IDLE_S:
+        if time.monotonic() - begun > at_most_s:
+            tell(
+                f"{', '.join(devices)} not idle after {at_most_s:g} s: somebody else uses it, or it works on by itself"
+            )
+            break
+        time.sleep(_LOOK_S)
+        before, now = now, requests(devices)
+        if now != before or now[1]:
+            since = time.monotonic()
+    return time.monotonic() - start
+
+
+def requests(devices: Sequence[str]) -> tuple[tuple[tuple[int, int, int], ...], int]:
+    """Return the reads, writes and discards that each device has completed, and how many requests are under way."""
+    done, under_way = [], 0
+    for device in devices:
+        number = os.stat(device).st_rdev
+        # Documentation/admin-guide/iostats.rst: discards are there since 4.18.
+        with open(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat", encoding="ascii") as file:
+            fields = [int(word) for word in file.read().split()]
+        done.append((fields[0], fields[4], fields[11] if len(fields) > 11 else 0))  # noqa: PLR2004
+        under_way += fields[8]
+    return tuple(done), under_way
