@@ -15,15 +15,15 @@ from snapmgr.errors import CommandError, ConfigError, StorageError
 from snapmgr.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from snapmgr.api import Mounter, Runner
     from snapmgr.records import (
         AttachRecord,
         ClientOptions,
         Completed,
         Gauge,
+        Mount,
         Pool,
         Provisioned,
         ProvisionOrder,
@@ -166,13 +166,25 @@ _SECTOR_BYTES = 512
 _LEAST_BYTES = {"btrfs": 256 * _MIB, "ext4": 64 * _MIB, "xfs": 300 * _MIB}
 
 
+class _Running(Protocol):
+    """What is needed of a `snapmgr.api.Runner`."""
+
+    def run(self, argv: Sequence[str], *, ok: tuple[int, ...] = (0,), timeout_s: float | None = 60.0) -> Completed: ...
+
+
+class _Mounted(Protocol):
+    """What is needed of a `snapmgr.api.Mounter`."""
+
+    def mounts(self) -> tuple[Mount, ...]: ...
+
+
 class StorageMaker:
     """For backends that are a `Provisioner`: makes and mounts file systems, and keeps what was run for that.
 
     All programs get an order's size as an option of their own: what lies behind it on the device is not touched.
     """
 
-    def __init__(self, runner: Runner, mounter: Mounter, order: ProvisionOrder) -> None:
+    def __init__(self, runner: _Running, mounter: _Mounted, order: ProvisionOrder) -> None:
         self._runner = runner
         self._mounter = mounter
         self._order = order
@@ -261,7 +273,7 @@ class StorageMaker:
         return tuple(dict.fromkeys((*mount.options, *mount.super_options)))
 
 
-def unmount_all(runner: Runner, mounter: Mounter, order: ProvisionOrder) -> None:
+def unmount_all(runner: _Running, mounter: _Mounted, order: ProvisionOrder) -> None:
     """For `Provisioner.unprovision`: unmount all at the order's point and below it; idempotent.
 
     What has just ended may hold it for a moment. Raises CommandError that names it if it is held for longer.
@@ -277,7 +289,7 @@ def unmount_all(runner: Runner, mounter: Mounter, order: ProvisionOrder) -> None
             time.sleep(0.05)
 
 
-def release_cut(runner: Runner, device: str, order: ProvisionOrder) -> None:
+def release_cut(runner: _Running, device: str, order: ProvisionOrder) -> None:
     """For `Provisioner.unprovision`: detach the loop device that a killed `StorageMaker.make_file_system` left."""
     for folder in Path("/sys/block").glob("loop*/loop"):
         try:
