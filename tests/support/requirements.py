@@ -118,6 +118,10 @@ def _chromium() -> str | None:
     return _program("chromium", package="chromium")
 
 
+def _fio() -> str | None:
+    return _program("fio", package="fio")
+
+
 def _not_root() -> str | None:
     return "runs as root and must not" if os.geteuid() == 0 else None
 
@@ -141,6 +145,7 @@ _CHECKS: dict[str, Callable[[], str | None]] = {
     "chromium": _chromium,
     "juicefs": _juicefs,
     "redis": _redis,
+    "fio": _fio,
     SYSTEM: _mariadbd,
     **{kind.name: kind.lacking for kind in KINDS.values() if kind.unpacked},
 }
