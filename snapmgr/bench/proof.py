@@ -1,0 +1,66 @@
+"""What a scenario remembers of its data, to prove later that a snapshot holds the old ones and the origin the new."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeFacts:
+    """What a folder held: all names and sizes, and the contents of some files."""
+
+    files: int
+    listing: str
+    """Digest of all files' names and sizes."""
+    contents: Mapping[str, str]
+    """Digest by name of a sample of them."""
+
+    def differences(self, other: TreeFacts) -> list[str]:
+        """Return in words what `other` has different; empty if nothing of what is known."""
+        said = []
+        if self.listing != other.listing:
+            said.append(f"names or sizes differ, of {self.files} files then and {other.files} now")
+        said += [f"{name} differs" for name, digest in self.contents.items() if other.contents.get(name) != digest]
+        return said
+
+
+def tree_facts(folder: Path, *, seed: int, sample: int, names: Sequence[str] | None = None) -> TreeFacts:
+    """Given a folder that nobody writes to, return what it holds.
+
+    The contents are those of `names`, or of `sample` files at random. Raises OSError.
+    """
+    sizes = sorted(
+        (os.path.relpath(os.path.join(path, name), folder), os.lstat(os.path.join(path, name)).st_size)
+        for path, _, found in os.walk(folder)
+        for name in found
+    )
+    if names is None:
+        chosen = random.Random(seed).sample(sizes, min(sample, len(sizes)))  # noqa: S311 - a sample, no secret
+        names = [name for name, _ in chosen]
+    there = {name for name, _ in sizes}
+    contents = {}
+    for name in names:
+        if name in there:
+            with open(folder / name, "rb") as file:
+                contents[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return TreeFacts(files=len(sizes), listing=hashlib.sha256(repr(sizes).encode()).hexdigest(), contents=contents)
+
+
+def block_digests(file: Path, *, seed: int, sample: int, block_bytes: int) -> tuple[str, ...]:
+    """Return the digests of `sample` blocks of a file; `seed` and its size decide which. Raises OSError."""
+    with open(file, "rb", buffering=0) as opened:
+        blocks = max(1, os.fstat(opened.fileno()).st_size // block_bytes)
+        places = random.Random(seed).sample(range(blocks), min(sample, blocks))  # noqa: S311 - a sample, no secret
+        found = []
+        for place in places:
+            data = os.pread(opened.fileno(), block_bytes, place * block_bytes)
+            found.append(hashlib.blake2b(data, digest_size=16).hexdigest())
+    return tuple(found)

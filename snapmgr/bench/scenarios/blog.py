@@ -1,0 +1,336 @@
+"""The load of a blog server, before and after a snapshot: how much it gets done, and whether it stalls."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.api import CommandError, LackingError, StorageError, format_size
+from snapmgr.bench import blogbench
+from snapmgr.bench.blogengine import BLOG_BYTES
+from snapmgr.bench.blogrun import COMMENTED, READ, REWRITTEN, WRITTEN, BlogRun
+from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.proof import TreeFacts, tree_facts
+from snapmgr.command import find_program
+from snapmgr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from snapmgr.api import Reason
+    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Spent, Stack, Workbench
+
+_MIB = 1 << 20
+_WINDOW_S = 1
+"""Stalls are looked for in windows of this length; an interval is some of them."""
+_CREW = {"writers": 3, "rewriters": 1, "commenters": 5, "readers": 100}
+_PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
+    "smoke": {"size_bytes": 48 * _MIB, "interval_s": 1, "intervals": 2, "writers": 1, "commenters": 2, "readers": 10},
+    "quick": {"size_bytes": 512 * _MIB, "interval_s": 2, "intervals": 5},
+    "standard": {"size_bytes": 4096 * _MIB, "interval_s": 5, "intervals": 12},
+    "paper": {"size_bytes": 10_000_000_000, "interval_s": 10, "intervals": 30},
+}
+_SAMPLED_FILES = 64
+# For what hangs at the end of a run: a stall is to be reported, not cut short.
+_PATIENCE_S = 900.0
+_MOMENTS = ("before", "after")
+_WHEN = {"before": "before the snapshot", "after": "after the snapshot"}
+_FILES = {"read": READ, "written": WRITTEN, "rewritten": REWRITTEN, "commented": COMMENTED}
+
+
+def _metrics() -> Iterator[MetricInfo]:
+    for moment in _MOMENTS:
+        when, after = _WHEN[moment], moment == "after"
+        yield MetricInfo(name=f"reads_{moment}", title=f"Blogs read {when}", unit="", better="more", headline=after)
+        yield MetricInfo(name=f"writes_{moment}", title=f"Blogs written {when}", unit="", better="more", headline=after)
+        for what, words in (("write", "a write"), ("read", "a read"), ("either", "either")):
+            yield MetricInfo(
+                name=f"windows_without_{what}_{moment}",
+                title=f"Seconds' windows without {words} {when}",
+                unit="",
+                better="less",
+            )
+            yield MetricInfo(
+                name=f"longest_without_{what}_{moment}_s",
+                title=f"Longest time without {words} {when}",
+                unit="s",
+                better="less",
+                headline=after and what == "write",
+            )
+        yield MetricInfo(name=f"sync_{moment}_s", title=f"Sync at the end of the load {when}", unit="s", better="less")
+        yield MetricInfo(
+            name=f"written_per_byte_{moment}",
+            title=f"Device bytes written per byte of files {when}",
+            unit="",
+            better="less",
+        )
+    yield MetricInfo(name="reads_kept", title="Blogs read: after ÷ before", unit="", better="more")
+    yield MetricInfo(name="writes_kept", title="Blogs written: after ÷ before", unit="", better="more")
+    yield MetricInfo(name="create_s", title="Snapshot call", unit="s", better="less")
+    yield MetricInfo(name="snapshot_bytes", title="Space that the snapshot takes afterwards", unit="B", better="less")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Phase:
+    run: BlogRun
+    sync_s: float
+    spent: Spent
+
+
+class Blog:
+    """See `snapmgr.bench.model.Scenario`.
+
+    Readings: "repaired" runs both loads on a tree that was filled before, with cold caches, so that nothing but the
+    snapshot is between them. "printed" is as published: the first load begins on an empty folder. A control's second
+    load shows what a second load alone changes.
+    """
+
+    name = "blog"
+    title = "What does a server with many small files get done before and after a snapshot, and does it stall?"
+    readings = ("repaired", "printed")
+    metrics = tuple(_metrics())
+
+    def missing(self) -> tuple[Reason, ...]:
+        """Nothing: without blogbench the load is our own."""
+        return ()
+
+    def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - the model's signature
+        """Any."""
+        return None
+
+    def parameters(self, given: Parameters) -> Parameters:
+        """Complete them. Raises ConfigError for data that are smaller than a blog, or that the cache would hold."""
+        own = dict(_PROFILES[given.profile])
+        size_bytes = given.size_bytes or own.pop("size_bytes")
+        own.pop("size_bytes", None)
+        extra = {**_CREW, "zeros": False, **own, **given.extra}
+        extra["blogs"] = size_bytes // BLOG_BYTES
+        if not extra["blogs"]:
+            raise ConfigError(
+                f"{format_size(size_bytes)} of data are less than one blog",
+                hint=f"a blog takes up to {format_size(BLOG_BYTES)}: use --size",
+            )
+        if given.profile == "paper" and size_bytes <= given.memory_bytes:
+            raise ConfigError(
+                f"{format_size(size_bytes)} of blogs fit into memory ({format_size(given.memory_bytes)}):"
+                " reads would measure the page cache",
+                hint="use a larger --size, bound the memory, or take another profile",
+            )
+        return replace(given, size_bytes=size_bytes, extra=extra)
+
+    def needs(self, parameters: Parameters) -> Needs:
+        """Return what a sample takes: the tree, and the snapshot's version of all of it."""
+        load_s = parameters.extra["interval_s"] * parameters.extra["intervals"]
+        fill_s = parameters.size_bytes / 100e6 if parameters.reading == "repaired" else 0.0
+        return Needs(space_bytes=int(parameters.size_bytes * 2.2) + 64 * _MIB, seconds=2 * load_s + fill_s + 2)
+
+    def run(self, bench: Workbench) -> Outcome:
+        """Measure once."""
+        tree = bench.path / "blogs"
+        tree.mkdir()
+        load = _load(bench, tree)
+        if bench.parameters.reading == "repaired":
+            bench.tell("fills the tree")
+            load.fill()
+        bench.tell("blogs, before the snapshot")
+        before = _phase(bench, load, 1)
+        seed = bench.parameters.seed
+        facts = tree_facts(tree, seed=seed, sample=_SAMPLED_FILES)
+        snapshot = bench.snapshot() if bench.stack.backend is not None else None
+        bench.tell("blogs, after the snapshot")
+        after = _phase(bench, load, 2)
+        now = tree_facts(tree, seed=seed, sample=0, names=list(facts.contents))
+        checks = [
+            Check(name="the load changed the origin", ok=bool(facts.differences(now)), detail=f"{now.files} files")
+        ]
+        metrics = _figures("before", before) | _figures("after", after)
+        for what in ("reads", "writes"):
+            if metrics[f"{what}_before"]:
+                metrics[f"{what}_kept"] = metrics[f"{what}_after"] / metrics[f"{what}_before"]
+        notes = [load.note, *_notes(bench, before.run, after.run)]
+        if snapshot is None:
+            notes.append("a control: no snapshot was taken, so the second load shows what a second load alone changes")
+        else:
+            metrics["create_s"] = snapshot.create_s
+            checks += _check(snapshot, facts, seed)
+            usage = snapshot.usage().exclusive_bytes
+            if usage is None:
+                notes.append("what the snapshot takes is not known cheaply on this storage")
+            else:
+                metrics["snapshot_bytes"] = float(usage)
+        series, axes = _series(bench, {"before": before.run, "after": after.run})
+        return Outcome(metrics=metrics, series=series, axes=axes, checks=checks, notes=notes)
+
+
+class _Own:
+    """Our own load; see snapmgr.bench.blogengine."""
+
+    def __init__(self, bench: Workbench, tree: Path) -> None:
+        self._bench = bench
+        self._tree = tree
+        extra = bench.parameters.extra
+        self.note = (
+            "the load is snapmgr's own, with the mix and the scores of blogbench, which is not installed; it reads"
+            f" 64 KiB a call and writes {'zeros' if extra['zeros'] else 'data that cannot be compressed'}, in at most"
+            f" {extra['blogs']} blogs"
+        )
+
+    def fill(self) -> None:
+        """Write each blog once."""
+        self._run("--fill", f"--writers={self._bench.parameters.extra['writers']}", turn=0, seconds=None)
+
+    def run(self, turn: int) -> BlogRun:
+        """Keep the load up for the scenario's time."""
+        extra = self._bench.parameters.extra
+        filled = ("--filled",) if self._bench.parameters.reading == "repaired" else ()
+        crew = [f"--{role}={extra[role]}" for role in _CREW]
+        seconds = extra["interval_s"] * extra["intervals"]
+        document = self._run(*filled, *crew, f"--seconds={seconds}", turn=turn, seconds=seconds)
+        counts = {name: tuple(values) for name, values in document["counts"].items()}
+        wrapped = f"load {turn}: all {extra['blogs']} blogs were written, so writers began again with the first"
+        return BlogRun(
+            ends_s=tuple(document["ends_s"]),
+            counts=counts,
+            writes=document["writes"],
+            reads=document["reads"],
+            bytes_written=sum(counts["bytes_written"]),
+            notes=(wrapped,) if document["wrapped"] else (),
+        )
+
+    def _run(self, *options: str, turn: int, seconds: float | None) -> dict[str, Any]:
+        parameters = self._bench.parameters
+        zeros = ("--zeros",) if parameters.extra["zeros"] else ()
+        argv = (
+            *(sys.executable, "-P", "-m", "snapmgr.bench.blogengine", f"--folder={self._tree}"),
+            *(f"--blogs={parameters.extra['blogs']}", f"--window={_WINDOW_S}", f"--seed={parameters.seed + turn}"),
+            *(*zeros, *options),
+        )
+        try:
+            done = self._bench.run(argv, timeout_s=None if seconds is None else seconds + _PATIENCE_S)
+        except CommandError as error:
+            if "the disk is full" in error.message:
+                raise StorageError(
+                    f"the disk was full while the blogs were written: {error.message}",
+                    hint="give it a larger device, or a smaller --size",
+                ) from None
+            raise
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+
+class _Blogbench:
+    """The program itself."""
+
+    note = (
+        "the load is the program blogbench: it writes zeros, which a storage that compresses gains by, and reads 8"
+        " bytes a call, so that its score for reads of cached data measures system calls"
+    )
+
+    def __init__(self, bench: Workbench, tree: Path) -> None:
+        self._bench = bench
+        self._tree = tree
+
+    def fill(self) -> None:
+        """Run it once as long as it is measured later."""
+        self.run(0)
+
+    def run(self, turn: int) -> BlogRun:  # noqa: ARG002 - it takes no seed
+        """Run it for the scenario's time."""
+        extra = self._bench.parameters.extra
+        seconds = extra["interval_s"] * extra["intervals"]
+        crew = {role: extra[role] for role in _CREW}
+        argv = blogbench.command(self._tree, crew, window_s=_WINDOW_S, windows=seconds // _WINDOW_S)
+        done = self._bench.run(argv, timeout_s=seconds + _PATIENCE_S)
+        return blogbench.parse(done.stdout, window_s=_WINDOW_S)
+
+
+def _load(bench: Workbench, tree: Path) -> _Own | _Blogbench:
+    with suppress(LackingError):
+        find_program(blogbench.PROGRAM)
+        return _Blogbench(bench, tree)
+    return _Own(bench, tree)
+
+
+def _phase(bench: Workbench, load: _Own | _Blogbench, turn: int) -> _Phase:
+    if bench.parameters.reading == "repaired":
+        bench.quiet()
+        bench.cold()
+    with bench.measured() as whole:
+        run = load.run(turn)
+        with bench.measured() as sync:
+            bench.run(("sync", "--file-system", str(bench.path)), timeout_s=None)
+    return _Phase(run=run, sync_s=sync.spent.seconds, spent=whole.spent)
+
+
+def _figures(moment: str, phase: _Phase) -> dict[str, float]:
+    stalls = phase.run.stalls()
+    figures = {
+        f"reads_{moment}": phase.run.reads,
+        f"writes_{moment}": phase.run.writes,
+        f"windows_without_write_{moment}": stalls.without_write,
+        f"windows_without_read_{moment}": stalls.without_read,
+        f"windows_without_either_{moment}": stalls.without_either,
+        f"longest_without_write_{moment}_s": stalls.longest_write_s,
+        f"longest_without_read_{moment}_s": stalls.longest_read_s,
+        f"longest_without_either_{moment}_s": stalls.longest_either_s,
+        f"sync_{moment}_s": phase.sync_s,
+    }
+    if phase.run.bytes_written and phase.spent.written_bytes:
+        figures[f"written_per_byte_{moment}"] = phase.spent.written_bytes / phase.run.bytes_written
+    return {name: float(value) for name, value in figures.items()}
+
+
+def _notes(bench: Workbench, *runs: BlogRun) -> list[str]:
+    notes = [note for run in runs for note in run.notes]
+    if bench.parameters.size_bytes <= bench.parameters.memory_bytes:
+        notes.append("the blogs fit into memory: what is read twice comes from the page cache")
+    for run in runs:
+        late = max(end - _WINDOW_S * number for number, end in enumerate(run.ends_s, start=1))
+        if late > _WINDOW_S / 2:
+            notes.append(f"the processors were so busy that a window ended {late:.1f} s late")
+    return notes
+
+
+def _check(snapshot: Snapshot, facts: TreeFacts, seed: int) -> Iterator[Check]:
+    name = "the snapshot holds what the tree held"
+    if not snapshot.usage().valid:
+        yield Check(name=name, ok=False, detail="the storage lost the snapshot: its room ran full under the load")
+        return
+    with snapshot.opened() as folder:
+        then = tree_facts(folder / "blogs", seed=seed, sample=0, names=list(facts.contents))
+    wrong = facts.differences(then)
+    said = "; ".join(wrong[:3]) or f"names and sizes of {facts.files} files, contents of {len(facts.contents)}"
+    yield Check(name=name, ok=not wrong, detail=said)
+
+
+def _series(
+    bench: Workbench, runs: Mapping[str, BlogRun]
+) -> tuple[dict[str, Sequence[float]], dict[str, Mapping[str, Any]]]:
+    """Return counts per interval ("read_before") and per window ("read_each_s_before")."""
+    interval_s = bench.parameters.extra["interval_s"]
+    counted = {**_FILES, "blogs_written": ("blogs_written",), "blogs_read": ("blogs_read",)}
+    series: dict[str, Sequence[float]] = {}
+    axes: dict[str, Mapping[str, Any]] = {}
+    for moment, run in runs.items():
+        for what, names in counted.items():
+            if not any(name in run.counts for name in names):
+                continue
+            title = f"{what.replace('_', ' ').capitalize()}, {_WHEN[moment]}"
+            for key, windows, unit_s in ((what, interval_s // _WINDOW_S, interval_s), (f"{what}_each_s", 1, _WINDOW_S)):
+                values = run.intervals(names, windows)
+                series[f"{key}_{moment}"] = values
+                axes[f"{key}_{moment}"] = {
+                    "title": title if what.startswith("blogs") else f"Files {title[0].lower()}{title[1:]}",
+                    "x_title": "time",
+                    "x_unit": "s",
+                    "x": [unit_s * number for number in range(1, len(values) + 1)],
+                    "unit": "",
+                }
+    return series, axes
+
+
+scenario = Blog()
