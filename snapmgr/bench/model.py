@@ -147,10 +147,13 @@ class Snapshot(Protocol):
 class FioRun(Protocol):
     """One finished run of fio: see snapmgr.bench.fio."""
 
-    document: Mapping[str, Any]
-    """Its json+ document."""
-    job_file: str
-    """Text of the job file, kept with the sample."""
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """Its json+ document."""
+
+    @property
+    def job_file(self) -> str:
+        """Text of the job file, kept with the sample."""
 
 
 class Workbench(Protocol):
@@ -196,10 +199,13 @@ class Workbench(Protocol):
 class Layout(Protocol):
     """Where a file's blocks are: see snapmgr.bench.layout."""
 
-    extents: int
-    """As filefrag counts them: neighbours that touch are merged."""
-    gaps_per_gib: float
-    """Physical jumps per GiB in the order of reading; compares compressed files too."""
+    @property
+    def extents(self) -> int:
+        """As filefrag counts them: neighbours that touch are merged."""
+
+    @property
+    def gaps_per_gib(self) -> float:
+        """Physical jumps per GiB in the order of reading; compares compressed files too."""
 
     def document(self) -> dict[str, Any]:
         """Return it for the sample, extents thinned out to at most 2,000 points for a map."""
