@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.api import LackingError, ProvisionOrder, SnapmgrError, StorageError
+from snapmgr.bench.memory import bounded, remove_group
 from snapmgr.blockdev import parse_mountinfo, read_mounts
 from snapmgr.command import CommandRunner
 from snapmgr.files import replace_file
@@ -52,6 +53,8 @@ class Scene:
     order: ProvisionOrder
     folder: Path
     """A small tmpfs, private too; the order's point is a folder in it, others may be made."""
+    memory_bounded: bool
+    """Whether a bound below the machine's memory is in force."""
 
 
 _own_since: int | None = None
@@ -82,6 +85,7 @@ def staged(
     backend: str | None,
     size_bytes: int,
     options: Mapping[str, str],
+    memory_bytes: int,
     restore: Callable[[str], Provisioner],
 ) -> Iterator[Scene]:
     """Yield a scene for `provisioner`; whatever ends this process, what it has made on `device` is taken down.
@@ -92,6 +96,7 @@ def staged(
         backend: its name, for a later run; None: a control.
         size_bytes: as in `ProvisionOrder`.
         options: as in `ProvisionOrder`.
+        memory_bytes: what all of it may use of memory, page cache included.
         restore: given a backend's name ("" for the controls) returns a provisioner, to clear what earlier runs left.
     """
     sweep(restore)
@@ -111,7 +116,8 @@ def staged(
         try:
             mount_device("snapmgr-bench", str(folder), fs_type="tmpfs", options=("size=4m", "mode=700"))
             os.mkdir(order.point)
-            yield Scene(order=order, folder=folder)
+            with bounded(name, memory_bytes) as memory_bounded:
+                yield Scene(order=order, folder=folder, memory_bounded=memory_bounded)
         finally:
             # A second Ctrl-C does not leave half of it; what fails stays written down for a later run.
             with signals_held():
@@ -201,6 +207,7 @@ def _take_down(provisioner: Provisioner, device: str, order: ProvisionOrder) -> 
     provisioner.unprovision(device, order)
     _unmount_below(folder)
     remove_point(str(folder))
+    remove_group(order.id)
     (RUN / f"{folder.name}.json").unlink(missing_ok=True)
 
 

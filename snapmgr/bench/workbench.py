@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from snapmgr.api import AttachRecord, InUseError, LackingError, NotMine, Readying, StorageError
 from snapmgr.bench.counters import Counters
@@ -26,7 +26,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from snapmgr.api import Attachment, Backend, Completed, Held, Provisioned, Provisioner, Runner, SnapshotRef, Usage
+    from snapmgr.api import (
+        Attachment,
+        Backend,
+        Completed,
+        Found,
+        Held,
+        Provisioned,
+        Provisioner,
+        Runner,
+        SnapshotRef,
+        Usage,
+        Volume,
+    )
     from snapmgr.bench.fio import FioRun
     from snapmgr.bench.layout import Layout
     from snapmgr.bench.model import Measuring, Parameters, Stack
@@ -94,10 +106,10 @@ class BenchSnapshot:
         """Ask the backend, exactly."""
         return self._backend.usage(self.ref, exact=True)
 
-    def delete(self) -> float:
-        """Delete it and wait for its space; return the seconds."""
+    def delete(self, *, wait: Literal["name", "space"] = "space") -> float:
+        """Delete it and wait for its space or for its name; return the seconds."""
         start = time.monotonic()
-        self._backend.delete(self.ref, wait="space")
+        self._backend.delete(self.ref, wait=wait)
         return time.monotonic() - start
 
 
@@ -159,12 +171,7 @@ class StackWorkbench:
 
     def snapshot(self) -> BenchSnapshot:
         """Take one as a backup would, but without a helper process: nothing here holds a lock on a server."""
-        backend = self._backend
-        if backend is None:
-            raise LackingError(f"{self.stack.title} has no snapshots", hint="ask `Stack.backend` before")
-        volume = backend.locate(find_target(str(self.path), runner=self._plain))
-        if isinstance(volume, NotMine):
-            raise StorageError(f"the backend {self.stack.backend} refuses what it has made: {volume.reason}")
+        backend, volume = self._located()
         start = time.monotonic()
         with backend.arm((volume,), _new_id()) as armed:
             for _ in range(_SYNCS):
@@ -183,6 +190,19 @@ class StackWorkbench:
         made = BenchSnapshot(self, backend, refs[0], volume.subpath)
         made.create_s, made.whole_s = create_s, time.monotonic() - start
         return made
+
+    def inventory(self) -> tuple[Found, ...]:
+        """Return what the backend finds in the volume's pool."""
+        backend, volume = self._located()
+        return backend.inventory((volume.pool,))
+
+    def _located(self) -> tuple[Backend, Volume]:
+        if self._backend is None:
+            raise LackingError(f"{self.stack.title}: it takes none", hint="this stack is only compared with")
+        volume = self._backend.locate(find_target(str(self.path), runner=self._plain))
+        if isinstance(volume, NotMine):
+            raise StorageError(f"the backend {self.stack.backend} refuses what it has made: {volume.reason}")
+        return self._backend, volume
 
     def measured(self) -> AbstractContextManager[Measuring]:
         """Measure what happens while the context lasts."""
@@ -230,7 +250,7 @@ class StackWorkbench:
         return {
             "commands": [list(argv) for argv in (*made, *self._runner.commands)],
             "jobs": dict(self._jobs),
-            "provisioned": facts,
+            "provisioned": facts | {"memory_bounded": self.scene.memory_bounded},
         }
 
 
@@ -273,7 +293,13 @@ def workbench(
         return provisioner_of(known, backend_of(known, {}, runner, mounter), runner, mounter)
 
     with staged(
-        provisioner, device, backend=stack.backend, size_bytes=size_bytes, options=stack.options, restore=restore
+        provisioner,
+        device,
+        backend=stack.backend,
+        size_bytes=size_bytes,
+        options=stack.options,
+        memory_bytes=parameters.memory_bytes,
+        restore=restore,
     ) as scene:
         tell(f"making {stack.name} on {device}")
         with provisioner.provision(device, scene.order) as provisioned:

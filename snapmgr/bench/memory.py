@@ -1,0 +1,113 @@
+"""Bounds the memory, and so the page cache, of all that a sample runs: by a control group of version 2.
+
+Pages of files are charged to the group of whoever touches them first: so the whole process that measures enters the
+group, and all that it starts follows it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapmgr.api import LackingError, Reason, StorageError, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ROOT = Path("/sys/fs/cgroup")
+_PREFIX = "snapmgr-bench-"
+_LEAST_BYTES = 64 << 20
+"""For Python and fio themselves."""
+_EMPTY_S = 5.0
+
+
+def memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return the machine's memory."""
+    for line in meminfo.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) << 10
+    raise StorageError(f"{meminfo} does not say how much memory there is", hint="is /proc mounted?")
+
+
+def lacking(root: Path = _ROOT) -> Reason | None:
+    """Return why memory cannot be bounded here; None if it can. Enables the controller if need be."""
+    if not (root / "cgroup.controllers").exists():
+        return Reason(
+            what=f"no control groups of version 2 at {root}: memory cannot be bounded",
+            hint="use data larger than the memory, or boot with systemd.unified_cgroup_hierarchy=1",
+        )
+    if "memory" not in (root / "cgroup.controllers").read_text(encoding="ascii").split():
+        return Reason(
+            what="the kernel's control groups of version 2 have no memory controller: memory cannot be bounded",
+            hint="use data larger than the memory, or boot with cgroup_no_v1=memory",
+        )
+    try:
+        if "memory" not in (root / "cgroup.subtree_control").read_text(encoding="ascii").split():
+            (root / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
+    except OSError as error:
+        return Reason(
+            what=f"memory cannot be bounded: {root}: {error.strerror}",
+            hint="run it as root outside of a container, or use data larger than the memory",
+        )
+    return None
+
+
+@contextmanager
+def bounded(name: str, limit_bytes: int, *, root: Path = _ROOT) -> Iterator[bool]:
+    """Keep this process and its children within `limit_bytes` of memory; yield whether a bound was needed.
+
+    None is for a limit of as much as the machine has. Swap is not allowed. `name` is unique; `remove_group` removes
+    what a SIGKILL leaves. Raises LackingError where memory cannot be bounded, StorageError for too little.
+    """
+    if limit_bytes >= memory_bytes():
+        yield False
+        return
+    if limit_bytes < _LEAST_BYTES:
+        raise StorageError(
+            f"a benchmark does not run in {format_size(limit_bytes)} of memory",
+            hint=f"{format_size(_LEAST_BYTES)} will do",
+        )
+    if (reason := lacking(root)) is not None:
+        raise LackingError(reason.what, hint=reason.hint)
+    group, before = root / f"{_PREFIX}{name}", _group_of_this_process(root)
+    try:
+        group.mkdir()
+        (group / "memory.max").write_text(f"{limit_bytes}\n", encoding="ascii")
+        with suppress(FileNotFoundError):  # a kernel without swap
+            (group / "memory.swap.max").write_text("0\n", encoding="ascii")
+        (group / "cgroup.procs").write_text(f"{os.getpid()}\n", encoding="ascii")
+    except OSError as error:
+        remove_group(name, root=root)
+        raise LackingError(
+            f"cannot bound memory by {group}: {error.strerror}", hint="run it outside of a container"
+        ) from None
+    try:
+        yield True
+    finally:
+        (before / "cgroup.procs").write_text(f"{os.getpid()}\n", encoding="ascii")
+        remove_group(name, root=root)
+
+
+def remove_group(name: str, *, root: Path = _ROOT) -> None:
+    """Remove what `bounded` made, once nobody is in it; what is charged to it goes to its parent. Idempotent."""
+    group = root / f"{_PREFIX}{name}"
+    deadline = time.monotonic() + _EMPTY_S
+    while group.exists():
+        try:
+            group.rmdir()
+        except OSError:
+            # A process that was killed is in it until it is gone.
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
+
+
+def _group_of_this_process(root: Path) -> Path:
+    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        # cgroups(7): "0::/user.slice/…" is the one of version 2.
+        if line.startswith("0::"):
+            return root / line.removeprefix("0::").lstrip("/")
+    return root
