@@ -133,8 +133,16 @@ def test_storage_of_the_measured_kind_gets_three_times_faster():
     history, end = climb(storage, spread=0.1, seed=3, time_s=1800)
     assert end.settings.writeback
     assert storage.seconds(end.settings) * 3 <= storage.seconds(Settings())
-    # What the bottleneck calls for comes first.
-    assert changes(history[0].settings, history[1].settings) == "+ writeback"
+    # What published ladders end with comes first, at once.
+    assert changes(history[0].settings, history[1].settings) == "+ use-memory 4.0 GiB, + writeback, + upload delay 1 h"
+
+
+def test_what_ends_beats_a_first_rung_that_did_not_in_the_time():
+    first = Run(settings=Settings(), seconds=300, cut=True, bottleneck="unknown")
+    second = Run(settings=Settings(writeback=True), seconds=212, cut=False, bottleneck="upload")
+    step = next_rung([first, second], LIMITS, left_s=50)
+    assert isinstance(step, Stop)
+    assert step.settings == second.settings
 
 
 def test_large_cache_counts_only_with_what_fills_it():

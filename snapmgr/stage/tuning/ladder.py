@@ -198,6 +198,14 @@ def _joined_moves(settings: Settings, limits: Limits) -> Iterator[Move]:
         yield Move(dimension="warm-up", key="warm-up off", settings=replace(settings, warm_up=False), joined=True)
 
 
+def _leap(settings: Settings, limits: Limits) -> Settings:
+    """Return the settings that published ladders end with: alone each may gain little, and each rung is dear."""
+    if not limits.private:
+        return settings
+    memory = max(limits.memory_bytes, settings.use_memory_bytes or 0)
+    return replace(settings, use_memory_bytes=memory, writeback=True, upload_delay_s=_DELAY_S)
+
+
 def noise(history: Sequence[Run]) -> float | None:
     """Return the spread of repeats as a share: the standard deviation within rungs, all repeated ones together."""
     squares, freedom = 0.0, 0
@@ -235,6 +243,9 @@ def next_rung(history: Sequence[Run], limits: Limits, *, left_s: float, start: S
     if now.unsure is not None:
         # A repeat must end, or it says nothing of the spread.
         return Try(settings=now.unsure, limit_s=left_s, why="is the gain more than the noise?", repeat=True)
+    leap = _leap(now.best, limits)
+    if len({run.settings for run in history}) == 1 and leap != now.best:
+        return Try(settings=leap, limit_s=limit_s, why="all that mostly helps, at once: the climb goes on from there")
     choice = _choose(replayed, history, limits)
     if choice is None:
         return Stop(settings=now.best, why="nothing that is left gains more than the noise", exhausted=True)
@@ -299,7 +310,8 @@ def _replay(history: Sequence[Run], limits: Limits) -> _Replay:
 def _judge(new: Sequence[Run], old: Sequence[Run], spread: float | None) -> Literal["better", "worse", "unsure"]:
     whole = [run for run in new if not run.cut]
     gain = math.log(_typical(old) / _typical(new)) if whole else 0.0
-    if gain <= 0 or gain >= _CLEAR_GAIN:
+    # What was ended took even longer, and is not run once more.
+    if gain <= 0 or gain >= _CLEAR_GAIN or old[0].cut:
         return "better" if gain > 0 else "worse"
     if spread is None:
         return "unsure"
