@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -169,8 +169,8 @@ class StackWorkbench:
         self._counters = Counters(provisioned.devices)
         self._jobs: dict[str, str] = {}
 
-    def snapshot(self) -> BenchSnapshot:
-        """Take one as a backup would, but without a helper process: nothing here holds a lock on a server."""
+    def snapshot(self, held: AbstractContextManager[object] | None = None) -> BenchSnapshot:
+        """Take one as a backup would, but without a helper process: a hung storage call holds nobody's server here."""
         backend, volume = self._located()
         start = time.monotonic()
         with backend.arm((volume,), _new_id()) as armed:
@@ -182,14 +182,20 @@ class StackWorkbench:
             if isinstance(armed, Readying):
                 armed.get_ready()
             armed.launched = True
-            fired = time.monotonic()
-            shots = armed.fire(fired + _FIRE_S)
-            create_s = time.monotonic() - fired
+            with held or nullcontext():
+                fired = time.monotonic()
+                shots = armed.fire(fired + _FIRE_S)
+                create_s = time.monotonic() - fired
         refs = tuple(shot.ref for shot in shots)
         backend.settle(refs, _SETTLE_S)
         made = BenchSnapshot(self, backend, refs[0], volume.subpath)
         made.create_s, made.whole_s = create_s, time.monotonic() - start
         return made
+
+    def at_once(self) -> bool:
+        """Ask the backend."""
+        backend, volume = self._located()
+        return backend.capabilities((volume,)).atomicity == "volume"
 
     def inventory(self) -> tuple[Found, ...]:
         """Return what the backend finds in the volume's pool."""
