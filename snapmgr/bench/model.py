@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from snapmgr.api import Completed, Found, Reason, Usage
+    from snapmgr.bench.fio import FioRun
 
 Better = Literal["less", "more", "neither"]
 ProfileName = Literal["smoke", "quick", "standard", "paper"]
@@ -142,18 +143,6 @@ class Snapshot(Protocol):
 
     def delete(self, *, wait: Literal["name", "space"] = "space") -> float:
         """Delete it and wait until its space is free, or its name gone; return the seconds until that."""
-
-
-class FioRun(Protocol):
-    """One finished run of fio: see snapmgr.bench.fio."""
-
-    @property
-    def document(self) -> Mapping[str, Any]:
-        """Its json+ document."""
-
-    @property
-    def job_file(self) -> str:
-        """Text of the job file, kept with the sample."""
 
 
 class Workbench(Protocol):
