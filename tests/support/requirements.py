@@ -122,6 +122,10 @@ def _fio() -> str | None:
     return _program("fio", package="fio")
 
 
+def _sysbench() -> str | None:
+    return _program("sysbench", package="sysbench")
+
+
 def _not_root() -> str | None:
     return "runs as root and must not" if os.geteuid() == 0 else None
 
@@ -146,6 +150,7 @@ _CHECKS: dict[str, Callable[[], str | None]] = {
     "juicefs": _juicefs,
     "redis": _redis,
     "fio": _fio,
+    "sysbench": _sysbench,
     SYSTEM: _mariadbd,
     **{kind.name: kind.lacking for kind in KINDS.values() if kind.unpacked},
 }

@@ -1,0 +1,171 @@
+"""A MariaDB of the benchmark's own: installed, run and held still on the storage that is measured, without network."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from snapmgr.command import find_program, running
+from snapmgr.errors import CommandError, LackingError
+from snapmgr.host import boot_id
+from snapmgr.manifest import Process
+from snapmgr.mysql.abilities import probe_abilities
+from snapmgr.mysql.client import Credentials, MysqlError, connect
+from snapmgr.mysql.freeze import frozen
+from snapmgr.mysql.identity import identify
+from snapmgr.mysql.levels import Needs, choose
+from snapmgr.mysql.quiesce import Bounds, locked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from snapmgr.api import Runner
+    from snapmgr.command import Process as Child
+    from snapmgr.mysql.client import Connection
+
+PROGRAMS = ("mariadbd", "mariadb-install-db")
+_START_S = 120.0
+_STOP_S = 120.0
+_BOUNDS = Bounds(lock_wait_s=10.0, lock_attempts=5, lock_hold_s=30.0)
+_LOG_TAIL = 20
+
+
+@dataclass
+class Hold:
+    """How long a server was held still, for its clients."""
+
+    seconds: float = 0.0
+
+
+class PrivateMariadb:
+    """A running server. Made by `private_mariadb`."""
+
+    def __init__(self, child: Child, datadir: Path, folder: Path) -> None:
+        self._child = child
+        self.datadir = datadir
+        self.socket = str(folder / "s")
+        self._log = folder / "server.log"
+        self._folder = folder
+
+    def connect(self) -> Connection:
+        """Return a connection with all rights."""
+        return connect(self._credentials())
+
+    def _credentials(self) -> Credentials:
+        return Credentials(socket=self.socket, user="root")
+
+    def wait(self) -> None:
+        """Return when it answers. Raises CommandError with the end of its log."""
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                self.connect().close()
+            except MysqlError as error:
+                ended = self._child.poll()
+                if ended is None and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    continue
+                how = "does not answer" if ended is None else f"ended with {ended}"
+                raise CommandError(f"the server {how}: {error.message}; its log: {self._tail()}") from None
+            return
+
+    def _tail(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_LOG_TAIL:])
+
+    @contextmanager
+    def held(self, hold: Hold, *, at_once: bool) -> Iterator[None]:
+        """Hold it as a backup does while the context lasts: its lock, and where files are copied singly, its process.
+
+        `hold` is told for how long its writers stood.
+        """
+        with self.connect() as connection:
+            identity = identify(connection)
+            abilities = probe_abilities(connection, identity)
+        choice = choose(
+            "auto" if at_once else "freeze-process", abilities, Needs(engines={"InnoDB": 1}, atomic=at_once)
+        )
+        with ExitStack() as stack:
+            # All was flushed just before.
+            lock = stack.enter_context(
+                locked(
+                    self._credentials(), abilities, choice, _BOUNDS, check=lambda _connection: None, sync=lambda: None
+                )
+            )
+            start = time.monotonic()
+            if choice.freeze:
+                lock.expect_freeze()
+                process = Process(pid=identity.pid, start_ticks=identity.start_ticks, boot_id=boot_id())
+                with frozen(process, lock.deadline - start, self._folder / "frozen") as still:
+                    yield
+                    still.prove()
+            else:
+                yield
+            lock.prove()
+            lock.release()
+            hold.seconds = time.monotonic() - start
+
+    def stop(self) -> None:
+        """Shut it down, all written."""
+        self._child.terminate()
+        self._child.wait(_STOP_S)
+
+
+def install(datadir: Path, runner: Runner) -> None:
+    """Make an empty datadir, which must not exist."""
+    datadir.mkdir()
+    runner.run(
+        [
+            "mariadb-install-db",
+            "--no-defaults",
+            f"--datadir={datadir}",
+            "--skip-test-db",
+            "--auth-root-authentication-method=normal",
+            *_as_root(),
+        ],
+        timeout_s=_START_S,
+    )
+
+
+def _as_root() -> list[str]:
+    # In a folder that nobody else can enter and without network: no other user is needed, and none could reach the
+    # private mounts of the benchmark.
+    return ["--user=root"] if os.geteuid() == 0 else []
+
+
+@contextmanager
+def private_mariadb(datadir: Path, folder: Path, options: Sequence[str]) -> Iterator[PrivateMariadb]:
+    """Run a server on `datadir` while the context lasts; socket and log are in `folder`, which nobody else may enter.
+
+    Raises LackingError if there is none, CommandError if it does not come up.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if len(os.fsencode(folder)) > 90:  # noqa: PLR2004 - sun_path has 108 bytes
+        raise LackingError(f"{folder} is too long for a socket", hint="choose a shorter folder for the results")
+    argv = [
+        *("setpriv", "--pdeathsig", "KILL", "--", find_program("mariadbd")),
+        "--no-defaults",
+        f"--datadir={datadir}",
+        f"--socket={folder}/s",
+        f"--pid-file={folder}/pid",
+        f"--tmpdir={folder}",
+        "--skip-networking",
+        "--performance-schema=OFF",
+        "--log-bin=binlog",
+        "--server-id=1",
+        "--sync-binlog=1",
+        "--innodb-flush-log-at-trx-commit=1",
+        # A warm buffer pool of an earlier start is no part of what is compared.
+        "--innodb-buffer-pool-dump-at-shutdown=OFF",
+        "--innodb-buffer-pool-load-at-startup=OFF",
+        *_as_root(),
+        *options,
+    ]
+    with (folder / "server.log").open("ab") as log, running(argv, output=log) as child:
+        server = PrivateMariadb(child, datadir, folder)
+        server.wait()
+        yield server

@@ -1,0 +1,249 @@
+"""What a snapshot costs a running database: a private MariaDB under sysbench, before, during and after it."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.api import LackingError, Reason
+from snapmgr.bench.mariadb import PROGRAMS, Hold, PrivateMariadb, install, private_mariadb
+from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.sysbench import Report, Sysbench
+from snapmgr.command import CommandRunner, find_program
+from snapmgr.errors import CommandError, ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
+
+_MIB = 1 << 20
+# A row of sbtest with its place in the two indexes, as it lies in a freshly filled table.
+_ROW_BYTES = 230
+_TABLES = 4
+_THREADS = 8
+# Data this many times as large as the buffer pool: most pages come from the storage.
+_POOL_SHARE = 4
+_LEAST_POOL_BYTES = 16 * _MIB
+# Redo and binary logs, the system's own tables, and what the run writes anew.
+_AROUND_BYTES = 512 * _MIB
+_REDO_BYTES = 96 * _MIB
+# Of the machine's memory, for the buffer pool at most.
+_MEMORY_SHARE = 0.5
+_STALLED = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Size:
+    bytes_: int
+    seconds: float
+    """Of each of the three runs."""
+    warm_up_s: float
+
+
+_SIZES: dict[ProfileName, _Size] = {
+    "smoke": _Size(bytes_=32 * _MIB, seconds=3, warm_up_s=1),
+    "quick": _Size(bytes_=256 * _MIB, seconds=8, warm_up_s=3),
+    "standard": _Size(bytes_=4096 * _MIB, seconds=60, warm_up_s=30),
+    "paper": _Size(bytes_=20480 * _MIB, seconds=300, warm_up_s=120),
+}
+# InnoDB's name of each reading.
+_METHODS = {"o_direct": "O_DIRECT", "o_dsync": "O_DSYNC", "fsync": "fsync"}
+
+
+def _metric(name: str, title: str, unit: str, better: Any, *, headline: bool = False) -> MetricInfo:  # noqa: ANN401
+    return MetricInfo(name=name, title=title, unit=unit, better=better, headline=headline)
+
+
+class Oltp:
+    """See `snapmgr.bench.model.Scenario`."""
+
+    name = "oltp"
+    title = "What does a snapshot cost a running MariaDB: transactions before, while and after it is taken?"
+    readings = tuple(_METHODS)
+    metrics = (
+        _metric("before_tps", "Transactions a second, before there is a snapshot", "1/s", "more"),
+        _metric("during_tps", "Transactions a second, while the snapshot is taken", "1/s", "more"),
+        _metric("after_tps", "Transactions a second, with the snapshot", "1/s", "more", headline=True),
+        _metric("before_p95_s", "95 % of the transactions take less, before", "s", "less"),
+        _metric("during_p95_s", "95 % of the transactions take less, while it is taken", "s", "less"),
+        _metric("after_p95_s", "95 % of the transactions take less, with the snapshot", "s", "less", headline=True),
+        _metric("during_max_s", "Longest transaction while the snapshot is taken", "s", "less"),
+        _metric("kept", "Share of the transactions a second that is left with the snapshot", "", "more"),
+        _metric("stalled_s", "Seconds with hardly a transaction while the snapshot is taken", "s", "less"),
+        _metric("held_s", "Writers held still for the snapshot", "s", "less"),
+        _metric("create_s", "The storage's call", "s", "less"),
+        _metric("recovery_s", "A server's start on a clone of the snapshot, and a look at all rows", "s", "less"),
+        _metric("after_written_bytes", "Written at the device for each transaction, with the snapshot", "B", "less"),
+    )
+
+    def missing(self) -> tuple[Reason, ...]:
+        """Look for the programs."""
+        found = []
+        for program in ("sysbench", *PROGRAMS):
+            try:
+                find_program(program)
+            except LackingError as error:
+                found.append(Reason(what=error.message, hint=error.hint or ""))
+        return tuple(found)
+
+    def suits(self, stack: Stack) -> str | None:
+        """JuiceFS is no place for a live server's files to be measured against disks."""
+        return "it compares file systems under a live server" if stack.backend == "juicefs" else None
+
+    def parameters(self, given: Parameters) -> Parameters:
+        """Complete: sizes, seconds, clients, and the buffer pool."""
+        if given.reading not in _METHODS:
+            raise ConfigError(f"oltp has no reading {given.reading!r}", hint=f"there are: {', '.join(_METHODS)}")
+        size = _SIZES[given.profile]
+        size_bytes = given.size_bytes or size.bytes_
+        pool = max(size_bytes // _POOL_SHARE, _LEAST_POOL_BYTES)
+        extra: dict[str, Any] = {
+            "tables": _TABLES,
+            "rows": max(size_bytes // _TABLES // _ROW_BYTES, 1000),
+            "threads": _THREADS,
+            "seconds": size.seconds,
+            "warm_up_s": size.warm_up_s,
+            "buffer_pool_bytes": min(pool, int(_memory_bytes() * _MEMORY_SHARE)),
+        } | dict(given.extra)
+        return replace(given, size_bytes=size_bytes, extra=extra)
+
+    def needs(self, parameters: Parameters) -> Needs:
+        """The data, rewritten once beside the snapshot, and logs."""
+        extra = parameters.extra
+        loaded_s = parameters.size_bytes / 15e6
+        return Needs(
+            space_bytes=2 * parameters.size_bytes + _AROUND_BYTES,
+            seconds=12 + loaded_s + 3 * extra["seconds"] + extra["warm_up_s"],
+        )
+
+    def run(self, bench: Workbench) -> Outcome:
+        """Fill, warm up, run three times with a snapshot in the middle of the second, recover it."""
+        extra, reading = bench.parameters.extra, bench.parameters.reading
+        datadir = bench.path / "data"
+        bench.tell("installs a server")
+        install(datadir, CommandRunner())
+        options = (
+            f"--innodb-flush-method={_METHODS[reading]}",
+            f"--innodb-buffer-pool-size={extra['buffer_pool_bytes']}",
+            f"--innodb-log-file-size={_REDO_BYTES}",
+        )
+        with private_mariadb(datadir, bench.folder / "m", options) as server:
+            work = Sysbench(
+                run_program=bench.run,
+                socket=server.socket,
+                tables=extra["tables"],
+                rows=extra["rows"],
+                threads=extra["threads"],
+                seed=bench.parameters.seed,
+            )
+            with server.connect() as connection:
+                connection.execute("CREATE DATABASE sbtest")
+            bench.tell("fills its tables")
+            work.prepare()
+            bench.tell("warms up")
+            work.run(extra["warm_up_s"])
+            bench.tell("runs without a snapshot")
+            before = work.run(extra["seconds"])
+            if bench.stack.backend is None:
+                server.stop()
+                return self._outcome({"before": before}, {}, notes=(f"{bench.stack.title}: there are no snapshots",))
+            hold = Hold()
+            bench.tell("runs while a snapshot is taken")
+            during, snapshot = _taken_in_the_middle(bench, work, server, hold)
+            bench.tell("runs with the snapshot")
+            with bench.measured() as measuring:
+                after = work.run(extra["seconds"])
+            server.stop()
+        bench.tell("recovers the snapshot")
+        recovery_s, check = _recovered(bench, snapshot, extra)
+        figures = {
+            "held_s": hold.seconds,
+            "create_s": snapshot.create_s,
+            "recovery_s": recovery_s,
+            "kept": after.tps / before.tps,
+            "stalled_s": float(sum(tps < _STALLED * before.tps for tps in during.seconds_tps)),
+            "during_max_s": during.max_s,
+            "after_written_bytes": measuring.spent.written_bytes / (after.tps * extra["seconds"]),
+        }
+        notes = () if bench.at_once() else ("files are copied one by one: the server was frozen meanwhile",)
+        return self._outcome({"before": before, "during": during, "after": after}, figures, (check,), notes)
+
+    def _outcome(
+        self,
+        reports: dict[str, Report],
+        figures: dict[str, float],
+        checks: tuple[Check, ...] = (),
+        notes: tuple[str, ...] = (),
+    ) -> Outcome:
+        metrics = figures | {f"{when}_tps": report.tps for when, report in reports.items()}
+        metrics |= {f"{when}_p95_s": report.p95_s for when, report in reports.items()}
+        series = [tps for report in reports.values() for tps in report.seconds_tps]
+        axis = {
+            "title": f"Transactions of each second: {', '.join(reports)}",
+            "x_title": "Time",
+            "x_unit": "s",
+            "x": list(range(1, len(series) + 1)),
+            "unit": "1/s",
+        }
+        return Outcome(metrics=metrics, series={"tps": series}, axes={"tps": axis}, checks=checks, notes=notes)
+
+
+def _taken_in_the_middle(
+    bench: Workbench, work: Sysbench, server: PrivateMariadb, hold: Hold
+) -> tuple[Report, Snapshot]:
+    """Take a snapshot a third into a run; return what the run and the snapshot were."""
+    seconds = bench.parameters.extra["seconds"]
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        running = pool.submit(work.run, seconds)
+        # What ended early has failed: then it is told why below.
+        _wait_for(running, seconds / 3)
+        snapshot = bench.snapshot(server.held(hold, at_once=bench.at_once()))
+        return running.result(), snapshot
+
+
+def _wait_for(running: Any, seconds: float) -> None:  # noqa: ANN401 - a Future
+    try:
+        running.exception(timeout=seconds)
+    except TimeoutError:
+        return
+    running.result()
+
+
+def _recovered(bench: Workbench, snapshot: Snapshot, extra: Any) -> tuple[float, Check]:  # noqa: ANN401
+    """Start a server on a clone of the snapshot; each transaction deletes a row and inserts one, so all are there."""
+    wanted = extra["tables"] * extra["rows"]
+    found, damaged = 0, []
+    with snapshot.opened(writable=True) as folder, bench.measured() as measuring:
+        try:
+            found, damaged = _counted(folder / "data", bench.folder / "r", extra)
+        except CommandError as error:
+            damaged.append(error.message)
+    detail = f"{found} of {wanted} rows" + (f"; {'; '.join(damaged)}" if damaged else "")
+    check = Check(
+        name="a server recovers from the snapshot with all rows", ok=found == wanted and not damaged, detail=detail
+    )
+    return measuring.spent.seconds, check
+
+
+def _counted(datadir: Path, folder: Path, extra: Any) -> tuple[int, list[str]]:  # noqa: ANN401
+    options = (f"--innodb-buffer-pool-size={extra['buffer_pool_bytes']}", f"--innodb-log-file-size={_REDO_BYTES}")
+    found, damaged = 0, []
+    with private_mariadb(datadir, folder, options) as server, server.connect() as connection:
+        connection.set_read_timeout(3600)
+        for number in range(1, extra["tables"] + 1):
+            table = f"sbtest.sbtest{number}"
+            found += int(str(connection.value(f"SELECT COUNT(*) FROM {table}")))  # noqa: S608 - names of our own
+            said = {str(row["Msg_text"]) for row in connection.rows(f"CHECK TABLE {table}")}
+            damaged += [f"{table}: {text}" for text in sorted(said - {"OK"})]
+        server.stop()
+    return found, damaged
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+scenario = Oltp()

@@ -1,0 +1,85 @@
+"""The scenario oltp: a private server under sysbench, and its snapshot recovered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from snapmgr.bench import scene
+from snapmgr.bench.model import Parameters
+from snapmgr.bench.scenarios import oltp
+from snapmgr.bench.stacks import STACKS
+from snapmgr.bench.workbench import workbench
+from snapmgr.command import CommandRunner
+from snapmgr.errors import ConfigError
+from support.storage import work_folder
+from support.thoroughness import CAMPAIGN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.bench.workbench import StackWorkbench
+
+pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "xfs", "ext4", "mariadbd", "sysbench")
+_SIZE_BYTES = 1 << 30
+_GIVEN = Parameters(profile="smoke", reading="o_direct", size_bytes=16 << 20, memory_bytes=1 << 60, seed=1)
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[StackWorkbench]:
+    runner = CommandRunner()
+    # Short: a server's socket lies in it.
+    with work_folder(Path("/dev/shm")) as folder:
+        (folder / "run").mkdir()
+        monkeypatch.setattr(scene, "RUN", folder / "run")
+        with (folder / "image").open("wb") as image:
+            image.truncate(_SIZE_BYTES)
+        device = runner.run(["losetup", "--find", "--show", str(folder / "image")]).stdout.strip()
+        try:
+            with workbench(
+                STACKS[request.param],
+                oltp.scenario.parameters(_GIVEN),
+                device=device,
+                size_bytes=_SIZE_BYTES,
+                folder=folder,
+                runner=runner,
+                tell=lambda _: None,
+            ) as made:
+                yield made
+        finally:
+            runner.run(["losetup", "--detach", device])
+
+
+_STACKS = ("btrfs", "xfs-reflink", "btrfs-nocow") if CAMPAIGN else ("btrfs",)
+
+
+@pytest.mark.parametrize("bench", _STACKS, indirect=True)
+def test_a_snapshot_under_load_is_recovered(bench: StackWorkbench) -> None:
+    taken = []
+    snapshot = bench.snapshot
+    bench.snapshot = lambda held=None: taken.append(snapshot(held)) or taken[-1]
+    found = oltp.scenario.run(bench)
+    assert [check.ok for check in found.checks] == [True]
+    assert set(found.metrics) == {metric.name for metric in oltp.scenario.metrics}
+    assert all(value > 0 for name, value in found.metrics.items() if name != "stalled_s")
+    assert found.metrics["create_s"] < found.metrics["held_s"] < 30
+    assert len(found.series["tps"]) == len(found.axes["tps"]["x"])
+    # A row that is not there is noticed.
+    wrong = dict(bench.parameters.extra) | {"rows": bench.parameters.extra["rows"] + 1}
+    _, check = oltp._recovered(bench, taken[0], wrong)
+    assert not check.ok
+    assert "rows" in check.detail
+
+
+@pytest.mark.parametrize("bench", ["ext4"], indirect=True)
+def test_a_control_runs_without_a_snapshot(bench: StackWorkbench) -> None:
+    found = oltp.scenario.run(bench)
+    assert set(found.metrics) == {"before_tps", "before_p95_s"}
+    assert "there are no snapshots" in found.notes[0]
+
+
+def test_another_reading_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no reading 'buffered'"):
+        oltp.scenario.parameters(Parameters(**{**vars(_GIVEN), "reading": "buffered"}))
