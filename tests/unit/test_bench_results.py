@@ -10,7 +10,7 @@ import pytest
 
 from snapmgr.bench.results import SCHEMA, Results, read
 from snapmgr.errors import BusyError, CatalogError, ConfigError, NotFoundError
-from support.benchsamples import bench_run, bench_sample
+from support.benchdocuments import bench_run, bench_sample
 
 
 @pytest.fixture
