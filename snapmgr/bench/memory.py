@@ -17,10 +17,11 @@ from snapmgr.api import LackingError, Reason, StorageError, format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_ROOT = Path("/sys/fs/cgroup")
+ROOT = Path("/sys/fs/cgroup")
+"""Where control groups of version 2 are."""
 _PREFIX = "snapmgr-bench-"
+# For Python and fio themselves.
 _LEAST_BYTES = 64 << 20
-"""For Python and fio themselves."""
 _EMPTY_S = 5.0
 
 
@@ -32,8 +33,9 @@ def memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
     raise StorageError(f"{meminfo} does not say how much memory there is", hint="is /proc mounted?")
 
 
-def lacking(root: Path = _ROOT) -> Reason | None:
+def lacking(root: Path | None = None) -> Reason | None:
     """Return why memory cannot be bounded here; None if it can. Enables the controller if need be."""
+    root = root or ROOT
     if not (root / "cgroup.controllers").exists():
         return Reason(
             what=f"no control groups of version 2 at {root}: memory cannot be bounded",
@@ -56,12 +58,13 @@ def lacking(root: Path = _ROOT) -> Reason | None:
 
 
 @contextmanager
-def bounded(name: str, limit_bytes: int, *, root: Path = _ROOT) -> Iterator[bool]:
+def bounded(name: str, limit_bytes: int, *, root: Path | None = None) -> Iterator[bool]:
     """Keep this process and its children within `limit_bytes` of memory; yield whether a bound was needed.
 
     None is for a limit of as much as the machine has. Swap is not allowed. `name` is unique; `remove_group` removes
     what a SIGKILL leaves. Raises LackingError where memory cannot be bounded, StorageError for too little.
     """
+    root = root or ROOT
     if limit_bytes >= memory_bytes():
         yield False
         return
@@ -91,9 +94,9 @@ def bounded(name: str, limit_bytes: int, *, root: Path = _ROOT) -> Iterator[bool
         remove_group(name, root=root)
 
 
-def remove_group(name: str, *, root: Path = _ROOT) -> None:
+def remove_group(name: str, *, root: Path | None = None) -> None:
     """Remove what `bounded` made, once nobody is in it; what is charged to it goes to its parent. Idempotent."""
-    group = root / f"{_PREFIX}{name}"
+    group = (root or ROOT) / f"{_PREFIX}{name}"
     deadline = time.monotonic() + _EMPTY_S
     while group.exists():
         try:

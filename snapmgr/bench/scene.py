@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.api import LackingError, ProvisionOrder, SnapmgrError, StorageError
 from snapmgr.bench.memory import bounded, remove_group
-from snapmgr.blockdev import parse_mountinfo, read_mounts
+from snapmgr.blockdev import lies_in, parse_mountinfo, read_mounts
 from snapmgr.command import CommandRunner
 from snapmgr.files import replace_file
 from snapmgr.host import is_alive, signals_held, this_process
@@ -32,7 +32,7 @@ from snapmgr.mountapi import may_mount
 from snapmgr.mysql.guard import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from snapmgr.api import Provisioner
 
@@ -226,18 +226,42 @@ def residents(folder: Path) -> tuple[int, ...]:
     return tuple(found)
 
 
+def end_users(folder: Path) -> None:
+    """Kill those of `residents` that have something open at or below `folder`: what a sample has left running."""
+    deadline = time.monotonic() + _END_S
+    while living := [pid for pid in residents(folder) if _uses(pid, folder)]:
+        _kill(living, deadline)
+
+
+def _uses(pid: int, folder: Path) -> bool:
+    process = Path(f"/proc/{pid}")
+    with suppress(OSError):
+        links = [process / "cwd", process / "root", process / "exe", *(process / "fd").iterdir()]
+        for link in links:
+            with suppress(OSError):
+                if lies_in(os.readlink(link).removesuffix(" (deleted)"), str(folder)):
+                    return True
+        with suppress(OSError):
+            return os.fsencode(f"{folder}/") in (process / "maps").read_bytes()
+    return False
+
+
 def end_residents(folder: Path) -> None:
     """Kill all `residents`, and return when they are gone. Raises StorageError if one hangs in the kernel."""
     deadline = time.monotonic() + _END_S
     while living := residents(folder):
-        if time.monotonic() > deadline:
-            raise StorageError(
-                f"killed, but not dead: {', '.join(map(str, living))}", hint="they hang in the kernel: see its log"
-            )
-        for pid in living:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+        _kill(living, deadline)
+
+
+def _kill(pids: Sequence[int], deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise StorageError(
+            f"killed, but not dead: {', '.join(map(str, pids))}", hint="they hang in the kernel: see its log"
+        )
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(0.01)
 
 
 def _unmount_below(folder: Path, *, but: Path | None = None) -> None:

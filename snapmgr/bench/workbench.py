@@ -16,7 +16,7 @@ from snapmgr.bench.counters import Counters
 from snapmgr.bench.fio import run_fio
 from snapmgr.bench.layout import read_layout
 from snapmgr.bench.quiet import wait_until_idle
-from snapmgr.bench.scene import staged
+from snapmgr.bench.scene import end_users, staged
 from snapmgr.bench.stacks import STACKS, backend_of, backend_table, provisioner_of
 from snapmgr.blockdev import find_target
 from snapmgr.host import boot_id
@@ -309,13 +309,17 @@ def workbench(
     ) as scene:
         tell(f"making {stack.name} on {device}")
         with provisioner.provision(device, scene.order) as provisioned:
-            yield StackWorkbench(
-                stack,
-                parameters,
-                backend=backend,
-                scene=scene,
-                provisioned=provisioned,
-                folder=folder,
-                runner=runner,
-                tell=tell,
-            )
+            try:
+                yield StackWorkbench(
+                    stack,
+                    parameters,
+                    backend=backend,
+                    scene=scene,
+                    provisioned=provisioned,
+                    folder=folder,
+                    runner=runner,
+                    tell=tell,
+                )
+            finally:
+                # A load that was interrupted may have left a daemon, and then nothing can be unmounted.
+                end_users(scene.folder)
