@@ -1,0 +1,281 @@
+"""A file as a block device, for a machine without a disk to spare: nothing of it survives us, however we end.
+
+The file never has a name that holds data: it is opened without one (or loses it while it is empty), so that the kernel
+frees it when the last one who has it open is gone. The loop device clears itself ("autoclear") at that moment too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from snapmgr.blockdev import find_target
+from snapmgr.errors import ConfigError, LackingError, StorageError
+from snapmgr.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from snapmgr.api import Runner
+
+MIB = 1 << 20
+_CONTROL = "/dev/loop-control"
+# linux/loop.h
+_LOOP_CTL_GET_FREE = 0x4C82
+_LOOP_CONFIGURE = 0x4C0A
+_LOOP_GET_STATUS64 = 0x4C05
+_AUTOCLEAR = 4
+_DIRECT_IO = 16
+# struct loop_config: file, block size, struct loop_info64 (device, inode, rdevice, offset, size limit; number, three
+# fields of encryption, of which the last is lo_flags; file name, encryption's name and key, init[2]), reserved[8].
+_CONFIG = struct.Struct("=II5Q4I64s64s32s2Q8Q")
+_INFO_BYTES = 232
+_TRIES = 20
+# linux/fs.h
+_FS_IOC_GETFLAGS = 0x80086601
+_FS_IOC_SETFLAGS = 0x40086602
+_BLKROSET = 0x125D
+_FS_NOCOW_FL = 0x00800000
+_FALLOC_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)
+_MARGIN_BYTES = 256 * MIB
+_MARGIN_SHARE = 20
+_CHUNK_BYTES = 8 * MIB
+_FLUSH_BYTES = 256 * MIB
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+
+
+class LoopTarget:
+    """A loop device of our own on a file without a name; made by `loop_target`."""
+
+    kind: Literal["loop", "device"] = "loop"
+
+    def __init__(self, *, device: str, folder: Path, file_fd: int, facts: dict[str, Any], runner: Runner) -> None:
+        self.device = device
+        self.size_bytes: int = facts["size_bytes"]
+        self.title = f"{device}, a file of {format_size(self.size_bytes)} in {folder}"
+        self._file_fd = file_fd
+        self._facts = facts
+        self._runner = runner
+
+    def check(self) -> None:
+        """Raise StorageError unless the loop device still has our file; holes that a discard made in it are filled."""
+        own = os.fstat(self._file_fd)
+        try:
+            found = _backing(self.device)
+        except OSError as error:
+            raise StorageError(
+                f"{self.device} has lost its file: {error.strerror}", hint="see: losetup, dmesg"
+            ) from None
+        if found != (own.st_dev, own.st_ino):
+            raise StorageError(
+                f"{self.device} has another file than the one that was made for it: nothing is formatted",
+                hint="somebody detached it; start again",
+            )
+        _reserve(self._file_fd, self.size_bytes)
+
+    def blank(self) -> None:
+        """Remove all signatures. Nothing is discarded: the file keeps its blocks, and each sample finds the same."""
+        self.check()
+        self._runner.run(["wipefs", "--quiet", "--all", self.device])
+
+    def made(self) -> None:
+        """Nothing to note: the file goes with us."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what it is, for the samples: see `docs/bench-devices.md`."""
+        return self._facts | {"allocated_bytes": os.fstat(self._file_fd).st_blocks * 512}
+
+
+@contextmanager
+def loop_target(
+    folder: Path, size_bytes: int, *, runner: Runner, written: bool, tell: Callable[[str], None]
+) -> Iterator[LoopTarget]:
+    """Yield a loop device of `size_bytes` on a preallocated file in `folder`; both go with the context or the process.
+
+    `written`: the file's blocks are written once, or the file system below it would convert each at its first use,
+    which costs storage that writes elsewhere (copy-on-write) more than storage that writes in place. Raises ConfigError
+    without room, LackingError without the right or loop devices, StorageError.
+    """
+    fs_type = require_room(folder, size_bytes)
+    file_fd = _nameless(folder)
+    try:
+        nocow = _without_cow(file_fd)
+        try:
+            os.ftruncate(file_fd, size_bytes)
+            preallocated = _reserve(file_fd, size_bytes)
+            if written or not preallocated:
+                tell(f"writing the {format_size(size_bytes)} of the loop device's file once")
+                _write_once(file_fd, size_bytes)
+        except OSError as error:
+            raise StorageError(
+                f"cannot make a file of {format_size(size_bytes)} in {folder}: {error.strerror}",
+                hint="choose a smaller SIZE or another FOLDER: --on loop:SIZE:FOLDER",
+            ) from None
+        loop_fd, device = _configured(file_fd)
+        try:
+            queue = Path("/sys/block", os.path.basename(device))
+            facts: dict[str, Any] = {
+                "kind": "loop",
+                "size_bytes": size_bytes,
+                "file_system": fs_type,
+                "direct_io": (queue / "loop/dio").read_text().strip() == "1",
+                "block_bytes": int((queue / "queue/logical_block_size").read_text()),
+                "nocow": nocow,
+                "written": written or not preallocated,
+            }
+            yield LoopTarget(device=device, folder=folder, file_fd=file_fd, facts=facts, runner=runner)
+        finally:
+            os.close(loop_fd)
+    finally:
+        os.close(file_fd)
+
+
+def require_room(folder: Path, size_bytes: int) -> str:
+    """Return the type of the folder's file system. Raises ConfigError unless a file fits there with a margin."""
+    fs_type = find_target(str(folder)).mount.fs_type
+    margin = max(_MARGIN_BYTES, size_bytes // _MARGIN_SHARE)
+    free = os.statvfs(folder)
+    places = [(free.f_bavail * free.f_frsize, f"are free in {folder}")]
+    if fs_type in _IN_MEMORY:
+        places.append((_available_memory(), f"of memory are available, in which {folder} lies ({fs_type})"))
+    room, where = min(places)
+    if room < size_bytes + margin:
+        raise ConfigError(
+            f"there is no room for a file of {format_size(size_bytes)}: {format_size(room)} {where}, "
+            f"and {format_size(margin)} shall stay free",
+            hint="choose a smaller SIZE or another FOLDER: --on loop:SIZE:FOLDER",
+        )
+    return fs_type
+
+
+def _available_memory() -> int:
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _nameless(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except PermissionError:
+        raise LackingError(f"no right to make a file in {folder}", hint="run as root, or name another FOLDER") from None
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise ConfigError(
+                f"cannot make a file in {folder}: {error.strerror}", hint="name another FOLDER: --on loop:SIZE:FOLDER"
+            ) from None
+    # A file system without O_TMPFILE (NFS, some FUSE): it has a name while it is empty.
+    try:
+        fd, name = tempfile.mkstemp(prefix=".snapmgr-bench-", dir=folder)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make a file in {folder}: {error.strerror}", hint="name another FOLDER: --on loop:SIZE:FOLDER"
+        ) from None
+    os.unlink(name)
+    return fd
+
+
+def _without_cow(fd: int) -> bool:
+    """On btrfs: have the file written in place, or it is the file system below that would be measured."""
+    flags = bytearray(8)
+    with suppress(OSError):
+        fcntl.ioctl(fd, _FS_IOC_GETFLAGS, flags)
+        (before,) = struct.unpack_from("=I", flags)
+        fcntl.ioctl(fd, _FS_IOC_SETFLAGS, struct.pack("=Q", before | _FS_NOCOW_FL))
+        fcntl.ioctl(fd, _FS_IOC_GETFLAGS, flags)
+        return bool(struct.unpack_from("=I", flags)[0] & _FS_NOCOW_FL)
+    return False
+
+
+def _reserve(fd: int, size_bytes: int) -> bool:
+    """Have all blocks of a file; False where the file system cannot. Raises OSError if there is no room.
+
+    Not `os.posix_fallocate`: where the file system cannot, that writes each block, over data.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    while libc.fallocate(fd, 0, 0, size_bytes) != 0:
+        number = ctypes.get_errno()
+        if number in _FALLOC_UNSUPPORTED:
+            return False
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+    return True
+
+
+def _write_once(fd: int, size_bytes: int) -> None:
+    zeros = memoryview(bytes(_CHUNK_BYTES))
+    for start in range(0, size_bytes, _CHUNK_BYTES):
+        end = min(start + _CHUNK_BYTES, size_bytes)
+        at = start
+        while at < end:
+            at += os.pwrite(fd, zeros[: end - at], at)
+        # So that neither dirty data nor the cache grows beyond bounds.
+        if end % _FLUSH_BYTES == 0 or end == size_bytes:
+            os.fdatasync(fd)
+            os.posix_fadvise(fd, 0, end, os.POSIX_FADV_DONTNEED)
+
+
+def _configured(file_fd: int) -> tuple[int, str]:
+    """Return a read-only descriptor, which keeps it alive, and the path of a fresh loop device on a file."""
+    try:
+        loop_fd, device = _attached(file_fd, 0)
+        # A disk with blocks of 4,096 bytes below: direct I/O needs blocks as large.
+        if Path(f"/sys/block/{os.path.basename(device)}/loop/dio").read_text().strip() != "1":
+            os.close(loop_fd)
+            loop_fd, device = _attached(file_fd, 4096)
+        try:
+            # Not kept open for writing: a kernel may refuse to mount what somebody could write to.
+            kept = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(loop_fd)
+        return kept, device
+    except (PermissionError, FileNotFoundError) as error:
+        raise LackingError(
+            f"cannot make a loop device: {error.strerror} ({error.filename or _CONTROL})",
+            hint="modprobe loop; run as root",
+        ) from None
+    except OSError as error:
+        raise StorageError(f"cannot make a loop device: {error.strerror}", hint="see: losetup, dmesg") from None
+
+
+def _attached(file_fd: int, block_bytes: int) -> tuple[int, str]:
+    flags = (0, 0, 0, _AUTOCLEAR | _DIRECT_IO)
+    config = _CONFIG.pack(file_fd, block_bytes, *(0,) * 5, *flags, b"snapmgr-bench", b"", b"", *(0,) * 2, *(0,) * 8)
+    control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for _ in range(_TRIES):
+            device = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
+            loop_fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(loop_fd, _LOOP_CONFIGURE, config)
+                # Whoever had it before may have left it read-only ("blockdev --setro"): that outlives its file.
+                fcntl.ioctl(loop_fd, _BLKROSET, struct.pack("=i", 0))
+                return loop_fd, device
+            except BaseException as error:
+                os.close(loop_fd)
+                # Somebody else was quicker.
+                if not (isinstance(error, OSError) and error.errno == errno.EBUSY):
+                    raise
+    finally:
+        os.close(control)
+    raise StorageError(f"every free loop device was taken by somebody else, {_TRIES} times", hint="try again")
+
+
+def _backing(device: str) -> tuple[int, int]:
+    """Return device number and inode of the file behind a loop device. Raises OSError if it has none."""
+    fd = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        info = bytearray(_INFO_BYTES)
+        fcntl.ioctl(fd, _LOOP_GET_STATUS64, info)
+    finally:
+        os.close(fd)
+    number, inode = struct.unpack_from("=2Q", info)
+    # The kernel's huge_encode_dev, which os.makedev undoes: 20 bits of minor split round 12 of major.
+    return os.makedev((number >> 8) & 0xFFF, (number & 0xFF) | ((number >> 12) & 0xFFF00)), inode

@@ -1,0 +1,153 @@
+"""Our mark on a device: a small record behind what we format, so that the next run knows what a killed one left.
+
+It says whose it is (identity and size of the device: a copy on another disk counts for nothing) and what on the device
+is ours: the file systems that we made, by their UUIDs, or, after a run that ended, what the device's content looked
+like when we left it. Who uses the device after us changes the one or the other, and then the mark is worth nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from snapmgr.units import format_size
+
+MIB = 1 << 20
+MARK_BYTES = 4096
+_MAGIC = b"snapmgr bench 1\n"
+_HEAD = struct.Struct(f"<{len(_MAGIC)}sI")
+_DIGEST_BYTES = 32
+_PIECE_BYTES = 64 << 10
+_PIECES = 64
+_ENDS_BYTES = MIB
+
+Signature = tuple[str, str]
+"""Type and UUID ("" where it has none) of something that blkid or wipefs found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """What a run of the benchmark wrote about a device."""
+
+    identity: str
+    size_bytes: int
+    signatures: tuple[Signature, ...] = ()
+    """What we made and had not removed yet."""
+    content: str = ""
+    """`digest` of the device as a run left it; "" while one is under way."""
+
+
+def usable_bytes(size_bytes: int) -> int:
+    """Return how much of a device may be formatted; the mark comes right behind. 0 or less: nothing."""
+    return (size_bytes - MIB) // MIB * MIB
+
+
+def pack(mark: Mark) -> bytes:
+    """Return the record, `MARK_BYTES` long."""
+    document: dict[str, Any] = {
+        "identity": mark.identity,
+        "size_bytes": mark.size_bytes,
+        # A device has a handful; what does not fit is not ours then, which is the safe way round.
+        "signatures": [list(one) for one in mark.signatures[:16]],
+        "content": mark.content,
+    }
+    body = json.dumps(document).encode()
+    head = _HEAD.pack(_MAGIC, len(body))
+    return (head + body + hashlib.sha256(head + body).digest()).ljust(MARK_BYTES, b"\0")
+
+
+def unpack(data: bytes) -> Mark | None:
+    """Return the mark in a record; None if there is none, or a damaged one."""
+    try:
+        magic, length = _HEAD.unpack_from(data)
+        end = _HEAD.size + length
+        if magic != _MAGIC or data[end : end + _DIGEST_BYTES] != hashlib.sha256(data[:end]).digest():
+            return None
+        document = json.loads(data[_HEAD.size : end])
+        return Mark(
+            identity=str(document["identity"]),
+            size_bytes=int(document["size_bytes"]),
+            signatures=tuple((str(kind), str(uuid)) for kind, uuid in document["signatures"]),
+            content=str(document["content"]),
+        )
+    except (struct.error, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_mark(fd: int, size_bytes: int) -> Mark | None:
+    """Return the mark on an open device. Raises OSError."""
+    at = usable_bytes(size_bytes)
+    return unpack(os.pread(fd, MARK_BYTES, at)) if at > 0 else None
+
+
+def write_mark(path: str, mark: Mark) -> None:
+    """Write the mark of the device at `path`, durably. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, pack(mark), usable_bytes(mark.size_bytes))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def ours(mark: Mark | None, *, identity: str, size_bytes: int, found: tuple[Signature, ...], content: str) -> bool:
+    """Return whether all that was `found` on a device is what we left there ourselves.
+
+    `content` is its `digest` now. Signatures without a UUID cannot be told from somebody else's.
+    """
+    if mark is None or not identity or (mark.identity, mark.size_bytes) != (identity, size_bytes):
+        return False
+    if found:
+        return all(uuid and (kind, uuid) in mark.signatures for kind, uuid in found)
+    return bool(mark.content) and mark.content == content
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What samples of a device showed: its beginning, its end, and pieces all over it."""
+
+    digest: str
+    data_at: int | None
+    """Where the first byte is that is neither 0x00 nor, as erased flash reads, 0xFF; None: it looks empty."""
+
+    @property
+    def shown(self) -> str:
+        """In words, for a refusal; "" if it looks empty."""
+        if self.data_at is None:
+            return ""
+        return (
+            f"data without a signature, from {format_size(self.data_at)} on (encrypted without a header, a raw volume "
+            "of a database or a virtual machine, or rests of what was there once)"
+        )
+
+
+def read_content(fd: int, size_bytes: int) -> Content:
+    """Read samples of an open device, our mark left out. Raises OSError (a disk that cannot be read)."""
+    sums, data_at = hashlib.sha256(), None
+    mark_at = usable_bytes(size_bytes)
+    for start, length in _pieces(size_bytes):
+        data = os.pread(fd, length, start)
+        if start <= mark_at < start + length:
+            inside = mark_at - start
+            data = data[:inside] + bytes(MARK_BYTES) + data[inside + MARK_BYTES :]
+        sums.update(data)
+        if data_at is None and not (_uniform(data, b"\0") or _uniform(data, b"\xff")):
+            data_at = start
+    return Content(digest=sums.hexdigest(), data_at=data_at)
+
+
+def _uniform(data: bytes, byte: bytes) -> bool:
+    return data.count(byte) == len(data)
+
+
+def _pieces(size_bytes: int) -> list[tuple[int, int]]:
+    ends = min(_ENDS_BYTES, size_bytes)
+    step = max(size_bytes // _PIECES // _PIECE_BYTES, 1) * _PIECE_BYTES
+    middle = [(at, _PIECE_BYTES) for at in range(ends, size_bytes - 2 * ends, step)]
+    # The last piece takes in all that is behind the mark, which begins up to 2 MiB before the end.
+    tail = max(size_bytes - 2 * ends, 0)
+    return [(0, ends), *middle, (tail, size_bytes - tail)]
