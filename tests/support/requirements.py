@@ -108,6 +108,12 @@ def _juicefs() -> str | None:
     return None if os.access("/dev/fuse", os.W_OK) else "no FUSE (/dev/fuse is missing or not writable)"
 
 
+def _fuse() -> str | None:
+    if not os.path.exists("/usr/include/fuse3/fuse.h"):
+        return "FUSE's headers not installed (apt-get install libfuse3-dev)"
+    return None if os.access("/dev/fuse", os.W_OK) else "no FUSE (/dev/fuse is missing or not writable)"
+
+
 def _redis() -> str | None:
     if redis_binary() is None:
         return "redis-server not installed (apt-get install redis-tools)"
@@ -150,6 +156,7 @@ _CHECKS: dict[str, Callable[[], str | None]] = {
     "juicefs": _juicefs,
     "redis": _redis,
     "fio": _fio,
+    "fuse": _fuse,
     "sysbench": _sysbench,
     SYSTEM: _mariadbd,
     **{kind.name: kind.lacking for kind in KINDS.values() if kind.unpacked},
