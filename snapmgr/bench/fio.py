@@ -8,8 +8,10 @@ document, bins and all, every time.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -39,6 +41,9 @@ _GLOBAL: dict[str, str | int | None] = {
     # A storage that compresses, or finds blocks that it has already, must gain nothing by it.
     "refill_buffers": 1,
     "randseed": 1,
+    # From when a request is begun: where the file system does it at once, all of it is in the submission.
+    "lat_percentiles": 1,
+    "clat_percentiles": 0,
     "log_avg_msec": _WINDOW_MS,
     "bwavgtime": _WINDOW_MS,
     "per_job_logs": 0,
@@ -105,8 +110,8 @@ class FioRun:
     def latency_s(self, direction: Direction, quantile: float, section: str | None = None) -> float | None:
         """Return the latency that `quantile` (0 … 1) of the operations kept within; None without operations.
 
-        From submission to completion; of a sync the call's duration. From fio's bins, which are 1.6 % wide at most; the
-        quantile 1 is exact.
+        From its begin to its completion, waiting in a batch included; of a sync the call's duration. From fio's bins,
+        which are 1.6 % wide at most; the quantile 1 is exact.
         """
         found = [_latencies(report, direction) for report in self._reports(section)]
         if quantile >= 1:
@@ -123,9 +128,12 @@ class FioRun:
 
     def latencies_s(self, direction: Direction, section: str | None = None) -> dict[str, float]:
         """Return {"p50", "p99", "p99.9", "max"}; empty without operations."""
-        wanted = PERCENTILES | {"max": 1.0}
-        found = {name: self.latency_s(direction, quantile, section) for name, quantile in wanted.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        longest = self.latency_s(direction, 1.0, section)
+        if longest is None:
+            return {}
+        # A bin's value is its middle, which may be beyond the longest.
+        found = {name: self.latency_s(direction, quantile, section) for name, quantile in PERCENTILES.items()}
+        return {name: min(value or longest, longest) for name, value in found.items()} | {"max": longest}
 
     def _reports(self, section: str | None) -> list[Mapping[str, Any]]:
         reports = [one for one in self.document["jobs"] if section in {None, one["jobname"]}]
@@ -135,8 +143,9 @@ class FioRun:
 
 
 def _latencies(report: Mapping[str, Any], direction: Direction) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = report[direction].get("lat_ns" if direction == "sync" else "clat_ns", {})
-    return found
+    # A job may have asked for completions alone instead.
+    found: list[Mapping[str, Any]] = [report[direction].get(kind, {}) for kind in ("lat_ns", "clat_ns")]
+    return next((one for one in found if "bins" in one), {})
 
 
 def run_fio(
@@ -168,9 +177,11 @@ def run_fio(
     for log in logs.values():
         # fio appends.
         log.unlink(missing_ok=True)
-    done = runner.run(
-        ["env", f"--chdir={keep}", "fio", "--output-format=json+", "--eta=never", f"{name}.fio"], timeout_s=None
-    )
+    argv = ["env", f"--chdir={keep}", "fio", "--output-format=json+", "--eta=never", f"{name}.fio"]
+    try:
+        done = runner.run(argv, timeout_s=None)
+    except CommandError as error:
+        raise _failure(error.message) from None
     document = parse_document(done.stdout)
     (keep / f"{name}.json").write_text(done.stdout, encoding="utf-8")
     if failed := [report["jobname"] for report in document["jobs"] if report.get("error")]:
@@ -182,6 +193,11 @@ def run_fio(
         for section, log in logs.items()
     }
     return FioRun(document=document, job_file=job_file, windows=windows)
+
+
+def _failure(message: str) -> CommandError:
+    full = os.strerror(errno.ENOSPC) in message
+    return CommandError(message, hint="use less data (--size), or a larger device" if full else None)
 
 
 def write_job(name: str, sections: Mapping[str, Mapping[str, str | int | None]], *, directory: Path) -> str:

@@ -75,7 +75,8 @@ def test_full_file_system_is_told(folders):
     data, keep = folders
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs", data], check=True)
     try:
-        with pytest.raises(CommandError, match="No space left on device"):
+        with pytest.raises(CommandError, match="No space left on device") as caught:
             run_fio("full", {"job": {"rw": "write", "size": "4M"}}, directory=data, keep=keep, runner=_RUNNER)
     finally:
         subprocess.run(["umount", data], check=True)
+    assert "--size" in caught.value.hint

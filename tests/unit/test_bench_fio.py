@@ -14,7 +14,7 @@ from snapmgr.bench.fio import FioRun, Windows, add_windows, parse_document, read
 from snapmgr.errors import CommandError, ConfigError, LackingError
 from snapmgr.records import Completed
 
-_SIDE = {"total_ios": 2, "io_bytes": 8192, "runtime": 2000, "clat_ns": {"N": 2, "max": 30, "bins": {"10": 1, "30": 1}}}
+_SIDE = {"total_ios": 2, "io_bytes": 8192, "runtime": 2000, "clat_ns": {"N": 2, "max": 29, "bins": {"10": 1, "30": 1}}}
 _NOTHING = {"total_ios": 0, "io_bytes": 0, "runtime": 0, "clat_ns": {"N": 0, "max": 0}}
 
 
@@ -125,6 +125,8 @@ def test_bins_of_reports_with_one_name_are_added():
     assert run.ios("write", "a") == 4
     assert run.latency_s("write", 0.5, "a") == pytest.approx(10e-9)
     assert run.latency_s("write", 0.51, "a") == pytest.approx(30e-9)
+    # The bin's middle is beyond the longest: no quantile is.
+    assert run.latencies_s("write") == {"p50": 10e-9, "p99": 29e-9, "p99.9": 29e-9, "max": 29e-9}
     assert run.latency_s("read", 0.5) is None
     assert run.latency_s("read", 1.0) is None
     assert run.seconds() == 2.0

@@ -1,0 +1,160 @@
+"""One pass of writes or reads over a file, and its figures."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from snapmgr.bench.fio import WINDOW_S, add_windows
+from snapmgr.bench.model import MetricInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    from snapmgr.bench.fio import FioRun, Windows
+    from snapmgr.bench.model import Spent, Workbench
+
+# A curve of two points says nothing.
+_LEAST_WINDOWS = 3
+_LATENCIES = {"p50": "p50", "p99": "p99", "p99.9": "p999", "max": "max"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritePass:
+    """What a pass of writes took."""
+
+    seconds: float
+    """Until the last write had returned; without the sync at its end."""
+    sync_s: float
+    """Of the sync at its end."""
+    asked_bytes: int
+    """What the load wrote; what the device wrote is in `spent`."""
+    spent: Spent
+    """Until all of the file system was on the device, metadata included."""
+    latencies_s: Mapping[str, float]
+    """{"p50", "p99", "p99.9", "max"} of a write; empty where nobody measured them."""
+    sync_latencies_s: Mapping[str, float]
+    """The same of the syncs within the load."""
+    windows: Windows | None
+
+    @property
+    def durable_s(self) -> float:
+        """Seconds until what was written would have survived a power cut."""
+        return self.seconds + self.sync_s
+
+
+def write_pass(bench: Workbench, file: Path, load: Callable[[], FioRun]) -> WritePass:
+    """Run a load of fio that writes to one file, and sync."""
+    runs: list[FioRun] = []
+
+    def run() -> tuple[float, int]:
+        runs.append(load())
+        return runs[0].seconds(), runs[0].moved_bytes("write")
+
+    timed = timed_pass(bench, file, run)
+    (found,) = runs
+    return WritePass(
+        seconds=timed.seconds,
+        sync_s=timed.sync_s,
+        asked_bytes=timed.asked_bytes,
+        spent=timed.spent,
+        latencies_s=found.latencies_s("write"),
+        sync_latencies_s=found.latencies_s("sync"),
+        windows=add_windows(list(found.windows.values())),
+    )
+
+
+def timed_pass(bench: Workbench, file: Path, load: Callable[[], tuple[float, int]]) -> WritePass:
+    """Run a load that tells how long it took (seconds) and what it wrote (bytes), and sync."""
+    with bench.measured() as part:
+        seconds, asked_bytes = load()
+        start = time.monotonic()
+        with open(file, "rb") as written:
+            os.fsync(written.fileno())
+        sync_s = time.monotonic() - start
+        # Not timed, but counted: what the file system itself has still to write for it (btrfs: its trees).
+        bench.run(("sync", "--file-system", str(file)))
+    return WritePass(
+        seconds=seconds,
+        sync_s=sync_s,
+        asked_bytes=asked_bytes,
+        spent=part.spent,
+        latencies_s={},
+        sync_latencies_s={},
+        windows=None,
+    )
+
+
+def write_infos(name: str, words: str, *, headline: bool = False) -> Iterator[MetricInfo]:
+    """Yield what `write_figures` makes, for a pass called `name` ("update_first"): `words` say which it is."""
+    yield MetricInfo(name=f"{name}_s", title=f"{words}, until durable", unit="s", better="less", headline=headline)
+    yield MetricInfo(name=f"{name}_unsynced_s", title=f"{words}, without the last sync", unit="s", better="less")
+    for quantile, key in _LATENCIES.items():
+        yield MetricInfo(name=f"{name}_{key}_s", title=f"{words}: a write, {quantile}", unit="s", better="less")
+    yield MetricInfo(name=f"{name}_sync_p99_s", title=f"{words}: an fsync, p99", unit="s", better="less")
+    yield MetricInfo(
+        name=f"{name}_windows_without_write", title=f"{words}: seconds without a write", unit="", better="less"
+    )
+    yield MetricInfo(
+        name=f"{name}_written_per_byte", title=f"{words}: device bytes written per byte", unit="", better="less"
+    )
+    yield MetricInfo(name=f"{name}_read_per_byte", title=f"{words}: device bytes read per byte", unit="", better="less")
+    yield MetricInfo(name=f"{name}_cpu_s", title=f"{words}: processor time", unit="s", better="less")
+
+
+def write_figures(name: str, done: WritePass) -> dict[str, float]:
+    """Return the figures of a pass by the names of `write_infos`; what was not measured is absent."""
+    found = {
+        f"{name}_s": done.durable_s,
+        f"{name}_unsynced_s": done.seconds,
+        f"{name}_cpu_s": done.spent.cpu_seconds,
+    }
+    found |= {f"{name}_{_LATENCIES[quantile]}_s": seconds for quantile, seconds in done.latencies_s.items()}
+    if "p99" in done.sync_latencies_s:
+        found[f"{name}_sync_p99_s"] = done.sync_latencies_s["p99"]
+    if done.windows is not None and done.windows.write:
+        found[f"{name}_windows_without_write"] = float(done.windows.without_write)
+    # 0: a storage without a device of its own here, or one that has put all of it off.
+    if done.asked_bytes and done.spent.written_bytes:
+        found[f"{name}_written_per_byte"] = done.spent.written_bytes / done.asked_bytes
+        found[f"{name}_read_per_byte"] = done.spent.read_bytes / done.asked_bytes
+    return found
+
+
+def write_curves(
+    passes: Mapping[str, WritePass], titles: Mapping[str, str]
+) -> tuple[dict[str, Sequence[float]], dict[str, Mapping[str, Any]]]:
+    """Return series and axes of what was written in each second of passes that lasted some seconds."""
+    series: dict[str, Sequence[float]] = {}
+    axes: dict[str, Mapping[str, Any]] = {}
+    for name, done in passes.items():
+        if done.windows is None or len(done.windows.write) < _LEAST_WINDOWS:
+            continue
+        key = f"{name}_each_s"
+        series[key] = done.windows.write
+        axes[key] = {
+            "title": f"{titles[name]}: written",
+            "x_title": "time",
+            "x_unit": "s",
+            "x": [WINDOW_S * number for number in range(1, len(done.windows.write) + 1)],
+            "unit": "B/s",
+        }
+    return series, axes
+
+
+def linear_read(bench: Workbench, name: str, file: Path, *, direct: bool) -> float:
+    """Read a file from its beginning to its end with cold caches, 1 MiB a call; return the seconds."""
+    bench.cold()
+    job: dict[str, str | int | None] = {
+        "rw": "read",
+        "filename": file.name,
+        "bs": "1M",
+        "ioengine": "psync",
+        "direct": int(direct),
+    }
+    run = bench.fio(name, {"global": {"size": file.stat().st_size}, "read": job})
+    return run.seconds()

@@ -1,0 +1,357 @@
+"""What random updates after a snapshot cost, and what they do to reading in order: the published experiment 1."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.api import LackingError, Reason, StorageError, format_size
+from snapmgr.bench import printed
+from snapmgr.bench.directio import buffers_direct_writes
+from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.passes import linear_read, timed_pass, write_curves, write_figures, write_infos, write_pass
+from snapmgr.bench.unitdigests import digest_units
+from snapmgr.command import find_program
+from snapmgr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from snapmgr.bench.fio import FioRun
+    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
+    from snapmgr.bench.passes import WritePass
+    from snapmgr.bench.unitdigests import UnitDigests
+
+_MIB = 1 << 20
+_PAGE = 16 << 10
+_SIZES: Mapping[ProfileName, int] = {
+    "smoke": 64 * _MIB,
+    "quick": 512 * _MIB,
+    "standard": 4096 * _MIB,
+    "paper": 100_000_000_000,
+}
+# Where memory is bounded: two of them must not fit into it.
+_BUFFERED_SMOKE = 192 * _MIB
+_PUBLISHED_UPDATES = 250_000
+_LEAST_UNITS = 256
+# InnoDB hands its asynchronous writes over in batches, and syncs the file after each.
+_BATCH = 64
+_DATA, _CONTROL = "data", "control"
+_TITLES = {
+    "update_none": "Random update with no snapshot there",
+    "update_first": "Random update, first pass after the snapshot",
+    "update_second": "Random update, second pass",
+}
+
+
+def _metrics() -> Iterator[MetricInfo]:
+    yield MetricInfo(name="fill_s", title="Fill, until durable", unit="s", better="less")
+    yield MetricInfo(name="fill_unsynced_s", title="Fill, without the last sync", unit="s", better="less")
+    for name, title in _TITLES.items():
+        yield from write_infos(name, title, headline=name == "update_first")
+    yield MetricInfo(
+        name="update_cost", title="First pass after the snapshot ÷ pass with no snapshot there", unit="", better="less"
+    )
+    for moment, when in (("before", "before the update"), ("after", "after it")):
+        yield MetricInfo(
+            name=f"read_{moment}_bytes_s",
+            title=f"Linear read, cold, O_DIRECT, {when}",
+            unit="B/s",
+            better="more",
+            headline=moment == "after",
+        )
+        yield MetricInfo(
+            name=f"read_{moment}_buffered_s", title=f"Linear read, cold, buffered, {when}", unit="s", better="less"
+        )
+        yield MetricInfo(name=f"extents_{moment}", title=f"Extents {when}", unit="", better="less")
+        yield MetricInfo(name=f"gaps_per_gib_{moment}", title=f"Physical jumps per GiB {when}", unit="", better="less")
+    yield MetricInfo(name="create_s", title="Snapshot call", unit="s", better="less")
+    yield MetricInfo(name="whole_s", title="Snapshot with all that belongs to it", unit="s", better="less")
+    yield MetricInfo(name="snapshot_bytes", title="Space that the snapshot takes afterwards", unit="B", better="less")
+    yield MetricInfo(name="delete_s", title="Delete, until its space is free", unit="s", better="less")
+
+
+@dataclass(kw_only=True)
+class _Found:
+    """What is known so far of a sample."""
+
+    direct: bool = True
+    """Whether the file system takes O_DIRECT."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    passes: dict[str, WritePass] = field(default_factory=dict)
+    layouts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class RandomUpdate:
+    """See `snapmgr.bench.model.Scenario`.
+
+    Readings: "database": pages of 16 KiB in InnoDB's way (O_DIRECT, asynchronous, in batches with an fsync after each,
+    by one thread, as the page cleaner is), each updated once in a pass; the second pass updates the same ones. Half of
+    the data is a second file, updated before the snapshot: what the same pass costs with no snapshot there.
+    "repaired": what the published script means to do: 4,000-byte extents, 8 workers, buffered, one pass. "printed":
+    that script, see `snapmgr.bench.printed`.
+    """
+
+    name = "random-update"
+    title = "What do random updates cost after a snapshot, and what do they do to reading the file in order?"
+    readings = ("database", "repaired", "printed")
+    metrics = tuple(_metrics())
+
+    def missing(self) -> tuple[Reason, ...]:
+        """Fio."""
+        try:
+            find_program("fio")
+        except LackingError as error:
+            return (Reason(what=error.message, hint=error.hint or ""),)
+        return ()
+
+    def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - the model's signature
+        """Any; a control has no snapshot, and shows what two passes cost without one."""
+        return None
+
+    def parameters(self, given: Parameters) -> Parameters:
+        """Complete them: {"data_bytes", "unit_bytes", "updates", "workers"}.
+
+        Raises ConfigError for a reading that is not known, for too few data, and for a buffered reading of data that
+        the page cache would hold.
+        """
+        reading = given.reading or self.readings[0]
+        if reading not in self.readings:
+            raise ConfigError(f"random-update has no reading {reading!r}", hint=f"it has {', '.join(self.readings)}")
+        database = reading == "database"
+        size_bytes = given.size_bytes or _SIZES[given.profile]
+        if not given.size_bytes and not database:
+            size_bytes = max(size_bytes, _BUFFERED_SMOKE)
+        unit_bytes, workers = (_PAGE, 1) if database else (printed.EXTENT_SIZE, printed.THREADS)
+        # Each worker has as many whole units, and each file as many as each other.
+        units = size_bytes // ((2 if database else 1) * unit_bytes * workers) * workers
+        share = 4 if database else 100
+        extra = {"updates": min(max(units // share, 1), _PUBLISHED_UPDATES), **given.extra}
+        extra |= {"unit_bytes": unit_bytes, "workers": workers, "data_bytes": units * unit_bytes}
+        extra["updates"] = max(extra["updates"] // workers, 1) * workers
+        if units < _LEAST_UNITS:
+            raise ConfigError(
+                f"{format_size(size_bytes)} of data are too few for random updates",
+                hint=f"use a --size of at least {format_size(2 * _LEAST_UNITS * _PAGE)}",
+            )
+        if extra["updates"] > units:
+            raise ConfigError(f"{extra['updates']} updates are more than the {units} pieces that the file has")
+        if not database and size_bytes <= given.memory_bytes:
+            raise ConfigError(
+                f"the reading {reading!r} is buffered, and {format_size(size_bytes)} of data fit into memory"
+                f" ({format_size(given.memory_bytes)}): it would measure the page cache",
+                hint="use a --size larger than the memory, bound the memory, or take the reading 'database'",
+            )
+        return replace(given, reading=reading, size_bytes=size_bytes, extra=extra)
+
+    def needs(self, parameters: Parameters) -> Needs:
+        """Return what a sample takes: the data, as much again for what a snapshot pins (btrfs: whole extents)."""
+        extra = parameters.extra
+        passes = 3 if parameters.reading == "database" else 1
+        moved = parameters.size_bytes + 7 * extra["data_bytes"]
+        return Needs(
+            space_bytes=int(parameters.size_bytes * 2.2) + passes * extra["updates"] * extra["unit_bytes"] + 64 * _MIB,
+            seconds=moved / 100e6 + passes * extra["updates"] / 1000 + 3,
+        )
+
+    def run(self, bench: Workbench) -> Outcome:
+        """Measure once."""
+        found, database = _Found(), bench.parameters.reading == "database"
+        data = bench.path / _DATA
+        buffers = buffers_direct_writes(bench.path)
+        found.direct = buffers is not None
+        if not found.direct:
+            found.notes.append(f"{bench.stack.name} has no O_DIRECT: all reads and writes were buffered")
+        elif buffers and database:
+            found.notes.append(f"{bench.stack.name} wrote buffered although O_DIRECT was asked for")
+        printed_load = bench.parameters.reading == "printed"
+        load = _Printed(bench) if printed_load else _Fio(bench, direct=found.direct)
+        bench.tell("random-update: fills")
+        filled = load.fill(data)
+        found.metrics |= {"fill_s": filled.durable_s, "fill_unsynced_s": filled.seconds}
+        before = digest_units(data, bench.parameters.extra["unit_bytes"])
+        if database:
+            bench.tell("random-update: the same with no snapshot there")
+            load.fill(bench.path / _CONTROL)
+            found.passes["update_none"] = load.update(bench.path / _CONTROL, "update-none")
+        bench.quiet()
+        _look(bench, found, data, "before")
+        bench.tell("random-update: snapshot and update")
+        snapshot = bench.snapshot() if bench.stack.backend is not None else None
+        found.passes["update_first"] = load.update(data, "update-first")
+        first = _check_origin(found, before, data, bench.parameters)
+        if database:
+            found.passes["update_second"] = load.update(data, "update-second")
+        bench.quiet()
+        _look(bench, found, data, "after")
+        if database:
+            # The same pages: what the first pass left alone, the second has not touched either.
+            _check_origin(found, before, data, bench.parameters, expected=first)
+        if snapshot is None:
+            found.notes.append("a control: no snapshot was taken, both passes show what it costs without one")
+        else:
+            _judge(found, snapshot, before)
+        return _outcome(found)
+
+
+class _Fio:
+    """The readings that fio does."""
+
+    def __init__(self, bench: Workbench, *, direct: bool) -> None:
+        self._bench = bench
+        self._direct = int(direct)
+        self._extra = bench.parameters.extra
+        self._seed = bench.parameters.seed
+
+    def fill(self, file: Path) -> WritePass:
+        """Write it in order."""
+        data_bytes = self._extra["data_bytes"]
+        if self._bench.parameters.reading == "database":
+            job: dict[str, str | int | None] = {"bs": "1M", "direct": self._direct, "size": data_bytes}
+        else:
+            job = self._shares()
+        # Not preallocated: on btrfs the first write to what is preallocated is no copy-on-write.
+        job |= {"rw": "write", "fallocate": "none"}
+        return self._pass(file, f"fill-{file.name}", job, seed=self._seed)
+
+    def update(self, file: Path, name: str) -> WritePass:
+        """Write as many units as asked for, each at most once, at random places that the seed alone decides."""
+        unit_bytes, workers = self._extra["unit_bytes"], self._extra["workers"]
+        each = self._extra["updates"] // workers * unit_bytes
+        if self._bench.parameters.reading == "database":
+            job: dict[str, str | int | None] = {
+                "bs": unit_bytes,
+                "size": self._extra["data_bytes"],
+                "direct": self._direct,
+                "ioengine": "libaio",
+                "iodepth": _BATCH,
+                "iodepth_batch_submit": _BATCH,
+                "iodepth_batch_complete_min": _BATCH,
+                "fsync": _BATCH,
+            }
+        else:
+            job = self._shares()
+        job |= {"rw": "randwrite", "io_size": each}
+        return self._pass(file, name, job, seed=self._seed + 1)
+
+    def _shares(self) -> dict[str, str | int | None]:
+        # fio's map of what is written already is each job's own: so each has a part of the file for itself.
+        share = self._extra["data_bytes"] // self._extra["workers"]
+        return {
+            "bs": self._extra["unit_bytes"],
+            "size": share,
+            "offset_increment": share,
+            "numjobs": self._extra["workers"],
+            "ioengine": "psync",
+        }
+
+    def _pass(self, file: Path, name: str, job: Mapping[str, str | int | None], *, seed: int) -> WritePass:
+        def run() -> FioRun:
+            whole: dict[str, str | int | None] = {"filename": file.name, "randseed": seed}
+            return self._bench.fio(name, {"global": whole, "job": job})
+
+        return write_pass(self._bench, file, run)
+
+
+class _Printed:
+    """The published script; its text is in the sample's commands."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self._bench = bench
+        self._text = Path(printed.__file__).read_text(encoding="utf-8")
+
+    def fill(self, file: Path) -> WritePass:
+        """Write the file, as the script does it."""
+        extra = self._bench.parameters.extra
+        return timed_pass(self._bench, file, lambda: (self._run("fill", file), extra["data_bytes"]))
+
+    def update(self, file: Path, name: str) -> WritePass:  # noqa: ARG002 - as _Fio has it
+        """Update it, as the script does it."""
+        asked_bytes = self._bench.parameters.extra["updates"] * self._bench.parameters.extra["unit_bytes"]
+        return timed_pass(self._bench, file, lambda: (self._run("update", file), asked_bytes))
+
+    def _run(self, phase: str, file: Path) -> float:
+        parameters = self._bench.parameters
+        numbers = (parameters.extra["data_bytes"], parameters.extra["updates"], parameters.seed)
+        done = self._bench.run((sys.executable, "-I", "-c", self._text, phase, str(file), *map(str, numbers)))
+        return float(json.loads(done.stdout)["seconds"])
+
+
+def _look(bench: Workbench, found: _Found, data: Path, moment: str) -> None:
+    """Read the file in order, cold, and see where it is."""
+    bench.tell(f"random-update: reads in order, {moment} the update")
+    # A start of fio takes as long as such a read takes in the smallest profile: there only the one that matters.
+    database, all_of_them = bench.parameters.reading == "database", bench.parameters.profile != "smoke"
+    if found.direct and (database or all_of_them):
+        seconds = linear_read(bench, f"read-{moment}", data, direct=True)
+        found.metrics[f"read_{moment}_bytes_s"] = data.stat().st_size / max(seconds, 0.001)
+    if not database or all_of_them or not found.direct:
+        found.metrics[f"read_{moment}_buffered_s"] = linear_read(bench, f"read-{moment}-buffered", data, direct=False)
+    try:
+        layout = bench.layout(data)
+    except StorageError as error:
+        found.notes.append(f"no layout: {error.message}")
+        return
+    found.layouts[moment] = layout.document()
+    found.metrics[f"extents_{moment}"] = float(layout.extents)
+    found.metrics[f"gaps_per_gib_{moment}"] = layout.gaps_per_gib
+
+
+def _check_origin(
+    found: _Found, before: UnitDigests, data: Path, parameters: Parameters, *, expected: int | None = None
+) -> int:
+    """Check that the origin holds new data where they were written, and the old ones elsewhere."""
+    changed, updates = before.changed(data), parameters.extra["updates"]
+    exact = parameters.reading != "printed"
+    wanted = updates if expected is None else expected
+    found.checks.append(
+        Check(
+            name="the origin holds the new data" if expected is None else "the second pass wrote the same pages",
+            ok=changed == wanted if exact else changed > 0,
+            detail=f"{changed} of {len(before.digests)} pieces are new; {updates} were written",
+        )
+    )
+    return changed
+
+
+def _judge(found: _Found, snapshot: Snapshot, before: UnitDigests) -> None:
+    """Check that the snapshot holds what the origin held, ask what it takes, and delete it."""
+    found.metrics |= {"create_s": snapshot.create_s, "whole_s": snapshot.whole_s}
+    usage, name = snapshot.usage(), "the snapshot holds the old data"
+    if not usage.valid:
+        detail = "the storage lost the snapshot: its room ran full under the updates"
+        found.checks.append(Check(name=name, ok=False, detail=detail))
+    else:
+        with snapshot.opened() as folder:
+            changed = before.changed(folder / _DATA)
+        detail = f"{changed} of {len(before.digests)} pieces differ"
+        found.checks.append(Check(name=name, ok=changed == 0, detail=detail))
+    if usage.exclusive_bytes is None:
+        found.notes.append("what the snapshot takes is not known cheaply on this storage")
+    else:
+        found.metrics["snapshot_bytes"] = float(usage.exclusive_bytes)
+    found.metrics["delete_s"] = snapshot.delete()
+
+
+def _outcome(found: _Found) -> Outcome:
+    for name, done in found.passes.items():
+        found.metrics |= write_figures(name, done)
+    if none_s := found.metrics.get("update_none_s"):
+        found.metrics["update_cost"] = found.metrics["update_first_s"] / none_s
+    series, axes = write_curves(found.passes, _TITLES)
+    return Outcome(
+        metrics=found.metrics,
+        series=series,
+        axes=axes,
+        layouts=found.layouts,
+        checks=found.checks,
+        notes=found.notes,
+    )
+
+
+scenario = RandomUpdate()
