@@ -8,6 +8,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from snapmgr.tree.kernel import sync_file_system
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -52,6 +54,15 @@ def tree_facts(folder: Path, *, seed: int, sample: int, names: Sequence[str] | N
             with open(folder / name, "rb") as file:
                 contents[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return TreeFacts(files=len(sizes), listing=hashlib.sha256(repr(sizes).encode()).hexdigest(), contents=contents)
+
+
+def flush(folder: Path) -> None:
+    """Write all dirty data of the file system that holds a folder. Raises OSError, also for lost writes."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync_file_system(fd)
+    finally:
+        os.close(fd)
 
 
 def block_digests(file: Path, *, seed: int, sample: int, block_bytes: int) -> tuple[str, ...]:

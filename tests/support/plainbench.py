@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from snapmgr.bench.model import Parameters, Scenario, Stack
 from snapmgr.command import CommandRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from snapmgr.api import Completed
@@ -69,14 +69,17 @@ class PlainBench:
         self.taken = 0
         self.told: list[str] = []
         self.commands: list[tuple[str, ...]] = []
-        self.before_snapshot: Callable[[], None] = lambda: None
 
-    def snapshot(self) -> PlainSnapshot:
+    def snapshot(self, held: AbstractContextManager[object] | None = None) -> PlainSnapshot:
         assert self.stack.backend is not None
-        self.before_snapshot()
         self.taken += 1
-        self.snapshots.append(PlainSnapshot(self, f"s{self.taken}"))
+        with held or nullcontext():
+            self.snapshots.append(PlainSnapshot(self, f"s{self.taken}"))
         return self.snapshots[-1]
+
+    def at_once(self) -> bool:
+        """A copy takes its time."""
+        return False
 
     def inventory(self) -> tuple[Found, ...]:
         return tuple(Found(kind="snapshot", pool=POOL, name=one.name) for one in self.snapshots)

@@ -13,7 +13,7 @@ from snapmgr.bench import blogbench
 from snapmgr.bench.blogengine import BLOG_BYTES
 from snapmgr.bench.blogrun import COMMENTED, READ, REWRITTEN, WRITTEN, BlogRun
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.bench.proof import TreeFacts, tree_facts
+from snapmgr.bench.proof import TreeFacts, flush, tree_facts
 from snapmgr.command import find_program
 from snapmgr.errors import ConfigError
 
@@ -262,7 +262,7 @@ def _phase(bench: Workbench, load: _Own | _Blogbench, turn: int) -> _Phase:
     with bench.measured() as whole:
         run = load.run(turn)
         with bench.measured() as sync:
-            bench.run(("sync", "--file-system", str(bench.path)), timeout_s=None)
+            flush(bench.path)
     return _Phase(run=run, sync_s=sync.spent.seconds, spent=whole.spent)
 
 

@@ -1,0 +1,345 @@
+"""What a snapshot's own operations take, as the number of snapshots grows, idle and under load."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.api import LackingError, Reason
+from snapmgr.bench import backgroundload
+from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.proof import block_digests, flush
+from snapmgr.bench.rawsnapshot import RawWay, raw_ways
+from snapmgr.command import find_program
+from snapmgr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from snapmgr.bench.backgroundload import Load
+    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
+
+_MIB = 1 << 20
+_PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
+    "smoke": {"size_bytes": 32 * _MIB, "levels": (1, 10), "repeats": 3},
+    "quick": {"size_bytes": 128 * _MIB, "levels": (1, 10, 100), "repeats": 5},
+    "standard": {"size_bytes": 1024 * _MIB, "levels": (1, 10, 100, 1000), "repeats": 12},
+    "paper": {"size_bytes": 4096 * _MIB, "levels": (1, 10, 100, 1000), "repeats": 30},
+}
+_FILES = 16
+_LOAD = "load"
+_LOAD_SHARE = 4
+"""One part in so many of the data is the file that the load writes to."""
+_BLOCK = 16 << 10
+_LOAD_PER_S = 1000
+_COMMON_LEVEL = 10
+"""The number of snapshots that figures are told for: each storage can have so many."""
+_CLASSIC_LEVEL = 10
+"""A classic LVM snapshot costs each write of its origin a copy: more than these are nobody's practice."""
+_SAMPLED = 256
+# Of one snapshot with all that is done to it, on a slow storage (LVM): for the estimate.
+_ONE_S = 0.25
+_TITLES = {
+    "create": "Snapshot call",
+    "whole": "Snapshot, from the first check until it is durable",
+    "list": "List of all snapshots",
+    "attach": "Attach and mount a snapshot",
+    "detach": "Unmount and detach it",
+    "delete": "Delete a snapshot, until its name is gone",
+    "loaded": "Snapshot call while files are being written",
+}
+_QUANTILES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
+
+Times = dict[str, dict[int, list[float]]]
+"""Seconds by operation and number of snapshots."""
+
+
+class SnapshotOps:
+    """See `snapmgr.bench.model.Scenario`."""
+
+    name = "snapshot-ops"
+    title = "What do creating, listing, attaching and deleting a snapshot take, and how long would a lock be held?"
+    readings = ()
+    metrics = (
+        *(
+            MetricInfo(
+                name=f"{name}_s",
+                title=f"{title}, with {_COMMON_LEVEL} snapshots (median)",
+                unit="s",
+                better="less",
+                headline=name in {"create", "loaded"},
+            )
+            for name, title in _TITLES.items()
+        ),
+        MetricInfo(
+            name="loaded_max_s", title="Longest snapshot call while files are being written", unit="s", better="less"
+        ),
+        MetricInfo(
+            name="create_over_call", title="Snapshot call ÷ the storage's bare system call", unit="", better="less"
+        ),
+        MetricInfo(
+            name="whole_over_program", title="Whole snapshot ÷ the storage's own program", unit="", better="less"
+        ),
+        MetricInfo(
+            name="create_growth", title="Snapshot call: with the most snapshots ÷ with one", unit="", better="less"
+        ),
+    )
+
+    def missing(self) -> tuple[Reason, ...]:
+        """Return that fio is, if it is."""
+        try:
+            find_program("fio")
+        except LackingError as error:
+            return (Reason(what=error.message, hint="apt-get install fio"),)
+        return ()
+
+    def suits(self, stack: Stack) -> str | None:
+        """Return why not: a control."""
+        return "it has no snapshots" if stack.backend is None else None
+
+    def parameters(self, given: Parameters) -> Parameters:
+        """Complete them. Raises ConfigError for less data than files."""
+        own = dict(_PROFILES[given.profile])
+        size_bytes = given.size_bytes or own["size_bytes"]
+        del own["size_bytes"]
+        if size_bytes < _FILES * _MIB:
+            raise ConfigError(f"snapshot-ops needs {_FILES} MiB of data at least", hint="use a larger --size")
+        # For classic LVM: how many share the room, with two of the program's and one more of ours.
+        extra = {"files": _FILES, "load_per_s": _LOAD_PER_S, "snapshots": _CLASSIC_LEVEL + 3, **own, **given.extra}
+        return replace(given, size_bytes=size_bytes, extra=extra)
+
+    def needs(self, parameters: Parameters) -> Needs:
+        """Return what a sample takes."""
+        levels, repeats = parameters.extra["levels"], parameters.extra["repeats"]
+        snapshots = max(levels) + 3 * repeats * len(levels)
+        return Needs(
+            space_bytes=int(parameters.size_bytes * 2.2) + 64 * _MIB + max(levels) * _MIB // 4,
+            seconds=parameters.size_bytes / 100e6 + snapshots * _ONE_S * 0.4 + 1,
+        )
+
+    def run(self, bench: Workbench) -> Outcome:
+        """Measure once."""
+        _fill(bench)
+        seed = bench.parameters.seed
+        watch = _Stopwatch(bench)
+        levels = _levels(bench)
+        kept: list[Snapshot] = []
+        old = _digests(bench, bench.path)
+        counts: list[Check] = []
+        argv = backgroundload.command(
+            bench.path / _LOAD, block_bytes=_BLOCK, writes_per_s=bench.parameters.extra["load_per_s"], seed=seed
+        )
+        for number, level in enumerate(levels):
+            if number:
+                # What the load has fragmented is made anew: else the next operations would differ by that as well.
+                (bench.path / _LOAD).unlink()
+                _fill_load(bench, number)
+            while len(kept) < level:
+                bench.tell(f"snapshot {len(kept) + 1} of {max(levels)}")
+                kept.append(bench.snapshot())
+            bench.quiet()
+            bench.tell(f"operations with {level} snapshots")
+            for turn in range(bench.parameters.extra["repeats"]):
+                watch.idle(level, turn)
+            with backgroundload.written_to(argv, bench.path / _LOAD, bench.folder / f"load-{level}.log") as load:
+                for turn in range(bench.parameters.extra["repeats"]):
+                    watch.loaded(load, level, turn)
+                    load.check()
+            found = sum(1 for one in bench.inventory() if one.kind == "snapshot")
+            counts.append(
+                Check(
+                    name=f"with {level} snapshots the backend finds so many",
+                    ok=found == level,
+                    detail=f"it finds {found}",
+                )
+            )
+        checks = [*counts, *_proof(bench, kept[0], old)]
+        bench.tell(f"deletes {len(kept)} snapshots")
+        for snapshot in kept:
+            snapshot.delete(wait="name")
+        series, axes = _series(watch.times, levels)
+        return Outcome(
+            metrics=_figures(watch.times, levels),
+            series=series,
+            axes=axes,
+            checks=checks,
+            notes=[*_notes(bench, watch.ways, levels), f"the load: {' '.join(argv)}"],
+        )
+
+
+def _levels(bench: Workbench) -> list[int]:
+    classic = bench.stack.backend == "lvm" and "thin" not in bench.stack.options
+    return [level for level in bench.parameters.extra["levels"] if not classic or level <= _CLASSIC_LEVEL]
+
+
+def _fill(bench: Workbench) -> None:
+    count = bench.parameters.extra["files"]
+    size = bench.parameters.size_bytes * (_LOAD_SHARE - 1) // _LOAD_SHARE // count // _BLOCK * _BLOCK
+    bench.tell("fills the files")
+    bench.fio(
+        "fill",
+        {
+            "global": {
+                "rw": "write",
+                "bs": "1M",
+                "ioengine": "psync",
+                "end_fsync": 1,
+                "randseed": bench.parameters.seed,
+            },
+            # One job, file after file.
+            "fill": {
+                "nrfiles": count,
+                "filesize": size,
+                "file_service_type": "sequential",
+                "filename_format": "data.$filenum",
+            },
+        },
+    )
+    _fill_load(bench, 0)
+
+
+def _fill_load(bench: Workbench, turn: int) -> None:
+    size = bench.parameters.size_bytes // _LOAD_SHARE // _BLOCK * _BLOCK
+    whole: dict[str, str | int | None] = {"rw": "write", "bs": "1M", "ioengine": "psync", "end_fsync": 1}
+    whole["randseed"] = bench.parameters.seed + turn
+    bench.fio(f"fill-load-{turn}", {"global": whole, "fill": {"filesize": size, "filename": _LOAD}})
+
+
+class _Stopwatch:
+    """Does things to snapshots, and keeps what each took."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self._bench = bench
+        self.ways = raw_ways(bench)
+        self.times: Times = defaultdict(lambda: defaultdict(list))
+
+    def idle(self, level: int, turn: int) -> None:
+        """Do everything once, our way and the others', in an order that turns with each time.
+
+        Most storages' snapshot calls write what is dirty first: a backup flushes before, so here it is done for all.
+        """
+        actions = [partial(self._own, level), *(partial(self._raw, way, level, turn) for way in self.ways)]
+        for action in actions if turn % 2 == 0 else reversed(actions):
+            flush(self._bench.path)
+            action()
+
+    def loaded(self, load: Load, level: int, turn: int) -> None:
+        """Take one while there are writes, our way and by the storage's first one, each after a flush."""
+        actions = [partial(self._own_loaded, load, level)]
+        actions += [partial(self._raw_loaded, way, load, f"raw-loaded-{level}-{turn}", level) for way in self.ways[:1]]
+        for action in actions if turn % 2 == 0 else reversed(actions):
+            flush(self._bench.path)
+            action()
+
+    def _own(self, level: int) -> None:
+        bench, times = self._bench, self.times
+        snapshot = bench.snapshot()
+        times["create"][level].append(snapshot.create_s)
+        times["whole"][level].append(snapshot.whole_s)
+        start = time.monotonic()
+        bench.inventory()
+        times["list"][level].append(time.monotonic() - start)
+        start = time.monotonic()
+        with snapshot.opened():
+            times["attach"][level].append(time.monotonic() - start)
+            start = time.monotonic()
+        times["detach"][level].append(time.monotonic() - start)
+        times["delete"][level].append(snapshot.delete(wait="name"))
+
+    def _raw(self, way: RawWay, level: int, turn: int) -> None:
+        name = f"raw-{way.name}-{level}-{turn}"
+        self.times[f"{way.name}_create"][level].append(way.create(name))
+        self.times[f"{way.name}_delete"][level].append(way.delete(name))
+
+    def _own_loaded(self, load: Load, level: int) -> None:
+        snapshot = self._bench.snapshot(None if self._bench.at_once() else load.frozen())
+        self.times["loaded"][level].append(snapshot.create_s)
+        snapshot.delete(wait="name")
+
+    def _raw_loaded(self, way: RawWay, load: Load, name: str, level: int) -> None:
+        with nullcontext() if self._bench.at_once() else load.frozen():
+            self.times[f"{way.name}_loaded"][level].append(way.create(name))
+        way.delete(name)
+
+
+def _digests(bench: Workbench, folder: Path) -> dict[str, tuple[str, ...]]:
+    seed = bench.parameters.seed
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return {file.name: block_digests(file, seed=seed, sample=_SAMPLED, block_bytes=_BLOCK) for file in files}
+
+
+def _proof(bench: Workbench, oldest: Snapshot, old: Mapping[str, tuple[str, ...]]) -> list[Check]:
+    with oldest.opened() as folder:
+        then = _digests(bench, folder)
+    now = _digests(bench, bench.path)
+    wrong = sorted(name for name in {*old, *then} if old.get(name) != then.get(name))
+    return [
+        Check(name="the load changed the origin", ok=now[_LOAD] != old[_LOAD]),
+        Check(
+            name="the first snapshot holds the old data", ok=not wrong, detail=", ".join(wrong) or f"{len(old)} files"
+        ),
+    ]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the value that `share` of all keep within, by nearest rank."""
+    return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
+
+
+def _figures(times: Times, levels: Sequence[int]) -> dict[str, float]:
+    level = max(one for one in levels if one <= _COMMON_LEVEL)
+    figures = {f"{name}_s": quantile(times[name][level], 0.5) for name in _TITLES}
+    figures["loaded_max_s"] = max(value for values in times["loaded"].values() for value in values)
+    if "call_create" in times:
+        figures["create_over_call"] = figures["create_s"] / quantile(times["call_create"][level], 0.5)
+    if "program_create" in times:
+        figures["whole_over_program"] = figures["whole_s"] / quantile(times["program_create"][level], 0.5)
+    few, many = (quantile(times["create"][one], 0.5) for one in (min(levels), max(levels)))
+    if few > 0:
+        figures["create_growth"] = many / few
+    return figures
+
+
+def _series(times: Times, levels: Sequence[int]) -> tuple[dict[str, Sequence[float]], dict[str, Mapping[str, Any]]]:
+    series: dict[str, Sequence[float]] = {}
+    axes: dict[str, Mapping[str, Any]] = {}
+    for operation, by_level in times.items():
+        for name, share in _QUANTILES.items():
+            key = f"{operation}_{name}"
+            series[key] = [quantile(by_level[level], share) for level in levels]
+            axes[key] = {
+                "title": f"{_title(operation)}, {name}",
+                "x_title": "snapshots",
+                "x_unit": "",
+                "x": list(levels),
+                "unit": "s",
+            }
+    return series, axes
+
+
+def _title(operation: str) -> str:
+    if operation in _TITLES:
+        return _TITLES[operation]
+    way, _, what = operation.partition("_")
+    doing = {"create": "Snapshot", "delete": "Deletion", "loaded": "Snapshot while files are being written"}[what]
+    return f"{doing} by the storage's own {'system call' if way == 'call' else 'program'}"
+
+
+def _notes(bench: Workbench, ways: Sequence[RawWay], levels: Sequence[int]) -> list[str]:
+    notes = [f"the storage's own {way.name} is: {way.title}" for way in ways]
+    if not ways:
+        notes.append("this storage has no snapshot call of its own to compare with")
+    if not bench.at_once():
+        notes.append("files are copied one by one: the load is stopped during a snapshot call, as a server would be")
+    if left_out := [level for level in bench.parameters.extra["levels"] if level not in levels]:
+        notes.append(f"not with {', '.join(map(str, left_out))} classic LVM snapshots: each costs every write a copy")
+    return notes
+
+
+scenario = SnapshotOps()
