@@ -124,6 +124,10 @@ def _uses_of(number: str, path: str, sysfs: Path, proc: Path) -> Iterator[str]:
     for backing in (sysfs / "block").glob("loop*/loop/backing_file"):
         if _number_of(_read(backing)) == number:
             yield f"the loop device /dev/{backing.parts[-3]} lies on {path}"
+    # The one user in the kernel that does not claim its devices.
+    for exported in (sysfs / "kernel/config/nvmet/subsystems").glob("*/namespaces/*/device_path"):
+        if _number_of(_read(exported)) == number:
+            yield f"exported over NVMe, by {exported.parts[-4]}"
 
 
 def _mounted(number: str, proc: Path) -> Iterator[str]:

@@ -79,7 +79,9 @@ class DeviceTarget:
 
     def check(self) -> None:
         """Raise StorageError unless the node still leads to that very device, and nobody else has taken it."""
-        why = self._changed() or refused_exclusively(self.device)
+        why = self._changed()
+        if not why and refused_exclusively(self.device):
+            why = "; ".join(uses(self._record))
         if why:
             raise StorageError(
                 f"{self.title} is not as it was when the run began: {why}; nothing is formatted",
@@ -164,8 +166,9 @@ def opened_device(
 
     It is left blank as well, however the context ends, unless something still holds it.
     """
-    with claimed(path) as fd:
+    with ExitStack() as unlocked, claimed(path) as fd:
         device, identity, found = examined(path, fd, needed=needed, wipe=wipe, line=line, runner=runner)
+        unlocked.callback(_have_udev_look_again, path)
         target = DeviceTarget(fd, device, identity, runner)
         target.blank()
         if any(one.partition for one in found):
@@ -198,7 +201,10 @@ def claimed(path: str) -> Iterator[int]:
                 # Shared: udev may look at the other partitions, but nobody may write another table.
                 _lock(stack.enter_context(_opened(disk.path)), fcntl.LOCK_SH, disk.path)
         yield fd
-    # udev looks again at what was closed after writing, and could not while it was locked.
+
+
+def _have_udev_look_again(path: str) -> None:
+    """Open and close it for writing: what udev could not look at while it was locked it looks at then."""
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 

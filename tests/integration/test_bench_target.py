@@ -416,8 +416,8 @@ def test_a_device_that_somebody_mounts_meanwhile_is_noticed_and_left_alone(disk)
         RUN.run(["mkfs.ext4", "-q", disk.path])
         with mounted(disk.path, disk.image.parent):
             (disk.image.parent / "mnt/file").write_text("precious")
-            assert_stopped(target, "something holds it")
-            assert_stopped_at_the_end(stack, "something holds it")
+            assert_stopped(target, f"mounted at {disk.image.parent}/mnt")
+            assert_stopped_at_the_end(stack, "mounted at")
             assert (disk.image.parent / "mnt/file").read_text() == "precious"
     assert "is not blank: ext4" in refusal(disk.path).message
 
