@@ -50,7 +50,7 @@ def flush(path: Path, runner: Runner) -> None:
     """Flush the file system of `path`, and wait until btrfs has cleaned up after deleted subvolumes."""
     mount = find_target(str(path), runner=runner).mount
     if mount.fs_type == "btrfs":
-        # This ioctl wakes the cleaner (btrfs_ioctl, BTRFS_IOC_SYNC), which else begins up to 30 s later; syncfs does not.
+        # This ioctl (BTRFS_IOC_SYNC) wakes the cleaner, which else begins up to 30 s later; syncfs does not.
         runner.run(["btrfs", "filesystem", "sync", mount.point], timeout_s=_CLEANER_S)
         # Also of those that a backend has not waited for.
         runner.run(["btrfs", "subvolume", "sync", mount.point], timeout_s=_CLEANER_S)
