@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
+import fcntl
 import os
 import re
 import select
@@ -25,6 +27,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent
 INIT = HERE / "uml-init"
+XSTATE = HERE / "uml-xstate.c"
 KERNEL = "linux.uml"
 MODULES = Path("/usr/lib/uml/modules")
 # What tests and the programs in them look at; nothing else of our environment reaches the guest.
@@ -144,11 +147,33 @@ def kernel_line(kernel: str, work: Path, memory: int, outputs: tuple[int, int]) 
         # Named so, or lsblk and findmnt take the scratch disk for what / is mounted from.
         *("root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"),
         f"init={INIT}",
-        f"ubd0={work}/disk",
+        f"ubd0{'' if can_be_locked(work / 'disk') else 'c'}={work}/disk",
         *("con=null", "ssl=null", "con0=null,fd:1", f"con1=null,fd:{outputs[0]}", f"con2=null,fd:{outputs[1]}"),
         *("quiet", "loglevel=4"),
         f"snapmgr_work={work}",
     ]
+
+
+def can_be_locked(disk: Path) -> bool:
+    """Whether the guest may ask for a lock on its disk: some FUSE file systems refuse that, and then it would not boot."""
+    with disk.open("r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno not in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+    return True
+
+
+def preloaded(work: Path) -> dict[str, str]:
+    """Return what the guest's kernel needs on this processor: see uml-xstate.c. Raises GuestError."""
+    if re.search(r"^flags\b.*\bamx_tile\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE) is None:
+        return {}
+    library = work / "xstate.so"
+    try:
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, XSTATE], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise GuestError(f"on this processor (it has AMX) guests need {XSTATE.name} compiled: {error}") from None
+    return {"LD_PRELOAD": str(library)}
 
 
 def die_with(parent: int, number: int) -> None:
@@ -158,7 +183,9 @@ def die_with(parent: int, number: int) -> None:
         os.kill(os.getpid(), number)
 
 
-def keep_guest(line: list[str], work: Path, lifeline: int, outputs: tuple[int, int, int]) -> None:
+def keep_guest(
+    line: list[str], work: Path, preload: dict[str, str], lifeline: int, outputs: tuple[int, int, int]
+) -> None:
     """Run the guest until it ends, or until `lifeline` ends because nobody waits any more; then remove `work`."""
     os.setsid()
     for number in ENDING:
@@ -173,7 +200,7 @@ def keep_guest(line: list[str], work: Path, lifeline: int, outputs: tuple[int, i
             stdout=console,
             stderr=console,
             # TMPDIR is where its memory is.
-            env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(work), "TMPDIR": str(work)},
+            env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(work), "TMPDIR": str(work)} | preload,
             pass_fds=others,
             process_group=0,
         )
@@ -261,6 +288,10 @@ def run(options: argparse.Namespace) -> int:
             (work / "disk").symlink_to(options.disk.resolve())
         make_disk(options.disk or work / "disk", options.disk_size)
         fill(work, options, keep)
+        preload = preloaded(work)
+    except GuestError:
+        shutil.rmtree(work)
+        raise
     except OSError as error:
         shutil.rmtree(work)
         raise GuestError(f"cannot prepare the guest: {error}") from None
@@ -270,7 +301,8 @@ def run(options: argparse.Namespace) -> int:
     if keeper == 0:
         try:
             os.close(our_end)
-            keep_guest(kernel_line(kernel, work, options.memory, streams.ends[1:]), work, lifeline, streams.ends)
+            line = kernel_line(kernel, work, options.memory, streams.ends[1:])
+            keep_guest(line, work, preload, lifeline, streams.ends)
         finally:
             os._exit(0)
     for fd in (lifeline, *streams.ends):
