@@ -155,7 +155,7 @@ def kernel_line(kernel: str, work: Path, memory: int, outputs: tuple[int, int]) 
 
 
 def can_be_locked(disk: Path) -> bool:
-    """Whether the guest may ask for a lock on its disk: some FUSE file systems refuse that, and then it would not boot."""
+    """Whether the guest may ask for a lock on its disk: it does not boot where a FUSE file system refuses that."""
     with disk.open("r+b") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -168,11 +168,13 @@ def preloaded(work: Path) -> dict[str, str]:
     """Return what the guest's kernel needs on this processor: see uml-xstate.c. Raises GuestError."""
     if re.search(r"^flags\b.*\bamx_tile\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE) is None:
         return {}
-    library = work / "xstate.so"
+    library, compiler = work / "xstate.so", shutil.which("gcc")
+    if compiler is None:
+        raise GuestError(f"this processor has AMX, so that guests need {XSTATE.name} compiled; apt-get install gcc")
     try:
-        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, XSTATE], check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise GuestError(f"on this processor (it has AMX) guests need {XSTATE.name} compiled: {error}") from None
+        subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, XSTATE], check=True)
+    except subprocess.CalledProcessError as error:
+        raise GuestError(f"{XSTATE.name} cannot be compiled: {error}") from None
     return {"LD_PRELOAD": str(library)}
 
 
