@@ -23,7 +23,7 @@ from snapmgr.bench.target import opened_target, preview_target
 from snapmgr.blockdev import read_mounts
 from snapmgr.command import CommandRunner
 from snapmgr.errors import BusyError, ConfigError, StorageError
-from support.storage import loop_devices, shielded, work_folder
+from support.storage import loop_devices, loop_filesystem, shielded, work_folder
 
 pytestmark = pytest.mark.needs("root", "loop", "ext4")
 
@@ -527,6 +527,33 @@ def test_a_loop_devices_blocks_are_written_before_they_are_used():
         assert (facts["written"], facts["size_bytes"]) == (True, 128 * MIB)
         assert facts["allocated_bytes"] >= 128 * MIB
         assert str(folder) not in str(facts)
+
+
+@pytest.mark.needs("btrfs")
+def test_on_btrfs_the_file_is_written_in_place():
+    with (
+        loop_filesystem("btrfs", 600 * MIB, base=Path("/dev/shm")) as below,
+        opened_target(f"loop:128M:{below.point}", size_bytes=None, wipe=None, written=False) as target,
+    ):
+        assert target.facts()["nocow"] is True
+        target.check()
+
+
+def test_over_a_disk_of_large_sectors_direct_io_is_kept_by_blocks_as_large(folder):
+    (folder / "below").touch()
+    os.truncate(folder / "below", 600 * MIB)
+    argv = ["losetup", "--find", "--show", "--sector-size", "4096", "--direct-io=on", str(folder / "below")]
+    below = RUN.run(argv).stdout.strip()
+    try:
+        RUN.run(["mkfs.ext4", "-q", below])
+        with (
+            mounted(below, folder),
+            opened_target(f"loop:128M:{folder}/mnt", size_bytes=None, wipe=None, written=False) as target,
+        ):
+            facts = target.facts()
+            assert (facts["direct_io"], facts["block_bytes"]) == (True, 4096)
+    finally:
+        RUN.run(["losetup", "--detach", below])
 
 
 def test_wipe_is_not_for_files(folder):
