@@ -2,7 +2,7 @@
 //
 //   disk BACKING MOUNTPOINT SEEK_FIRST_S SEEK_FULL_S ROTATION_S BYTES_PER_S SEED
 //
-// MOUNTPOINT/disk has BACKING's content and size. A request that begins where the last one ended costs its transfer alone.
+// MOUNTPOINT/disk has BACKING's content and size. A request that goes on where the last one ended costs its transfer alone.
 // Any other one moves the arm first, SEEK_FIRST_S + SEEK_FULL_S * sqrt(distance / size), and waits for a part of a
 // rotation, evenly distributed. Requests are served in the order in which they come; there is no write cache, and no
 // request is put before another one: ordering is the business of whose kernel uses the disk. What is discarded costs nothing.
@@ -27,6 +27,8 @@ static const char name[] = "/disk";
 static const unsigned most_bytes = 1 << 20;
 // The platters turn on between two requests that follow on each other: meanwhile a buffer is filled ahead, or emptied.
 static const double buffer_s = 0.05;
+// So far around the arm's place the buffer takes requests in any order: a stream's parts may overtake each other on the way.
+static const double near_bytes = 2 << 20;
 
 static int backing;
 static double size, seek_first_s, seek_full_s, rotation_s, bytes_s;
@@ -54,12 +56,13 @@ static double random_part(void) {
 static void serve(off_t offset, size_t length) {
   pthread_mutex_lock(&arm);
   double start = now_s(), taken = (double)length / bytes_s;
-  int follows = (double)offset == position;
+  double end = (double)offset + (double)length;
+  int follows = fabs((double)offset - position) <= near_bytes;
   if (free_at_s > start || (follows && start < free_at_s + buffer_s))
     start = free_at_s;
   if (!follows)
     taken += seek_first_s + seek_full_s * sqrt(fabs((double)offset - position) / size) + rotation_s * random_part();
-  position = (double)offset + (double)length;
+  position = follows && position > end ? position : end;
   double until = free_at_s = start + taken;
   pthread_mutex_unlock(&arm);
   struct timespec when = {.tv_sec = (time_t)until, .tv_nsec = (long)((until - floor(until)) * 1e9)};
