@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from snapmgr.manifest import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_REGRESSED, _CURED = (4, 9), (5, 6)
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
@@ -36,6 +38,22 @@ def lasting_machine_id() -> str | None:
         if text and text != "uninitialized":
             return text
     return None
+
+
+def regression_side(kernel: str) -> Literal["before", "within", "after"]:
+    """Given a kernel's release ("5.4.0-150-generic"), return on which side of ext4's O_DIRECT regression it is.
+
+    "within": Linux 4.9 to 5.5, where writes in place keep synchronous reads of the same file out ("ext4: Allow parallel
+    DIO reads" until they share the lock again). A distribution may have taken the cure back into an older kernel: that
+    the number does not show. Raises ValueError for what begins with no version.
+    """
+    version = re.match(r"(\d+)\.(\d+)", kernel)
+    if version is None:
+        raise ValueError(f"{kernel!r} is no release of a kernel")
+    number = int(version[1]), int(version[2])
+    if number < _REGRESSED:
+        return "before"
+    return "within" if number < _CURED else "after"
 
 
 def start_ticks(pid: int) -> int | None:
