@@ -80,6 +80,7 @@ def arguments() -> argparse.Namespace:
     add("--keep", metavar="FOLDER", type=Path, help="a folder that the guest writes to as well ($SNAPMGR_GUEST_KEEP)")
     add("--memory", metavar="SIZE", type=size, default=size("2G"), help="default: 2G; 1G is enough without a server")
     add("--time-limit", metavar="SECONDS", type=float, default=900.0, help="default: 900")
+    add("--processor", metavar="N", type=int, help="the one that the guest runs on, 0 or more (default: any one)")
     add("--udev", action="store_true", help="run systemd-udevd in the guest, and LVM with the distribution's settings")
     add("--name", default="guest", help="what messages call it")
     add("--console", action="store_true", help="print the kernel's messages as well, to stderr")
@@ -183,6 +184,16 @@ def die_with(parent: int, number: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def stay_on_one(processor: int | None) -> None:
+    """Keep this process and all that it starts on one of the processors that it may use.
+
+    The guest has one, but each of its processes is one here, and its kernel waits for them at each system call: where
+    they share a processor nobody has to wake up another one, which saves a tenth to a fifth of all.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {allowed[(os.getpid() if processor is None else processor) % len(allowed)]})
 
 
 def keep_guest(
@@ -303,6 +314,7 @@ def run(options: argparse.Namespace) -> int:
     if keeper == 0:
         try:
             os.close(our_end)
+            stay_on_one(options.processor)
             line = kernel_line(kernel, work, options.memory, streams.ends[1:])
             keep_guest(line, work, preload, lifeline, streams.ends)
         finally:
