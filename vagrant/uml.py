@@ -151,6 +151,8 @@ def kernel_line(kernel: str, work: Path, memory: int, outputs: tuple[int, int]) 
         f"ubd0{'' if can_be_locked(work / 'disk') else 'c'}={work}/disk",
         *("con=null", "ssl=null", "con0=null,fd:1", f"con1=null,fd:{outputs[0]}", f"con2=null,fd:{outputs[1]}"),
         *("quiet", "loglevel=4"),
+        # 512 devices in /dev that nobody uses, and each of LVM's programs looks at all.
+        "pty.legacy_count=0",
         f"snapmgr_work={work}",
     ]
 
