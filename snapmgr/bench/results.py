@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -101,6 +101,7 @@ class Results:
     def locked(self) -> Iterator[None]:
         """Make the folder if need be and be the only one who writes to it. Raises BusyError if another run does."""
         try:
+            made = not self.folder.exists()
             self.folder.mkdir(mode=0o755, exist_ok=True)
             fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (FileExistsError, NotADirectoryError):
@@ -110,23 +111,27 @@ class Results:
         except OSError as error:
             raise CatalogError(f"cannot make {self.folder}: {error.strerror}", hint=space_hint(error)) from None
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError:
-            raise BusyError(
-                f"another run writes its results to {self.folder}", hint="wait for it, or name another folder with -o"
-            ) from None
+            _lock(fd, self.folder)
+            try:
+                yield
+            finally:
+                # A run that could not begin leaves nothing: what is not empty stays.
+                if made:
+                    with suppress(OSError):
+                        self.folder.rmdir()
         finally:
             os.close(fd)
 
-    def begin(self, run: Mapping[str, Any]) -> None:
-        """Write ``run.json`` of a new run. Raises ConfigError if the folder holds anything already."""
+    def begin(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """Write ``run.json`` of a new run and return it. Raises ConfigError if the folder holds anything already."""
         for path in sorted(self.folder.iterdir()):
             if is_abandoned(path):
                 path.unlink()
             else:
                 raise ConfigError(f"{self.folder} holds {path.name}, and no results", hint="name a new folder with -o")
-        _write(self.folder / _RUN, {"schema": SCHEMA, **run}, Run)
+        document = {"schema": SCHEMA, **run}
+        _write(self.folder / _RUN, document, Run)
+        return document
 
     def run(self) -> dict[str, Any] | None:
         """Return ``run.json``; None if there is none. Raises CatalogError."""
@@ -180,6 +185,15 @@ def read(paths: Sequence[Path]) -> Found:
             except CatalogError as error:
                 problems.append(error.message)
     return Found(runs=runs, samples=list(samples.values()), problems=problems)
+
+
+def _lock(fd: int, folder: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BusyError(
+            f"another run writes its results to {folder}", hint="wait for it, or name another folder with -o"
+        ) from None
 
 
 def _files(folder: Path) -> list[Path]:

@@ -42,6 +42,7 @@ COMMANDS = {
     "status": "Say whether every job has its snapshots.",
     "schedule": "Let jobs run at given times, by systemd or by cron.",
     "trace": "Record what a JuiceFS mount does, add it up, judge it and draw it.",
+    "bench": "Measure what snapshots cost here, on which storage.",
     "config": "Write or check the configuration.",
     "doctor": "Look for what is lacking, wrong with a job or left over; --fix mends it.",
     "completion": "Print the script that completes words in a shell.",

@@ -1,0 +1,93 @@
+"""What a run would do, step by step, with the time and space that each is expected to take. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from snapmgr.bench.order import Course, Measured, Slot, expected_s, left_out, next_sample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from snapmgr.bench.plan import Plan
+
+_DISK_BYTES_PER_S = 100e6
+"""As `Needs.seconds` is told for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A block of one experiment: each stack once, on a fresh file system each time."""
+
+    what: str
+    """"random-update database: pilot"."""
+    stacks: tuple[str, ...]
+    """In their order."""
+    seconds: float
+    space_bytes: int
+    fits: bool
+    """Whether the budget has room for it."""
+
+
+def courses_of(plan: Plan) -> tuple[Course, ...]:
+    """Return what is measured in the terms of `snapmgr.bench.order`."""
+    return tuple(
+        Course(
+            name=experiment.name,
+            stacks=tuple(stack.name for stack in experiment.stacks),
+            seed=plan.wish.seed,
+            sample_s=experiment.sample_s,
+            least=plan.least,
+            most=plan.most,
+        )
+        for experiment in plan.experiments
+    )
+
+
+def preparation_s(file_bytes: int | None) -> float:
+    """Return how long it takes to write a loop device's file once; 0 for a device (None)."""
+    return (file_bytes or 0) / _DISK_BYTES_PER_S
+
+
+def forecast(plan: Plan, *, spent_s: float) -> tuple[list[Step], tuple[str, ...]]:
+    """Return the steps of a run that has enough as early as it can, and in sentences what the budget has no room for.
+
+    `spent_s` of the budget go by before the first.
+    """
+    courses = courses_of(plan)
+    fitting = {(name, slot) for name, slot in _walked(courses, budget_s=plan.budget_s, spent_s=spent_s)}
+    blocks: dict[tuple[str, int], list[Slot]] = {}
+    for name, slot in _walked(courses, budget_s=math.inf, spent_s=0.0):
+        blocks.setdefault((name, slot.block), []).append(slot)
+    experiments = {experiment.name: experiment for experiment in plan.experiments}
+    more = " or more" if plan.most > plan.least else ""
+    steps = [
+        Step(
+            what=f"{name}: block {block} of {plan.least}{more}" if block else f"{name}: pilot",
+            stacks=tuple(slot.stack for slot in slots),
+            seconds=experiments[name].sample_s * len(slots),
+            space_bytes=experiments[name].needs.space_bytes,
+            fits=all((name, slot) in fitting for slot in slots),
+        )
+        for (name, block), slots in blocks.items()
+    ]
+    over = left_out(courses, {}, narrow=_enough, budget_s=plan.budget_s, spent_s=spent_s)
+    return steps, over
+
+
+def _walked(courses: Sequence[Course], *, budget_s: float, spent_s: float) -> list[tuple[str, Slot]]:
+    done: dict[str, list[Measured]] = {course.name: [] for course in courses}
+    order: list[tuple[str, Slot]] = []
+    while found := next_sample(courses, done, narrow=_enough, budget_s=budget_s, spent_s=spent_s):
+        course, slot = found
+        seconds = expected_s(course, slot.stack, courses, done)
+        done[course.name].append(Measured(slot=slot, seconds=seconds))
+        order.append((course.name, slot))
+        spent_s += seconds
+    return order
+
+
+def _enough(_name: str, _blocks: int) -> bool:
+    return True

@@ -1,0 +1,180 @@
+"""One call of ``bench run``: what it is asked for, where it takes place, and what of it exists already."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snapmgr import __version__
+from snapmgr.bench.hostfacts import host_facts
+from snapmgr.bench.mark import usable_bytes
+from snapmgr.bench.memory import memory_bytes
+from snapmgr.bench.plan import LEAST_TARGET_BYTES, PROFILE, differences, make_plan
+from snapmgr.bench.run import Conductor
+from snapmgr.bench.scenarios import chosen, scenarios
+from snapmgr.bench.stacks import STACKS, lacking
+from snapmgr.bench.target import DEFAULT_FOLDER, opened_target, parse_target
+from snapmgr.blockdev import device_stack
+from snapmgr.errors import ConfigError, LackingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from snapmgr.api import Runner
+    from snapmgr.bench.plan import Plan, Wish
+    from snapmgr.bench.results import Results
+    from snapmgr.bench.run import Advance, Ended
+
+# Of what is free in a folder: its owner may need some, too.
+_SHARE = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What ``bench run`` is asked for."""
+
+    wish: Wish
+    on: str | None
+    """Value of --on; None: a loop device on a file that fits."""
+    wipe: str | None
+    line: tuple[str, ...]
+    """The user's command without --on and --wipe."""
+    memory_bytes: int | None = None
+    """What the page cache may hold at most; None: what the machine has."""
+    host_name: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a plan is carried out, in the terms of `snapmgr.bench.target`."""
+
+    text: str
+    size_bytes: int
+    """What is needed, and the size of a file whose size nobody has said."""
+    file_bytes: int | None
+    """Size of the loop device's file; None for a device."""
+
+
+def planned(request: Request) -> tuple[Plan, Place]:
+    """Return what to measure, and where. Changes nothing.
+
+    Raises ConfigError, and LackingError with all reasons if nothing can be measured here.
+    """
+    wish = request.wish
+    wanted = chosen(wish.scenarios or PROFILE[wish.profile].scenarios or [one.name for one in scenarios()])
+    plan = make_plan(
+        wish,
+        scenarios=wanted,
+        stacks=STACKS,
+        lacking=lacking,
+        memory_bytes=min(request.memory_bytes or memory_bytes(), memory_bytes()),
+        room_bytes=_room_bytes(request.on),
+    )
+    if not plan.experiments:
+        why = dict.fromkeys(f"{absent.scenario.name} on {absent.stack.name}: {absent.why}" for absent in plan.absent)
+        raise LackingError("nothing can be measured here: " + "; ".join(why), hint="see: snapmgr bench list")
+    return plan, _place(request.on, plan)
+
+
+def _room_bytes(on: str | None) -> int:
+    if on is None:
+        return _free(DEFAULT_FOLDER)
+    order = parse_target(on, size_bytes=None if on.startswith("loop:") else LEAST_TARGET_BYTES)
+    if order.kind == "loop":
+        return (order.size_bytes or 0) if on.startswith("loop:") else _free(order.path)
+    number = os.stat(order.path).st_rdev
+    return usable_bytes(device_stack(f"{os.major(number)}:{os.minor(number)}").size_bytes)
+
+
+def _free(folder: str) -> int:
+    facts = os.statvfs(folder)
+    return int(facts.f_bavail * facts.f_frsize * _SHARE)
+
+
+def _place(on: str | None, plan: Plan) -> Place:
+    text = on if on is not None else f"loop:{plan.file_bytes}"
+    own_size = on is None or (not on.startswith("loop:") and Path(on).is_dir())
+    size_bytes = plan.file_bytes if own_size else plan.space_bytes
+    order = parse_target(text, size_bytes=size_bytes)
+    return Place(text=text, size_bytes=size_bytes, file_bytes=order.size_bytes)
+
+
+def arguments(plan: Plan, place: Place) -> dict[str, Any]:
+    """Return what decides about what is measured, for ``run.json``: a second start has to have the same."""
+    return {"on": place.text, **plan.deciding()}
+
+
+def require_same(results: Results, now: dict[str, Any]) -> None:
+    """Raise ConfigError, with what differs, if a folder holds a run with other arguments; CatalogError if damaged."""
+    run = results.run()
+    if run is not None and (differing := differences(run["arguments"], now)):
+        raise ConfigError(
+            f"{results.folder} holds a run with other arguments: {'; '.join(differing)}",
+            hint="give the same ones to go on with it, or name another folder with -o",
+        )
+
+
+@contextmanager
+def conductor(
+    request: Request,
+    plan: Plan,
+    place: Place,
+    results: Results,
+    *,
+    runner: Runner,
+    tell: Callable[[str], None],
+    step: Callable[[str], None],
+    advance: Callable[[Advance], None],
+) -> Iterator[Callable[[], Ended]]:
+    """Yield what carries out a plan; the target and the folder of results are ours meanwhile.
+
+    Raises what `opened_target` and `Results.locked` raise, and ConfigError as `require_same` does.
+    """
+    begun = time.monotonic()
+    now = arguments(plan, place)
+    with (
+        results.locked(),
+        opened_target(
+            place.text,
+            size_bytes=place.size_bytes,
+            wipe=request.wipe,
+            # What a continuous integration looks at is that it works, not how fast.
+            written=plan.wish.profile != "smoke",
+            line=request.line,
+            runner=runner,
+            tell=tell,
+        ) as target,
+    ):
+        require_same(results, now)
+        run = results.run() or results.begin(_new_run(plan, now))
+        tell(f"measuring on {target.title}")
+        host = host_facts(target.device, name=request.host_name)
+        worker = Conductor(
+            plan,
+            results,
+            str(run["id"]),
+            target=target,
+            host=host,
+            runner=runner,
+            tell=tell,
+            step=step,
+            advance=advance,
+        )
+        yield lambda: worker.run(spent_s=time.monotonic() - begun)
+
+
+def _new_run(plan: Plan, now: dict[str, Any]) -> dict[str, Any]:
+    at = datetime.now(UTC)
+    return {
+        "id": f"{at:%Y%m%dT%H%M%SZ}.{secrets.token_hex(4)}",
+        "at": at.isoformat(timespec="seconds"),
+        "arguments": now,
+        "seed": plan.wish.seed,
+        "versions": {"snapmgr": __version__},
+    }

@@ -1,0 +1,300 @@
+"""``snapmgr bench``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from snapmgr.bench.model import ProfileName
+from snapmgr.cli.benchcompare import compare
+from snapmgr.cli.benchlist import list_
+from snapmgr.cli.benchshow import show, write_page
+from snapmgr.cli.output import format_table, is_terminal, print_lines
+from snapmgr.cli.params import DurationText, SizeText, dry_run_option, json_option
+from snapmgr.cli.signals import Interrupted
+from snapmgr.errors import EXIT_OK, InterruptedRunError, SnapmgrError
+from snapmgr.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from snapmgr.bench.plan import Plan
+    from snapmgr.bench.results import Results
+    from snapmgr.bench.run import Advance, Ended
+    from snapmgr.bench.session import Place, Request
+    from snapmgr.cli.session import Session
+
+PAGE = "report.html"
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  snapmgr bench run
+  snapmgr bench run random-update --on /dev/sdx --stacks btrfs,lvm-thin+xfs -o results
+  snapmgr bench list
+  snapmgr bench show results -o report.html
+"""
+)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Measure what snapshots cost here, on which storage."""
+    session: Session = ctx.obj
+    session.command = f"bench {ctx.invoked_subcommand}"
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  snapmgr bench run
+  snapmgr bench run --dry-run --profile standard --on /dev/sdx
+  snapmgr bench run random-update --on loop:4G:/srv --stacks btrfs,xfs-reflink,ext4 -o results
+  snapmgr bench run --on /dev/sdx --wipe S3Z9NB0K123456 --budget 2h -o results
+
+\b
+What a device holds is lost, so it must be blank, or named by its serial number
+(--wipe). The same command with the same -o goes on where one was interrupted.
+Exit codes: 1 if a storage failed too often, 2 if the device or an argument is
+refused, 7 if nothing can be measured here; see snapmgr --help.
+"""
+)
+@click.argument("scenarios", metavar="[SCENARIO...]", nargs=-1)
+@click.option("--on", metavar="loop:SIZE[:FOLDER]|DEVICE|FOLDER", help="Where.  [default: a loop device that fits]")
+@click.option("--stacks", metavar="NAME,...", default="", help="What to compare.  [default: what the profile has]")
+@click.option(
+    "--profile",
+    type=click.Choice(get_args(ProfileName)),
+    default="quick",
+    help="How much, how often.  [default: quick]",
+)
+@click.option("--budget", "budget_s", metavar="DURATION", type=DurationText(), help='How long at most: "10m".')
+@click.option("--size", "size_bytes", metavar="SIZE", type=SizeText(), help="Of the data.")
+@click.option("--memory", "memory_bytes", metavar="SIZE", type=SizeText(), help="Bound memory, and so the page cache.")
+@click.option("--repeats", metavar="N", type=click.IntRange(min=1, max=1000), help="Exactly so many blocks.")
+@click.option("--reading", metavar="NAME", default="", help="Variant of a scenario, see: bench list")
+@click.option("--seed", metavar="N", type=click.IntRange(min=0), default=1, help="Of order and data.  [default: 1]")
+@click.option("--wipe", metavar="SERIAL", help="Destroy what the device of this serial number holds.")
+@click.option("--host-name", is_flag=True, help="Write the machine's name into the results.")
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    metavar="RESULTS",
+    type=click.Path(path_type=Path),
+    help="Folder for the samples.  [default: snapmgr-bench-TIME, here]",
+)
+@dry_run_option
+@json_option
+@click.pass_obj
+def run(session: Session, /, scenarios: tuple[str, ...], folder: Path | None, *, dry_run: bool, **options: Any) -> int:  # noqa: ANN401 - click's
+    """Measure scenarios on storages that are made for it, and write a page.
+
+    Each sample is made on a fresh file system, in mirrored order (A B B A), with some storages measured twice to see
+    the noise. A run goes on until the ratios are known well enough, or the budget ends.
+    """
+    from snapmgr.bench.results import Results
+    from snapmgr.bench.session import planned
+
+    request = _request(scenarios, options)
+    plan, place = planned(request)
+    if dry_run:
+        return _show_plan(session, request, plan, place)
+    path = folder or Path(f"snapmgr-bench-{datetime.now().astimezone():%Y%m%d-%H%M%S}")
+    results = Results(path)
+    try:
+        ended = _carry_out(session, request, plan, place, results)
+    except Interrupted as signal:
+        kept = sum(1 for one in results.samples() if one["kind"] != "absent") if results.folder.is_dir() else 0
+        if not kept:
+            raise
+        go_on = f"to go on: the same command with -o {path}; to look at them: snapmgr bench show {path}"
+        raise InterruptedRunError(str(signal), hint=f"{kept} samples are kept; {go_on}") from None
+    return _conclude(session, results, ended)
+
+
+command.add_command(list_)
+command.add_command(show)
+command.add_command(compare)
+
+
+def _request(scenarios: tuple[str, ...], options: dict[str, Any]) -> Request:
+    from snapmgr.bench.plan import Wish
+    from snapmgr.bench.session import Request
+
+    stacks = tuple(name.strip() for name in options["stacks"].split(",") if name.strip())
+    wish = Wish(
+        scenarios=tuple(dict.fromkeys(scenarios)),
+        stacks=stacks,
+        profile=options["profile"],
+        reading=options["reading"],
+        size_bytes=options["size_bytes"],
+        repeats=options["repeats"],
+        budget_s=options["budget_s"],
+        seed=options["seed"],
+    )
+    ctx = click.get_current_context()
+    return Request(
+        wish=wish,
+        on=options["on"],
+        wipe=options["wipe"],
+        line=_line(ctx, scenarios),
+        memory_bytes=options["memory_bytes"],
+        host_name=options["host_name"],
+    )
+
+
+def _line(ctx: click.Context, scenarios: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command as it was given, without --on and --wipe: for the line to paste of a refusal."""
+    line = ["snapmgr", "bench", "run", *scenarios]
+    for parameter in ctx.command.params:
+        value = ctx.params.get(parameter.name or "")
+        if not isinstance(parameter, click.Option) or parameter.name in {"on", "wipe"} or value == parameter.default:
+            continue
+        if value is True:
+            line.append(parameter.opts[-1])
+        elif value not in {None, False, ""}:
+            given = f"{value:g}s" if isinstance(value, float) else str(value)
+            line += [parameter.opts[-1], given]
+    return tuple(line)
+
+
+def _show_plan(session: Session, request: Request, plan: Plan, place: Place) -> int:
+    from dataclasses import asdict
+
+    from snapmgr.bench.forecast import forecast, preparation_s
+    from snapmgr.bench.target import preview_target
+
+    where = preview_target(place.text, size_bytes=place.size_bytes, wipe=request.wipe, line=request.line)
+    first_s = preparation_s(place.file_bytes if plan.wish.profile != "smoke" else None)
+    steps, over = forecast(plan, spent_s=first_s)
+    absent = [{"scenario": one.scenario.name, "stack": one.stack.name, "why": one.why} for one in plan.absent]
+    total_s = first_s + sum(step.seconds for step in steps)
+    if session.json:
+        session.document(
+            EXIT_OK,
+            dry_run=True,
+            on=where,
+            budget_s=plan.budget_s,
+            preparation_s=first_s,
+            steps=[asdict(step) for step in steps],
+            total_s=total_s,
+            space_bytes=plan.space_bytes,
+            left_out=list(over),
+            absent=absent,
+        )
+        return EXIT_OK
+    rows = [
+        [
+            step.what,
+            " ".join(step.stacks),
+            format_duration(step.seconds),
+            format_size(step.space_bytes),
+            _fits(step.fits),
+        ]
+        for step in steps
+    ]
+    print_lines(
+        [
+            f"would measure on {where}",
+            *([f"first its blocks are written, {format_duration(first_s)}"] if first_s else []),
+            *format_table(("STEP", "STORAGES, A FRESH ONE EACH", "TIME", "SPACE", "BUDGET"), rows),
+            f"at least {format_duration(total_s)} in all on a disk of 100 MB/s and 1,000 IOPS; what is measured "
+            f"corrects that. The budget is {format_duration(plan.budget_s)}.",
+            *over,
+            *(f"not here: {one['scenario']} on {one['stack']}: {one['why']}" for one in absent),
+        ]
+    )
+    return EXIT_OK
+
+
+def _fits(fits: bool) -> str:
+    return "fits" if fits else "does not fit"
+
+
+def _carry_out(session: Session, request: Request, plan: Plan, place: Place, results: Results) -> Ended:
+    from snapmgr.bench.session import arguments as arguments_of
+    from snapmgr.bench.session import conductor, require_same
+    from snapmgr.cli.running import VerboseRunner
+
+    if results.folder.is_dir():
+        # Before anything is written anywhere.
+        require_same(results, arguments_of(plan, place))
+    for absent in plan.absent:
+        session.voice.detail(f"not here: {absent.scenario.name} on {absent.stack.name}: {absent.why}")
+    advance, step = _progress(session)
+    with conductor(
+        request,
+        plan,
+        place,
+        results,
+        runner=VerboseRunner(session.voice.detail),
+        tell=session.voice.tell,
+        step=step,
+        advance=advance,
+    ) as work:
+        ended = work()
+    session.voice.close()
+    return ended
+
+
+def _progress(session: Session) -> tuple[Callable[[Advance], None], Callable[[str], None]]:
+    import sys
+
+    last: list[Advance] = []
+    bar = is_terminal(sys.stderr) and not session.verbose
+
+    def advance(now: Advance) -> None:
+        last[:] = [now]
+        what = f"{now.what}, about {format_duration(now.left_s)} left"
+        session.voice.progress(what, now.done, now.total)
+
+    def step(text: str) -> None:
+        # Lines would be too many; who asked for details gets them, and a bar changes its words.
+        if bar and last:
+            now = last[0]
+            session.voice.progress(f"{text}, about {format_duration(now.left_s)} left", now.done, now.total)
+        else:
+            session.voice.detail(text)
+
+    return advance, step
+
+
+def _conclude(session: Session, results: Results, ended: Ended) -> int:
+    """Write the page and say what was found."""
+    page = results.folder / PAGE
+    document = write_page([results.folder], page)
+    error: SnapmgrError | None = None
+    if ended.given_up:
+        error = SnapmgrError(
+            "; ".join(ended.given_up),
+            hint=f"all else was measured; each failed sample says why: snapmgr bench show {results.folder}",
+        )
+    elif ended.failed and ended.failed == ended.measured:
+        error = SnapmgrError("every sample failed", hint=f"each says why: snapmgr bench show {results.folder}")
+    for sentence in ended.left_out:
+        session.voice.tell(sentence)
+    if session.json:
+        session.document(
+            error.exit_code if error else EXIT_OK,
+            error,
+            dry_run=False,
+            results=str(results.folder),
+            report=str(page),
+            measured=ended.measured,
+            failed=ended.failed,
+            left_out=list(ended.left_out),
+            given_up=list(ended.given_up),
+            found=document,
+        )
+    else:
+        session.voice.tell(f"{ended.measured} samples, {ended.failed} of them failed, in {results.folder}")
+        for sentence in document["recommendation"]["sentences"][:1]:
+            session.voice.tell(sentence["text"])
+        session.voice.tell("the page, for a browser:")
+        print_lines([str(page)])
+    if error is not None:
+        raise error
+    return EXIT_OK

@@ -1,0 +1,97 @@
+"""``snapmgr bench list``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from snapmgr.cli.output import format_table, print_lines
+from snapmgr.cli.params import json_option
+from snapmgr.errors import EXIT_OK
+from snapmgr.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from snapmgr.bench.model import ProfileName, Scenario
+    from snapmgr.cli.session import Session
+
+# No target is named: as much room as any profile asks for.
+_ROOM_BYTES = 1 << 60
+
+
+@click.command(
+    "list",
+    epilog="""\b
+Example:
+  snapmgr bench list
+""",
+)
+@json_option
+@click.pass_obj
+def list_(session: Session) -> int:
+    """List scenarios and storages, and what is missing for them here.
+
+    Time and space are of one sample, on a disk of 100 MB/s and 1,000 IOPS; a run makes some for each storage.
+    """
+    from snapmgr.bench.scenarios import scenarios
+    from snapmgr.bench.stacks import STACKS, lacking
+
+    found = [_scenario(scenario) for scenario in scenarios()]
+    stacks: list[dict[str, Any]] = [
+        {
+            "name": stack.name,
+            "title": stack.title,
+            "missing": [{"what": reason.what, "hint": reason.hint} for reason in lacking(stack)],
+        }
+        for stack in STACKS.values()
+    ]
+    if session.json:
+        session.document(EXIT_OK, scenarios=found, stacks=stacks)
+        return EXIT_OK
+    lines = []
+    for one in found:
+        lines += [f"{one['name']}: {one['title']}"]
+        lines += [f"  readings: {', '.join(one['readings'])}"] if one["readings"] else []
+        lines += [f"  {_profile(name, facts)}" for name, facts in one["profiles"].items()]
+        lines += [f"  missing: {reason['what']} ({reason['hint']})" for reason in one["missing"]]
+        lines.append("")
+    rows = [
+        [one["name"], one["title"], "; ".join(reason["what"] for reason in one["missing"]) or "nothing"]
+        for one in stacks
+    ]
+    print_lines([*lines, *format_table(("STACK", "STORAGE", "MISSING HERE"), rows)])
+    return EXIT_OK
+
+
+def _profile(name: str, facts: dict[str, Any]) -> str:
+    if "refused" in facts:
+        return f"{name}: {facts['refused']}"
+    return f"{name}: {format_size(facts['space_bytes'])}, {format_duration(facts['seconds'])} a sample"
+
+
+def _scenario(scenario: Scenario) -> dict[str, Any]:
+    from snapmgr.bench.model import PROFILES
+
+    return {
+        "name": scenario.name,
+        "title": scenario.title,
+        "readings": list(scenario.readings),
+        "missing": [{"what": reason.what, "hint": reason.hint} for reason in scenario.missing()],
+        "profiles": {profile: _needs(scenario, profile) for profile in PROFILES},
+    }
+
+
+def _needs(scenario: Scenario, profile: ProfileName) -> dict[str, Any]:
+    from snapmgr.bench.memory import memory_bytes
+    from snapmgr.bench.plan import Wish, sized
+    from snapmgr.errors import ConfigError
+
+    try:
+        parameters, needs = sized(scenario, Wish(profile=profile), memory_bytes=memory_bytes(), room_bytes=_ROOM_BYTES)
+    except ConfigError as error:
+        return {"refused": error.message}
+    return {
+        "data_bytes": parameters.size_bytes,
+        "space_bytes": needs.space_bytes,
+        "seconds": needs.seconds,
+    }

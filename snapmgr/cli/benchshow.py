@@ -1,0 +1,182 @@
+"""``snapmgr bench show`` and ``snapmgr bench compare``: what results say."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from snapmgr.cli.output import format_table, print_lines
+from snapmgr.cli.params import json_option
+from snapmgr.errors import EXIT_OK, CatalogError, ConfigError, NotFoundError, SnapmgrError
+from snapmgr.units import format_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from snapmgr.bench.results import Found
+    from snapmgr.cli.session import Session
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  snapmgr bench show results
+  snapmgr bench show monday tuesday -o report.html
+  snapmgr bench show results -o samples.csv
+  snapmgr bench show results --json
+
+\b
+Exit code 1 if a file cannot be read: the others are shown.
+"""
+)
+@click.argument("folders", metavar="RESULTS...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE.html|FILE.csv",
+    type=click.Path(path_type=Path),
+    help="Write a page, or the figures of all samples as a table.",
+)
+@click.option("--all", "all_figures", is_flag=True, help="All figures, not the ones alone that are compared.")
+@json_option
+@click.pass_obj
+def show(session: Session, folders: tuple[Path, ...], *, output: Path | None, all_figures: bool) -> int:
+    """Say what the samples of one or several runs show.
+
+    Ratios are made within a run, block by block, and bear their intervals; what was not shown is said. A sample that
+    failed counts for nothing, and its reason is told.
+    """
+    from snapmgr.bench.results import read
+
+    found = read(folders)
+    document = _document(found)
+    if output is not None:
+        _write(session, found, document, output)
+    error = _problem(found)
+    if session.json:
+        session.document(error.exit_code if error else EXIT_OK, error, **document)
+    elif output is None:
+        print_lines(list(_lines(document, all_figures=all_figures)))
+    if error is not None:
+        raise error
+    return EXIT_OK
+
+
+def write_page(folders: Sequence[Path], path: Path) -> dict[str, Any]:
+    """Write the page of some folders of results and return its document. Raises SnapmgrError."""
+    from snapmgr.bench.report import render
+    from snapmgr.bench.results import read
+
+    document = _document(read(folders))
+    _replace(path, render(document))
+    return document
+
+
+def _document(found: Found) -> dict[str, Any]:
+    from snapmgr.bench.report import document
+
+    return document(found.samples, made_at=datetime.now(UTC), runs=found.runs, problems=found.problems)
+
+
+def _problem(found: Found) -> SnapmgrError | None:
+    if not found.problems:
+        return None
+    return CatalogError(
+        "\n".join(found.problems), hint="what is shown is made of the other files: restore these, or move them away"
+    )
+
+
+def _write(session: Session, found: Found, document: dict[str, Any], path: Path) -> None:
+    if path.suffix in {".html", ".htm"}:
+        from snapmgr.bench.report import render
+
+        _replace(path, render(document))
+    elif path.suffix == ".csv":
+        _replace(path, _table(found))
+    else:
+        raise ConfigError(f"{path} has none of the endings .html and .csv", hint=f"call it {path}.html")
+    session.voice.tell(f"wrote {path}")
+
+
+def _table(found: Found) -> str:
+    import csv
+    import io
+
+    from snapmgr.bench.report import COLUMNS, rows
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(rows(found.samples))
+    return text.getvalue()
+
+
+def _replace(path: Path, text: str) -> None:
+    from snapmgr.files import replace_file, space_hint
+
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder")
+    try:
+        replace_file(path, text.encode(), mode=0o644)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFoundError(f"there is no folder {path.parent}") from None
+    except OSError as error:
+        raise SnapmgrError(f"cannot write {path}: {error.strerror}", hint=space_hint(error)) from None
+
+
+def _lines(document: dict[str, Any], *, all_figures: bool) -> Iterator[str]:
+    yield document["subtitle"]
+    yield from (f"note: {warning['text']}" for warning in document["warnings"])
+    yield ""
+    yield from (_sentence(sentence["text"]) for sentence in document["recommendation"]["sentences"])
+    for scenario in document["scenarios"]:
+        yield ""
+        yield f"{scenario['title']}: {scenario['subtitle']}"
+        yield from _medians(scenario, all_figures=all_figures)
+        if scenario["ratios"]:
+            yield ""
+            yield from _ratios(scenario)
+        yield from (f"{note['stack']}: {note['text']} ({note['n']} of {note['of']})" for note in scenario["notes"])
+    if document["absent"]:
+        yield ""
+        yield from (f"not here: {one['scenario']} on {one['stack']}: {one['reason']}" for one in document["absent"])
+    if document["failed"]:
+        yield ""
+        yield from (f"failed: {one['id']}: {one['reason']}" for one in document["failed"])
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _medians(scenario: dict[str, Any], *, all_figures: bool) -> list[str]:
+    shown = [metric for metric in scenario["metrics"] if all_figures or metric["headline"]]
+    rows = []
+    for metric in shown:
+        by_stack = {cell["stack"]: cell for cell in metric["cells"]}
+        cells = [
+            format_quantity(by_stack[stack]["median"], metric["unit"]) if stack in by_stack else "-"
+            for stack in scenario["stacks"]
+        ]
+        rows.append([metric["title"], *cells])
+    lines = format_table(("MEDIAN", *(stack.upper() for stack in scenario["stacks"])), rows)
+    more = len(scenario["metrics"]) - len(shown)
+    return [*lines, f"… and {more} more figures: --all, or a page with -o"] if more else lines
+
+
+def _ratios(scenario: dict[str, Any]) -> list[str]:
+    rows = [
+        [
+            row["title"],
+            f"{row['stack']} ÷ {row['against']}",
+            row["ratio_text"],
+            row["interval_text"],
+            str(row["n"]),
+            row["words"],
+        ]
+        for row in scenario["ratios"]
+    ]
+    return format_table(("RATIO", "OF", "VALUE", "95 %", "PAIRS", "WHAT IS SHOWN"), rows)
