@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -71,6 +72,10 @@ def _metrics() -> Iterator[MetricInfo]:
     yield MetricInfo(name="create_s", title="Snapshot call", unit="s", better="less")
     yield MetricInfo(name="whole_s", title="Snapshot with all that belongs to it", unit="s", better="less")
     yield MetricInfo(name="snapshot_bytes", title="Space that the snapshot takes afterwards", unit="B", better="less")
+    yield MetricInfo(
+        name="grown_bytes", title="Room of the file system taken since the snapshot", unit="B", better="less"
+    )
+    yield MetricInfo(name="background_s", title="Waiting for background work", unit="s", better="less")
     yield MetricInfo(name="delete_s", title="Delete, until its space is free", unit="s", better="less")
 
 
@@ -179,15 +184,18 @@ class RandomUpdate:
             bench.tell("random-update: the same with no snapshot there")
             load.fill(bench.path / _CONTROL)
             found.passes["update_none"] = load.update(bench.path / _CONTROL, "update-none")
-        bench.quiet()
+        background_s = bench.quiet()
         _look(bench, found, data, "before")
+        used_bytes = _used_bytes(bench.path)
         bench.tell("random-update: snapshot and update")
         snapshot = bench.snapshot() if bench.stack.backend is not None else None
         found.passes["update_first"] = load.update(data, "update-first")
         first = _check_origin(found, before, data, bench.parameters)
         if database:
             found.passes["update_second"] = load.update(data, "update-second")
-        bench.quiet()
+        found.metrics["background_s"] = background_s + bench.quiet()
+        # More than what was written where the file system cannot free parts of an extent (btrfs).
+        found.metrics["grown_bytes"] = float(_used_bytes(bench.path) - used_bytes)
         _look(bench, found, data, "after")
         if database:
             # The same pages: what the first pass left alone, the second has not touched either.
@@ -336,6 +344,11 @@ def _judge(found: _Found, snapshot: Snapshot, before: UnitDigests) -> None:
     else:
         found.metrics["snapshot_bytes"] = float(usage.exclusive_bytes)
     found.metrics["delete_s"] = snapshot.delete()
+
+
+def _used_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
 def _outcome(found: _Found) -> Outcome:
