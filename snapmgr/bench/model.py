@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from snapmgr.api import Completed, Found, Reason, Usage
+    from snapmgr.api import Completed, FolderCloning, Found, Reason, Usage
     from snapmgr.bench.fio import FioRun
 
 Better = Literal["less", "more", "neither"]
@@ -167,6 +167,10 @@ class Workbench(Protocol):
     def inventory(self) -> tuple[Found, ...]:
         """Return what the backend finds in the volume's pool, as each backup asks it. Raises LackingError as
         `snapshot` does."""
+
+    def cloning(self) -> FolderCloning | None:
+        """Return what clones a folder in `path`, as ``snapmgr prepare`` finds it; it may be `snapmgr.api.Remounting` as
+        well. None: only copies are possible, or this is a control."""
 
     def measured(self) -> AbstractContextManager[Measuring]:
         """Measure what happens while the context lasts: time, processors, bytes at the devices."""

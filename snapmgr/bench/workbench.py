@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapmgr.api import AttachRecord, InUseError, LackingError, NotMine, Readying, StorageError
+from snapmgr.bench.cloning import cloning_of
 from snapmgr.bench.counters import Counters
 from snapmgr.bench.fio import run_fio
 from snapmgr.bench.layout import read_layout
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         Attachment,
         Backend,
         Completed,
+        FolderCloning,
         Found,
         Held,
         Provisioned,
@@ -201,6 +203,12 @@ class StackWorkbench:
         """Return what the backend finds in the volume's pool."""
         backend, volume = self._located()
         return backend.inventory((volume.pool,))
+
+    def cloning(self) -> FolderCloning | None:
+        """Return what clones a folder in the volume."""
+        if self._backend is None:
+            return None
+        return cloning_of(self._backend, str(self.path), self._plain, KernelMounter())
 
     def _located(self) -> tuple[Backend, Volume]:
         if self._backend is None:

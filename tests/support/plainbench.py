@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from snapmgr.api import Completed
+    from snapmgr.api import Completed, FolderCloning
     from snapmgr.bench.model import Measuring, ProfileName
 
 POOL = Pool(backend="plain", id="plain", hint="")
@@ -64,6 +64,7 @@ class PlainBench:
         for folder in (self.path, self.folder, self.copies):
             folder.mkdir()
         self.shares = False
+        self.cloner: FolderCloning | None = None
         self.overflows = False
         self.snapshots: list[PlainSnapshot] = []
         self.taken = 0
@@ -83,6 +84,9 @@ class PlainBench:
 
     def inventory(self) -> tuple[Found, ...]:
         return tuple(Found(kind="snapshot", pool=POOL, name=one.name) for one in self.snapshots)
+
+    def cloning(self) -> FolderCloning | None:
+        return self.cloner
 
     def measured(self) -> AbstractContextManager[Measuring]:
         return Counters(()).measured()
