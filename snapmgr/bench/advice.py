@@ -108,8 +108,8 @@ def _refusal(among: Sequence[Finding], candidates: Sequence[str], conditions: Co
         )
     if len(candidates) < 2:  # noqa: PLR2004 - a comparison takes two
         return Sentence(text="No advice: fewer than two stacks with snapshots were compared.")
-    pairs = min(one.ratio.n for one in among) if among else 0
-    if pairs < LEAST_PAIRS and all(one.ratio.n < LEAST_PAIRS for one in among):
+    pairs = max((one.ratio.n for one in among), default=0)
+    if pairs < LEAST_PAIRS:
         return Sentence(
             text=f"No advice: there are {pairs} blocks, and below {LEAST_PAIRS} nothing is said to differ.",
             evidence=tuple(one.id for one in among),

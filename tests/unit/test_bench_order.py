@@ -180,6 +180,18 @@ def test_a_block_with_a_hole_is_filled_first():
     assert next_sample([ONE], done, narrow=NEVER, budget_s=1e6, spent_s=0) == (ONE, hole.slot)
 
 
+def test_nothing_begins_once_the_budget_is_spent_and_no_block_that_will_not_fit():
+    done, _ = play([ONE], budget_s=1e6, samples=2 + 3 * 7)
+    ask = {"narrow": NEVER, "budget_s": 500}
+    # A block of three takes 30 s.
+    assert next_sample([ONE], done, spent_s=470, **ask) == (ONE, slots(ONE, 8)[0])
+    assert next_sample([ONE], done, spent_s=471, **ask) is None
+    begun = {"blog": [*done["blog"], Measured(slot=slots(ONE, 8)[0], seconds=10)]}
+    assert next_sample([ONE], begun, spent_s=499, **ask) == (ONE, slots(ONE, 8)[1]), "what has begun goes on"
+    assert next_sample([ONE], begun, spent_s=500, **ask) is None
+    assert next_sample([ONE], begun, spent_s=501, **ask) is None
+
+
 def test_what_the_course_does_not_have_is_a_stranger():
     other = slots(replace(ONE, stacks=STACKS), 5)
     assert set(strangers(ONE, [*slots(ONE, 5), *other])) >= {slot for slot in other if slot.stack not in ONE.stacks}

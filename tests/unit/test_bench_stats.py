@@ -103,6 +103,15 @@ def test_units_do_not_matter_and_more_comparisons_never_narrow(pairs, unit, comp
     assert wide[1] >= narrow[1]
 
 
+def test_comparisons_share_the_error():
+    pairs = [(2 + 0.1 * (number % 4), 1 + 0.1 * (number % 3)) for number in range(10)]
+    shared, strict = paired_ratio(pairs, seed=1, level=0.95, comparisons=5), paired_ratio(pairs, seed=1, level=0.99)
+    assert (shared.low, shared.high) == pytest.approx((strict.low, strict.high))
+    alone = paired_ratio(pairs, seed=1)
+    assert shared.low < alone.low
+    assert shared.high > alone.high
+
+
 def test_equal_seeds_give_equal_intervals_and_the_bootstrap_counts():
     pairs = [(1 + 0.1 * (number % 7), 1 + 0.13 * (number % 5)) for number in range(12)]
     assert paired_ratio(pairs, seed=5) == paired_ratio(pairs, seed=5)
