@@ -8,7 +8,9 @@ import pytest
 
 from snapmgr.api import CommandError
 from snapmgr.bench.directio import buffers_direct_writes
+from snapmgr.bench.scenarios import random_update
 from snapmgr.bench.scenarios.random_update import scenario
+from snapmgr.bench.stats import paired_ratio
 from support.benchdevice import bench_device
 from support.plainbench import PlainBench, completed
 from support.storage import loop_filesystem
@@ -91,6 +93,31 @@ def test_writes_that_went_nowhere_are_found_out(tmp_path):
 
     outcome = scenario.run(_Deaf(tmp_path, completed(scenario, size_bytes=12 * _MIB)))
     assert "the origin holds the new data" in _failed(outcome)
+
+
+def test_storage_that_is_slowed_down_is_found_slower(tmp_path):
+    class _Slowed(PlainBench):
+        def fio(self, name, sections):
+            # A pause after each batch, as a slower device makes it.
+            slow = {"job": {**sections["job"], "thinktime": "30ms", "thinktime_blocks": 64}}
+            return super().fio(name, {**sections, **slow})
+
+    parameters = completed(scenario, size_bytes=32 * _MIB)
+    benches = {}
+    for name, kind in (("slowed", _Slowed), ("plain", PlainBench)):
+        (tmp_path / name).mkdir()
+        benches[name] = kind(tmp_path / name, parameters)
+    passes = {name: random_update._Fio(bench, direct=True) for name, bench in benches.items()}
+    for name, bench in benches.items():
+        passes[name].fill(bench.path / "data")
+    pairs = []
+    for number in range(6):
+        names = ("slowed", "plain") if number % 2 else ("plain", "slowed")
+        took = {name: passes[name].update(benches[name].path / "data", f"update-{number}").durable_s for name in names}
+        pairs.append((took["slowed"], took["plain"]))
+    ratio = paired_ratio(pairs, seed=1)
+    assert ratio.shown, pairs
+    assert ratio.low > 1, pairs
 
 
 @pytest.mark.needs("root", "loop", "ext4")
