@@ -38,6 +38,7 @@ def command(file: Path, *, block_bytes: int, writes_per_s: int, seed: int) -> tu
         "--fdatasync=32",
         f"--rate_iops={writes_per_s}",
         "--refill_buffers",
+        "--randrepeat=0",
         f"--randseed={seed}",
         "--time_based",
         f"--runtime={_RUNTIME_S}",

@@ -41,6 +41,8 @@ _GLOBAL: dict[str, str | int | None] = {
     # A storage that compresses, or finds blocks that it has already, must gain nothing by it.
     "refill_buffers": 1,
     "randseed": 1,
+    # Else random places are the same ones whatever the seed (fio 3.33, td_fill_rand_seeds); with it they repeat too.
+    "randrepeat": 0,
     # From when a request is begun: where the file system does it at once, all of it is in the submission.
     "lat_percentiles": 1,
     "clat_percentiles": 0,
