@@ -1,0 +1,341 @@
+"""What retained snapshots cost as they grow in number: each day some of the data change, and a snapshot is taken."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.api import LackingError, Reason, StorageError, format_size
+from snapmgr.bench.directio import buffers_direct_writes
+from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.passes import WritePass, linear_read, write_pass
+from snapmgr.bench.proof import block_digests, flush
+from snapmgr.command import find_program
+from snapmgr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from snapmgr.bench.fio import FioRun
+    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
+
+_MIB = 1 << 20
+_PAGE = 16 << 10
+# As InnoDB's page cleaner: a batch is handed over at once, and synced.
+_BATCH = 64
+_DATA = "data"
+_CHURN = 0.02
+_SAMPLED = 1024
+_COMMON = 8
+"""At most so many classic LVM snapshots: each costs every write a copy. What is compared is told for so many."""
+_PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
+    "smoke": {"size_bytes": 48 * _MIB, "levels": (0, 1, 2)},
+    "quick": {"size_bytes": 256 * _MIB, "levels": (0, 1, 2, 4)},
+    "standard": {"size_bytes": 2048 * _MIB, "levels": (0, 1, 2, 4, 8, 16)},
+    "paper": {"size_bytes": 32768 * _MIB, "levels": (0, 1, 2, 4, 8, 16, 32)},
+}
+_MOMENTS = {"none": "with no snapshot", "many": "with many snapshots"}
+_DAILY = {
+    "write_s": ("A day's random updates, until durable", "s", "less"),
+    "per_write_s": ("Time for each write", "s", "less"),
+    "write_p99_s": ("A write, p99", "s", "less"),
+    "written_per_byte": ("Device bytes written per byte", "", "less"),
+    "read_per_byte": ("Device bytes read per byte written", "", "less"),
+}
+_LOOKED = {
+    "read_bytes_s": ("Linear read, cold", "B/s", "more"),
+    "gaps_per_gib": ("Physical jumps per GiB", "", "less"),
+    "free_bytes": ("Free space of the file system", "B", "more"),
+    "oldest_bytes": ("Space that the oldest snapshot takes", "B", "less"),
+}
+_HEADLINES = {"write_s_many", "read_bytes_s_many"}
+
+
+def _metrics() -> tuple[MetricInfo, ...]:
+    figures = [
+        MetricInfo(
+            name=f"{name}_{moment}",
+            title=f"{title}, {when}",
+            unit=unit,
+            better="more" if better == "more" else "less",
+            headline=f"{name}_{moment}" in _HEADLINES,
+        )
+        for name, (title, unit, better) in {**_DAILY, **_LOOKED}.items()
+        for moment, when in _MOMENTS.items()
+        if (name, moment) != ("oldest_bytes", "none")
+    ]
+    return (
+        *figures,
+        MetricInfo(
+            name="write_growth", title="A day's updates: with many snapshots ÷ with none", unit="", better="less"
+        ),
+        MetricInfo(name="read_kept", title="Linear read: with many snapshots ÷ with none", unit="", better="more"),
+        MetricInfo(name="snapshots_bytes", title="Space that all snapshots take, each alone", unit="B", better="less"),
+        MetricInfo(name="delete_s", title="Delete all snapshots, until their names are gone", unit="s", better="less"),
+        MetricInfo(name="space_back_s", title="Delete all snapshots, until the space is free", unit="s", better="less"),
+        MetricInfo(
+            name="missing_bytes",
+            title="Free space before the first day − after all are deleted",
+            unit="B",
+            better="less",
+        ),
+    )
+
+
+@dataclass(kw_only=True)
+class _Kept:
+    """A retained snapshot, and what the file held when it was taken."""
+
+    snapshot: Snapshot
+    digests: tuple[str, ...]
+
+
+@dataclass(kw_only=True)
+class _Found:
+    """What is known so far: figures by their names and the number of snapshots."""
+
+    figures: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in {**_DAILY, **_LOOKED}})
+    layouts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class Aging:
+    """See `snapmgr.bench.model.Scenario`. On a control the days go by without snapshots: what the updates alone do."""
+
+    name = "aging"
+    title = "What do retained snapshots cost, in writes, reads and space, as they grow in number?"
+    readings = ()
+    metrics = _metrics()
+
+    def missing(self) -> tuple[Reason, ...]:
+        """Fio."""
+        try:
+            find_program("fio")
+        except LackingError as error:
+            return (Reason(what=error.message, hint=error.hint or ""),)
+        return ()
+
+    def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - the model's signature
+        """Any."""
+        return None
+
+    def parameters(self, given: Parameters) -> Parameters:
+        """Complete them. Raises ConfigError for data of which a day would change next to nothing."""
+        own = dict(_PROFILES[given.profile])
+        size_bytes = given.size_bytes or own["size_bytes"]
+        del own["size_bytes"]
+        extra = {"churn": _CHURN, **own, **given.extra}
+        # What classic LVM's room is divided by.
+        extra["snapshots"] = min(max(extra["levels"]), _COMMON)
+        data_bytes = size_bytes // _PAGE * _PAGE
+        if data_bytes * extra["churn"] < _BATCH // 4 * _PAGE:
+            raise ConfigError(
+                f"{extra['churn']:.0%} of {format_size(size_bytes)} a day are too few to be measured",
+                hint=f"use a --size of at least {format_size(int(_BATCH // 4 * _PAGE / extra['churn']) + _PAGE)}",
+            )
+        return replace(given, size_bytes=data_bytes, extra=extra)
+
+    def needs(self, parameters: Parameters) -> Needs:
+        """Return what a sample takes.
+
+        On classic LVM a quarter of the space is shared out evenly to all snapshots, and the oldest has to keep what
+        changed on all days. Elsewhere btrfs is the hungriest: a snapshot pins whole extents.
+        """
+        extra, size = parameters.extra, parameters.size_bytes
+        most, classic = max(extra["levels"]), extra["snapshots"]
+        changed = size * extra["churn"]
+        shared_out = 4 * classic * (classic * changed * 1.1 + 16 * _MIB)
+        space = max(2.2 * size + most * changed, shared_out)
+        days = most + 1
+        seconds = size / 100e6 * (1 + len(extra["levels"])) + days * (changed / _PAGE / 1000 + 1.0)
+        return Needs(space_bytes=int(space) + 64 * _MIB, seconds=seconds)
+
+    def run(self, bench: Workbench) -> Outcome:
+        """Measure once."""
+        found = _Found()
+        direct = buffers_direct_writes(bench.path)
+        if direct is None:
+            found.notes.append(f"{bench.stack.name} has no O_DIRECT: all reads and writes were buffered")
+        elif direct:
+            found.notes.append(f"{bench.stack.name} wrote buffered although O_DIRECT was asked for")
+        data = bench.path / _DATA
+        levels = _levels(bench)
+        bench.tell("aging: fills")
+        load = _Load(bench, data, direct=direct is not None)
+        load.fill()
+        flush(bench.path)
+        free_bytes = _free_bytes(bench)
+        first = _digests(bench, data)
+        kept: list[_Kept] = []
+        for day in range(levels[-1] + 1):
+            bench.tell(f"aging: day {day} of {levels[-1]}")
+            bench.quiet()
+            if day in levels:
+                _look(bench, load, found, day, kept)
+            _write(load, found, day)
+            if day < levels[-1] and bench.stack.backend is not None:
+                digests = _digests(bench, data)
+                kept.append(_Kept(snapshot=bench.snapshot(), digests=digests))
+        checks = [Check(name="the updates changed the origin", ok=_digests(bench, data) != first)]
+        checks += [_check(bench, number, one) for number, one in enumerate(kept, start=1)]
+        metrics = _figures(found, levels)
+        if kept:
+            metrics |= _space(bench, found, kept, free_bytes)
+            found.notes.append(f"figures with many snapshots are those with {_common(levels)}")
+        else:
+            found.notes.append("a control: no snapshot was taken, so the days show what the updates alone do")
+        if levels[-1] < max(bench.parameters.extra["levels"]):
+            found.notes.append(f"not more than {_COMMON} classic LVM snapshots: each costs every write a copy")
+        series, axes = _series(found)
+        return Outcome(
+            metrics=metrics, series=series, axes=axes, layouts=found.layouts, checks=checks, notes=found.notes
+        )
+
+
+class _Load:
+    """What fio does to the file."""
+
+    def __init__(self, bench: Workbench, data: Path, *, direct: bool) -> None:
+        self.bench = bench
+        self.data = data
+        self.direct = direct
+
+    def fill(self) -> None:
+        """Write all of it in order."""
+        # Not preallocated: on btrfs the first write to what is preallocated is no copy-on-write.
+        self._fio("fill", {"rw": "write", "bs": "1M", "ioengine": "psync", "fallocate": "none", "end_fsync": 1}, day=0)
+
+    def churn(self, day: int) -> WritePass:
+        """Write a day's share of it, each page at most once."""
+        extra = self.bench.parameters.extra
+        pages = int(self.bench.parameters.size_bytes * extra["churn"]) // _PAGE
+        job: dict[str, str | int | None] = {
+            "rw": "randwrite",
+            "bs": _PAGE,
+            "io_size": pages * _PAGE,
+            "ioengine": "libaio",
+            "iodepth": _BATCH,
+            "iodepth_batch_submit": _BATCH,
+            "iodepth_batch_complete_min": _BATCH,
+            "fsync": _BATCH,
+        }
+        return write_pass(self.bench, self.data, lambda: self._fio(f"day-{day}", job, day=day + 1))
+
+    def _fio(self, name: str, job: dict[str, str | int | None], *, day: int) -> FioRun:
+        whole: dict[str, str | int | None] = {
+            "filename": _DATA,
+            "size": self.bench.parameters.size_bytes,
+            "direct": int(self.direct),
+            # Each day other pages.
+            "randseed": self.bench.parameters.seed * 1000 + day,
+        }
+        return self.bench.fio(name, {"global": whole, "job": job})
+
+
+def _levels(bench: Workbench) -> list[int]:
+    classic = bench.stack.backend == "lvm" and "thin" not in bench.stack.options
+    return [level for level in bench.parameters.extra["levels"] if not classic or level <= _COMMON]
+
+
+def _common(levels: Sequence[int]) -> int:
+    return max(level for level in levels if level <= _COMMON)
+
+
+def _free_bytes(bench: Workbench) -> int:
+    room = os.statvfs(bench.path)
+    return room.f_bavail * room.f_frsize
+
+
+def _digests(bench: Workbench, file: Path) -> tuple[str, ...]:
+    return block_digests(file, seed=bench.parameters.seed, sample=_SAMPLED, block_bytes=_PAGE)
+
+
+def _look(bench: Workbench, load: _Load, found: _Found, day: int, kept: Sequence[_Kept]) -> None:
+    """Read the file in order, see where it is, and what the oldest snapshot takes."""
+    found.figures["free_bytes"][day] = _free_bytes(bench)
+    seconds = linear_read(bench, f"read-{day}", load.data, direct=load.direct)
+    found.figures["read_bytes_s"][day] = bench.parameters.size_bytes / max(seconds, 0.001)
+    try:
+        layout = bench.layout(load.data)
+    except StorageError as error:
+        if not day:
+            found.notes.append(f"no layout: {error.message}")
+    else:
+        found.layouts[f"day {day}"] = layout.document()
+        found.figures["gaps_per_gib"][day] = layout.gaps_per_gib
+    if kept and (taken := kept[0].snapshot.usage().exclusive_bytes) is not None:
+        found.figures["oldest_bytes"][day] = taken
+
+
+def _write(load: _Load, found: _Found, day: int) -> None:
+    done = load.churn(day)
+    found.figures["write_s"][day] = done.durable_s
+    found.figures["per_write_s"][day] = done.durable_s / (done.asked_bytes / _PAGE)
+    if "p99" in done.latencies_s:
+        found.figures["write_p99_s"][day] = done.latencies_s["p99"]
+    # 0: a storage without a device of its own here.
+    if done.spent.written_bytes:
+        found.figures["written_per_byte"][day] = done.spent.written_bytes / done.asked_bytes
+        found.figures["read_per_byte"][day] = done.spent.read_bytes / done.asked_bytes
+
+
+def _check(bench: Workbench, number: int, kept: _Kept) -> Check:
+    name = f"snapshot {number} holds its day's data"
+    if not kept.snapshot.usage().valid:
+        return Check(name=name, ok=False, detail="the storage lost the snapshot: its room ran full under the updates")
+    with kept.snapshot.opened() as folder:
+        then = _digests(bench, folder / _DATA)
+    wrong = sum(one != other for one, other in zip(kept.digests, then, strict=True))
+    return Check(name=name, ok=not wrong, detail=f"{wrong} of {len(then)} pages looked at differ")
+
+
+def _figures(found: _Found, levels: Sequence[int]) -> dict[str, float]:
+    at = {"none": levels[0], "many": _common(levels)}
+    names = {info.name for info in Aging.metrics}
+    figures = {
+        f"{name}_{moment}": float(values[day])
+        for name, values in found.figures.items()
+        for moment, day in at.items()
+        if day in values and f"{name}_{moment}" in names
+    }
+    figures["write_growth"] = figures["write_s_many"] / max(figures["write_s_none"], 0.001)
+    figures["read_kept"] = figures["read_bytes_s_many"] / figures["read_bytes_s_none"]
+    return figures
+
+
+def _space(bench: Workbench, found: _Found, kept: Sequence[_Kept], free_bytes: int) -> dict[str, float]:
+    """Ask what the snapshots take, delete them all, and wait for their space."""
+    figures = {}
+    taken = [one.snapshot.usage().exclusive_bytes for one in kept]
+    known = [one for one in taken if one is not None]
+    if len(known) == len(kept):
+        figures["snapshots_bytes"] = float(sum(known))
+    else:
+        found.notes.append("what a snapshot takes is not known cheaply on this storage")
+    bench.tell(f"aging: deletes {len(kept)} snapshots")
+    start = time.monotonic()
+    for one in kept:
+        one.snapshot.delete(wait="name")
+    figures["delete_s"] = time.monotonic() - start
+    bench.quiet()
+    figures["space_back_s"] = time.monotonic() - start
+    figures["missing_bytes"] = float(free_bytes - _free_bytes(bench))
+    return figures
+
+
+def _series(found: _Found) -> tuple[dict[str, Sequence[float]], dict[str, Mapping[str, Any]]]:
+    series: dict[str, Sequence[float]] = {}
+    axes: dict[str, Mapping[str, Any]] = {}
+    for name, values in found.figures.items():
+        if not values:
+            continue
+        title, unit, _ = {**_DAILY, **_LOOKED}[name]
+        series[name] = list(values.values())
+        axes[name] = {"title": title, "x_title": "snapshots", "x_unit": "", "x": list(values), "unit": unit}
+    return series, axes
+
+
+scenario = Aging()
