@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -24,7 +24,20 @@ from snapmgr.api import (
     StorageError,
     Usage,
 )
-from snapmgr_lvm import arming, cost, gauges, inventory, kernel, locating, luks, marks, orphans, removal, sizing
+from snapmgr_lvm import (
+    arming,
+    cost,
+    gauges,
+    inventory,
+    kernel,
+    locating,
+    luks,
+    marks,
+    orphans,
+    provisioning,
+    removal,
+    sizing,
+)
 from snapmgr_lvm.armed import LvmArmed, Member, open_origin
 from snapmgr_lvm.commands import change
 from snapmgr_lvm.config import LvmConfig
@@ -42,6 +55,8 @@ if TYPE_CHECKING:
         Gauge,
         Mounter,
         Pool,
+        Provisioned,
+        ProvisionOrder,
         Reservoir,
         Runner,
         SnapshotRef,
@@ -328,6 +343,19 @@ class LvmBackend(Reverting):
         """Return what was written to a classic snapshot's CoW table; if exact, the blocks that only a thin one has."""
         group, volume = self._snapshot(ref)
         return cost.usage(self._runner, group, volume, exact=exact)
+
+    @contextmanager
+    def provision(self, device: str, order: ProvisionOrder) -> Iterator[Provisioned]:
+        """Make this storage on a blank device; see `snapmgr.api.Provisioner`."""
+        try:
+            with provisioning.provision(self._runner, self._mounter, device, order) as provisioned:
+                yield provisioned
+        finally:
+            self.unprovision(device, order)
+
+    def unprovision(self, device: str, order: ProvisionOrder) -> None:  # noqa: ARG002 - names say what is ours, not the device
+        """Take it down; see `snapmgr.api.Provisioner`."""
+        provisioning.unprovision(self._runner, self._mounter, self._scratch, order)
 
     def _read(self, pool: Pool) -> Group:
         if not kernel.is_privileged():

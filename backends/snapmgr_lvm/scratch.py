@@ -121,6 +121,19 @@ class Scratch:
                 if pool_id in (None, group.uuid):
                     yield _describe(group, record_id, note, native_id)
 
+    def clear_group(self, group_uuid: str) -> None:
+        """Remove all attachments of a volume group's snapshots that is to go, whole or not. Errors as `detach`."""
+        devices = dm.devices(marks.ATTACHMENT)
+        ids = {_record_of(device) for device in devices if (_stands_on(device) or ("",))[0] == group_uuid}
+        with scratchfolder.opened(self._config.scratch_dir, make=False) as folder_fd:
+            if folder_fd is not None:
+                notes = [
+                    scratchfolder.read_note(folder_fd, record_id) for record_id in scratchfolder.records(folder_fd)
+                ]
+                ids |= {note.record_id for note in notes if note is not None and note.pool_id == group_uuid}
+        for record_id in sorted(filter(None, ids)):
+            self._clear(record_id, native_id=None)
+
     def users(self, native_id: str) -> tuple[str, ...]:
         """Return the ids of the attachments that stand on a snapshot now: it cannot be removed under them."""
         found = ((_record_of(device), _stands_on(device)) for device in dm.devices(marks.ATTACHMENT))

@@ -24,7 +24,7 @@ from snapmgr.api import LackingError, ProvisionOrder, SnapmgrError, StorageError
 from snapmgr.bench.memory import bounded, remove_group
 from snapmgr.blockdev import lies_in, parse_mountinfo, read_mounts
 from snapmgr.command import CommandRunner
-from snapmgr.files import replace_file
+from snapmgr.files import is_abandoned, replace_file
 from snapmgr.host import is_alive, signals_held, this_process
 from snapmgr.manifest import Process
 from snapmgr.mount import mount_device, remove_point
@@ -162,6 +162,8 @@ def sweep(restore: Callable[[str], Provisioner]) -> tuple[str, ...]:
     Raises StorageError if something cannot be taken down.
     """
     cleared = []
+    for begun in filter(is_abandoned, RUN.glob(".*")):
+        begun.unlink(missing_ok=True)
     for path in sorted(RUN.glob("*.json")):
         with suppress(FileNotFoundError):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -37,6 +37,18 @@ STACKS: Mapping[str, Stack] = {
         Stack(name="lvm+xfs", title="XFS on LVM, classic snapshots", backend="lvm", options=_XFS),
         Stack(name="lvm-thin+ext4", title="ext4 on an LVM thin pool", backend="lvm", options=_EXT4 | _THIN),
         Stack(name="lvm-thin+xfs", title="XFS on an LVM thin pool", backend="lvm", options=_XFS | _THIN),
+        Stack(
+            name="lvm-thin-prefilled+ext4",
+            title="ext4 on an LVM thin volume that was written once",
+            backend="lvm",
+            options=_EXT4 | _THIN | {"prefilled": "yes"},
+        ),
+        Stack(
+            name="lvm-thin-prefilled+xfs",
+            title="XFS on an LVM thin volume that was written once",
+            backend="lvm",
+            options=_XFS | _THIN | {"prefilled": "yes"},
+        ),
         Stack(name="juicefs", title="JuiceFS, its objects on the device", backend="juicefs"),
         Stack(name="ext4", title="ext4, without snapshots", backend=None, options=_EXT4),
         Stack(

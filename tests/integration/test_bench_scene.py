@@ -96,6 +96,7 @@ def test_killed_at_each_step(device, stack):
         device.seconds_until_clear(at_most_s=_CLEAR_S)
         step += every
     assert step > 10
+    assert list(scene.RUN.iterdir()) == []
     assert device.left() == []
     assert device.tail_is_untouched()
 

@@ -23,16 +23,20 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 USED_BYTES = 320 << 20
+# LVM takes a quarter for snapshots.
+USED_DISK_BYTES = 800 << 20
 _TAIL = b"the tail of the device " * 1000
 _TAIL_BYTES = 8 << 20
 
 
 @dataclass(kw_only=True)
 class BenchDevice:
-    """A loop device of which the first `USED_BYTES` may be used."""
+    """A device of which the first `used_bytes` may be used."""
 
     device: str
     image: Path
+    """The file below a loop device, or the device again."""
+    used_bytes: int
     folder: Path
     """For small files; also holds the folder of runs."""
 
@@ -47,7 +51,7 @@ class BenchDevice:
             STACKS[stack],
             parameters,
             device=self.device,
-            size_bytes=USED_BYTES,
+            size_bytes=self.used_bytes,
             folder=keep,
             runner=CommandRunner(),
             tell=lambda _: None,
@@ -57,12 +61,13 @@ class BenchDevice:
         """Whether all that lies behind is as it was."""
         CommandRunner().run(["blockdev", "--flushbufs", self.device])
         with self.image.open("rb") as file:
-            file.seek(USED_BYTES)
-            return file.read() == _tail()
+            file.seek(self.used_bytes)
+            return file.read(_TAIL_BYTES) == _tail()
 
     def left(self) -> list[str]:
-        """Return what a run has left: mounts in any namespace, loop devices on the device, files of runs, groups."""
-        found = [str(path) for path in scene.RUN.glob("*")]
+        """Return what a run has left: mounts in any namespace, what stands on the device, files of runs."""
+        # Killed just after it had written down what it was about to do, a run has done nothing: only the note is left.
+        found = [str(path) for path in scene.RUN.glob("*") if path.is_dir() or (scene.RUN / path.stem).exists()]
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 mounts = parse_mountinfo((process / "mountinfo").read_bytes())
@@ -71,6 +76,7 @@ class BenchDevice:
                     for mount in mounts
                     if mount.source == self.device or mount.point.startswith(f"{scene.RUN}/")
                 ]
+        found += [f"{path.name} on {self.device}" for path in Path("/sys/block", self.device[5:], "holders").glob("*")]
         for folder in Path("/sys/block").glob("loop*/loop"):
             with suppress(OSError):
                 if (folder / "backing_file").read_text().strip() == self.device:
@@ -110,7 +116,22 @@ def bench_device() -> Iterator[BenchDevice]:
         with suppress(OSError), open(device, "rb") as opened:
             os.fsync(opened.fileno())
         try:
-            yield BenchDevice(device=device, image=image, folder=folder)
+            yield BenchDevice(device=device, image=image, used_bytes=USED_BYTES, folder=folder)
         finally:
             scene.RUN = old
             CommandRunner().run(["losetup", "--detach", device])
+
+
+@contextmanager
+def bench_disk(disk: str) -> Iterator[BenchDevice]:
+    """Use a disk that may be wiped."""
+    with work_folder(Path("/dev/shm")) as folder:
+        with open(disk, "r+b") as file:
+            file.seek(USED_DISK_BYTES)
+            file.write(_tail())
+        (folder / "run").mkdir()
+        old, scene.RUN = scene.RUN, folder / "run"
+        try:
+            yield BenchDevice(device=disk, image=Path(disk), used_bytes=USED_DISK_BYTES, folder=folder)
+        finally:
+            scene.RUN = old

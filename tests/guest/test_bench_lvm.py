@@ -1,0 +1,127 @@
+"""The benchmark's storages on LVM: made on a disk, measured on, and gone whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from snapmgr.bench import scene
+from snapmgr.bench.stacks import STACKS, lacking
+from snapmgr.host import start_ticks
+from snapmgr.testing.processes import spawn
+from snapmgr_lvm import dm
+from support import lvm
+from support.benchdevice import bench_disk
+from support.killing import kill_at
+from support.processes import wait_until
+from support.thoroughness import CAMPAIGN, crash_every
+
+_STACKS = ("lvm+ext4", "lvm-thin+xfs")
+_MORE = ("lvm+xfs", "lvm-thin+ext4", "lvm-thin-prefilled+ext4", "lvm-thin-prefilled+xfs")
+_MIB = 1 << 20
+# On one slow processor, where each program of LVM takes a tenth of a second and more.
+_CLEAR_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def device(disk):
+    with bench_disk(disk) as made:
+        yield made
+
+
+def _overwrite(file, data):
+    with file.open("r+b") as stream:
+        stream.write(data)
+        os.fsync(stream.fileno())
+
+
+def _nothing_is_left(device):
+    assert device.left() == []
+    assert dm.devices("snapmgr") == ()
+    assert list(Path("/dev").glob("snapmgr*")) == []
+
+
+@pytest.mark.parametrize("stack", [*_STACKS, *(_MORE if CAMPAIGN else ())])
+def test_snapshot_is_one_and_all_goes(device, stack):
+    assert lacking(STACKS[stack]) == ()
+    with device.bench(stack) as bench:
+        assert 100 * _MIB < bench.provisioned.capacity_bytes < device.used_bytes // 2
+        file = bench.path / "file"
+        old, new = os.urandom(4 * _MIB), os.urandom(4 * _MIB)
+        file.write_bytes(old)
+        snapshot = bench.snapshot()
+        assert 0 < snapshot.create_s <= snapshot.whole_s
+        assert [found.ref for found in bench.inventory()] == [snapshot.ref]
+        with bench.measured() as part:
+            _overwrite(file, new)
+            bench.run(["sync", "-f", str(bench.path)])
+        # What was there is copied first, but for a thin volume, all of whose chunks are overwritten whole.
+        assert part.spent.written_bytes >= (4 if "thin" in stack else 8) * _MIB
+        with snapshot.opened() as folder:
+            assert (folder / "file").read_bytes() == old
+        with snapshot.opened(writable=True) as folder:
+            _overwrite(folder / "file", b"changed in the clone")
+            assert file.read_bytes() == new
+        assert (snapshot.usage().exclusive_bytes or 0) >= 3 * _MIB
+        assert snapshot.delete() > 0
+        assert bench.inventory() == ()
+        programs = [argv[0] for argv in bench.record()["commands"]]
+        assert programs[:4] == ["blkdiscard", "pvcreate", "vgcreate", "vgs"]
+    _nothing_is_left(device)
+    assert device.tail_is_untouched()
+
+
+def _load_forever(device, stack):
+    with device.bench(stack) as bench:
+        snapshot = bench.snapshot()
+        with snapshot.opened(), snapshot.opened(writable=True) as clone:
+            (device.folder / "load").unlink(missing_ok=True)
+            script = 'echo $$ >"$2.tmp"; mv "$2.tmp" "$2"; cd "$1"; while :; do echo x >>"$3/x"; sync -f .; done'
+            bench.run(["sh", "-c", script, "sh", str(clone), str(device.folder / "load"), str(bench.path)])
+
+
+@pytest.mark.parametrize("stack", _STACKS if CAMPAIGN else _STACKS[:1])
+def test_killed_in_the_middle(device, stack):
+    (device.folder / "load").unlink(missing_ok=True)
+    pid = spawn(lambda: _load_forever(device, stack))
+    wait_until((device.folder / "load").exists)
+    load = int((device.folder / "load").read_text())
+    assert dm.devices("snapmgr") != ()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    device.seconds_until_clear(at_most_s=_CLEAR_S)
+    assert start_ticks(load) is None
+    _nothing_is_left(device)
+    assert device.tail_is_untouched()
+
+
+@pytest.mark.parametrize("stack", _STACKS if CAMPAIGN else _STACKS[:1])
+def test_killed_at_each_step(device, stack):
+    def whole():
+        with device.bench(stack) as bench:
+            (bench.path / "file").write_bytes(b"data" * 10000)
+            with bench.snapshot().opened(writable=True):
+                pass
+
+    every = crash_every(45)
+    # From another one each day: all of them are tried in a month.
+    step = int(time.time() // 86400) % every
+    while kill_at(whole, step, marks=("/run/", str(device.folder), "/dev/mapper")):
+        device.seconds_until_clear(at_most_s=_CLEAR_S)
+        _nothing_is_left(device)
+        step += every
+    assert step > 50
+    assert list(scene.RUN.iterdir()) == []
+    _nothing_is_left(device)
+
+
+def test_group_of_an_earlier_run_is_no_obstacle(device):
+    lvm.run("vgcreate", "--yes", "earlier", device.device)
+    lvm.run("lvcreate", "--yes", "--size", "8m", "--activate", "n", "--zero", "n", "--name", "x", "earlier")
+    with device.bench("lvm+ext4"):
+        pass
+    _nothing_is_left(device)
