@@ -9,6 +9,7 @@ import pytest
 from snapmgr.bench.scenarios.innodb_io import scenario
 from support.benchdevice import bench_device
 from support.plainbench import PlainBench, completed
+from support.thoroughness import CAMPAIGN
 
 _MIB = 1 << 20
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.needs("fio")
 
 
 @pytest.mark.needs("root", "loop", "xfs", "ext4")
-@pytest.mark.parametrize("stack", ["ext4-dioread-nolock", "xfs"])
+@pytest.mark.parametrize("stack", ["ext4-dioread-nolock", *(("ext4-dioread-lock", "ext4", "xfs") if CAMPAIGN else ())])
 def test_sample_on_a_real_stack(stack):
     parameters = scenario.parameters(
         replace(completed(scenario), size_bytes=32 * _MIB, memory_bytes=16 * _MIB, extra={"threads": (1, 6)})
