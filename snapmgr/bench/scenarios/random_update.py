@@ -30,7 +30,7 @@ _MIB = 1 << 20
 _PAGE = 16 << 10
 _SIZES: Mapping[ProfileName, int] = {
     "smoke": 64 * _MIB,
-    "quick": 512 * _MIB,
+    "quick": 128 * _MIB,
     "standard": 4096 * _MIB,
     "paper": 100_000_000_000,
 }
