@@ -51,12 +51,14 @@ class PrivateMariadb:
         self._log = folder / "server.log"
         self._folder = folder
 
+    @property
+    def credentials(self) -> Credentials:
+        """Of an account with all rights."""
+        return Credentials(socket=self.socket, user="root")
+
     def connect(self) -> Connection:
         """Return a connection with all rights."""
-        return connect(self._credentials())
-
-    def _credentials(self) -> Credentials:
-        return Credentials(socket=self.socket, user="root")
+        return connect(self.credentials)
 
     def wait(self) -> None:
         """Return when it answers. Raises CommandError with the end of its log."""
@@ -92,9 +94,7 @@ class PrivateMariadb:
         with ExitStack() as stack:
             # All was flushed just before.
             lock = stack.enter_context(
-                locked(
-                    self._credentials(), abilities, choice, _BOUNDS, check=lambda _connection: None, sync=lambda: None
-                )
+                locked(self.credentials, abilities, choice, _BOUNDS, check=lambda _connection: None, sync=lambda: None)
             )
             start = time.monotonic()
             if choice.freeze:
@@ -112,6 +112,11 @@ class PrivateMariadb:
     def stop(self) -> None:
         """Shut it down, all written."""
         self._child.terminate()
+        self._child.wait(_STOP_S)
+
+    def kill(self) -> None:
+        """End it at once; nothing is written any more."""
+        self._child.kill()
         self._child.wait(_STOP_S)
 
 

@@ -1,8 +1,6 @@
 """A physical backup with as much data and redo log as wanted, made by mariadb-backup under load and kept in a cache.
 
-The redo log of a backup begins at the server's last checkpoint and ends where the copy ended. So a server whose buffer
-pool holds all that is changed, and whose log has room, is loaded until its log is most of the wanted size behind its
-checkpoint; then it is backed up while the load goes on until the wanted size is reached.
+What the load is, and why it leaves so much redo log: `snapmgr.bench.redobackup`.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snapmgr.bench.redobackup import SCHEMA, SHARE_BEFORE, TABLES, RedoLoad, change_statement, fill_statements
 from snapmgr.command import find_program
 from support.kinds import cache_folder
 from support.server import PrivateServer, private_server, server_user
@@ -28,16 +27,8 @@ if TYPE_CHECKING:
 
     from pymysql.cursors import Cursor
 
-SCHEMA = "lab"
 _RECIPE = 1
 """In the cached folders' names: another way of making them needs another number."""
-_TABLES = 8
-_ROW_BYTES = 380  # of a table's file, as it comes out
-_PAGE_BYTES = 16 << 10
-_ROWS_A_PAGE = _PAGE_BYTES // _ROW_BYTES
-_REDO_BYTES_A_PAGE = 4096
-"""How often a page is changed: a benchmark of transactions wrote 128 MB of log for 32,000 pages."""
-_SHARE_BEFORE = 0.8
 _ROOMY = Path("/var/tmp")  # where much may lie; /tmp may be memory
 _REDO_NAME = "ib_logfile0"
 
@@ -113,62 +104,37 @@ def _make(work: Path, folder: Path, data_bytes: int, redo_bytes: int) -> dict[st
 
 
 def _back_up_under_load(datadir: Path, target: Path, data_bytes: int, redo_bytes: int) -> None:
-    every = max(data_bytes * _REDO_BYTES_A_PAGE // (redo_bytes * _PAGE_BYTES), 1)
-    # Undo and system pages beside what is changed; nothing may be flushed, or the checkpoint would move.
-    pool = data_bytes * 3 // (every * 2) + redo_bytes + (128 << 20)
-    loaded = [
-        f"--innodb-buffer-pool-size={pool}",
-        f"--innodb-log-file-size={redo_bytes * 3 + (64 << 20)}",
-        "--innodb-max-dirty-pages-pct=99.999",
-        "--innodb-max-dirty-pages-pct-lwm=0",
-        "--innodb-flush-log-at-trx-commit=0",
-        "--innodb-autoextend-increment=4",
-        "--skip-log-bin",
-    ]
-    with private_server(datadir, loaded) as server:
-        rows = fill_tables(server, data_bytes)
+    load = RedoLoad(data_bytes=data_bytes, redo_bytes=redo_bytes)
+    with private_server(datadir, load.server_options()) as server:
+        fill_tables(server, data_bytes)
         # All is on disk and the checkpoint at the log's end.
         server.restart()
         with server.connect() as connection, connection.cursor() as cursor:
             begun = _lsn(cursor)
         stop = threading.Event()
-        _load(server, rows, every, begun + int(redo_bytes * _SHARE_BEFORE), stop)
-        with _background(lambda: _load(server, rows, every, begun + redo_bytes, stop), stop):
+        _load(server, load, begun + int(redo_bytes * SHARE_BEFORE), stop)
+        with _background(lambda: _load(server, load, begun + redo_bytes, stop), stop):
             _tool("--backup", f"--target-dir={target}", f"--socket={server.socket}", log=datadir.parent / "backup.log")
         server.kill()
 
 
 def fill_tables(server: PrivateServer, data_bytes: int) -> int:
     """Make tables of about `data_bytes` together; return how many rows each has."""
-    rows = max(data_bytes // _TABLES // _ROW_BYTES, 1000)
-    server.query(f"CREATE DATABASE {SCHEMA}")
-    for number in range(_TABLES):
-        table = f"{SCHEMA}.t{number}"
-        server.query(f"CREATE TABLE {table} (id INT PRIMARY KEY, n INT NOT NULL, pad CHAR(224) CHARACTER SET latin1)")
-        step = 50_000
-        for first in range(1, rows + 1, step):
-            last = min(first + step - 1, rows)
-            # 224 characters of digits that are not the same in any two rows.
-            pad = ", ".join(f"SHA2(seq * 8 + {number} + {part}, 224)" for part in range(0, 4000, 1000))
-            server.query(f"INSERT INTO {table} SELECT seq, 0, CONCAT({pad}) FROM {SCHEMA}.seq_{first}_to_{last}")
+    rows = RedoLoad(data_bytes=data_bytes, redo_bytes=data_bytes).rows
+    for statement in fill_statements(rows):
+        server.query(statement)
     return rows
 
 
 def change_pages(cursor: Cursor, rows: int, every: int, turn: int) -> None:
     """Change one row in each `every`th page of one table: the next one, and the next row, with each `turn`."""
-    table, first = f"{SCHEMA}.t{turn % _TABLES}", turn // _TABLES % _ROWS_A_PAGE + 1
-    one_a_page = f"{SCHEMA}.seq_{first}_to_{rows}_step_{_ROWS_A_PAGE * every} AS s"
-    changed = f"pad = REPEAT(SHA2(id + {turn}, 224), 4)"
-    cursor.execute(f"UPDATE {table} AS t JOIN {one_a_page} ON t.id = s.seq SET n = n + 1, {changed}")
+    cursor.execute(change_statement(rows, every, turn))
 
 
-def _load(server: PrivateServer, rows: int, every: int, until_lsn: int, stop: threading.Event) -> None:
+def _load(server: PrivateServer, load: RedoLoad, until_lsn: int, stop: threading.Event) -> None:
     """Change a row in each `every`th page of a table after the other, until the log is at `until_lsn`."""
     with server.connect() as connection, connection.cursor() as cursor:
-        turn = 0
-        while not stop.is_set() and _lsn(cursor) < until_lsn:
-            change_pages(cursor, rows, every, turn)
-            turn += 1
+        load.change_until(until_lsn, cursor.execute, lambda: _lsn(cursor), stop)
 
 
 def _lsn(cursor: Cursor) -> int:
@@ -230,5 +196,5 @@ def table_checksums(datadir: Path) -> dict[str, int]:
 
 def checksums(server: PrivateServer) -> dict[str, int]:
     """Return CHECKSUM TABLE … EXTENDED of each table of a running server."""
-    names = ", ".join(f"{SCHEMA}.t{number}" for number in range(_TABLES))
+    names = ", ".join(f"{SCHEMA}.t{number}" for number in range(TABLES))
     return dict(server.query(f"CHECKSUM TABLE {names} EXTENDED"))
