@@ -1,0 +1,274 @@
+"""All that the report says, as one document that can be written as JSON: the page shows it and adds nothing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.bench.advice import Conditions, advise
+from snapmgr.bench.contrast import failure_of, groups
+from snapmgr.bench.findings import findings
+from snapmgr.bench.machine import device_words, facts, is_guest, is_loop, is_virtual, machine_words, telling
+from snapmgr.bench.report import figures
+from snapmgr.bench.report.contrasts import moment_families, ratio_rows
+from snapmgr.bench.report.figures import anchor_of, by_stack
+from snapmgr.bench.report.method import interval_words, method
+from snapmgr.bench.stacks import STACKS
+from snapmgr.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from snapmgr.bench.advice import Advice, Sentence
+    from snapmgr.bench.contrast import Group, Sample
+    from snapmgr.bench.findings import Finding
+
+SCHEMA = 1
+_COMMANDS, _CHARACTERS = 80, 1000
+"""Of one sample and of one command that the report shows: thousands of calls are listed in the sample alone."""
+_CONTROLS = tuple(stack.name for stack in STACKS.values() if stack.backend is None)
+
+
+def document(
+    samples: Sequence[Sample],
+    *,
+    made_at: datetime,
+    runs: Sequence[Mapping[str, Any]] = (),
+    problems: Sequence[str] = (),
+    title: str = "What snapshots cost here",
+    questions: Mapping[str, str] | None = None,
+    seed: int = 1,
+) -> dict[str, Any]:
+    """Return the report of some samples; the same samples give the same report.
+
+    Args:
+        samples: their documents, of one or of several runs.
+        made_at: for its head.
+        runs: the documents of their runs.
+        problems: files of results that could not be read, as sentences.
+        title: its headline.
+        questions: what each scenario asks, by its name: `Scenario.title`.
+        seed: of the bootstrap.
+    """
+    experiments = [_sorted(group) for group in groups(samples)]
+    found = findings(samples, seed=seed)
+    advice = advise(found.found, _conditions(samples))
+    failed = [one for one in samples if one["kind"] != "absent" and failure_of(one)]
+    return {
+        "schema": SCHEMA,
+        "title": title,
+        "subtitle": _subtitle(samples, made_at),
+        "made_at": made_at.isoformat(),
+        "warnings": _warnings(samples, experiments, failed, problems),
+        "recommendation": _recommendation(advice, found.problems),
+        "scenarios": [
+            {**_scenario(group, found.found, runs, seed=seed), "question": (questions or {}).get(group.scenario, "")}
+            for group in experiments
+            if group.counted
+        ],
+        "absent": [
+            {"scenario": one["scenario"], "stack": one["stack"], "reason": one["failure"]}
+            for one in samples
+            if one["kind"] == "absent"
+        ],
+        "failed": [
+            {"id": one["id"], "run": one["run"], "scenario": one["scenario"], "stack": one["stack"], "at": one["at"]}
+            | {"kind": one["kind"], "reason": failure_of(one)}
+            for one in failed
+        ],
+        "hosts": _hosts(samples),
+        "interval": interval_words(samples),
+        "method": method(samples, seed=seed),
+        "runs": [dict(run) for run in runs],
+        "examples": [_example(group) for group in experiments if group.counted],
+    }
+
+
+def _sorted(group: Group) -> Group:
+    """Return it with the stacks in the order that they are always told in."""
+    order = list(STACKS)
+    rank = {name: number for number, name in enumerate(order)}
+    return replace(group, samples=tuple(sorted(group.samples, key=lambda one: rank.get(one["stack"], len(order)))))
+
+
+def _conditions(samples: Sequence[Sample]) -> Conditions:
+    hosts = _distinct_hosts(samples)
+    measured = {one["stack"] for one in samples if one["kind"] == "measured"}
+    return Conditions(
+        loop=any(is_loop(host) for host in hosts),
+        guest=any(is_guest(host) for host in hosts),
+        controls=_CONTROLS,
+        absent={
+            one["stack"]: one["failure"] for one in samples if one["kind"] == "absent" and one["stack"] not in measured
+        },
+    )
+
+
+def _recommendation(advice: Advice, problems: Iterable[str]) -> dict[str, Any]:
+    """Return the advice with links: each sentence with the findings that it stands on."""
+    parts: list[tuple[str, Sequence[Sentence]]] = [
+        ("lead", advice.sentences[:1]),
+        ("because", advice.sentences[1:]),
+        ("costs", advice.costs),
+        ("not shown", advice.not_shown),
+        ("limits", advice.caveats),
+    ]
+    sentences = [
+        {"kind": kind, "text": one.text, "evidence": list(one.evidence)} for kind, said in parts for one in said
+    ]
+    sentences += [{"kind": "limits", "text": text, "evidence": []} for text in problems]
+    return {"chosen": advice.recommended, "sentences": sentences}
+
+
+def _subtitle(samples: Sequence[Sample], made_at: datetime) -> str:
+    hosts = [one["host"] for one in samples if one["host"]]
+    where = f"On {device_words(hosts[0])}; {machine_words(hosts[0])}. " if hosts else ""
+    counted = sum(1 for one in samples if one["kind"] == "measured" and not failure_of(one))
+    return f"{where}{counted} samples; {made_at:%Y-%m-%d %H:%M %Z}".rstrip()
+
+
+def _warnings(
+    samples: Sequence[Sample], experiments: Iterable[Group], failed: Sequence[Sample], problems: Sequence[str]
+) -> list[dict[str, str]]:
+    """Return what a reader has to know before believing anything: alarms, then what is worth knowing."""
+    alarms, notes = [], []
+    hosts = _distinct_hosts(samples)
+    if any(is_loop(host) for host in hosts):
+        alarms.append(
+            "Measured on a loop device: the file system below it was measured too. The figures are indicative, and "
+            "carry no advice on a disk."
+        )
+    if len(hosts) > 1:
+        alarms.append(
+            "These samples come from machines, or from states of one, that differ (see Machine). Ratios are made "
+            "within a run only; medians are of all."
+        )
+    alarms += [
+        f"{group.name}: these samples have {len(group.parameters)} different sizes or settings, and are shown together."
+        for group in experiments
+        if len(group.parameters) > 1
+    ]
+    alarms += [f"Not read: {problem}" for problem in problems]
+    if failed:
+        made = sum(1 for one in samples if one["kind"] != "absent")
+        notes.append(f"{len(failed)} of {made} samples failed and count for nothing: they are listed below.")
+    if any(is_virtual(host) for host in hosts):
+        notes.append(
+            "Measured in a virtual machine: what its neighbours did at the time is in the latencies and in the noise."
+        )
+    return [{"level": "alarm", "text": text} for text in alarms] + [{"level": "note", "text": text} for text in notes]
+
+
+def _scenario(
+    group: Group, found: Iterable[Finding], runs: Sequence[Mapping[str, Any]], *, seed: int
+) -> dict[str, Any]:
+    counted = group.counted
+    metrics = figures.metric_table(counted)
+    anchor = anchor_of(group.name)
+    stacks = list(by_stack(counted))
+    baseline = _baseline(stacks, runs)
+    ours = [one for one in found if one.experiment == group.name]
+    scenario, reading = counted[0]["scenario"], counted[0]["reading"]
+    return {
+        "name": group.name,
+        "scenario": scenario,
+        "reading": reading,
+        "anchor": anchor,
+        "title": f"{scenario} ({reading})" if reading else scenario,
+        "subtitle": _about(group, stacks),
+        "parameters": [dict(parameters) for parameters in group.parameters],
+        "stacks": stacks,
+        "baseline": baseline,
+        "ratios": ratio_rows(ours, baseline=baseline, stacks=stacks),
+        "moments": moment_families(counted, metrics, anchor=anchor, seed=seed),
+        "curves": figures.curves(counted),
+        "timelines": figures.timelines(counted),
+        "layouts": figures.layouts(counted),
+        "metrics": metrics,
+        "notes": _notes(counted),
+    }
+
+
+def _baseline(stacks: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the others are drawn against: the stack that was asked for first, else a control, else the first."""
+    asked: list[str] = [stack for run in runs for stack in (run.get("arguments") or {}).get("stacks") or ()]
+    return next(stack for stack in (*asked, *_CONTROLS, *stacks) if stack in stacks)
+
+
+def _about(group: Group, stacks: Sequence[str]) -> str:
+    counted = group.counted
+    kinds = Counter(one["kind"] for one in group.samples)
+    blocks = len({(one["run"], one["block"]) for one in counted})
+    twins = f", {kinds['a/a']} A/A samples" if kinds["a/a"] else ", no A/A samples"
+    parameters = group.parameters[0]
+    size = f"{format_size(int(parameters['size_bytes']))} of data, " if parameters.get("size_bytes") else ""
+    return (
+        f"{size}profile {parameters.get('profile', 'unknown')}: {len(counted)} samples in {blocks} blocks on "
+        f"{', '.join(stacks)}{twins}."
+    )
+
+
+def _notes(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Return what the samples remark, each remark once for a stack."""
+    rows = []
+    for stack, ours in by_stack(samples).items():
+        said = Counter(note for one in ours for note in dict.fromkeys(one["notes"]))
+        rows += [{"stack": stack, "text": text, "n": n, "of": len(ours)} for text, n in said.items()]
+    return rows
+
+
+def _distinct_hosts(samples: Iterable[Sample]) -> list[Mapping[str, Any]]:
+    return list(
+        {json.dumps(telling(one["host"]), sort_keys=True): one["host"] for one in samples if one["host"]}.values()
+    )
+
+
+def _hosts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Return the machines that differ in what tells, with how many samples each has."""
+    found: dict[str, list[Sample]] = {}
+    for one in samples:
+        if one["host"]:
+            found.setdefault(json.dumps(telling(one["host"]), sort_keys=True), []).append(one)
+    return [
+        {
+            "n": len(members),
+            "runs": list(dict.fromkeys(one["run"] for one in members)),
+            "facts": members[0]["host"],
+            "lines": facts(members[0]["host"]),
+        }
+        for members in found.values()
+    ]
+
+
+def _example(group: Group) -> dict[str, Any]:
+    """Return what was run for one sample of each stack, so that anyone can repeat it by hand."""
+    firsts = [ours[0] for ours in by_stack(group.counted).values()]
+    # Most job files are the same on all stacks.
+    jobs: dict[tuple[str, str], list[str]] = {}
+    for one in firsts:
+        for name, text in one["jobs"].items():
+            jobs.setdefault((name, text), []).append(one["stack"])
+    return {
+        "experiment": group.name,
+        "parameters": dict(firsts[0]["parameters"]),
+        "jobs": [{"name": name, "text": text, "stacks": stacks} for (name, text), stacks in jobs.items()],
+        "stacks": [
+            {
+                "stack": one["stack"],
+                "id": one["id"],
+                "commands": [_command(command) for command in one["commands"][:_COMMANDS]],
+                "more": max(len(one["commands"]) - _COMMANDS, 0),
+                "provisioned": dict(one["provisioned"]),
+            }
+            for one in firsts
+        ],
+    }
+
+
+def _command(command: str | Sequence[str]) -> str:
+    text = command if isinstance(command, str) else shlex.join(map(str, command))
+    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} … ({len(text)} characters, see the sample)"

@@ -1,0 +1,251 @@
+"""What samples of one scenario say, as JSON-able figures: tables, moments, curves, intervals, layouts. Pure."""
+
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.bench.report.intervals import stalls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    Sample = Mapping[str, Any]
+
+_QUANTILES = ("min", "p1", "p5", "p50", "p90", "p95", "p99", "p999", "p9999", "max")
+_MOMENTS = (("before", "during", "after"), ("none", "first", "second"))
+"""Words in the names of metrics and series that stand for moments, in the order of time."""
+_LANES, _CURVES = 4, 8
+"""That are drawn: lanes of one run, curves of one experiment. All are in the tables."""
+
+
+def by_stack(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
+    """Return the samples of each stack, both in the given order."""
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample["stack"], []).append(sample)
+    return found
+
+
+def anchor_of(*words: str) -> str:
+    """Return a name for a link made of some words."""
+    return "-".join(re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-") for word in words if word)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median, the quartiles and the ends of some values, at least one."""
+    lower, _, upper = quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
+    return {
+        "n": len(values),
+        "median": median(values),
+        "lower": lower,
+        "upper": upper,
+        "least": min(values),
+        "most": max(values),
+    }
+
+
+def metric_table(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Return each metric with what every stack found, the headlines first."""
+    infos: dict[str, Mapping[str, Any]] = {}
+    for sample in samples:
+        infos.update({name: info for name, info in sample["infos"].items() if name not in infos})
+    rows = []
+    for name, info in sorted(infos.items(), key=lambda item: not item[1].get("headline", False)):
+        cells = []
+        for stack, ours in by_stack(samples).items():
+            values = [float(sample["metrics"][name]) for sample in ours if name in sample["metrics"]]
+            if values:
+                cells.append({"stack": stack, **spread(values), "values": values})
+        if cells:
+            rows.append(
+                {
+                    "metric": name,
+                    "title": info["title"],
+                    "unit": info["unit"],
+                    "better": info["better"],
+                    "headline": bool(info.get("headline", False)),
+                    "cells": cells,
+                }
+            )
+    return rows
+
+
+def moment_of(name: str) -> tuple[str, int, tuple[str, ...]] | None:
+    """Given "read_after_s", return what it is at any moment ("read_*_s"), which one it is, and the words of all."""
+    words = name.split("_")
+    for moments in _MOMENTS:
+        for place, word in enumerate(words):
+            if word in moments:
+                return "_".join([*words[:place], "*", *words[place + 1 :]]), moments.index(word), moments
+    return None
+
+
+def families(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names that are one figure at several moments, at least two, in the order of time."""
+    found: dict[str, dict[int, str]] = {}
+    for name in names:
+        moment = moment_of(name)
+        if moment is not None:
+            found.setdefault(moment[0] + "/" + moment[2][0], {})[moment[1]] = name
+    return {
+        key.partition("/")[0]: [members[place] for place in sorted(members)]
+        for key, members in found.items()
+        if len(members) > 1
+    }
+
+
+def common_title(titles: Sequence[str]) -> str:
+    """Return the words with which all titles begin, else those with which they end, else the first title."""
+    split = [title.replace(",", " ,").split() for title in titles]
+    head = [words[0] for words in takewhile(_alike, zip(*split, strict=False))]
+    tail = [words[0] for words in takewhile(_alike, zip(*map(reversed, split), strict=False))]
+    while head and head[-1].lower() in {",", "in", "the", "of", "from", "with", "before", "after", "a", ":"}:
+        head.pop()
+    words = head or list(reversed(tail))
+    found = " ".join(words).replace(" ,", ",") if words else titles[0]
+    return found[:1].upper() + found[1:]
+
+
+def _alike(words: tuple[str, ...]) -> bool:
+    return len({word.lower() for word in words}) == 1
+
+
+def curves(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Return each series over something swept (not over time): medians, least and most at each x, for every stack."""
+    rows: list[dict[str, Any]] = []
+    for name, axis in _axes(samples, over_time=False).items():
+        lines = []
+        for stack, ours in by_stack(samples).items():
+            points: dict[float, list[float]] = {}
+            for sample in ours:
+                if name in sample["series"]:
+                    for x, y in zip(sample["axes"][name]["x"], sample["series"][name], strict=False):
+                        points.setdefault(float(x), []).append(float(y))
+            if points:
+                lines.append({"stack": stack, "points": [{"x": x, **spread(points[x])} for x in sorted(points)]})
+        if lines:
+            rows.append({"series": name, **_named(axis), "lines": lines})
+    drawn = _drawn([row["series"] for row in rows])[:_CURVES]
+    return [{**row, "drawn": row["series"] in drawn} for row in rows]
+
+
+def _drawn(names: Sequence[str]) -> list[str]:
+    """Return which curves are drawn: of several quantiles of a figure the median and the highest but the maximum."""
+    kinds: dict[str, dict[str, str]] = {}
+    for name in names:
+        words = name.split("_")
+        quantile = next((word for word in words if word in _QUANTILES), "")
+        kinds.setdefault(" ".join(word for word in words if word != quantile), {})[quantile] = name
+    chosen: set[str] = set()
+    for members in kinds.values():
+        ranked = [members[quantile] for quantile in ("", *_QUANTILES) if quantile in members]
+        middle = members.get("p50", ranked[0])
+        inner = [members[quantile] for quantile in _QUANTILES[3:-1] if quantile in members] or ranked
+        chosen |= {middle, inner[-1]}
+    return [name for name in names if name in chosen]
+
+
+def timelines(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Return each stack's run over time: the sample in the middle, and the stalls of all."""
+    axes = _axes(samples, over_time=True)
+    if not axes:
+        return []
+    grouped = list(families(axes).values())
+    lanes = grouped + [[name] for name in axes if all(name not in names for names in grouped)]
+    rows = []
+    for stack, ours in by_stack(samples).items():
+        having = [sample for sample in ours if any(name in sample["series"] for name in axes)]
+        if not having:
+            continue
+        shown = _middle(having, lambda sample: sum(sum(sample["series"].get(name, ())) for name in axes))
+        made = [_lane(names, axes, shown, having) for names in lanes]
+        widest = max(lane["interval_s"] for lane in made)
+        # A figure may be told for intervals and, finer, for each second: intervals are drawn, both are counted.
+        wide = [lane for lane in made if lane["interval_s"] == widest and any(one["values"] for one in lane["moments"])]
+        rows.append(
+            {
+                "stack": stack,
+                "sample": shown["id"],
+                "n": len(having),
+                "interval_s": widest,
+                "lanes": [{**lane, "drawn": lane in wide[:_LANES]} for lane in made],
+            }
+        )
+    return rows
+
+
+def _lane(
+    names: Sequence[str], axes: Mapping[str, Mapping[str, Any]], shown: Sample, having: Sequence[Sample]
+) -> dict[str, Any]:
+    moments = []
+    for name in names:
+        moment = moment_of(name)
+        moments.append(
+            {
+                "series": name,
+                "moment": moment[2][moment[1]] if moment is not None and len(names) > 1 else "",
+                "values": [float(value) for value in shown["series"].get(name, ())],
+                "idle": [_idle(sample["series"][name]) for sample in having if name in sample["series"]],
+                "intervals": max((len(sample["series"].get(name, ())) for sample in having), default=0),
+            }
+        )
+    return {
+        "title": common_title([axes[name]["title"] for name in names]),
+        "unit": axes[names[0]].get("unit", ""),
+        "interval_s": _interval_s(axes[names[0]]),
+        "moments": moments,
+    }
+
+
+def _idle(values: Sequence[float]) -> int:
+    return sum(end - first for first, end in stalls(values))
+
+
+def layouts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Return each stack's file at its moments: the sample in the middle by its last jumps, and all figures."""
+    rows = []
+    for stack, ours in by_stack(samples).items():
+        having = [sample for sample in ours if sample["layouts"]]
+        if not having:
+            continue
+        shown = _middle(having, lambda sample: float(list(sample["layouts"].values())[-1].get("gaps_per_gib", 0)))
+        moments = [
+            {
+                "moment": moment,
+                "extents": [one["layouts"][moment]["extents"] for one in having if moment in one["layouts"]],
+                "gaps_per_gib": [one["layouts"][moment]["gaps_per_gib"] for one in having if moment in one["layouts"]],
+                "layout": layout,
+            }
+            for moment, layout in shown["layouts"].items()
+        ]
+        caveats = {said: None for moment in moments for said in moment["layout"].get("caveats", ())}
+        rows.append(
+            {"stack": stack, "sample": shown["id"], "n": len(having), "moments": moments, "caveats": list(caveats)}
+        )
+    return rows
+
+
+def _axes(samples: Iterable[Sample], *, over_time: bool) -> dict[str, Mapping[str, Any]]:
+    found: dict[str, Mapping[str, Any]] = {}
+    for sample in samples:
+        for name in sample["series"]:
+            axis = sample["axes"].get(name)
+            if axis is not None and (axis.get("x_unit") == "s") is over_time:
+                found.setdefault(name, axis)
+    return found
+
+
+def _named(axis: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: axis.get(key, "") for key in ("title", "x_title", "x_unit", "unit")}
+
+
+def _interval_s(axis: Mapping[str, Any]) -> float:
+    x = axis.get("x", ())
+    return float(x[1]) - float(x[0]) if len(x) > 1 else float(x[0]) if x else 1.0
+
+
+def _middle(samples: Sequence[Sample], key: Callable[[Sample], float]) -> Sample:
+    return sorted(samples, key=key)[(len(samples) - 1) // 2]
