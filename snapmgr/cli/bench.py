@@ -276,6 +276,8 @@ def _conclude(session: Session, results: Results, ended: Ended) -> int:
         error = SnapmgrError("every sample failed", hint=f"each says why: snapmgr bench show {results.folder}")
     for sentence in ended.left_out:
         session.voice.tell(sentence)
+    if ended.left_out:
+        session.voice.tell(f"the same command goes on with a larger --budget and -o {results.folder}")
     if session.json:
         session.document(
             error.exit_code if error else EXIT_OK,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from snapmgr.cli.session import Session
 
+PUBLISHED = "published"
 _TOLERANCE_PERCENT = 10.0
 
 
@@ -26,14 +27,16 @@ _TOLERANCE_PERCENT = 10.0
 Examples:
   snapmgr bench compare before after
   snapmgr bench compare before after --tolerance 25 --json
+  snapmgr bench compare published results
 
 \b
 Exit code 1 for a regression (the whole interval of new ÷ old is beyond the
 tolerance), and where nothing can be said because the machine has changed.
+A conclusion that does not hold here is none: exit code 0.
 """
 )
-@click.argument("old", metavar="OLD", type=click.Path(path_type=Path))
-@click.argument("new", metavar="NEW", type=click.Path(path_type=Path))
+@click.argument("old", metavar="OLD|published", type=click.Path(path_type=Path))
+@click.argument("new", metavar="NEW...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--tolerance",
     "tolerance_percent",
@@ -44,16 +47,20 @@ tolerance), and where nothing can be said because the machine has changed.
 )
 @json_option
 @click.pass_obj
-def compare(session: Session, old: Path, new: Path, *, tolerance_percent: float) -> int:
-    """Say what has become slower from one run to another.
+def compare(session: Session, old: Path, new: tuple[Path, ...], *, tolerance_percent: float) -> int:
+    """Say what has become slower from one run to another, or which published conclusions hold here.
 
     OLD and NEW are folders of results, made on the same machine by the same command. Storages without snapshots are the
-    witnesses: if their figures have moved, the machine has changed, and no regression is said.
+    witnesses: if their figures have moved, the machine has changed, and no regression is said. "published" stands for
+    the published experiments that the scenarios repeat.
     """
+    if str(old) == PUBLISHED:
+        return _compare_published(session, new)
     from snapmgr.bench.compare import compare as compared
 
-    before, now = _samples(old), _samples(new)
-    document = compared(before, now, tolerance=tolerance_percent / 100)
+    if len(new) != 1:
+        raise click.UsageError("two folders are compared, OLD and NEW.")
+    document = compared(_samples((old,)), _samples(new), tolerance=tolerance_percent / 100)
     error = _verdict(document)
     if session.json:
         session.document(error.exit_code if error else EXIT_OK, error, **document)
@@ -64,10 +71,31 @@ def compare(session: Session, old: Path, new: Path, *, tolerance_percent: float)
     return EXIT_OK
 
 
-def _samples(folder: Path) -> list[dict[str, Any]]:
+def _compare_published(session: Session, folders: tuple[Path, ...]) -> int:
+    from snapmgr.bench.repeated import compare_published
+
+    document = compare_published(_samples(folders))
+    if session.json:
+        session.document(EXIT_OK, **document)
+        return EXIT_OK
+    rows = [
+        [row["experiment"] or "-", row["title"], row["published_text"], row["ours_text"], row["verdict"], row["words"]]
+        for row in document["rows"]
+    ]
+    lines = format_table(("EXPERIMENT", "FIGURE", "PUBLISHED", "HERE, 95 %", "CONCLUSION", "WHY"), rows)
+    for row in document["rows"]:
+        if row["obstacles"]:
+            lines.append(f"not comparable: {row['experiment']}, {row['title']}: {'; '.join(row['obstacles'])}")
+        if row["remark"]:
+            lines.append(f"about {row['title']}: {row['remark']}")
+    print_lines(lines)
+    return EXIT_OK
+
+
+def _samples(folders: tuple[Path, ...]) -> list[dict[str, Any]]:
     from snapmgr.bench.results import read
 
-    found = read([folder])
+    found = read(folders)
     if found.problems:
         raise CatalogError(
             "\n".join(found.problems), hint="a comparison of what is left would mislead: restore these files"

@@ -340,3 +340,15 @@ def test_what_cannot_be_compared_is_no_success(lab, tmp_path):
     code, _, err = lab("compare", lab.folder, tmp_path / "odd")
     assert code == 1
     assert "nothing to compare" in err
+
+
+def test_published_conclusions_beside_ours(lab, tmp_path):
+    lab.run("--repeats", "2")
+    code, out, _ = lab("compare", "published", lab.folder)
+    assert code == 0
+    assert "not measured" in out
+    assert "random-update" in out
+    document = json.loads(lab("compare", "published", lab.folder, "--json")[1])
+    assert document["counts"] == {"not measured": len(document["rows"])}
+    assert lab("compare", "published", tmp_path / "nothing")[0] == 1
+    assert lab("compare", lab.folder, lab.folder, lab.folder)[0] == 2
