@@ -140,7 +140,7 @@ def assert_printed(path: Path, kind: str) -> None:
 def assert_streamed(server: PrivateServer, path: Path) -> None:
     """Compare with what the PyPI package mysql-replication gets from the server as its replica."""
     stream = BinLogStreamReader(
-        connection_settings={"unix_socket": server.socket, "user": "root"},
+        connection_settings={"unix_socket": server.socket, "user": "root", "ssl_disabled": True},
         server_id=77,
         log_file=path.name,
         log_pos=4,

@@ -251,7 +251,9 @@ def test_a_server_runs_on_a_clone_of_a_set(scene: TwoVolumes) -> None:
     dev = scene.folder / "dev"
     facts = scene.json("clone", "latest", str(dev))["mount"]["server"]
     try:
-        with pymysql.connect(unix_socket=facts["socket"], user="root", autocommit=True) as connection:
+        with pymysql.connect(
+            unix_socket=facts["socket"], user="root", autocommit=True, ssl_disabled=True
+        ) as connection:
             cursor = connection.cursor()
             cursor.execute("SELECT @@innodb_log_group_home_dir")
             assert cursor.fetchall() == ((str(scene.redo),),)

@@ -79,7 +79,7 @@ def test_a_clone_under_load_starts_and_tells_its_exact_position(folder, kind):
 
 
 def server_connection(socket: str):
-    return pymysql.connections.Connection(unix_socket=socket, user="root", autocommit=True)
+    return pymysql.connections.Connection(unix_socket=socket, user="root", autocommit=True, ssl_disabled=True)
 
 
 @kinds("mysql-9")

@@ -72,7 +72,7 @@ def nothing_left(scene: Scene) -> None:
 
 def ask(sql: str, **login: Any) -> tuple[tuple[Any, ...], ...]:
     """Run one statement as who `login` says and return its rows."""
-    with pymysql.connect(autocommit=True, **login) as connection, connection.cursor() as cursor:
+    with pymysql.connect(autocommit=True, ssl_disabled=True, **login) as connection, connection.cursor() as cursor:
         cursor.execute(sql)
         return tuple(cursor.fetchall())
 

@@ -107,7 +107,7 @@ class _Slot:
 def _write_forever(socket: str, folder: Path, writer: int, pause_s: float, engines: Sequence[str]) -> None:
     rng = random.Random(writer)
     slot = _Slot(folder, writer)
-    connection = pymysql.connect(unix_socket=socket, user="root", database=SCHEMA, autocommit=False)
+    connection = pymysql.connect(unix_socket=socket, user="root", database=SCHEMA, autocommit=False, ssl_disabled=True)
     with connection.cursor() as cursor:
         number = slot.acknowledged[0]
         while os.getppid() != 1 and not (folder / "stop").exists():
@@ -272,7 +272,7 @@ def write_load(
         engines: those beside InnoDB, of `ENGINES`; MySQL has no Aria.
         start: False leaves the first `start` to the caller.
     """
-    connection = pymysql.connect(unix_socket=socket, user="root", autocommit=True)
+    connection = pymysql.connect(unix_socket=socket, user="root", autocommit=True, ssl_disabled=True)
     with connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {SCHEMA}")
         cursor.execute(f"USE {SCHEMA}")
