@@ -61,7 +61,7 @@ def test_days(folder):
     # A day changes its share of the pages, each once, and another day others.
     states.append(pages(bench.path / "data"))
     first, second = (changed(states[number], states[number + 1]) for number in (0, 1))
-    assert len(first) == len(second) == int((16 << 20) * 0.02) // PAGE
+    assert len(first) == len(second) == int((16 << 20) * bench.parameters.extra["churn"]) // PAGE
     assert first != second
     assert len(first & second) < len(first) / 2
     known = {info.name for info in SCENARIO.metrics}
