@@ -14,7 +14,16 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from snapmgr.bench.report import COLUMNS, document, render, rows
-from snapmgr.bench.report.figures import common_title, curves, families, layouts, metric_table, spread, timelines
+from snapmgr.bench.report.figures import (
+    common_title,
+    curves,
+    families,
+    layouts,
+    metric_table,
+    moment_titles,
+    spread,
+    timelines,
+)
 from snapmgr.bench.stacks import STACKS
 from support.benchsamples import HOST, absent, blogs, info, random_updates, sample
 
@@ -120,7 +129,7 @@ def test_each_sentence_links_to_rows_that_exist():
 def test_before_and_after_are_compared_within_a_stack():
     found = scenario(whole(), "random-update database")
     update = next(one for one in found["moments"] if one["metrics"] == ["update_first_s", "update_second_s"])
-    assert update["moments"] == ["first pass", "second pass"]
+    assert update["moments"] == ["first pass after the snapshot", "second pass"]
     kinds = {row["stack"]: row["bars"][1]["kind"] for row in update["rows"]}
     assert kinds == {"btrfs": "better", "xfs-reflink": "better", "lvm-thin+xfs": "better", "ext4": "same"}
     read = next(one for one in found["moments"] if "read_after_bytes_s" in one["metrics"])
@@ -133,7 +142,7 @@ def test_stalls_are_counted_in_all_samples_and_shown_in_one():
     stalled = next(row for row in found["timelines"] if row["stack"] == "lvm+ext4")
     assert stalled["n"] == 6
     reads = next(lane for lane in stalled["lanes"] if lane["title"] == "Files reads")
-    assert [moment["moment"] for moment in reads["moments"]] == ["before", "after"]
+    assert [moment["moment"] for moment in reads["moments"]] == ["before the snapshot", "after the snapshot"]
     assert [moment["idle"] for moment in reads["moments"]] == [[0] * 6, [9] * 6]
     assert found["question"] == "Does it stall?"
 
@@ -315,10 +324,32 @@ def test_families_are_names_that_differ_in_the_moment_alone():
         (["Random update, first pass", "Random update, second pass"], "Random update"),
         (["Before: extents", "After: extents"], "Extents"),
         (["One", "Other"], "One"),
+        (["One", "One"], "One"),
+        (
+            ["Random update with no snapshot there, until durable", "Random update, second pass, until durable"],
+            "Random update, until durable",
+        ),
+        (["Update, first pass: a write, p99", "Update, second pass: a write, p99"], "Update: a write, p99"),
     ],
 )
 def test_several_moments_have_one_title(titles, title):
     assert common_title(titles) == title
+
+
+@pytest.mark.parametrize(
+    ("titles", "moments"),
+    [
+        (
+            ["Blogs read before the snapshot", "Blogs read after the snapshot"],
+            ["before the snapshot", "after the snapshot"],
+        ),
+        (["Before: extents", "After: extents"], ["Before", "After"]),
+        (["Update with none there, durable", "Update, second pass, durable"], ["with none there", "second pass"]),
+        (["One", "One"], ["before", "after"]),
+    ],
+)
+def test_moments_are_called_by_what_differs(titles, moments):
+    assert moment_titles(["x_before", "x_after"], titles) == moments
 
 
 def test_a_spread_of_one_value_is_that_value():

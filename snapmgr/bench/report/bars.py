@@ -21,8 +21,6 @@ _BAR, _STEP, _PAD, _HEAD, _FOOT = 15, 18, 20, 16, 28
 class Bar:
     """The median of a figure at one moment, and the single samples."""
 
-    label: str
-    """"before the snapshot", "second pass"."""
     value: float
     dots: Sequence[float] = ()
     text: str = ""

@@ -6,7 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.contrast import difference_words, have_ratio, number_words, ratio_document
-from snapmgr.bench.report.figures import anchor_of, by_stack, common_title, families, moment_of
+from snapmgr.bench.report.figures import anchor_of, by_stack, common_title, families, moment_titles
 from snapmgr.bench.stats import paired_ratio
 
 if TYPE_CHECKING:
@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from snapmgr.bench.stats import Ratio
 
 _KINDS: Mapping[str, Kind] = {"better": "better", "worse": "worse", "differs": "other", "not shown": "same"}
-_WHEN = {
-    "before": "before the snapshot",
-    "during": "while it is taken",
-    "after": "after the snapshot",
-    "none": "no snapshot there",
-    "first": "first pass",
-    "second": "second pass",
-}
 
 
 def ratio_rows(findings: Sequence[Finding], *, baseline: str, stacks: Sequence[str]) -> list[dict[str, Any]]:
@@ -111,16 +103,11 @@ def moment_families(
                 "better": infos[names[0]]["better"],
                 "headline": headline,
                 "metrics": names,
-                "moments": [_when(name) for name in names],
+                "moments": moment_titles(names, [infos[name]["title"] for name in names]),
                 "rows": [{**row, "anchor": anchor_of(anchor, names[0], row["stack"])} for row in rows],
             }
         )
     return sorted(shown, key=lambda one: not one["headline"])
-
-
-def _when(name: str) -> str:
-    moment = moment_of(name)
-    return _WHEN[moment[2][moment[1]]] if moment is not None else name
 
 
 def _moment_row(
@@ -139,7 +126,7 @@ def _moment_row(
     for name in names:
         values = [float(metrics[name]) for metrics in whole]
         both = [(float(metrics[name]), float(metrics[names[0]])) for metrics in whole]
-        bar = {"moment": _when(name), "median": median(values), "values": values, "n": len(values)}
+        bar = {"median": median(values), "values": values, "n": len(values)}
         bar |= {"ratio": None, "kind": "same", "words": ""}
         if name != names[0] and have_ratio(both):
             if comparisons is None:

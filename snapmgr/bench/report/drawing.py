@@ -59,7 +59,6 @@ def moments(scenario: Mapping[str, Any], family: Mapping[str, Any]) -> Markup:
             label=row["stack"],
             bars=[
                 Bar(
-                    label=bar["moment"],
                     value=bar["median"],
                     dots=bar["values"],
                     text=bar["ratio"]["text"] if bar["ratio"] else "",

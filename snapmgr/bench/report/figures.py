@@ -98,15 +98,47 @@ def families(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def common_title(titles: Sequence[str]) -> str:
-    """Return the words with which all titles begin, else those with which they end, else the first title."""
-    split = [title.replace(",", " ,").split() for title in titles]
-    head = [words[0] for words in takewhile(_alike, zip(*split, strict=False))]
-    tail = [words[0] for words in takewhile(_alike, zip(*map(reversed, split), strict=False))]
-    while head and head[-1].lower() in {",", "in", "the", "of", "from", "with", "before", "after", "a", ":"}:
-        head.pop()
-    words = head or list(reversed(tail))
-    found = " ".join(words).replace(" ,", ",") if words else titles[0]
+    """Return what all titles say: their beginning, and their end from a comma or a colon on; else the first title."""
+    split, head, tail = _parted(titles)
+    beginning = split[0][:head]
+    while beginning and beginning[-1].lower() in {",", ":", "in", "the", "of", "from", "with", "before", "after", "a"}:
+        beginning.pop()
+    ending = split[0][len(split[0]) - tail :]
+    words = [*beginning, *ending] if beginning else ending[1:]
+    found = _joined(words) or titles[0]
     return found[:1].upper() + found[1:]
+
+
+def differing_titles(titles: Sequence[str]) -> list[str]:
+    """Return what each title says that is not in their common one: "before the snapshot"; "" where that is nothing."""
+    split, head, tail = _parted(titles)
+    return [_joined(words[head : len(words) - tail]).strip(",: ") for words in split]
+
+
+def moment_titles(names: Sequence[str], titles: Sequence[str]) -> list[str]:
+    """Return what to call each moment of a family: what differs in its title, else the word in its name."""
+    found = []
+    for name, words in zip(names, differing_titles(titles), strict=True):
+        moment = moment_of(name)
+        found.append(words or (moment[2][moment[1]] if moment else name))
+    return found
+
+
+def _parted(titles: Sequence[str]) -> tuple[list[list[str]], int, int]:
+    """Return the words of the titles, commas and colons too, and how many at the beginning and end are common."""
+    split = [re.sub(r"([,:])", r" \1", title).split() for title in titles]
+    shortest = min(map(len, split))
+    head = len(list(takewhile(_alike, zip(*split, strict=False))))
+    tail = len(list(takewhile(_alike, zip(*map(reversed, split), strict=False))))
+    tail = min(tail, shortest - min(head, shortest))
+    ending = split[0][len(split[0]) - tail :]
+    while ending and ending[0] not in {",", ":"}:
+        ending = ending[1:]
+    return split, head, len(ending)
+
+
+def _joined(words: Sequence[str]) -> str:
+    return re.sub(r" ([,:])", r"\1", " ".join(words))
 
 
 def _alike(words: tuple[str, ...]) -> bool:
@@ -180,20 +212,20 @@ def timelines(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 def _lane(
     names: Sequence[str], axes: Mapping[str, Mapping[str, Any]], shown: Sample, having: Sequence[Sample]
 ) -> dict[str, Any]:
+    titles = [axes[name]["title"] for name in names]
     moments = []
-    for name in names:
-        moment = moment_of(name)
+    for name, moment in zip(names, moment_titles(names, titles), strict=True):
         moments.append(
             {
                 "series": name,
-                "moment": moment[2][moment[1]] if moment is not None and len(names) > 1 else "",
+                "moment": moment if len(names) > 1 else "",
                 "values": [float(value) for value in shown["series"].get(name, ())],
                 "idle": [_idle(sample["series"][name]) for sample in having if name in sample["series"]],
                 "intervals": max((len(sample["series"].get(name, ())) for sample in having), default=0),
             }
         )
     return {
-        "title": common_title([axes[name]["title"] for name in names]),
+        "title": common_title(titles),
         "unit": axes[names[0]].get("unit", ""),
         "interval_s": _interval_s(axes[names[0]]),
         "moments": moments,

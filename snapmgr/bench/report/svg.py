@@ -33,7 +33,9 @@ def picture(parts: Iterable[str], *, width: float, height: float, title: str, de
 
 
 def text(x: float, y: float, words: str, *, kind: str = "label", anchor: Anchor = "start") -> str:
-    """Return a text of a style's class at its base line."""
+    """Return a text of a style's class at its base line; of no words, ""."""
+    if not words:
+        return ""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
