@@ -36,6 +36,7 @@ from snapmgr_juicefs.armed import JuicefsArmed, Member, forecast_s
 from snapmgr_juicefs.config import JuicefsConfig
 from snapmgr_juicefs.contents import boxes, describe, refuse_altered, refuse_foreign, refuse_mounted
 from snapmgr_juicefs.program import Juicefs, find_juicefs
+from snapmgr_juicefs.provisioning import Provisioning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +50,7 @@ _NOTE_BYTES_AT_MOST = 64 << 10
 _PRIVATE_MOUNT = "mount@"
 
 
-class JuicefsBackend:
+class JuicefsBackend(Provisioning):
     """See `snapmgr.api.Backend` for the contract; docs/backends/juicefs.md for what this one does."""
 
     name: ClassVar[str] = "juicefs"

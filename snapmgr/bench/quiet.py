@@ -55,6 +55,19 @@ def flush(path: Path, runner: Runner) -> None:
         # Also of those that a backend has not waited for.
         runner.run(["btrfs", "subvolume", "sync", mount.point], timeout_s=_CLEANER_S)
     runner.run(["sync", "--file-system", str(path)], timeout_s=_CLEANER_S)
+    if mount.fs_type == "fuse.juicefs":
+        deadline = time.monotonic() + _CLEANER_S
+        while _staged_bytes(mount.point) > 0 and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        # Objects that are files are on a file system of their own, and the client does not flush it.
+        runner.run(["sync", "--file-system", os.path.dirname(mount.point)], timeout_s=_CLEANER_S)
+
+
+def _staged_bytes(point: str) -> float:
+    """Return what a JuiceFS client has not uploaded yet."""
+    with open(f"{point}/.stats", encoding="utf-8") as file:
+        values = [line.split()[-1] for line in file if line.startswith("juicefs_staging_block_bytes")]
+    return sum(map(float, values))
 
 
 def requests(devices: Sequence[str]) -> tuple[tuple[tuple[int, int, int], ...], int]:

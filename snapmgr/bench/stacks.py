@@ -98,7 +98,8 @@ def lacking(stack: Stack) -> tuple[Reason, ...]:
 
 
 def _file_system(stack: Stack) -> str | None:
-    return "btrfs" if stack.backend == "btrfs" else stack.options.get("file_system")
+    fixed = {"btrfs": "btrfs", "juicefs": "ext4"}
+    return fixed.get(stack.backend or "", stack.options.get("file_system"))
 
 
 def _lacking_file_system(fs_type: str | None) -> list[Reason]:

@@ -68,7 +68,9 @@ def _end(pid):
     os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("stack", ["btrfs", "xfs-reflink", "ext4"])
+@pytest.mark.parametrize(
+    "stack", ["btrfs", "xfs-reflink", "ext4", pytest.param("juicefs", marks=pytest.mark.needs("juicefs"))]
+)
 def test_killed_in_the_middle(device, stack):
     pid, daemon = _begin_load(device, stack, snapshots=stack != "ext4")
     assert start_ticks(daemon) is not None

@@ -13,6 +13,7 @@ from snapmgr.bench.stacks import STACKS, backend_of, lacking, provisioner_of
 from snapmgr.command import CommandRunner
 from snapmgr.mount import KernelMounter
 from support.benchdevice import USED_BYTES, BenchDevice, bench_device
+from support.storage import processes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +60,33 @@ def test_snapshot_is_one_and_all_goes(device: BenchDevice, stack: str) -> None:
         assert _free_bytes(bench.path) >= free + len(old) * 3 // 4
         assert bench.inventory() == ()
     assert device.left() == []
+    assert device.tail_is_untouched()
+
+
+@pytest.mark.needs("juicefs")
+def test_juicefs_is_made_and_goes(device: BenchDevice) -> None:
+    assert lacking(STACKS["juicefs"]) == ()
+    with device.bench("juicefs") as bench:
+        file = bench.path / "file"
+        old = os.urandom(4 << 20)
+        with bench.measured() as part:
+            file.write_bytes(old)
+            bench.quiet()
+        assert part.spent.written_bytes >= len(old)
+        snapshot = bench.snapshot()
+        _overwrite(file, os.urandom(len(old)))
+        with snapshot.opened() as folder:
+            assert (folder / "file").read_bytes() == old
+        with snapshot.opened(writable=True) as folder:
+            _overwrite(folder / "file", b"changed in the clone")
+        with snapshot.opened() as folder:
+            assert (folder / "file").read_bytes() == old
+        snapshot.delete()
+        assert bench.inventory() == ()
+        mount = next(one for one in KernelMounter().mounts() if one.fs_type == "fuse.juicefs")
+        assert str(bench.path).startswith(mount.point)
+    assert device.left() == []
+    assert processes_of(device.device) == processes_of(mount.point) == []
     assert device.tail_is_untouched()
 
 

@@ -1,0 +1,130 @@
+"""A volume anew on a blank device: ext4 with the objects, the metadata (SQLite) and the client's cache, and a mount.
+
+See `snapmgr.api.Provisioner`. All that the volume reads and writes is on the one device, as an object store on another
+machine would have it on its own: what is compared is what the client makes of the load, without a network.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapmgr.api import Provisioned, StorageError, StorageMaker, unmount_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.api import Mounter, ProvisionOrder, Runner
+    from snapmgr_juicefs.program import Juicefs
+
+_MOUNT = ("rw", "relatime", "nodiscard")
+_ALLOWED = {"block_size": None, "mount_options": None}
+_FOLDER = "volume"
+# What the origin may fill: what is overwritten is written anew, and compaction writes that once more.
+_SHARE = 0.3
+_CACHE_SHARE = 0.1
+_LEAST_BYTES = 256 << 20
+_MOUNT_S = 120.0
+# A client whose mount is gone flushes, writes its metadata and ends.
+_END_S = 5.0
+_KILLED_S = 10.0
+
+
+class Provisioning:
+    """What makes of the backend a `snapmgr.api.Provisioner`."""
+
+    _runner: Runner
+    _mounter: Mounter
+    _program: Juicefs
+
+    @contextmanager
+    def provision(self, device: str, order: ProvisionOrder) -> Iterator[Provisioned]:
+        """Make this storage on a blank device; see `snapmgr.api.Provisioner`."""
+        try:
+            with _provisioned(self._runner, self._mounter, self._program.path, device, order) as provisioned:
+                yield provisioned
+        finally:
+            self.unprovision(device, order)
+
+    def unprovision(self, device: str, order: ProvisionOrder) -> None:  # noqa: ARG002 - only mounts hold the device
+        """Take it down; see `snapmgr.api.Provisioner`."""
+        _take_down(self._runner, self._mounter, order)
+
+
+@contextmanager
+def _provisioned(
+    runner: Runner, mounter: Mounter, program: str, device: str, order: ProvisionOrder
+) -> Iterator[Provisioned]:
+    """Make the file system and the volume, mount both; the path is a folder of the volume."""
+    maker = StorageMaker(runner, mounter, order)
+    options = maker.options(_ALLOWED)
+    if order.size_bytes < _LEAST_BYTES:
+        raise StorageError(f"{order.size_bytes >> 20} MiB are too little for a JuiceFS volume", hint="256 MiB will do")
+    maker.discard(device)
+    maker.make_file_system("ext4", device, order.size_bytes)
+    maker.mount(device, "ext4", _MOUNT)
+    base = order.point
+    url, point = f"sqlite3://{base}/meta.db", f"{base}/mnt"
+    for folder in ("objects", "cache", "mnt"):
+        os.mkdir(os.path.join(base, folder), 0o700)
+    room = os.statvfs(base)
+    free_bytes = room.f_bavail * room.f_frsize
+    block = ("--block-size", options.get("block_size", "4M"))
+    # Without a trash what is deleted is gone, and its space free.
+    store = ("--storage", "file", "--bucket", f"{base}/objects/", "--trash-days", "0", *block)
+    maker.run(program, "--no-agent", "format", *store, url, f"bench-{order.id}", timeout_s=_MOUNT_S)
+    cache = ("--cache-dir", f"{base}/cache", "--cache-size", f"{int(free_bytes * _CACHE_SHARE) >> 20}M")
+    quiet = ("--background", "--no-usage-report", "--no-syslog", "--backup-meta", "0", "--log", f"{base}/client.log")
+    further = tuple(word for word in options.get("mount_options", "").split() if word)
+    maker.run(program, "--no-agent", "mount", *quiet, *cache, *further, url, point, timeout_s=_MOUNT_S)
+    mount = next((one for one in reversed(mounter.mounts()) if one.point == os.path.realpath(point)), None)
+    if mount is None:
+        raise StorageError(f"juicefs says that it has mounted the volume at {point}, and there is no mount")
+    path = os.path.join(point, _FOLDER)
+    maker.run("mkdir", path)
+    yield Provisioned(
+        path=path,
+        devices=(device,),
+        capacity_bytes=int(free_bytes * _SHARE),
+        commands=maker.commands,
+        mount_options=tuple(dict.fromkeys((*mount.options, *mount.super_options))),
+    )
+
+
+def _take_down(runner: Runner, mounter: Mounter, order: ProvisionOrder) -> None:
+    """Unmount the volume, wait for its client to end, or end it, and unmount the file system."""
+    base = os.path.realpath(order.point)
+    point = f"{base}/mnt"
+    while any(mount.point == point for mount in mounter.mounts()):
+        runner.run(["umount", point], timeout_s=_MOUNT_S)
+    deadline = time.monotonic() + _END_S
+    while (clients := _clients(base)) and time.monotonic() < deadline + _KILLED_S:
+        if time.monotonic() > deadline:
+            for pid in clients:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    unmount_all(runner, mounter, order)
+
+
+def _clients(base: str) -> list[int]:
+    """Return the processes of juicefs that have a file open in the folder `base`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "comm").read_text().strip() == "juicefs" and any(
+                _target(link).startswith(f"{base}/") for link in (process / "fd").iterdir()
+            ):
+                found.append(int(process.name))
+    return found
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
