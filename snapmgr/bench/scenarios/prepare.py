@@ -1,0 +1,378 @@
+"""How long a physical backup takes to prepare: the ways that a storage allows, and the published ladder of settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.api import LackingError, Reason, Remounting, StorageError
+from snapmgr.bench.mariadb import PROGRAMS
+from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.prepareladder import TITLES, climb
+from snapmgr.bench.proof import flush
+from snapmgr.bench.redobackup import TABLES, KeptFolder, RedoLoad, make_backup
+from snapmgr.bench.target import DEFAULT_FOLDER
+from snapmgr.command import CommandRunner, find_program
+from snapmgr.errors import ConfigError, VerificationError
+from snapmgr.stage.prepare.backupfolder import inspect
+from snapmgr.stage.prepare.inplace import Settings, apply_in_place, choose_memory
+from snapmgr.stage.prepare.overlay import copied_up, overlay
+from snapmgr.stage.prepare.ownership import take_owners
+from snapmgr.stage.prepare.scratchcopy import copy_to_scratch
+from snapmgr.stage.prepare.writeback import outline_of, write_back
+from snapmgr.stage.seal import compare, seal
+from snapmgr.stage.tool import tool_for
+from snapmgr.stage.tuning.checksums import table_checksums
+from snapmgr.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from snapmgr.api import FolderCloning
+    from snapmgr.bench.model import Parameters, ProfileName, Stack, Workbench
+    from snapmgr.stage.prepare.backupfolder import Backup
+
+_MIB = 1 << 20
+_SIZES: Mapping[ProfileName, int] = {
+    "smoke": 16 * _MIB,
+    "quick": 512 * _MIB,
+    "standard": 4096 * _MIB,
+    "paper": 20480 * _MIB,
+}
+_DATA_PER_REDO = 16
+_LEAST_REDO_BYTES = 8 * _MIB
+# The server's own tables, undo log and system tablespace, and what its files have in reserve.
+_AROUND_BYTES = 128 * _MIB
+# Of the machine's memory, for the pool of the server that makes the backup.
+_POOL_SHARE = 0.5
+_REDO_OFF = 2.0
+"""The redo log may be so many times as large as asked for, or as small."""
+_START_S = 600.0
+# Until a server has told its tables' checksums, for all ways together.
+_SERVERS_S = 4.0
+_WAYS = {
+    "copy": "copied file by file, and prepared there",
+    "scratch": "copied by 12 readers at once, and prepared there",
+    "storage": "prepared on a clone",
+    "overlay": "prepared in an overlay, changed files written back to a clone",
+}
+
+
+def _metric(name: str, title: str, unit: str, *, headline: bool = False) -> MetricInfo:
+    return MetricInfo(name=name, title=title, unit=unit, better="less", headline=headline)
+
+
+@dataclass(kw_only=True)
+class _Site:
+    """Where one sample takes place."""
+
+    bench: Workbench
+    base: Path
+    backup: Backup
+    settings: Settings
+
+    def applied(self, folder: str) -> float:
+        """Prepare in place; return the seconds of the tool alone."""
+        return apply_in_place(
+            folder, tool_for(self.backup.staged), self.settings, log=str(self.bench.folder / "prepare.log")
+        ).tool_s
+
+
+@dataclass(kw_only=True)
+class _Found:
+    """What has been measured so far."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    tables: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """Checksum by table, by way."""
+    checks: list[Check] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class Prepare:
+    """See `snapmgr.bench.model.Scenario`."""
+
+    name = "prepare"
+    title = "How long does it take to make a datadir of a physical backup, and what does the backup's clone save?"
+    readings = ()
+    metrics = (
+        _metric("best_s", "Until a backup is prepared, by the quickest of the ways that there are", "s", headline=True),
+        *(
+            info
+            for way, title in _WAYS.items()
+            for info in (
+                _metric(f"{way}_s", f"Backup {title}", "s"),
+                _metric(f"{way}_tool_s", f"Backup {title}: the tool alone", "s"),
+                _metric(f"{way}_written_bytes", f"Backup {title}: written at the device", "B"),
+                _metric(f"{way}_space_bytes", f"Backup {title}: space it takes beside the backup", "B"),
+            )
+        ),
+        _metric("storage_over_copy", "Prepared on a clone ÷ copied file by file and prepared", ""),
+        *(_metric(f"{rung}_s", title, "s") for rung, title in TITLES.items()),
+    )
+
+    def __init__(self) -> None:
+        self._kept: dict[RedoLoad, KeptFolder] = {}
+        self._turns: dict[str, int] = {}
+
+    def missing(self) -> tuple[Reason, ...]:
+        """Look for the programs."""
+        found = []
+        for program in (*PROGRAMS, "mariadb-backup"):
+            try:
+                find_program(program)
+            except LackingError as error:
+                found.append(Reason(what=error.message, hint=error.hint or ""))
+        return tuple(found)
+
+    def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - a backup can be copied everywhere
+        """Every stack can be copied to."""
+        return None
+
+    def parameters(self, given: Parameters) -> Parameters:
+        """Complete them: how much redo log, and the tool's buffer pool. Raises ConfigError for too little memory."""
+        size_bytes = given.size_bytes or _SIZES[given.profile]
+        extra: dict[str, Any] = {"redo_bytes": max(size_bytes // _DATA_PER_REDO, _LEAST_REDO_BYTES)} | dict(given.extra)
+        # The same on every stack and in every way: it is no strategy.
+        extra.setdefault("use_memory_bytes", choose_memory(extra["redo_bytes"], given.memory_bytes))
+        pool_bytes = RedoLoad(data_bytes=size_bytes, redo_bytes=extra["redo_bytes"]).pool_bytes
+        if pool_bytes > given.memory_bytes * _POOL_SHARE:
+            raise ConfigError(
+                f"prepare with {format_size(size_bytes)} of data and {format_size(extra['redo_bytes'])} of redo log "
+                f"makes them by a server with a buffer pool of {format_size(pool_bytes)}, and there are "
+                f"{format_size(given.memory_bytes)} of memory",
+                hint="use a smaller --size",
+            )
+        return replace(given, size_bytes=size_bytes, extra=extra)
+
+    def needs(self, parameters: Parameters) -> Needs:
+        """Return what a sample takes; the first one of a run makes the backup as well."""
+        data_bytes, redo_bytes = parameters.size_bytes + _AROUND_BYTES, parameters.extra["redo_bytes"]
+        # The server beside its backup, or the backup with a copy and what is changed of another.
+        space_bytes = 3 * data_bytes + 4 * redo_bytes + _AROUND_BYTES
+        return Needs(space_bytes=space_bytes, seconds=_SERVERS_S + 3 * (data_bytes + redo_bytes) / 100e6)
+
+    def run(self, bench: Workbench) -> Outcome:
+        """Prepare the same backup in every way, each time from a cold cache, and compare the tables."""
+        extra, found = bench.parameters.extra, _Found()
+        load = RedoLoad(data_bytes=bench.parameters.size_bytes, redo_bytes=extra["redo_bytes"])
+        base = bench.path / "backup"
+        found.notes += self._put(bench, load, base)
+        backup = inspect(str(base))
+        sealed = seal(str(base), checksums=True)
+        settings = Settings(use_memory_bytes=extra["use_memory_bytes"])
+        found.notes.append(
+            f"the backup: {format_size(sealed.size_bytes)} in {sealed.files} files, of which "
+            f"{format_size(backup.redo_bytes)} are redo log; the tool's buffer pool: "
+            f"{format_size(settings.use_memory_bytes)}"
+        )
+        self._each_way(_Site(bench=bench, base=base, backup=backup, settings=settings), found)
+        changed = compare(str(base), sealed, contents=True)
+        found.checks += [
+            Check(name="the backup is what it was", ok=not changed, detail="; ".join(changed[:5])),
+            Check(
+                name="the redo log is about as large as asked for",
+                ok=1 / _REDO_OFF <= backup.redo_bytes / load.redo_bytes <= _REDO_OFF,
+                detail=f"{format_size(backup.redo_bytes)} of {format_size(load.redo_bytes)}",
+            ),
+            tables_agree(found.tables),
+        ]
+        return Outcome(metrics=found.metrics | derived(found.metrics), checks=found.checks, notes=found.notes)
+
+    def close(self) -> None:
+        """Forget the backups that are kept for further samples."""
+        for kept in self._kept.values():
+            kept.close()
+        self._kept.clear()
+
+    def _put(self, bench: Workbench, load: RedoLoad, base: Path) -> list[str]:
+        """Put the backup into the storage: all samples of a run have the same one. Return what is to be told of it."""
+        if load in self._kept:
+            bench.tell("copies the backup into the storage")
+            self._kept[load].put(base)
+            return []
+        bench.tell(f"makes a backup with {format_size(load.redo_bytes)} of redo log")
+        datadir = bench.path / "server"
+        make_backup(load, datadir=datadir, target=base, folder=bench.folder / "m", runner=CommandRunner())
+        shutil.rmtree(datadir)
+        kept = self._keep(base)
+        if kept is None:
+            return ["there was no room to keep the backup for other samples: each has one of its own"]
+        # Written once more, as it is for the other samples: by one writer, file after file.
+        self._kept[load] = kept
+        shutil.rmtree(base)
+        kept.put(base)
+        return ["the backup was made on this sample's storage, and written to it again"]
+
+    def _keep(self, base: Path) -> KeptFolder | None:
+        size_bytes = sum(path.stat().st_size for path in base.rglob("*") if path.is_file())
+        if shutil.disk_usage(DEFAULT_FOLDER).free < 2 * size_bytes:
+            return None
+        return KeptFolder(base, DEFAULT_FOLDER)
+
+    def _each_way(self, site: _Site, found: _Found) -> None:
+        bench, cloning = site.bench, site.bench.cloning()
+        ways: dict[str, Callable[[Path], tuple[Path, float]]] = {"copy": partial(_copied, site)}
+        # On a storage behind a client scratch is elsewhere: see the ladder.
+        local = not isinstance(cloning, Remounting)
+        if local:
+            ways["scratch"] = partial(_scratch, site)
+            found.notes.append("no ladder: that is one of a client's mount options, and this storage has no client")
+        if cloning is None:
+            found.notes.append(f"{bench.stack.title}: no folder can be cloned there, only copied")
+        else:
+            ways["storage"] = partial(_cloned, site, cloning)
+            refused = _overlay_refused(site) if local else "its changed files would lie on the storage itself"
+            if refused is None:
+                ways["overlay"] = partial(_overlaid, site, cloning)
+            else:
+                found.notes.append(f"no overlay: {refused}")
+        # Another way comes first each time, the same one on all stacks that have as many.
+        turn = self._turns.get(bench.stack.name, 0)
+        self._turns[bench.stack.name] = turn + 1
+        names = [*ways][turn % len(ways) :] + [*ways][: turn % len(ways)]
+        found.notes.append(f"in this order: {', '.join(names)}")
+        for name in names:
+            figures, found.tables[name] = _measured(site, name, ways[name])
+            found.metrics.update(figures)
+        if cloning is not None and isinstance(cloning, Remounting):
+            climbed = climb(bench, site.base, site.backup, (cloning, cloning), site.settings.use_memory_bytes)
+            found.metrics.update(climbed.figures)
+            found.tables.update(climbed.tables)
+            found.checks += climbed.checks
+            found.notes += climbed.notes
+
+
+def _measured(
+    site: _Site, name: str, act: Callable[[Path], tuple[Path, float]]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Go one way from a cold cache until all is durable, and remove the result; return figures and tables."""
+    bench, work = site.bench, site.bench.path / "work"
+    bench.quiet()
+    work.mkdir(mode=0o700)
+    flush(work)
+    before = _free_bytes(work)
+    bench.cold()
+    bench.tell(f"the backup is {_WAYS[name]}")
+    with bench.measured() as measuring:
+        result, tool_s = act(work)
+        flush(work)
+    spent = measuring.spent
+    figures = {
+        f"{name}_s": spent.seconds,
+        f"{name}_tool_s": tool_s,
+        f"{name}_written_bytes": float(spent.written_bytes),
+        f"{name}_space_bytes": float(max(before - _free_bytes(work), 0)),
+    }
+    tables = _tables(site, result)
+    shutil.rmtree(work)
+    return figures, tables
+
+
+def _free_bytes(folder: Path) -> int:
+    room = os.statvfs(folder)
+    return room.f_bfree * room.f_frsize
+
+
+def _tables(site: _Site, result: Path) -> dict[str, str]:
+    """Return the tables' checksums as a server on the result says; none, with the reason, if it does not start."""
+    staged = site.backup.staged
+    try:
+        return table_checksums(
+            str(result),
+            flavor=staged.flavor,
+            version=staged.server_version,
+            scratch_dir=str(site.bench.folder),
+            time_limit_s=_START_S,
+        )
+    except VerificationError as error:
+        return {"no server starts on it": error.message}
+
+
+def _copied(site: _Site, work: Path) -> tuple[Path, float]:
+    """Do as somebody without snapmgr would."""
+    result = work / "data"
+    site.bench.run(["cp", "--archive", "--reflink=never", str(site.base), str(result)])
+    return result, site.applied(str(result))
+
+
+def _scratch(site: _Site, work: Path) -> tuple[Path, float]:
+    """As the strategy "scratch", with scratch space on the same disk."""
+    result = work / "data"
+    copy_to_scratch(str(site.base), str(result))
+    tool_s = site.applied(str(result))
+    take_owners(str(site.base), str(result), sync=False)
+    return result, tool_s
+
+
+def _cloned(site: _Site, cloning: FolderCloning, work: Path) -> tuple[Path, float]:
+    """As the strategy "storage"."""
+    result = work / "data"
+    cloning.clone_folder(str(site.base), str(result))
+    tool_s = site.applied(str(result))
+    take_owners(str(site.base), str(result), sync=True)
+    return result, tool_s
+
+
+def _overlaid(site: _Site, cloning: FolderCloning, work: Path) -> tuple[Path, float]:
+    """As the strategy "overlay", with scratch space on the same disk."""
+    result, over = work / "data", work / "overlay"
+    over.mkdir(mode=0o700)
+    before = outline_of(str(site.base))
+    with overlay(str(site.base), str(over)) as (merged, upper):
+        tool_s = site.applied(merged)
+        cloning.clone_folder(str(site.base), str(result))
+        write_back(merged, str(result), before, only=copied_up(upper))
+    take_owners(str(site.base), str(result), sync=True)
+    shutil.rmtree(over)
+    return result, tool_s
+
+
+def _overlay_refused(site: _Site) -> str | None:
+    """Return why the kernel overlays nothing there; None if it does."""
+    probe = site.bench.path / "probe"
+    probe.mkdir(mode=0o700)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(overlay(str(site.base), str(probe)))
+    except (LackingError, StorageError) as error:
+        return error.message
+    finally:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(probe)
+    return None
+
+
+def tables_agree(tables: Mapping[str, Mapping[str, str]]) -> Check:
+    """Given checksums by table by way, return whether all ways have the same tables. Pure."""
+    first = next(iter(tables))
+    wrong = [
+        f"{table}: {first} {tables[first].get(table, 'has none')}, {way} {found.get(table, 'has none')}"
+        for way, found in tables.items()
+        for table in sorted({*tables[first], *found})
+        if found.get(table) != tables[first].get(table)
+    ]
+    if len(tables[first]) != TABLES:
+        wrong.append(f"{first}: {len(tables[first])} tables of {TABLES}: {', '.join(tables[first].values())}")
+    return Check(
+        name="a server finds the same tables, whichever way they were prepared",
+        ok=not wrong,
+        detail="; ".join(wrong[:5]) or f"{TABLES} tables by {', '.join(tables)}",
+    )
+
+
+def derived(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Given the seconds of each way, return what follows from them. Pure."""
+    seconds = {name: metrics[f"{name}_s"] for name in (*_WAYS, *TITLES) if f"{name}_s" in metrics}
+    found = {"best_s": min(seconds.values())}
+    if "storage" in seconds:
+        found["storage_over_copy"] = seconds["storage"] / seconds["copy"]
+    return found
+
+
+scenario = Prepare()
