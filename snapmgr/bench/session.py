@@ -24,12 +24,13 @@ from snapmgr.blockdev import device_stack
 from snapmgr.errors import ConfigError, LackingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from snapmgr.api import Runner
     from snapmgr.bench.plan import Plan, Wish
     from snapmgr.bench.results import Results
     from snapmgr.bench.run import Advance, Ended
+    from snapmgr.bench.target import OpenTarget
 
 # Of what is free in a folder: its owner may need some, too.
 _SHARE = 0.8
@@ -155,6 +156,7 @@ def conductor(
         run = results.run() or results.begin(_new_run(plan, now))
         tell(f"measuring on {target.title}")
         host = host_facts(target.device, name=request.host_name)
+        host["steady"] = _steady(target, host)
         worker = Conductor(
             plan,
             results,
@@ -167,6 +169,15 @@ def conductor(
             advance=advance,
         )
         yield lambda: worker.run(spent_s=time.monotonic() - begun)
+
+
+def _steady(target: OpenTarget, host: Mapping[str, Any]) -> bool | None:
+    """Return False for flash that was not brought to a steady state, which nothing here does; None: it need not be.
+
+    A device is discarded before each sample, so all find the same; but under lasting writes it would be slower.
+    """
+    device = host.get("device") or {}
+    return False if target.kind == "device" and device.get("rotational") is False else None
 
 
 def _new_run(plan: Plan, now: dict[str, Any]) -> dict[str, Any]:

@@ -292,7 +292,10 @@ def _conclude(session: Session, results: Results, ended: Ended) -> int:
             found=document,
         )
     else:
-        session.voice.tell(f"{ended.measured} samples, {ended.failed} of them failed, in {results.folder}")
+        made = (
+            f"{ended.measured} samples, {ended.failed} of them failed" if ended.measured else "all was measured before"
+        )
+        session.voice.tell(f"{made}, in {results.folder}")
         for sentence in document["recommendation"]["sentences"][:1]:
             session.voice.tell(sentence["text"])
         session.voice.tell("the page, for a browser:")

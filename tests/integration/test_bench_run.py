@@ -169,7 +169,7 @@ class Filling:
 
 def test_a_full_disk_fails_the_samples_and_then_the_storage_with_fios_own_words(tmp_path: Path) -> None:
     plan = make_plan(
-        Wish(scenarios=("filling",), stacks=("ext4", "xfs"), profile="smoke", repeats=2, budget_s=600.0),
+        Wish(scenarios=("filling",), stacks=("ext4",), profile="smoke", repeats=2, budget_s=600.0),
         scenarios=(Filling(),),
         stacks=STACKS,
         lacking=lacking,
@@ -183,8 +183,8 @@ def test_a_full_disk_fails_the_samples_and_then_the_storage_with_fios_own_words(
     ):
         results.begin(bench_run(id="r"))
         ended = Conductor(plan, results, "r", target=target, host={}).run()
-    assert len(ended.given_up) == 2
-    assert ended.failed == ended.measured == 6
+    assert len(ended.given_up) == 1
+    assert ended.failed == ended.measured == 3
     assert all("No space left on device" in sample["failure"] for sample in results.samples())
     assert all(sample["commands"] for sample in results.samples())
     assert _loops(tmp_path) == []

@@ -143,6 +143,17 @@ def test_the_target_is_asked_for_with_what_a_refusal_needs(lab):
     assert "--budget 3600s" in line
 
 
+@pytest.mark.parametrize(
+    ("kind", "rotational", "steady"),
+    [("device", False, False), ("device", True, None), ("device", None, None), ("loop", False, None)],
+)
+def test_flash_that_was_not_brought_to_a_steady_state_is_told_so(lab, monkeypatch, kind, rotational, steady):
+    lab.target.kind = kind
+    monkeypatch.setattr(session, "host_facts", lambda _device, *, name: {"device": {"rotational": rotational}})  # noqa: ARG005
+    lab.run("--repeats", "1")
+    assert lab.samples()[0]["host"]["steady"] is steady
+
+
 # ----------------------------------------------------------------------------------------------------- the second start
 
 
@@ -157,6 +168,9 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_same_command_does(lab):
     assert code == 0
     assert len(lab.samples()) == 2 + 3 * 3
     assert "7 samples, 0 of them failed" in err
+    code, _, err = lab.run("--repeats", "3")
+    assert code == 0
+    assert "all was measured before" in err
 
 
 def test_an_interrupted_run_without_samples_leaves_nothing(lab):
