@@ -148,7 +148,9 @@ class _LvmProgram:
 
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
-        device = find_target(str(bench.path)).devices[0].path
+        found = find_target(str(bench.path)).devices[0]
+        # LVM's programs take a volume by this name, but not by that of its node ("/dev/dm-3").
+        device = f"/dev/mapper/{found.dm_name}" if found.dm_name else found.path
         self._group, volume, pool = read_names(
             bench.run(("lvs", "--noheadings", "--separator", "|", "-o", "vg_name,lv_name,pool_lv", device)).stdout
         )

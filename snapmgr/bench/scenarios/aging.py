@@ -35,7 +35,7 @@ _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
     "smoke": {"size_bytes": 48 * _MIB, "levels": (0, 2), "churn": 0.1},
     "quick": {"size_bytes": 256 * _MIB, "levels": (0, 1, 2, 4)},
     "standard": {"size_bytes": 2048 * _MIB, "levels": (0, 1, 2, 4, 8, 16)},
-    "paper": {"size_bytes": 32768 * _MIB, "levels": (0, 1, 2, 4, 8, 16, 32)},
+    "paper": {"size_bytes": 16384 * _MIB, "levels": (0, 1, 2, 4, 8, 16, 32)},
 }
 _MOMENTS = {"none": "with no snapshot", "many": "with many snapshots"}
 _DAILY = {

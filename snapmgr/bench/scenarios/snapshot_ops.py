@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import LackingError, Reason
+from snapmgr.api import LackingError, Reason, format_size
 from snapmgr.bench import backgroundload
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.proof import block_digests, flush
@@ -32,9 +32,9 @@ _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
     "standard": {"size_bytes": 1024 * _MIB, "levels": (1, 10, 100, 1000), "repeats": 12},
     "paper": {"size_bytes": 4096 * _MIB, "levels": (1, 10, 100, 1000), "repeats": 30},
 }
-_FILES = 16
+_FILES = 15
 _LOAD = "load"
-_LOAD_SHARE = 4
+_LOAD_SHARE = 16
 """One part in so many of the data is the file that the load writes to."""
 _BLOCK = 16 << 10
 _LOAD_PER_S = 1000
@@ -42,6 +42,9 @@ _COMMON_LEVEL = 10
 """The number of snapshots that figures are told for: each storage can have so many."""
 _CLASSIC_LEVEL = 10
 """A classic LVM snapshot costs each write of its origin a copy: more than these are nobody's practice."""
+_CLASSIC_AT_ONCE = _CLASSIC_LEVEL + 3
+"""With one of ours that is measured, and room for the program's."""
+_LEAST_BYTES = 16 * _MIB
 _SAMPLED = 256
 # Of one snapshot with all that is done to it, on a slow storage (LVM): for the estimate.
 _ONE_S = 0.25
@@ -108,18 +111,25 @@ class SnapshotOps:
         own = dict(_PROFILES[given.profile])
         size_bytes = given.size_bytes or own["size_bytes"]
         del own["size_bytes"]
-        if size_bytes < _FILES * _MIB:
-            raise ConfigError(f"snapshot-ops needs {_FILES} MiB of data at least", hint="use a larger --size")
-        # For classic LVM: how many share the room, with two of the program's and one more of ours.
-        extra = {"files": _FILES, "load_per_s": _LOAD_PER_S, "snapshots": _CLASSIC_LEVEL + 3, **own, **given.extra}
+        if size_bytes < _LEAST_BYTES:
+            raise ConfigError(
+                f"snapshot-ops needs {format_size(_LEAST_BYTES)} of data at least", hint="use a larger --size"
+            )
+        extra = {"files": _FILES, "load_per_s": _LOAD_PER_S, "snapshots": _CLASSIC_AT_ONCE, **own, **given.extra}
         return replace(given, size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
-        """Return what a sample takes."""
+        """Return what a sample takes.
+
+        On classic LVM a quarter of the space is shared out to all snapshots, and each has to hold what the load changes
+        in its life: its file, made anew for each number of snapshots, and some of the file system's own.
+        """
         levels, repeats = parameters.extra["levels"], parameters.extra["repeats"]
         snapshots = max(levels) + 3 * repeats * len(levels)
+        size = parameters.size_bytes
+        changed = 2 * size // _LOAD_SHARE + size // 64 + 8 * _MIB
         return Needs(
-            space_bytes=int(parameters.size_bytes * 2.2) + 64 * _MIB + max(levels) * _MIB // 4,
+            space_bytes=max(int(size * 2.2) + 64 * _MIB + max(levels) * _MIB // 4, 4 * _CLASSIC_AT_ONCE * changed),
             seconds=parameters.size_bytes / 100e6 + snapshots * _ONE_S * 0.4 + 1,
         )
 
