@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,6 @@ from support.storage import processes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "xfs", "ext4")
 
@@ -171,6 +171,23 @@ def test_unprovisioning_is_idempotent(device: BenchDevice, stack: str, tmp_path:
         assert not os.path.ismount(point)
         provisioner.unprovision(device.device, order)
     assert device.left() == []
+
+
+def test_what_a_killed_mkfs_left_is_detached_and_nothing_else(device: BenchDevice, tmp_path: Path) -> None:
+    runner = CommandRunner()
+    other_bytes = USED_BYTES - (64 << 20)
+    cut, other = (
+        runner.run(["losetup", "--find", "--show", "--sizelimit", str(size), device.device]).stdout.strip()
+        for size in (USED_BYTES, other_bytes)
+    )
+    try:
+        order = ProvisionOrder(id="0" * 16, point=str(tmp_path), size_bytes=USED_BYTES, options={"file_system": "xfs"})
+        Controls(runner, KernelMounter()).unprovision(device.device, order)
+        assert device.left() == [f"{other.removeprefix('/dev/')} on {device.device}"]
+    finally:
+        for loop in (cut, other):
+            if Path("/sys/block", loop.removeprefix("/dev/"), "loop").exists():
+                runner.run(["losetup", "--detach", loop])
 
 
 def test_a_device_that_is_too_small_is_told(device: BenchDevice, tmp_path: Path) -> None:
