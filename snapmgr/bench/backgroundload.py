@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,10 +76,12 @@ class Load:
         # What is in a system call stops when that ends.
         deadline = time.monotonic() + _STOP_S
         while time.monotonic() < deadline:
-            stats = [path.read_text() for path in Path(f"/proc/{self._process.pid}/task").glob("*/stat")]
-            # proc_pid_stat(5): the state follows the name, which is in parentheses.
-            if stats and all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
-                return
+            with suppress(FileNotFoundError, ProcessLookupError):
+                # A thread that has just ended: the next look is without it.
+                stats = [path.read_text() for path in Path(f"/proc/{self._process.pid}/task").glob("*/stat")]
+                # proc_pid_stat(5): the state follows the name, which is in parentheses.
+                if stats and all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
+                    return
             self.check()
             time.sleep(_STOP_LOOK_S)
         raise CommandError(f"the writes in the background could not be stopped within {_STOP_S:.0f} s")

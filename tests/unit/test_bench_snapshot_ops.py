@@ -65,6 +65,15 @@ def test_snapshot_that_is_none_is_found(folder):
     assert wrong.detail == "load"
 
 
+def test_snapshot_that_was_lost_is_found(tmp_path):
+    bench = PlainBench(tmp_path, small())
+    (bench.path / "load").write_bytes(b"new" * 10000)
+    bench.overflows = True
+    changed, lost = snapshot_ops._proof(bench, bench.snapshot(), {"load": ("old",)})
+    assert (changed.ok, lost.ok) == (True, False)
+    assert "room ran full" in lost.detail
+
+
 def test_backend_that_loses_one_is_found(folder, monkeypatch):
     bench = PlainBench(folder, small(levels=(2,), repeats=1))
     whole = bench.inventory

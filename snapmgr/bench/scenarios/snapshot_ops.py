@@ -285,15 +285,16 @@ def _digests(bench: Workbench, folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def _proof(bench: Workbench, oldest: Snapshot, old: Mapping[str, tuple[str, ...]]) -> list[Check]:
+    changed = Check(name="the load changed the origin", ok=_digests(bench, bench.path)[_LOAD] != old[_LOAD])
+    name = "the first snapshot holds the old data"
+    if not oldest.usage().valid:
+        return [changed, Check(name=name, ok=False, detail="the storage lost it: its room ran full under the load")]
     with oldest.opened() as folder:
         then = _digests(bench, folder)
-    now = _digests(bench, bench.path)
-    wrong = sorted(name for name in {*old, *then} if old.get(name) != then.get(name))
+    wrong = sorted(file for file in {*old, *then} if old.get(file) != then.get(file))
     return [
-        Check(name="the load changed the origin", ok=now[_LOAD] != old[_LOAD]),
-        Check(
-            name="the first snapshot holds the old data", ok=not wrong, detail=", ".join(wrong) or f"{len(old)} files"
-        ),
+        changed,
+        Check(name=name, ok=not wrong, detail=", ".join(wrong) or f"{len(old)} files"),
     ]
 
 
