@@ -1,0 +1,141 @@
+"""The scenario prepare: a backup with much redo log, prepared in each way that a storage allows."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from snapmgr.bench import scene
+from snapmgr.bench.model import Parameters
+from snapmgr.bench.prepareladder import TITLES
+from snapmgr.bench.scenarios import prepare
+from snapmgr.bench.stacks import STACKS
+from snapmgr.bench.workbench import workbench
+from snapmgr.command import CommandRunner
+from snapmgr.mount import KernelMounter
+from snapmgr_juicefs import JuicefsBackend
+from snapmgr_juicefs.config import JuicefsConfig
+from support.juicefs import juicefs_volume
+from support.plainbench import PlainBench, completed
+from support.storage import work_folder
+from support.thoroughness import CAMPAIGN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.bench.workbench import StackWorkbench
+
+pytestmark = pytest.mark.needs("root", "mariadbd", "mariadb-backup")
+_MIB = 1 << 20
+_GIVEN = Parameters(profile="smoke", reading="", size_bytes=8 * _MIB, memory_bytes=1 << 60, seed=1)
+_WAYS = ("copy", "scratch", "storage", "overlay")
+
+
+@pytest.fixture
+def scenario() -> Iterator[prepare.Prepare]:
+    made = prepare.Prepare()
+    yield made
+    made.close()
+
+
+@contextmanager
+def _bench(stack: str, scenario: prepare.Prepare) -> Iterator[StackWorkbench]:
+    parameters = scenario.parameters(_GIVEN)
+    size_bytes = scenario.needs(parameters).space_bytes
+    runner = CommandRunner()
+    # Short: a server's socket lies in it.
+    with work_folder(Path("/dev/shm")) as folder, pytest.MonkeyPatch.context() as patch:
+        (folder / "run").mkdir()
+        patch.setattr(scene, "RUN", folder / "run")
+        with (folder / "image").open("wb") as image:
+            image.truncate(size_bytes)
+        device = runner.run(["losetup", "--find", "--show", str(folder / "image")]).stdout.strip()
+        try:
+            with workbench(
+                STACKS[stack],
+                parameters,
+                device=device,
+                size_bytes=size_bytes,
+                folder=folder,
+                runner=runner,
+                tell=lambda _: None,
+            ) as made:
+                yield made
+        finally:
+            runner.run(["losetup", "--detach", device])
+
+
+@pytest.mark.needs("loop", "xfs")
+def test_each_way_gives_the_same_tables_and_the_clone_shares_the_backup(scenario, monkeypatch):
+    with _bench("xfs-reflink", scenario) as bench:
+        found = scenario.run(bench)
+        assert [check.detail for check in found.checks if not check.ok] == []
+        assert len(found.checks) == 3
+        metrics = found.metrics
+        assert set(metrics) <= {info.name for info in scenario.metrics}
+        # No rung of the ladder: that storage has no client.
+        assert {name.removesuffix("_s") for name in metrics if name.endswith("_s")} == {
+            *_WAYS,
+            *(f"{way}_tool" for way in _WAYS),
+            "best",
+        }
+        assert all(0 < metrics[f"{way}_tool_s"] <= metrics[f"{way}_s"] for way in _WAYS)
+        assert metrics["best_s"] == min(metrics[f"{way}_s"] for way in _WAYS)
+        size_bytes = sum(path.stat().st_size for path in (bench.path / "backup").rglob("*") if path.is_file())
+        # What the redo log changes, and not what it does not.
+        assert 4 * _MIB < metrics["storage_space_bytes"] < size_bytes / 2 < metrics["copy_space_bytes"]
+        assert 4 * _MIB < metrics["storage_written_bytes"] < metrics["copy_written_bytes"]
+        # Nothing but the backup is left.
+        assert [path.name for path in bench.path.iterdir()] == ["backup"]
+
+        # A way that writes to the backup, and loses a table, is found. The backup is the one that was kept.
+        first = _contents(bench.path / "backup")
+        shutil.rmtree(bench.path / "backup")
+        monkeypatch.setattr(bench, "cloning", lambda: None)
+        monkeypatch.setattr(prepare, "_copied", _loses_a_table)
+        wrong = scenario.run(bench)
+        assert set(_contents(bench.path / "backup")) == set(first)
+        bad = {check.name: check.detail for check in wrong.checks if not check.ok}
+        assert "backup-my.cnf changed" in bad.pop("the backup is what it was")
+        assert "`lab`.`t7`" in bad.pop("a server finds the same tables, whichever way they were prepared")
+        assert bad == {}
+        assert "storage_s" not in wrong.metrics
+        assert any("only copied" in note for note in wrong.notes)
+        # The other way came first.
+        assert "in this order: scratch, copy" in wrong.notes
+
+
+def _loses_a_table(site, work):
+    result, tool_s = prepare._scratch(site, work)
+    for file in (result / "lab").glob("t7.*"):
+        file.unlink()
+    with (site.base / "backup-my.cnf").open("a") as file:
+        file.write("# changed\n")
+    return result, tool_s
+
+
+def _contents(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.skipif(not CAMPAIGN, reason="ten mounts of a client take their time")
+@pytest.mark.needs("juicefs")
+def test_ladder_on_a_storage_with_a_client(scenario):
+    parameters = completed(scenario, size_bytes=8 * _MIB)
+    with juicefs_volume("sqlite") as volume, work_folder(Path("/dev/shm")) as folder:
+        bench = PlainBench(folder, parameters)
+        bench.path = volume.point / "volume"
+        bench.path.mkdir()
+        config = JuicefsConfig(meta_url=volume.meta_url, cache_root=str(folder))
+        bench.cloner = JuicefsBackend(config, CommandRunner(), KernelMounter())
+        found = scenario.run(bench)
+        assert [check.detail for check in found.checks if not check.ok] == []
+        assert len(found.checks) == 4
+        ways = {name for name in found.metrics if name.endswith("_s") and not name.endswith("_tool_s")}
+        assert ways == {f"{way}_s" for way in ("copy", "storage", "scratch", "best", *TITLES)}
+        assert any("overlay" in note for note in found.notes)
+        assert [path.name for path in bench.path.iterdir()] == ["backup"]
