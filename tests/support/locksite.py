@@ -40,7 +40,7 @@ _GRANTS = {
     "mysql": ("BACKUP_ADMIN, RELOAD, REPLICATION CLIENT, PROCESS ON *.*", "SELECT ON performance_schema.*"),
 }
 _WRITERS = 2
-_PAUSE_S = 0.005
+_PAUSE_S = 0.02
 # Statements that wait in the server: FLUSH TABLES WITH READ LOCK, or MariaDB's stages.
 _LOCKS = ("FLUSH TABLES WITH READ LOCK", "BACKUP STAGE")
 
