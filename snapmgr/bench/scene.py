@@ -24,7 +24,7 @@ from snapmgr.api import LackingError, ProvisionOrder, SnapmgrError, StorageError
 from snapmgr.bench.memory import bounded, remove_group
 from snapmgr.blockdev import lies_in, parse_mountinfo, read_mounts
 from snapmgr.command import CommandRunner
-from snapmgr.files import is_abandoned, replace_file
+from snapmgr.files import is_abandoned, replace_file, space_hint
 from snapmgr.host import is_alive, signals_held, this_process
 from snapmgr.manifest import Process
 from snapmgr.mount import mount_device, remove_point
@@ -147,8 +147,11 @@ def _written(order: ProvisionOrder, device: str, backend: str | None) -> Iterato
         },
     }
     path = RUN / f"{order.id}.json"
-    replace_file(path, json.dumps(record, indent=1).encode())
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        replace_file(path, json.dumps(record, indent=1).encode())
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}", hint=space_hint(error)) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
@@ -168,19 +171,30 @@ def sweep(restore: Callable[[str], Provisioner]) -> tuple[str, ...]:
         with suppress(FileNotFoundError):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                record = json.loads(path.read_text(encoding="utf-8"))
-                if is_alive(Process(**record["conductor"])):
+                conductor, name, device, order = _read(path)
+                if is_alive(conductor):
                     continue
                 # Its guard may be at work, and has the lock until it is done.
                 _wait_for(fd, path)
                 if not path.exists():
                     continue
-                order = ProvisionOrder(**record["order"])
-                _clear(restore(record["backend"]), record["device"], order)
-                cleared.append(record["device"])
+                _clear(restore(name), device, order)
+                cleared.append(device)
             finally:
                 os.close(fd)
     return tuple(cleared)
+
+
+def _read(path: Path) -> tuple[Process, str, str, ProvisionOrder]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        order = ProvisionOrder(**record["order"])
+        return Process(**record["conductor"]), record["backend"], record["device"], order
+    except (ValueError, TypeError, KeyError):
+        raise StorageError(
+            f"{path} is damaged: it says what an earlier run has made",
+            hint=f"if no benchmark runs, and losetup, lsblk and mount show nothing of it: rm {path}",
+        ) from None
 
 
 def _wait_for(fd: int, path: Path) -> None:

@@ -14,7 +14,7 @@ from snapmgr.bench import memory, scene
 from snapmgr.bench.stacks import STACKS, backend_of, provisioner_of
 from snapmgr.blockdev import read_mounts
 from snapmgr.command import CommandRunner
-from snapmgr.errors import LackingError
+from snapmgr.errors import LackingError, StorageError
 from snapmgr.host import start_ticks
 from snapmgr.mount import KernelMounter
 from snapmgr.testing.processes import spawn
@@ -176,6 +176,24 @@ def test_failure_in_the_middle_is_what_is_told(device):
 def test_memory_that_cannot_be_bounded_is_told(device, monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "ROOT", tmp_path)
     with pytest.raises(LackingError, match="memory cannot be bounded"), device.bench("ext4", memory_bytes=256 << 20):
+        pass
+    assert device.left() == []
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"conductor": {"pid": 1}}'])
+def test_damaged_note_is_told(device, content):
+    note = scene.RUN / "0123456789abcdef.json"
+    note.write_text(content)
+    with pytest.raises(StorageError, match="is damaged") as raised, device.bench("ext4"):
+        pass
+    assert f"rm {note}" in raised.value.hint
+    note.unlink()
+
+
+def test_note_that_cannot_be_written_is_told(device):
+    scene.RUN.rmdir()
+    scene.RUN.write_bytes(b"")
+    with pytest.raises(StorageError, match="cannot make"), device.bench("ext4"):
         pass
     assert device.left() == []
 
