@@ -24,6 +24,8 @@ _SECONDS = {
     "w": Fraction(7 * 86400),
     "y": Fraction(365 * 86400),
 }
+# Of numbers that are written out; others are written as powers of ten.
+_PLAIN = (1e-9, 1e15)
 _LONG_SCALES = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 # Beyond this a date is no date any more (datetime ends at the year 9999).
 _DURATION_LIMIT_S = 9999 * 365 * 86400
@@ -108,7 +110,8 @@ def _format_long(seconds: int) -> str:
 def format_quantity(value: float, unit: str) -> str:
     """Given a measured figure and its SI unit without a prefix, return it with three digits that count.
 
-    "83.1 µs", "1.24 s", "3 min 20 s", "1.5 GiB", "94.2 MiB/s", "7,530/s", "62,515"; any other unit follows the number.
+    "83.1 µs", "1.24 s", "3 min 20 s", "1.5 GiB", "94.2 MiB/s", "7,530/s", "62,515", "5.32e+58"; any other unit follows
+    the number.
     """
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "−∞" if value < 0 else "∞"
@@ -132,6 +135,8 @@ def _format_seconds(seconds: float) -> str:
 
 
 def _three_digits(value: float) -> str:
+    if value and not _PLAIN[0] <= abs(value) < _PLAIN[1]:
+        return f"{value:.2e}"
     if value == round(value) or abs(value) >= 99.95:  # noqa: PLR2004 - from here on nothing is lost without decimals
         return f"{value:,.0f}"
     decimals = max(0, 2 - math.floor(math.log10(abs(value)) + 1e-12))

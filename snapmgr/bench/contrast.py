@@ -18,6 +18,8 @@ Sample = Mapping[str, Any]
 """A sample's document: see `snapmgr.bench.results`."""
 Block = tuple[str, int]
 """Run and block: what was measured minutes apart."""
+# The interval of two pairs may span a hundred powers of ten, whose digits say nothing.
+_FARTHEST = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +109,17 @@ def ratio_document(ratio: Ratio) -> dict[str, Any]:
 
 def interval_words(ratio: Ratio) -> str:
     """Return "1.30–1.57", "any" where nothing can be said."""
-    if not ratio.low and not math.isfinite(ratio.high):
+    if ratio.low < 1 / _FARTHEST and ratio.high > _FARTHEST:
         return "any"
     return f"{number_words(ratio.low)}–{number_words(ratio.high)}"
 
 
 def number_words(value: float) -> str:
-    """Return a ratio with about three digits: "0.041", "0.71", "1.42", "12.5", "1,240"."""
-    if not math.isfinite(value):
-        return "∞"
+    """Return a ratio with about three digits: "0.041", "0.71", "1.42", "12.5", "1,240"; what is beyond has a bound."""
+    if value > _FARTHEST:
+        return f">{_FARTHEST:,}"
+    if value < 1 / _FARTHEST:
+        return f"<{1 / _FARTHEST:g}"
     if value >= 99.95:  # noqa: PLR2004 - three digits
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.0995 else f"{value:.2g}"  # noqa: PLR2004

@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from snapmgr.bench.contrast import number_words
 from snapmgr.bench.report import COLUMNS, document, render, rows
 from snapmgr.bench.report.figures import (
     common_title,
@@ -382,3 +383,18 @@ def test_of_many_quantiles_two_are_drawn():
 def test_layouts_and_tables_of_nothing_are_empty():
     assert layouts([sample(1, "x", "btrfs")]) == []
     assert metric_table([sample(1, "x", "btrfs", infos={"a": info("A", "s", "less")})]) == []
+
+
+def test_two_pairs_say_nothing_and_do_so_in_few_words():
+    found = document(random_updates(blocks=2), made_at=NOW)["scenarios"][0]
+    assert "any" in {one["interval_text"] for one in found["ratios"]}
+    assert {one["words"] for one in found["ratios"]} == {"too few pairs to say: 2 of 6"}
+    assert max(len(one["text"]) for one in found["ratios"]) <= 20
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(1.4249, "1.42"), (0.0412, "0.041"), (12.46, "12.5"), (1240.0, "1,240"), (1e58, ">10,000"), (0.0, "<0.0001")],
+)
+def test_ratios_have_three_digits_or_a_bound(value, words):
+    assert number_words(value) == words

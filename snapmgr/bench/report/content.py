@@ -128,7 +128,7 @@ def _subtitle(samples: Sequence[Sample], made_at: datetime) -> str:
     hosts = [one["host"] for one in samples if one["host"]]
     where = f"On {device_words(hosts[0])}; {machine_words(hosts[0])}. " if hosts else ""
     counted = sum(1 for one in samples if one["kind"] == "measured" and not failure_of(one))
-    return f"{where}{counted} samples; {made_at:%Y-%m-%d %H:%M %Z}".rstrip()
+    return f"{where}{_count(counted, 'sample')}; {made_at:%Y-%m-%d %H:%M %Z}".rstrip()
 
 
 def _warnings(
@@ -203,11 +203,12 @@ def _about(group: Group, stacks: Sequence[str]) -> str:
     counted = group.counted
     kinds = Counter(one["kind"] for one in group.samples)
     blocks = len({(one["run"], one["block"]) for one in counted})
-    twins = f", {kinds['a/a']} A/A samples" if kinds["a/a"] else ", no A/A samples"
+    twins = f", {_count(kinds['a/a'], 'A/A sample')}" if kinds["a/a"] else ", no A/A samples"
     parameters = group.parameters[0]
     size = f"{format_size(int(parameters['size_bytes']))} of data, " if parameters.get("size_bytes") else ""
     return (
-        f"{size}profile {parameters.get('profile', 'unknown')}: {len(counted)} samples in {blocks} blocks on "
+        f"{size}profile {parameters.get('profile', 'unknown')}: {_count(len(counted), 'sample')} in "
+        f"{_count(blocks, 'block')} on "
         f"{', '.join(stacks)}{twins}."
     )
 
@@ -237,11 +238,20 @@ def _hosts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
         {
             "n": len(members),
             "runs": list(dict.fromkeys(one["run"] for one in members)),
+            "words": _sentence(f"{device_words(members[0]['host'])}; {machine_words(members[0]['host'])}"),
             "facts": members[0]["host"],
             "lines": facts(members[0]["host"]),
         }
         for members in found.values()
     ]
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _example(group: Group) -> dict[str, Any]:

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.report.svg import COLOURS, WIDE, Scale, cut, line, path, picture, text, text_width, tick_words
+from snapmgr.bench.report.svg import COLOURS, Scale, line, path, picture, text, text_width, tick_words
 from snapmgr.units import format_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_HEIGHT, _HEIGHT_NARROW = 320, 250
-_FOOT, _TOP = 42, 20
+_HEIGHT, _FOOT, _TOP = 250, 42, 14
+# Room for the words of ticks: of the values, and half of those of the last x.
+_LEFT, _RIGHT = 64, 18
 # Over a wider range than this, steps that double look alike only on a logarithmic axis.
 _LOG_FROM = 8.0
 # A figure that spans more than this hides its small values on a linear axis.
 _LOG_VALUES_FROM = 40.0
-_LABEL_STEP = 16
 # Round, square, up, down, lozenge: drawn from where the pen is, the middle.
 _MARKS = (
     "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
@@ -48,25 +48,18 @@ def curve_chart(
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return ""
-    wide = width >= WIDE
-    height = _HEIGHT if wide else _HEIGHT_NARROW
-    names = min(max(text_width(curve.label) for curve in curves) + 22, 190) if wide else 10.0
-    left, right, bottom = (82.0 if wide else 64.0), width - names, height - _FOOT
-    across, upwards = _scales(curves, left=left, right=right, bottom=bottom, binary=unit in {"B", "B/s"})
-    parts = _axes(curves, across, upwards, x_title=x_title, unit=unit, height=height)
-    for curve in curves:
-        parts.append(_band(curve, across, upwards))
-    for curve in curves:
-        parts.append(_curve(curve, across, upwards))
-    if wide:
-        parts += _labels(curves, upwards, x=right + 12, room=names - 16, top=_TOP, bottom=bottom)
-    return picture(parts, width=width, height=height, title=title, description=description, ident=ident)
+    across, upwards = _scales(curves, right=width - _RIGHT, binary=unit in {"B", "B/s"})
+    parts = _axes(curves, across, upwards, x_title=x_title, unit=unit)
+    parts += [_band(curve, across, upwards) for curve in curves]
+    parts += [_curve(curve, across, upwards) for curve in curves]
+    return picture(parts, width=width, height=_HEIGHT, title=title, description=description, ident=ident)
 
 
-def _scales(curves: Sequence[Curve], *, left: float, right: float, bottom: float, binary: bool) -> tuple[Scale, Scale]:
+def _scales(curves: Sequence[Curve], *, right: float, binary: bool) -> tuple[Scale, Scale]:
     xs = [x for curve in curves for x, _ in curve.points]
     least, most = min(xs), max(xs)
-    across = Scale(low=least, high=most, start=left, end=right, logarithmic=least > 0 and most / least >= _LOG_FROM)
+    bottom = _HEIGHT - _FOOT
+    across = Scale(low=least, high=most, start=_LEFT, end=right, logarithmic=least > 0 and most / least >= _LOG_FROM)
     lows = [value for curve in curves for value in curve.low]
     highs = [value for curve in curves for value in curve.high]
     medians = [y for curve in curves for _, y in curve.points]
@@ -75,9 +68,7 @@ def _scales(curves: Sequence[Curve], *, left: float, right: float, bottom: float
     return across, Scale(low=0, high=max(*highs, 0) * 1.04 or 1.0, start=bottom, end=_TOP, binary=binary)
 
 
-def _axes(
-    curves: Sequence[Curve], across: Scale, upwards: Scale, *, x_title: str, unit: str, height: float
-) -> list[str]:
+def _axes(curves: Sequence[Curve], across: Scale, upwards: Scale, *, x_title: str, unit: str) -> list[str]:
     parts = []
     for tick in upwards.ticks():
         y = upwards(tick)
@@ -91,7 +82,7 @@ def _axes(
             parts.append(text(across(x), upwards.start + 16, words, kind="axis", anchor="middle"))
             taken = across(x)
         parts.append(line(across(x), upwards.start, across(x), upwards.start + 4, kind="grid"))
-    parts.append(text((across.start + across.end) / 2, height - 6, x_title, kind="axis", anchor="middle"))
+    parts.append(text((across.start + across.end) / 2, _HEIGHT - 6, x_title, kind="axis", anchor="middle"))
     return parts
 
 
@@ -112,20 +103,3 @@ def _curve(curve: Curve, across: Scale, upwards: Scale) -> str:
         f"<g><title>{escape(curve.label)}</title>{path(points, kind=f'curve {colour}')}"
         f'<path class="mark {colour}" d="{marks}"/></g>'
     )
-
-
-def _labels(curves: Sequence[Curve], upwards: Scale, *, x: float, room: float, top: float, bottom: float) -> list[str]:
-    """Return the curves' names at their ends, pushed apart where they would overlap."""
-    ends = sorted(((upwards(curve.points[-1][1]), curve) for curve in curves), key=lambda end: end[0])
-    places: list[float] = []
-    for y, _ in ends:
-        places.append(max(y, places[-1] + _LABEL_STEP if places else top))
-    # Back up from below the axis.
-    lowest = bottom
-    for place in reversed(range(len(places))):
-        places[place] = min(places[place], lowest)
-        lowest = places[place] - _LABEL_STEP
-    return [
-        text(x, y + 4, cut(curve.label, room), kind=f"name c{curve.colour % COLOURS}")
-        for y, (_, curve) in zip(places, ends, strict=True)
-    ]
