@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.api import LackingError, Reason, StorageError
+from snapmgr.api import LackingError, Provisioner, Reason, StorageError
 from snapmgr.bench import memory, stacks
 from snapmgr.bench.model import Parameters
 from snapmgr.bench.quiet import requests, wait_until_idle
 from snapmgr.bench.stacks import STACKS, backend_table, lacking, provisioner_of
 from snapmgr.command import CommandRunner
 from snapmgr.mount import KernelMounter
+from snapmgr.plugins import make_backend
 
 _PARAMETERS = Parameters(profile="smoke", reading="", size_bytes=1, memory_bytes=1, seed=1)
 
@@ -151,3 +152,8 @@ def test_requests_under_way_are_no_rest(tmp_path, monkeypatch):
 
 def test_nothing_to_count_is_idle():
     assert requests([]) == ((), 0)
+
+
+@pytest.mark.parametrize("name", sorted({stack.backend for stack in STACKS.values() if stack.backend}))
+def test_each_backend_of_a_stack_makes_its_storage(name):
+    assert isinstance(make_backend(name, {}, CommandRunner(), KernelMounter()), Provisioner)
