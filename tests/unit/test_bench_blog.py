@@ -307,7 +307,7 @@ def test_full_disk_says_what_to_do(folder, monkeypatch):
 
 
 def test_parameters():
-    for profile, seconds in (("smoke", 2), ("paper", 300)):
+    for profile, seconds in (("smoke", 1), ("paper", 300)):
         parameters = completed(blog.scenario, profile=profile)
         assert parameters.extra["interval_s"] * parameters.extra["intervals"] == seconds
         assert parameters.extra["blogs"] * BLOG_BYTES <= parameters.size_bytes
@@ -316,7 +316,7 @@ def test_parameters():
         assert blog.scenario.parameters(parameters) == parameters
     crew = {role: parameters.extra[role] for role in ("writers", "rewriters", "commenters", "readers")}
     assert list(crew.values()) == [3, 1, 5, 100]
-    assert blog.scenario.needs(completed(blog.scenario)).seconds <= 7
+    assert blog.scenario.needs(completed(blog.scenario)).seconds <= 6
 
 
 def test_parameters_that_make_no_sense():

@@ -32,7 +32,7 @@ _SAMPLED = 1024
 _COMMON = 8
 """At most so many classic LVM snapshots: each costs every write a copy. What is compared is told for so many."""
 _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
-    "smoke": {"size_bytes": 48 * _MIB, "levels": (0, 2), "churn": 0.1},
+    "smoke": {"size_bytes": 48 * _MIB, "levels": (0, 1), "churn": 0.1},
     "quick": {"size_bytes": 256 * _MIB, "levels": (0, 1, 2, 4)},
     "standard": {"size_bytes": 2048 * _MIB, "levels": (0, 1, 2, 4, 8, 16)},
     "paper": {"size_bytes": 16384 * _MIB, "levels": (0, 1, 2, 4, 8, 16, 32)},

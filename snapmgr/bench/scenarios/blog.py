@@ -29,7 +29,7 @@ _WINDOW_S = 1
 """Stalls are looked for in windows of this length; an interval is some of them."""
 _CREW = {"writers": 3, "rewriters": 1, "commenters": 5, "readers": 100}
 _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
-    "smoke": {"size_bytes": 48 * _MIB, "interval_s": 1, "intervals": 2, "writers": 1, "commenters": 2, "readers": 10},
+    "smoke": {"size_bytes": 32 * _MIB, "interval_s": 1, "intervals": 1, "writers": 1, "commenters": 2, "readers": 5},
     "quick": {"size_bytes": 512 * _MIB, "interval_s": 2, "intervals": 5},
     "standard": {"size_bytes": 2048 * _MIB, "interval_s": 5, "intervals": 12},
     "paper": {"size_bytes": 10_000_000_000, "interval_s": 10, "intervals": 30},
