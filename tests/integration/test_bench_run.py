@@ -86,9 +86,10 @@ def _loops(folder: Path) -> list[str]:
         time.sleep(0.1)
 
 
+@pytest.mark.timeout(240)
 def test_smoke_on_btrfs_xfs_and_ext4(bench: Bench) -> None:
     stacks = "btrfs,xfs-reflink,ext4"
-    done = bench.run("--stacks", f"{stacks},juicefs", "--repeats", "1", "--json")
+    done = bench.run("--stacks", stacks, "--repeats", "1", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     # A pilot on each, a block of all with one of them twice.
@@ -99,13 +100,12 @@ def test_smoke_on_btrfs_xfs_and_ext4(bench: Bench) -> None:
     assert by_name["update_first_s"] == by_name["read_after_bytes_s"] == set(stacks.split(","))
     assert by_name["create_s"] == {"btrfs", "xfs-reflink"}
     for sample in bench.samples():
-        if sample["kind"] != "absent":
-            assert sample["checks"] or sample["stack"] == "ext4"
-            assert all(check["ok"] for check in sample["checks"])
-            assert any(argv[0].startswith("mkfs.") for argv in sample["commands"])
-            assert "rw=" in "".join(sample["jobs"].values())
-            assert sample["spent"]["written_bytes"] >= 32 * MIB
-            assert sample["host"]["target"]["kind"] == "loop"
+        assert sample["checks"] or sample["stack"] == "ext4"
+        assert all(check["ok"] for check in sample["checks"])
+        assert any(argv[0].startswith("mkfs.") for argv in sample["commands"])
+        assert "rw=" in "".join(sample["jobs"].values())
+        assert sample["spent"]["written_bytes"] >= 32 * MIB
+        assert sample["host"]["target"]["kind"] == "loop"
     page = Path(document["report"]).read_text()
     assert "<svg" in page
     assert "indicative" in page
