@@ -77,8 +77,12 @@ def write_page(folders: Sequence[Path], path: Path) -> dict[str, Any]:
 
 def _document(found: Found) -> dict[str, Any]:
     from snapmgr.bench.report import document
+    from snapmgr.bench.scenarios import scenarios
 
-    return document(found.samples, made_at=datetime.now(UTC), runs=found.runs, problems=found.problems)
+    questions = {scenario.name: scenario.title for scenario in scenarios()}
+    return document(
+        found.samples, made_at=datetime.now(UTC), runs=found.runs, problems=found.problems, questions=questions
+    )
 
 
 def _problem(found: Found) -> SnapmgrError | None:
