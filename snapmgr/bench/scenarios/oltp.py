@@ -215,7 +215,7 @@ def _wait_for(running: Any, seconds: float) -> None:  # noqa: ANN401 - a Future
 def _recovered(bench: Workbench, snapshot: Snapshot, extra: Any) -> tuple[float, Check]:  # noqa: ANN401
     """Start a server on a clone of the snapshot; each transaction deletes a row and inserts one, so all are there."""
     wanted = extra["tables"] * extra["rows"]
-    found, damaged = 0, []
+    found, damaged = 0, list[str]()
     with snapshot.opened(writable=True) as folder, bench.measured() as measuring:
         try:
             found, damaged = _counted(folder / "data", bench.folder / "r", extra)
@@ -230,7 +230,7 @@ def _recovered(bench: Workbench, snapshot: Snapshot, extra: Any) -> tuple[float,
 
 def _counted(datadir: Path, folder: Path, extra: Any) -> tuple[int, list[str]]:  # noqa: ANN401
     options = (f"--innodb-buffer-pool-size={extra['buffer_pool_bytes']}", f"--innodb-log-file-size={_REDO_BYTES}")
-    found, damaged = 0, []
+    found, damaged = 0, list[str]()
     with private_mariadb(datadir, folder, options) as server, server.connect() as connection:
         connection.set_read_timeout(3600)
         for number in range(1, extra["tables"] + 1):
