@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.model import Parameters
@@ -37,13 +38,14 @@ class Profile:
     """Pairs at most."""
     width: float
     """Intervals are measured until they are narrower than ± this share."""
+    stacks: tuple[str, ...]
+    """What is compared if none is named, but for scenarios about others; see `make_plan`."""
     scenarios: tuple[str, ...] = ()
     """What runs if none is named; empty: all."""
-    stacks: tuple[str, ...] = ()
-    """What is compared if none is named; empty: all."""
 
 
 _FEW = ("btrfs", "xfs-reflink", "lvm+ext4", "lvm-thin+xfs", "ext4")
+_MORE = ("btrfs", "btrfs-nocow", "xfs-reflink", "lvm+ext4", "lvm-thin+xfs", "ext4", "xfs")
 PROFILE: Mapping[ProfileName, Profile] = {
     "smoke": Profile(budget_s=50, size_bytes=32 * _MIB, least=1, most=2, width=1.0, stacks=_FEW),
     "quick": Profile(
@@ -55,8 +57,8 @@ PROFILE: Mapping[ProfileName, Profile] = {
         scenarios=("random-update", "snapshot-ops"),
         stacks=_FEW,
     ),
-    "standard": Profile(budget_s=3600, size_bytes=4096 * _MIB, least=6, most=40, width=0.1),
-    "paper": Profile(budget_s=48 * 3600, size_bytes=100 * 1024 * _MIB, least=6, most=64, width=0.05),
+    "standard": Profile(budget_s=4 * 3600, size_bytes=4096 * _MIB, least=6, most=40, width=0.1, stacks=_MORE),
+    "paper": Profile(budget_s=48 * 3600, size_bytes=100 * 1024 * _MIB, least=6, most=64, width=0.05, stacks=_MORE),
 }
 
 
@@ -66,7 +68,7 @@ class Wish:
 
     scenarios: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
-    """Empty: all that this machine has."""
+    """Empty: the profile's."""
     profile: ProfileName = "quick"
     reading: str = ""
     """Empty: each scenario's default."""
@@ -192,19 +194,19 @@ def make_plan(
     Raises ConfigError for names that do not exist, for a reading that no scenario has, and if the data do not fit.
     """
     profile = PROFILE[wish.profile]
-    wanted = [_stack(name, stacks) for name in dict.fromkeys(wish.stacks or profile.stacks or stacks)]
+    asked = [_stack(name, stacks) for name in dict.fromkeys(wish.stacks)]
     if wish.reading and all(wish.reading not in scenario.readings for scenario in scenarios):
         known = ", ".join(f"{one.name}: {', '.join(one.readings)}" for one in scenarios if one.readings) or "none"
         raise ConfigError(f"no scenario has a reading {wish.reading!r}", hint=f"there are: {known}")
-    problems = {stack.name: _sentence(lacking(stack)) for stack in wanted}
+    problem = cache(lambda name: _sentence(lacking(stacks[name])))
     experiments: list[Experiment] = []
     absent: list[Absent] = []
     refused: ConfigError | None = None
     for scenario in scenarios:
         missing = _sentence(scenario.missing())
         able: list[Stack] = []
-        for stack in wanted:
-            why = missing or problems[stack.name] or scenario.suits(stack)
+        for stack in asked or _usual(scenario, profile, stacks):
+            why = missing or scenario.suits(stack) or problem(stack.name)
             if why:
                 absent.append(Absent(scenario=scenario, stack=stack, why=why, parameters=_known(scenario, wish)))
             else:
@@ -236,6 +238,15 @@ def make_plan(
         most=wish.repeats or profile.most,
         width=profile.width,
     )
+
+
+def _usual(scenario: Scenario, profile: Profile, stacks: Mapping[str, Stack]) -> list[Stack]:
+    """Return the profile's stacks; for a scenario that compares others (file systems as such) all that suit it."""
+    usual = [stacks[name] for name in profile.stacks if name in stacks]
+    suited = [stack for stack in usual if scenario.suits(stack) is None]
+    if len(suited) > 1 and any(stack.backend is not None for stack in suited):
+        return usual
+    return [stack for stack in stacks.values() if scenario.suits(stack) is None]
 
 
 def _stack(name: str, stacks: Mapping[str, Stack]) -> Stack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -137,3 +138,24 @@ def test_arguments_that_differ_are_named():
     # As JSON has it, and whatever else may be decided anew.
     again = json.loads(json.dumps(before))
     assert differences(again, _plan(size_bytes=32 * MIB, budget_s=1e6).deciding()) == []
+
+
+def test_without_names_the_profiles_storages_are_compared_or_all_that_suit_a_scenario():
+    usual = PROFILE["quick"].stacks
+    stacks = {name: replace(STACKS["one"], name=name) for name in (*usual, "special", "other")}
+    plan = make_plan(
+        Wish(),
+        scenarios=(FakeScenario("work"), FakeScenario("narrow", unfit=(*usual[1:], "other"))),
+        stacks=stacks,
+        lacking=lambda stack: (Reason(what="gone", hint=""),) if stack.name == usual[0] else (),
+        memory_bytes=GIB,
+        room_bytes=GIB,
+    )
+    assert [(e.name, [s.name for s in e.stacks]) for e in plan.experiments] == [
+        ("work", list(usual[1:])),
+        ("narrow", ["special"]),
+    ]
+    assert [(a.scenario.name, a.stack.name, a.why) for a in plan.absent] == [
+        ("work", usual[0], "gone"),
+        ("narrow", usual[0], "gone"),
+    ]
