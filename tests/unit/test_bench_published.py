@@ -8,6 +8,8 @@ import pytest
 
 from snapmgr.bench.published import CLAIMS, STALLS
 from snapmgr.bench.repeated import compare_published, judge
+from snapmgr.bench.scenarios import scenarios
+from snapmgr.bench.stacks import STACKS
 from snapmgr.bench.stats import Ratio
 from support.benchsamples import HOST, blogs, random_updates, repeated, sample
 
@@ -30,6 +32,14 @@ def test_published_ratios_are_those_that_were_published():
     assert ratios["blog/writes-after"] == [0.880, 0.880]
     assert ratios["prepare/rung-6"] == [round(6.9 / 62, 3)] * 2
     assert (STALLS[0].stalled, STALLS[0].intervals) == (12, 30)
+
+
+def test_what_is_compared_is_what_scenarios_measure():
+    measured = {one.name: {info.name for info in one.metrics} for one in scenarios()}
+    for claim in CLAIMS:
+        assert {side.metric for side in (claim.over, claim.under)} - {""} <= measured[claim.scenario]
+        assert {side.stack for side in (claim.over, claim.under)} <= set(STACKS)
+    assert STALLS[0].metric in measured["blog"]
 
 
 def test_keys_are_unique():

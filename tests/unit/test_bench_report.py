@@ -316,6 +316,7 @@ def test_families_are_names_that_differ_in_the_moment_alone():
         ["update_none_s", "update_first_s", "update_second_s"],
         ["read_before_s", "read_after_s"],
     ]
+    assert list(families(["write_s_many", "write_s_none"]).values()) == [["write_s_none", "write_s_many"]]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Sample = Mapping[str, Any]
 
 _QUANTILES = ("min", "p1", "p5", "p50", "p90", "p95", "p99", "p999", "p9999", "max")
-_MOMENTS = (("before", "during", "after"), ("none", "first", "second"))
+_MOMENTS = (("before", "during", "after"), ("none", "first", "second"), ("none", "many"))
 """Words in the names of metrics and series that stand for moments, in the order of time."""
 _LANES, _CURVES = 4, 8
 """That are drawn: lanes of one run, curves of one experiment. All are in the tables."""
