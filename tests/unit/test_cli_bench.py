@@ -152,6 +152,7 @@ def test_flash_that_was_not_brought_to_a_steady_state_is_told_so(lab, monkeypatc
     monkeypatch.setattr(session, "host_facts", lambda _device, *, name: {"device": {"rotational": rotational}})  # noqa: ARG005
     lab.run("--repeats", "1")
     assert lab.samples()[0]["host"]["steady"] is steady
+    assert ("not brought to a steady state" in lab("show", lab.folder)[1]) == (steady is False)
 
 
 # ----------------------------------------------------------------------------------------------------- the second start

@@ -101,6 +101,7 @@ def _conditions(samples: Sequence[Sample]) -> Conditions:
     return Conditions(
         loop=any(is_loop(host) for host in hosts),
         guest=any(is_guest(host) for host in hosts),
+        steady=False if any(host.get("steady") is False for host in hosts) else None,
         controls=_CONTROLS,
         absent={
             one["stack"]: one["failure"] for one in samples if one["kind"] == "absent" and one["stack"] not in measured
