@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from snapmgr.api import ClientOptions
 from snapmgr.bench import scene
 from snapmgr.bench.model import Parameters
 from snapmgr.bench.prepareladder import TITLES
@@ -16,11 +17,6 @@ from snapmgr.bench.scenarios import prepare
 from snapmgr.bench.stacks import STACKS
 from snapmgr.bench.workbench import workbench
 from snapmgr.command import CommandRunner
-from snapmgr.mount import KernelMounter
-from snapmgr_juicefs import JuicefsBackend
-from snapmgr_juicefs.config import JuicefsConfig
-from support.juicefs import juicefs_volume
-from support.plainbench import PlainBench, completed
 from support.storage import work_folder
 from support.thoroughness import CAMPAIGN
 
@@ -122,20 +118,26 @@ def _contents(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
+@pytest.mark.needs("loop", "ext4", "juicefs")
+def test_volume_of_the_benchmark_is_mounted_privately(scenario):
+    """A rung of the ladder needs one, and nobody configures where that volume's metadata are."""
+    with _bench("juicefs", scenario) as bench:
+        (bench.path / "file").write_text("here")
+        with bench.cloning().client_mount(str(bench.path), ClientOptions()) as mount:
+            assert Path(mount.path, "file").read_text() == "here"
+            assert mount.point != str(bench.path.parent)
+
+
 @pytest.mark.skipif(not CAMPAIGN, reason="ten mounts of a client take their time")
-@pytest.mark.needs("juicefs")
+@pytest.mark.needs("loop", "ext4", "juicefs")
 def test_ladder_on_a_storage_with_a_client(scenario):
-    parameters = completed(scenario, size_bytes=8 * _MIB)
-    with juicefs_volume("sqlite") as volume, work_folder(Path("/dev/shm")) as folder:
-        bench = PlainBench(folder, parameters)
-        bench.path = volume.point / "volume"
-        bench.path.mkdir()
-        config = JuicefsConfig(meta_url=volume.meta_url, cache_root=str(folder))
-        bench.cloner = JuicefsBackend(config, CommandRunner(), KernelMounter())
+    with _bench("juicefs", scenario) as bench:
         found = scenario.run(bench)
         assert [check.detail for check in found.checks if not check.ok] == []
         assert len(found.checks) == 4
         ways = {name for name in found.metrics if name.endswith("_s") and not name.endswith("_tool_s")}
         assert ways == {f"{way}_s" for way in ("copy", "storage", "scratch", "best", *TITLES)}
+        assert found.metrics["copy_written_bytes"] > found.metrics["storage_written_bytes"] > _MIB
         assert any("overlay" in note for note in found.notes)
+        assert not any(name.endswith("_space_bytes") for name in found.metrics)
         assert [path.name for path in bench.path.iterdir()] == ["backup"]

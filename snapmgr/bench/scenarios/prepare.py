@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -75,6 +76,12 @@ class _Site:
     base: Path
     backup: Backup
     settings: Settings
+    cloning: FolderCloning | None
+
+    @property
+    def local(self) -> bool:
+        """Whether no client program is between the storage and its disk."""
+        return not isinstance(self.cloning, Remounting)
 
     def applied(self, folder: str) -> float:
         """Prepare in place; return the seconds of the tool alone."""
@@ -171,7 +178,8 @@ class Prepare:
             f"{format_size(backup.redo_bytes)} are redo log; the tool's buffer pool: "
             f"{format_size(settings.use_memory_bytes)}"
         )
-        self._each_way(_Site(bench=bench, base=base, backup=backup, settings=settings), found)
+        site = _Site(bench=bench, base=base, backup=backup, settings=settings, cloning=bench.cloning())
+        self._each_way(site, found)
         changed = compare(str(base), sealed, contents=True)
         found.checks += [
             Check(name="the backup is what it was", ok=not changed, detail="; ".join(changed[:5])),
@@ -216,18 +224,19 @@ class Prepare:
         return KeptFolder(base, DEFAULT_FOLDER)
 
     def _each_way(self, site: _Site, found: _Found) -> None:
-        bench, cloning = site.bench, site.bench.cloning()
+        bench, cloning = site.bench, site.cloning
         ways: dict[str, Callable[[Path], tuple[Path, float]]] = {"copy": partial(_copied, site)}
-        # On a storage behind a client scratch is elsewhere: see the ladder.
-        local = not isinstance(cloning, Remounting)
-        if local:
+        if site.local:
             ways["scratch"] = partial(_scratch, site)
             found.notes.append("no ladder: that is one of a client's mount options, and this storage has no client")
+        else:
+            # Scratch is elsewhere: see the ladder.
+            found.notes.append("how much space a prepared clone takes is not known: the client counts each clone whole")
         if cloning is None:
             found.notes.append(f"{bench.stack.title}: no folder can be cloned there, only copied")
         else:
             ways["storage"] = partial(_cloned, site, cloning)
-            refused = _overlay_refused(site) if local else "its changed files would lie on the storage itself"
+            refused = _overlay_refused(site) if site.local else "its changed files would lie on the storage itself"
             if refused is None:
                 ways["overlay"] = partial(_overlaid, site, cloning)
             else:
@@ -260,15 +269,19 @@ def _measured(
     bench.cold()
     bench.tell(f"the backup is {_WAYS[name]}")
     with bench.measured() as measuring:
+        start = time.monotonic()
         result, tool_s = act(work)
         flush(work)
-    spent = measuring.spent
+        seconds = time.monotonic() - start
+        # What a client has written to a file system below its own is not flushed with that.
+        os.sync()
     figures = {
-        f"{name}_s": spent.seconds,
+        f"{name}_s": seconds,
         f"{name}_tool_s": tool_s,
-        f"{name}_written_bytes": float(spent.written_bytes),
-        f"{name}_space_bytes": float(max(before - _free_bytes(work), 0)),
+        f"{name}_written_bytes": float(measuring.spent.written_bytes),
     }
+    if site.local:
+        figures[f"{name}_space_bytes"] = float(max(before - _free_bytes(work), 0))
     tables = _tables(site, result)
     shutil.rmtree(work)
     return figures, tables
