@@ -32,6 +32,8 @@ KERNEL = "linux.uml"
 MODULES = Path("/usr/lib/uml/modules")
 # What tests and the programs in them look at; nothing else of our environment reaches the guest.
 PASSED = re.compile(r"(SNAPMGR|PYTEST|HYPOTHESIS)_\w+|CI|NO_COLOR|PY_COLORS|FORCE_COLOR|TZ")
+# Variables for a library that is loaded into the guest's kernel.
+LAB = "SNAPMGR_LAB_"
 DISK = "/dev/ubda"
 IN_MEMORY, ON_DISK = "/dev/shm", "/var/tmp"  # noqa: S108 - mkdtemp makes a folder of its own in them
 NO_STATUS, TIMED_OUT, LACKING = 99, 124, 7
@@ -81,6 +83,12 @@ def arguments() -> argparse.Namespace:
     add("--memory", metavar="SIZE", type=size, default=size("2G"), help="default: 2G; 1G is enough without a server")
     add("--time-limit", metavar="SECONDS", type=float, default=900.0, help="default: 900")
     add("--processor", metavar="N", type=int, help="the one that the guest runs on, 0 or more (default: any one)")
+    add(
+        "--preload",
+        metavar="LIBRARY",
+        type=Path,
+        help="loaded into the guest's kernel, which gets our $SNAPMGR_LAB_… as well: for a disk of tests/lab/disk",
+    )
     add("--udev", action="store_true", help="run systemd-udevd in the guest, and LVM with the distribution's settings")
     add("--name", default="guest", help="what messages call it")
     add("--console", action="store_true", help="print the kernel's messages as well, to stderr")
@@ -167,10 +175,17 @@ def can_be_locked(disk: Path) -> bool:
     return True
 
 
-def preloaded(work: Path) -> dict[str, str]:
+def preloaded(work: Path, asked: Path | None) -> dict[str, str]:
+    """Return the variables with which the guest's kernel has what is asked for, and needed here. Raises GuestError."""
+    libraries = [*needed(work), *([asked.resolve()] if asked else [])]
+    lab = {name: value for name, value in os.environ.items() if asked and name.startswith(LAB)}
+    return lab | ({"LD_PRELOAD": ":".join(map(str, libraries))} if libraries else {})
+
+
+def needed(work: Path) -> list[Path]:
     """Return what the guest's kernel needs on this processor: see uml-xstate.c. Raises GuestError."""
     if re.search(r"^flags\b.*\bamx_tile\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE) is None:
-        return {}
+        return []
     library, compiler = work / "xstate.so", shutil.which("gcc")
     if compiler is None:
         raise GuestError(f"this processor has AMX, so that guests need {XSTATE.name} compiled; apt-get install gcc")
@@ -178,7 +193,7 @@ def preloaded(work: Path) -> dict[str, str]:
         subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, XSTATE], check=True)
     except subprocess.CalledProcessError as error:
         raise GuestError(f"{XSTATE.name} cannot be compiled: {error}") from None
-    return {"LD_PRELOAD": str(library)}
+    return [library]
 
 
 def die_with(parent: int, number: int) -> None:
@@ -303,7 +318,7 @@ def run(options: argparse.Namespace) -> int:
             (work / "disk").symlink_to(options.disk.resolve())
         make_disk(options.disk or work / "disk", options.disk_size)
         fill(work, options, keep)
-        preload = preloaded(work)
+        preload = preloaded(work, options.preload)
     except GuestError:
         shutil.rmtree(work)
         raise

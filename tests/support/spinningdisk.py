@@ -19,9 +19,9 @@ from support.storage import shielded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SOURCE = Path(__file__).parent.parent / "lab" / "disk" / "disk.c"
-_COMPILE = ("gcc", "-O2", "-std=gnu17", "-pthread", "-Wall", "-Wextra", "-Werror", "-I/usr/include/fuse3")
-_LIBRARIES = ("-lfuse3", "-lm")
+_FOLDER = Path(__file__).parent.parent / "lab" / "disk"
+_COMPILE = ("gcc", "-O2", "-std=gnu17", "-pthread", "-Wall", "-Wextra", "-Werror")
+_FUSE = ("-I/usr/include/fuse3", "-lfuse3")
 _LIMIT_S = 30.0
 # Of the square root of the distance between two places that are each evenly distributed: the integral of
 # 2 (1 - x) sqrt(x) from 0 to 1.
@@ -43,17 +43,39 @@ class Model:
         """Return what a request for a block anywhere takes on average, however many wait beside it."""
         return self.seek_first_s + self.seek_full_s * _MEAN_ROOT + self.rotation_s / 2 + block_bytes / self.bytes_s
 
+    def numbers(self, seed: int) -> str:
+        """Return them as the programs in tests/lab/disk take them."""
+        return " ".join(
+            [*(f"{one:.9f}" for one in (self.seek_first_s, self.seek_full_s, self.rotation_s, self.bytes_s)), str(seed)]
+        )
+
 
 @cache
 def disk_program() -> Path:
     """Compile it, unless the cache folder has it already, and return its path."""
-    digest = hashlib.sha256(repr((_COMPILE, _LIBRARIES)).encode() + _SOURCE.read_bytes()).hexdigest()
-    program = cache_folder().parent / "lab" / f"disk-{digest[:16]}"
+    return _compiled("disk.c", *_FUSE)
+
+
+@cache
+def disk_library() -> Path:
+    """Compile what is preloaded, unless the cache folder has it already, and return its path."""
+    return _compiled("preload.c", "-shared", "-fPIC", "-ldl")
+
+
+def preloading(file: Path, *, model: Model | None = None, seed: int = 1) -> dict[str, str]:
+    """Return the environment in which a program finds `file` as slow as `model`, with `disk_library` preloaded."""
+    return {"SNAPMGR_LAB_DISK_FILE": str(file.resolve()), "SNAPMGR_LAB_DISK": (model or Model()).numbers(seed)}
+
+
+def _compiled(name: str, *options: str) -> Path:
+    source = _FOLDER / name
+    told = repr((_COMPILE, name, options)).encode() + source.read_bytes() + (_FOLDER / "arm.h").read_bytes()
+    program = cache_folder().parent / "lab" / f"{source.stem}-{hashlib.sha256(told).hexdigest()[:16]}"
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=program.parent) as folder:
-            made = Path(folder) / "disk"
-            command = [*_COMPILE, "-o", str(made), str(_SOURCE), *_LIBRARIES]
+            made = Path(folder) / "made"
+            command = [*_COMPILE, "-o", str(made), str(source), *options, "-lm"]
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
             made.rename(program)
     return program
@@ -63,16 +85,14 @@ def disk_program() -> Path:
 def spinning_disk(folder: Path, size_bytes: int, *, model: Model | None = None, seed: int = 1) -> Iterator[Path]:
     """Yield the path of a file of `size_bytes`, all zeros, that is as slow as `model`.
 
-    What is below it lies in `folder`, which is a quick one: memory, best of all. Opened by a User Mode Linux guest as a
-    disk without a lock (``ubd0c=``), which FUSE refuses.
+    What is below it lies in `folder`, which is a quick one: memory, best of all. For a guest, see `disk_library`.
     """
     model = model or Model()
     below, point = folder / "platters", folder / "disk"
     point.mkdir()
     with below.open("wb") as file:
         file.truncate(size_bytes)
-    numbers = (model.seek_first_s, model.seek_full_s, model.rotation_s, model.bytes_s)
-    words = [str(disk_program()), str(below), str(point), *(f"{number:.9f}" for number in numbers), str(seed)]
+    words = [str(disk_program()), str(below), str(point), model.numbers(seed)]
     with shielded():
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
