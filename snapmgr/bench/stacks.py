@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _XFS, _EXT4, _THIN = {"file_system": "xfs"}, {"file_system": "ext4"}, {"thin": "yes"}
 
+# A share of the volume, as backups have it, is more than /var/tmp has where disks are large. Journals are nearly empty
+# after the freeze that a snapshot comes with.
+_SCRATCH_BYTES = 128 << 20
+
 STACKS: Mapping[str, Stack] = {
     stack.name: stack
     for stack in (
@@ -140,13 +144,16 @@ def backend_table(stack: Stack, parameters: Parameters) -> dict[str, Any]:
     """Return the configuration that a stack's backend gets.
 
     A classic LVM snapshot gets all the room there is in the group, divided if `parameters.extra` says that so many
-    ("snapshots") are there at once.
+    ("snapshots") are there at once. An attachment may write "scratch_bytes": by default what a journal's replay takes.
     """
     if stack.backend != "lvm" or "thin" in stack.options:
         return {}
     at_once = max(int(parameters.extra.get("snapshots", 1)), 1)
     # The origin is three quarters of the group; a little is for the table itself and for rounding to extents.
-    return {"cow_size": f"{33.0 / at_once:.2f}%"}
+    return {
+        "cow_size": f"{33.0 / at_once:.2f}%",
+        "scratch_size": str(int(parameters.extra.get("scratch_bytes", _SCRATCH_BYTES))),
+    }
 
 
 def backend_of(stack: Stack, table: Mapping[str, Any], runner: Runner, mounter: Mounter) -> Backend | None:

@@ -107,6 +107,8 @@ class Oltp:
             "seconds": size.seconds,
             "warm_up_s": size.warm_up_s,
             "buffer_pool_bytes": min(pool, int(_memory_bytes() * _MEMORY_SHARE)),
+            # A second server recovers on the snapshot, and may write all of it.
+            "scratch_bytes": size_bytes,
         } | dict(given.extra)
         return replace(given, size_bytes=size_bytes, extra=extra)
 
