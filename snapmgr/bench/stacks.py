@@ -152,7 +152,7 @@ def backend_table(stack: Stack, parameters: Parameters) -> dict[str, Any]:
     # The origin is three quarters of the group; a little is for the table itself and for rounding to extents.
     return {
         "cow_size": f"{33.0 / at_once:.2f}%",
-        "scratch_size": str(int(parameters.extra.get("scratch_bytes", _SCRATCH_BYTES))),
+        "scratch_size": f"{-(-int(parameters.extra.get('scratch_bytes', _SCRATCH_BYTES)) >> 20)}M",
     }
 
 
