@@ -117,7 +117,7 @@ def test_quickest_way_is_the_best():
     assert prepare.derived({"copy_s": 4.0, "storage_s": 8.0, "cache_s": 2.0})["best_s"] == 2.0
     names = [info.name for info in SCENARIO.metrics]
     assert len(names) == len(set(names))
-    assert {"best_s", "overlay_space_bytes", "writeback_s"} <= set(names)
+    assert {"best_s", "overlay_space_bytes", "storage_taken_bytes", "writeback_s"} <= set(names)
 
 
 def test_rungs_follow_one_upon_the_other():

@@ -5,28 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import LackingError, Reason, Remounting, StorageError
+from snapmgr.api import LackingError, Reason, Remounting
+from snapmgr.bench.layout import read_layout
 from snapmgr.bench.mariadb import PROGRAMS
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.prepareladder import TITLES, climb
+from snapmgr.bench.prepareways import Site, cloned, copied, overlaid, overlay_refused, scratch
 from snapmgr.bench.proof import flush
 from snapmgr.bench.redobackup import TABLES, KeptFolder, RedoLoad, make_backup
 from snapmgr.bench.target import DEFAULT_FOLDER
 from snapmgr.command import CommandRunner, find_program
 from snapmgr.errors import ConfigError, VerificationError
 from snapmgr.stage.prepare.backupfolder import inspect
-from snapmgr.stage.prepare.inplace import Settings, apply_in_place, choose_memory
-from snapmgr.stage.prepare.overlay import copied_up, overlay
-from snapmgr.stage.prepare.ownership import take_owners
-from snapmgr.stage.prepare.scratchcopy import copy_to_scratch
-from snapmgr.stage.prepare.writeback import outline_of, write_back
+from snapmgr.stage.prepare.inplace import Settings, choose_memory
 from snapmgr.stage.seal import compare, seal
-from snapmgr.stage.tool import tool_for
 from snapmgr.stage.tuning.checksums import table_checksums
 from snapmgr.units import format_size
 
@@ -34,9 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from snapmgr.api import FolderCloning
     from snapmgr.bench.model import Parameters, ProfileName, Stack, Workbench
-    from snapmgr.stage.prepare.backupfolder import Backup
 
 _MIB = 1 << 20
 _SIZES: Mapping[ProfileName, int] = {
@@ -69,28 +63,6 @@ def _metric(name: str, title: str, unit: str, *, headline: bool = False) -> Metr
 
 
 @dataclass(kw_only=True)
-class _Site:
-    """Where one sample takes place."""
-
-    bench: Workbench
-    base: Path
-    backup: Backup
-    settings: Settings
-    cloning: FolderCloning | None
-
-    @property
-    def local(self) -> bool:
-        """Whether no client program is between the storage and its disk."""
-        return not isinstance(self.cloning, Remounting)
-
-    def applied(self, folder: str) -> float:
-        """Prepare in place; return the seconds of the tool alone."""
-        return apply_in_place(
-            folder, tool_for(self.backup.staged), self.settings, log=str(self.bench.folder / "prepare.log")
-        ).tool_s
-
-
-@dataclass(kw_only=True)
 class _Found:
     """What has been measured so far."""
 
@@ -116,7 +88,8 @@ class Prepare:
                 _metric(f"{way}_s", f"Backup {title}", "s"),
                 _metric(f"{way}_tool_s", f"Backup {title}: the tool alone", "s"),
                 _metric(f"{way}_written_bytes", f"Backup {title}: written at the device", "B"),
-                _metric(f"{way}_space_bytes", f"Backup {title}: space it takes beside the backup", "B"),
+                _metric(f"{way}_space_bytes", f"Backup {title}: blocks of its own", "B"),
+                _metric(f"{way}_taken_bytes", f"Backup {title}: what is less free then, reserved space included", "B"),
             )
         ),
         _metric("storage_over_copy", "Prepared on a clone ÷ copied file by file and prepared", ""),
@@ -178,7 +151,7 @@ class Prepare:
             f"{format_size(backup.redo_bytes)} are redo log; the tool's buffer pool: "
             f"{format_size(settings.use_memory_bytes)}"
         )
-        site = _Site(bench=bench, base=base, backup=backup, settings=settings, cloning=bench.cloning())
+        site = Site(bench=bench, base=base, backup=backup, settings=settings, cloning=bench.cloning())
         self._each_way(site, found)
         changed = compare(str(base), sealed, contents=True)
         found.checks += [
@@ -223,11 +196,11 @@ class Prepare:
             return None
         return KeptFolder(base, DEFAULT_FOLDER)
 
-    def _each_way(self, site: _Site, found: _Found) -> None:
+    def _each_way(self, site: Site, found: _Found) -> None:
         bench, cloning = site.bench, site.cloning
-        ways: dict[str, Callable[[Path], tuple[Path, float]]] = {"copy": partial(_copied, site)}
+        ways: dict[str, Callable[[Path], tuple[Path, float]]] = {"copy": partial(copied, site)}
         if site.local:
-            ways["scratch"] = partial(_scratch, site)
+            ways["scratch"] = partial(scratch, site)
             found.notes.append("no ladder: that is one of a client's mount options, and this storage has no client")
         else:
             # Scratch is elsewhere: see the ladder.
@@ -235,10 +208,10 @@ class Prepare:
         if cloning is None:
             found.notes.append(f"{bench.stack.title}: no folder can be cloned there, only copied")
         else:
-            ways["storage"] = partial(_cloned, site, cloning)
-            refused = _overlay_refused(site) if site.local else "its changed files would lie on the storage itself"
+            ways["storage"] = partial(cloned, site, cloning)
+            refused = overlay_refused(site) if site.local else "its changed files would lie on the storage itself"
             if refused is None:
-                ways["overlay"] = partial(_overlaid, site, cloning)
+                ways["overlay"] = partial(overlaid, site, cloning)
             else:
                 found.notes.append(f"no overlay: {refused}")
         # Another way comes first each time, the same one on all stacks that have as many.
@@ -258,7 +231,7 @@ class Prepare:
 
 
 def _measured(
-    site: _Site, name: str, act: Callable[[Path], tuple[Path, float]]
+    site: Site, name: str, act: Callable[[Path], tuple[Path, float]]
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Go one way from a cold cache until all is durable, and remove the result; return figures and tables."""
     bench, work = site.bench, site.bench.path / "work"
@@ -281,7 +254,9 @@ def _measured(
         f"{name}_written_bytes": float(measuring.spent.written_bytes),
     }
     if site.local:
-        figures[f"{name}_space_bytes"] = float(max(before - _free_bytes(work), 0))
+        # XFS reserves 128 KiB around each page that a clone is written, for about five minutes.
+        figures[f"{name}_taken_bytes"] = float(max(before - _free_bytes(work), 0))
+        figures[f"{name}_space_bytes"] = float(_own_bytes(result))
     tables = _tables(site, result)
     shutil.rmtree(work)
     return figures, tables
@@ -292,7 +267,13 @@ def _free_bytes(folder: Path) -> int:
     return room.f_bfree * room.f_frsize
 
 
-def _tables(site: _Site, result: Path) -> dict[str, str]:
+def _own_bytes(folder: Path) -> int:
+    """Return what the files of a folder have on the device that no other file shares."""
+    layouts = [read_layout(path) for path in folder.rglob("*") if path.is_file()]
+    return sum(layout.mapped_bytes - layout.shared_bytes for layout in layouts)
+
+
+def _tables(site: Site, result: Path) -> dict[str, str]:
     """Return the tables' checksums as a server on the result says; none, with the reason, if it does not start."""
     staged = site.backup.staged
     try:
@@ -305,60 +286,6 @@ def _tables(site: _Site, result: Path) -> dict[str, str]:
         )
     except VerificationError as error:
         return {"no server starts on it": error.message}
-
-
-def _copied(site: _Site, work: Path) -> tuple[Path, float]:
-    """Do as somebody without snapmgr would."""
-    result = work / "data"
-    site.bench.run(["cp", "--archive", "--reflink=never", str(site.base), str(result)])
-    return result, site.applied(str(result))
-
-
-def _scratch(site: _Site, work: Path) -> tuple[Path, float]:
-    """As the strategy "scratch", with scratch space on the same disk."""
-    result = work / "data"
-    copy_to_scratch(str(site.base), str(result))
-    tool_s = site.applied(str(result))
-    take_owners(str(site.base), str(result), sync=False)
-    return result, tool_s
-
-
-def _cloned(site: _Site, cloning: FolderCloning, work: Path) -> tuple[Path, float]:
-    """As the strategy "storage"."""
-    result = work / "data"
-    cloning.clone_folder(str(site.base), str(result))
-    tool_s = site.applied(str(result))
-    take_owners(str(site.base), str(result), sync=True)
-    return result, tool_s
-
-
-def _overlaid(site: _Site, cloning: FolderCloning, work: Path) -> tuple[Path, float]:
-    """As the strategy "overlay", with scratch space on the same disk."""
-    result, over = work / "data", work / "overlay"
-    over.mkdir(mode=0o700)
-    before = outline_of(str(site.base))
-    with overlay(str(site.base), str(over)) as (merged, upper):
-        tool_s = site.applied(merged)
-        cloning.clone_folder(str(site.base), str(result))
-        write_back(merged, str(result), before, only=copied_up(upper))
-    take_owners(str(site.base), str(result), sync=True)
-    shutil.rmtree(over)
-    return result, tool_s
-
-
-def _overlay_refused(site: _Site) -> str | None:
-    """Return why the kernel overlays nothing there; None if it does."""
-    probe = site.bench.path / "probe"
-    probe.mkdir(mode=0o700)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(overlay(str(site.base), str(probe)))
-    except (LackingError, StorageError) as error:
-        return error.message
-    finally:
-        with suppress(FileNotFoundError):
-            shutil.rmtree(probe)
-    return None
 
 
 def tables_agree(tables: Mapping[str, Mapping[str, str]]) -> Check:
