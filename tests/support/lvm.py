@@ -231,12 +231,15 @@ class VolumeGroup:
         self.name = name
         self.devices = tuple(devices)
         self._folder = folder
+        self.spare: list[Origin] = []
+        """Mounted origins that are as good as new, for whoever needs one; `clear` removes them too."""
 
     def make(self) -> None:
         """Make it, empty."""
         with suppress(OSError):
             Path("/dev", self.name).rmdir()  # left by a killed command of LVM
         run("vgcreate", "--yes", self.name, *self.devices)
+        self.spare.clear()
 
     def clear(self) -> None:
         """Remove all that stands on its devices and make it anew, empty."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapmgr.blockdev import read_mounts
 from snapmgr.testing import Lab
 from snapmgr_lvm import LvmBackend, LvmConfig
 from support.lvm import run
@@ -15,7 +18,6 @@ from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
     from typing import Literal
 
     from snapmgr.api import Pool, SnapshotRef
@@ -44,18 +46,37 @@ class LvmLab(Lab):
         self._origins: dict[Path, Origin] = {}
 
     def close(self) -> None:
-        """Remove all but the thin pool, which the next test uses again."""
+        """Remove all but what the next test uses again: the thin pool, and classic origins that are as good as new."""
+        # Without the parts of a pool, "[pool_tdata]": they go with it.
+        tags = {row["lv_name"]: row["lv_tags"] for row in self.group.lvs("lv_name", "lv_tags")}
+        names = {name for name in tags if not name.startswith("[")}
+        kept = [one for one in self._origins.values() if self._as_new(one) and tags.get(one.lv) == ""]
         for origin in self._origins.values():
-            run("umount", "--recursive", origin.point)
+            if origin not in kept:
+                run("umount", "--recursive", origin.point)
         self._origins.clear()
-        if self.group.names() not in ([], [_POOL]):
-            run("lvremove", "--yes", "--select", f"lv_name!={_POOL}", self.group.name)
+        staying = {_POOL, *(origin.lv for origin in (*kept, *self.group.spare))}
+        if names - staying:
+            others = " && ".join(f"lv_name!={name}" for name in sorted(staying))
+            run("lvremove", "--yes", "--select", others, self.group.name)
+        # Not before: each of their snapshots would get copies of what is overwritten.
+        for origin in kept:
+            for path in origin.point.iterdir():
+                if path.name != "lost+found":
+                    shutil.rmtree(path)
+        self.group.spare += kept
+
+    def _as_new(self, origin: Origin) -> bool:
+        """Whether an origin is classic and mounted, once, with nothing mounted in it."""
+        mounts = [mount.point for mount in read_mounts() if Path(mount.point).is_relative_to(origin.point)]
+        return self.kind == "classic" and mounts == [str(origin.point)]
 
     def make_origin(self) -> Path:
-        """Make a logical volume with a file system on it: ext4, or XFS where it is thin."""
+        """Make a logical volume with a file system on it: ext4, or XFS where it is thin. Or take a spare one."""
         name = f"lab{secrets.token_hex(3)}"
         if self.kind == "classic":
-            origin = self.group.classic_origin(name, size_mib=128)
+            spare = self.group.spare
+            origin = spare.pop() if spare else self.group.classic_origin(name, size_mib=128)
         else:
             if _POOL not in self.group.names():
                 self.group.pool(_POOL, data_mib=2048, metadata_mib=16)
