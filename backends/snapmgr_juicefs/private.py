@@ -389,3 +389,17 @@ def clear(identity: str, program: Juicefs, runner: Runner, mounter: Mounter, add
         place.upload()
         place.unmount()
         place.remove()
+
+
+def forget(folder: str, program: Juicefs, runner: Runner, mounter: Mounter) -> None:
+    """Remove what is left of private mounts whose caches were in `folder`, and whose owners are gone.
+
+    Nothing is uploaded: `folder` goes, and the volume with it.
+    """
+    with suppress(FileNotFoundError):
+        for name in sorted(os.listdir(root())):
+            with _taken(name) as record:
+                if record is not None and clients.lies_in(record.cache_dir, folder):
+                    place = _Place(replace(record, own_cache=False), program, runner, mounter, None)
+                    place.unmount()
+                    place.remove()

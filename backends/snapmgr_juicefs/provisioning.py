@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.api import Provisioned, StorageError, StorageMaker, unmount_all
+from snapmgr_juicefs import private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +53,7 @@ class Provisioning:
 
     def unprovision(self, device: str, order: ProvisionOrder) -> None:  # noqa: ARG002 - only mounts hold the device
         """Take it down; see `snapmgr.api.Provisioner`."""
+        private.forget(os.path.realpath(order.point), self._program, self._runner, self._mounter)
         _take_down(self._runner, self._mounter, order)
 
 

@@ -140,12 +140,15 @@ def _lacking_programs(stack: Stack) -> list[Reason]:
     return reasons
 
 
-def backend_table(stack: Stack, parameters: Parameters) -> dict[str, Any]:
-    """Return the configuration that a stack's backend gets.
+def backend_table(stack: Stack, parameters: Parameters, *, point: str | None = None) -> dict[str, Any]:
+    """Return the configuration that a stack's backend gets; `point` is where its storage is, once it is made.
 
     A classic LVM snapshot gets all the room there is in the group, divided if `parameters.extra` says that so many
     ("snapshots") are there at once. An attachment may write "scratch_bytes": by default what a journal's replay takes.
     """
+    if stack.backend == "juicefs" and point is not None:
+        # Caches of private mounts go with the device, whatever ends this process.
+        return {"cache_root": os.path.join(point, "cache")}
     if stack.backend != "lvm" or "thin" in stack.options:
         return {}
     at_once = max(int(parameters.extra.get("snapshots", 1)), 1)

@@ -321,7 +321,9 @@ def workbench(
                 yield StackWorkbench(
                     stack,
                     parameters,
-                    backend=backend,
+                    backend=backend_of(
+                        stack, backend_table(stack, parameters, point=scene.order.point), runner, mounter
+                    ),
                     scene=scene,
                     provisioned=provisioned,
                     folder=folder,

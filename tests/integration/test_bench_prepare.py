@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import shutil
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,7 @@ from snapmgr.bench.scenarios import prepare
 from snapmgr.bench.stacks import STACKS
 from snapmgr.bench.workbench import workbench
 from snapmgr.command import CommandRunner
+from snapmgr_juicefs import private
 from support.storage import work_folder
 from support.thoroughness import CAMPAIGN
 
@@ -128,6 +132,30 @@ def test_volume_of_the_benchmark_is_mounted_privately(scenario):
         with bench.cloning().client_mount(str(bench.path), ClientOptions()) as mount:
             assert Path(mount.path, "file").read_text() == "here"
             assert mount.point != str(bench.path.parent)
+            # Not elsewhere: what a killed run leaves there, nobody would remove.
+            assert any(path.name.startswith("snapmgr-juicefs-") for path in (bench.path.parents[1] / "cache").iterdir())
+
+
+@pytest.mark.needs("loop", "ext4", "juicefs")
+def test_private_mounts_of_a_killed_run_are_forgotten_with_their_device(scenario, tmp_path):
+    with _bench("juicefs", scenario) as bench, bench.cloning().client_mount(str(bench.path), ClientOptions()):
+        left = _abandoned(bench.path.parents[1] / "cache" / "gone")
+        others = _abandoned(tmp_path / "cache")
+    try:
+        assert not left.exists()
+        assert (others / "record.json").exists()
+    finally:
+        shutil.rmtree(others)
+
+
+def _abandoned(cache):
+    """Make what is left of a private mount whose process was killed, and its mount with it."""
+    identity = secrets.token_hex(8)
+    folder = Path(private.root(), identity)
+    (folder / "mnt").mkdir(parents=True)
+    record = private.Record(id=identity, uuid="none", subdir="", cache_dir=str(cache), own_cache=True)
+    (folder / "record.json").write_text(json.dumps(asdict(record)))
+    return folder
 
 
 @pytest.mark.skipif(not CAMPAIGN, reason="ten mounts of a client take their time")
