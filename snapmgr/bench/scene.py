@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 RUN = Path("/run/snapmgr/bench")
 """One file ID.json for each sample that is being measured, and its folder ID."""
+_POINT = "fs"
 _CLONE_NEWNS = 0x00020000
 # Programs that are killed may hang in the kernel for a while: a flush that has begun is finished.
 _END_S = 30.0
@@ -103,7 +104,7 @@ def staged(
     own_mounts()
     name = secrets.token_hex(8)
     folder = RUN / name
-    order = ProvisionOrder(id=name, point=str(folder / "fs"), size_bytes=size_bytes, options=dict(options))
+    order = ProvisionOrder(id=name, point=str(folder / _POINT), size_bytes=size_bytes, options=dict(options))
     with (
         _written(order, device, backend) as lock,
         guarded(
@@ -186,15 +187,16 @@ def sweep(restore: Callable[[str], Provisioner]) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> tuple[Process, str, str, ProvisionOrder]:
-    try:
+    with suppress(ValueError, TypeError, KeyError):
         record = json.loads(path.read_text(encoding="utf-8"))
         order = ProvisionOrder(**record["order"])
-        return Process(**record["conductor"]), record["backend"], record["device"], order
-    except (ValueError, TypeError, KeyError):
-        raise StorageError(
-            f"{path} is damaged: it says what an earlier run has made",
-            hint=f"if no benchmark runs, and losetup, lsblk and mount show nothing of it: rm {path}",
-        ) from None
+        # All that has this folder mounted is killed, and all below it unmounted: it must be one that we make.
+        if path.name == f"{order.id}.json" and order.point == str(path.parent / order.id / _POINT):
+            return Process(**record["conductor"]), record["backend"], record["device"], order
+    raise StorageError(
+        f"{path} is damaged: it says what an earlier run has made",
+        hint=f"if no benchmark runs, and losetup, lsblk and mount show nothing of it: rm {path}",
+    )
 
 
 def _wait_for(fd: int, path: Path) -> None:

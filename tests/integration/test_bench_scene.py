@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -187,6 +188,25 @@ def test_damaged_note_is_told(device, content):
     with pytest.raises(StorageError, match="is damaged") as raised, device.bench("ext4"):
         pass
     assert f"rm {note}" in raised.value.hint
+    note.unlink()
+
+
+@pytest.mark.parametrize("what", ["another folder", "another id", "the root"])
+def test_note_of_a_place_that_is_not_ours_is_told(device, what):
+    ident = "0123456789abcdef"
+    point = {"another folder": device.folder / "data/fs", "another id": scene.RUN / ident / "fs", "the root": "//fs"}
+    order = {"id": "" if what == "another id" else ident, "point": str(point[what]), "size_bytes": 1, "options": {}}
+    # Of a process that is gone: what it has made would be cleared.
+    conductor = {"pid": 1, "start_ticks": -1, "boot_id": ""}
+    record = {"conductor": conductor, "backend": "", "device": device.device, "order": order}
+    note = scene.RUN / f"{ident}.json"
+    note.write_text(json.dumps(record))
+    with pytest.raises(StorageError, match="is damaged"):
+        scene._read(note)
+    if what != "the root":  # whose clearing would be the end of this machine
+        with pytest.raises(StorageError, match="is damaged"):
+            scene.sweep(_restore)
+    assert note.exists()
     note.unlink()
 
 
