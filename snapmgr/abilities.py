@@ -219,7 +219,8 @@ class StorageMaker:
         """
         if _can_discard(device):
             length = str(self._order.size_bytes)
-            self.run("blkdiscard", "--force", "--offset", "0", "--length", length, device, timeout_s=_MKFS_TIMEOUT_S)
+            # Never forced: that would not ask whether somebody has mounted it meanwhile.
+            self.run("blkdiscard", "--offset", "0", "--length", length, device, timeout_s=_MKFS_TIMEOUT_S)
 
     def make_file_system(
         self, fs_type: Literal["btrfs", "ext4", "xfs"], device: str, size_bytes: int, *, extra: tuple[str, ...] = ()
