@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from snapmgr import __version__
 from snapmgr.bench.hostfacts import host_facts
+from snapmgr.bench.leftovers import clear_leftovers
 from snapmgr.bench.mark import usable_bytes
 from snapmgr.bench.memory import memory_bytes
 from snapmgr.bench.plan import LEAST_TARGET_BYTES, PROFILE, differences, make_plan
@@ -139,6 +140,10 @@ def conductor(
     """
     begun = time.monotonic()
     now = arguments(plan, place)
+    if os.geteuid() == 0:
+        # Before the device is looked at: what a killed run has left holds it.
+        for device in clear_leftovers(runner):
+            tell(f"cleared what an earlier run had left on {device}")
     with (
         results.locked(),
         opened_target(

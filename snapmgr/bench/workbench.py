@@ -16,9 +16,10 @@ from snapmgr.bench.cloning import cloning_of
 from snapmgr.bench.counters import Counters
 from snapmgr.bench.fio import run_fio
 from snapmgr.bench.layout import read_layout
+from snapmgr.bench.leftovers import restored
 from snapmgr.bench.quiet import wait_until_idle
 from snapmgr.bench.scene import end_users, staged
-from snapmgr.bench.stacks import STACKS, backend_of, backend_table, provisioner_of
+from snapmgr.bench.stacks import backend_of, backend_table, provisioner_of
 from snapmgr.blockdev import find_target
 from snapmgr.host import boot_id
 from snapmgr.mount import KernelMounter, bind, mount_device, remove_point, unmount
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         Found,
         Held,
         Provisioned,
-        Provisioner,
         Runner,
         SnapshotRef,
         Usage,
@@ -300,12 +300,6 @@ def workbench(
     backend = backend_of(stack, backend_table(stack, parameters), runner, mounter)
     provisioner = provisioner_of(stack, backend, runner, mounter)
 
-    def restore(name: str) -> Provisioner:
-        known = next((one for one in STACKS.values() if (one.backend or "") == name), None)
-        if known is None:
-            raise StorageError(f"an earlier run used the backend {name!r}, which is not there any more")
-        return provisioner_of(known, backend_of(known, {}, runner, mounter), runner, mounter)
-
     with staged(
         provisioner,
         device,
@@ -313,7 +307,7 @@ def workbench(
         size_bytes=size_bytes,
         options=stack.options,
         memory_bytes=parameters.memory_bytes,
-        restore=restore,
+        restore=lambda name: restored(name, runner),
     ) as scene:
         tell(f"making {stack.name} on {device}")
         with provisioner.provision(device, scene.order) as provisioned:

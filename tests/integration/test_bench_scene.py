@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from snapmgr.bench import memory, scene
+from snapmgr.bench.plan import Plan, Wish
+from snapmgr.bench.results import Results
+from snapmgr.bench.session import Place, Request, conductor
 from snapmgr.bench.stacks import STACKS, backend_of, provisioner_of
 from snapmgr.blockdev import read_mounts
 from snapmgr.command import CommandRunner
-from snapmgr.errors import LackingError, StorageError
+from snapmgr.errors import ConfigError, LackingError, StorageError
 from snapmgr.host import start_ticks
 from snapmgr.mount import KernelMounter
 from snapmgr.testing.processes import spawn
@@ -115,6 +118,31 @@ def test_next_run_clears_what_a_killed_guard_could_not(device):
     with device.bench("ext4"):
         # It would not have been made on a device that is in use.
         assert len(device.records()) == 1
+    assert start_ticks(daemon) is None
+    assert device.left() == []
+
+
+def test_a_device_that_a_killed_run_left_in_use_is_taken_again(device, tmp_path):
+    pid, daemon = _begin_load(device, "btrfs")
+    os.kill(int((device.folder / "guard").read_text()), signal.SIGKILL)
+    _end(pid)
+    said = []
+    # Cleared before it is looked at: what is left is a file system that --wipe would overrule, and no use of it.
+    with (
+        pytest.raises(ConfigError, match="is not blank"),
+        conductor(
+            Request(wish=Wish(), on=device.device, wipe=None, line=()),
+            Plan(wish=Wish(), experiments=(), absent=(), budget_s=1, least=1, most=1, width=1),
+            Place(text=device.device, size_bytes=device.used_bytes, file_bytes=None),
+            Results(tmp_path / "results"),
+            runner=CommandRunner(),
+            tell=said.append,
+            step=said.append,
+            advance=lambda _: None,
+        ),
+    ):
+        pytest.fail("a device that is not blank was taken")
+    assert said == [f"cleared what an earlier run had left on {device.device}"]
     assert start_ticks(daemon) is None
     assert device.left() == []
 
