@@ -127,23 +127,26 @@ def test_a_device_that_a_killed_run_left_in_use_is_taken_again(device, tmp_path)
     os.kill(int((device.folder / "guard").read_text()), signal.SIGKILL)
     _end(pid)
     said = []
-    # Cleared before it is looked at: what is left is a file system that --wipe would overrule, and no use of it.
-    with (
-        pytest.raises(ConfigError, match="is not blank"),
-        conductor(
-            Request(wish=Wish(), on=device.device, wipe=None, line=()),
-            Plan(wish=Wish(), experiments=(), absent=(), budget_s=1, least=1, most=1, width=1),
-            Place(text=device.device, size_bytes=device.used_bytes, file_bytes=None),
-            Results(tmp_path / "results"),
-            runner=CommandRunner(),
-            tell=said.append,
-            step=said.append,
-            advance=lambda _: None,
-        ),
-    ):
-        pytest.fail("a device that is not blank was taken")
+    try:
+        # Cleared before it is looked at: what is left is a file system, which --wipe would overrule, and no use of it.
+        with (
+            pytest.raises(ConfigError, match="is not blank"),
+            conductor(
+                Request(wish=Wish(), on=device.device, wipe=None, line=()),
+                Plan(wish=Wish(), experiments=(), absent=(), budget_s=1, least=1, most=1, width=1),
+                Place(text=device.device, size_bytes=device.used_bytes, file_bytes=None),
+                Results(tmp_path / "results"),
+                runner=CommandRunner(),
+                tell=said.append,
+                step=said.append,
+                advance=lambda _: None,
+            ),
+        ):
+            pytest.fail("a device that is not blank was taken")
+        assert start_ticks(daemon) is None
+    finally:
+        scene.sweep(_restore)
     assert said == [f"cleared what an earlier run had left on {device.device}"]
-    assert start_ticks(daemon) is None
     assert device.left() == []
 
 
