@@ -3,7 +3,8 @@
 A stack is recommended if, against each other stack that has snapshots, it is shown better in at least one headline
 metric and shown worse in none. There is at most one such stack, and often there is none: then the text says who is best
 in what. Nothing is recommended where no difference was shown, from fewer than `stats.LEAST_PAIRS` pairs, on a loop
-device or in a guest.
+device, in a guest, or from machines that differ; nor a stack of which a sample failed: its figures are made of what is
+left, and a storage that loses snapshots or runs full now and then may well be the fastest.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class Conditions:
     """Stacks without snapshots: they show what snapshots cost, and are never recommended."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """Stacks that could not be measured, and why."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Stacks of which samples failed, and how many and why: "3 of 12 samples failed, at last with: …"."""
+    mixed: bool = False
+    """Whether the samples come from machines, or from states of one, that differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,15 @@ def advise(findings: Sequence[Finding], conditions: Conditions) -> Advice:
             caveats=caveats,
         )
     reasons = [_comparison(best, other, _better(best, other, among)) for other in candidates if other != best]
+    if best in conditions.failed:
+        evidence = tuple(id_ for one in reasons for id_ in one.evidence)
+        text = f"No advice: {best} leads where it was measured, but {conditions.failed[best]}."
+        return Advice(
+            recommended=None,
+            sentences=(Sentence(text=text, evidence=evidence), *reasons),
+            not_shown=not_shown,
+            caveats=caveats,
+        )
     headline = Sentence(text=f"For this disk: {best}.", evidence=tuple(id_ for one in reasons for id_ in one.evidence))
     costs = [one.seen_from(best) for one in findings if best in {one.stack, one.against} and one not in among]
     return Advice(
@@ -106,6 +120,8 @@ def _refusal(among: Sequence[Finding], candidates: Sequence[str], conditions: Co
             text="No advice: this is a guest whose disk is a file of its host. Byte counts and ratios of operations "
             "are indicative; latencies are the host's."
         )
+    if conditions.mixed:
+        return Sentence(text="No advice: the samples come from machines, or from states of one, that differ.")
     if len(candidates) < 2:  # noqa: PLR2004 - a comparison takes two
         return Sentence(text="No advice: fewer than two stacks with snapshots were compared.")
     pairs = max((one.ratio.n for one in among), default=0)
@@ -202,6 +218,10 @@ def _caveats(findings: Sequence[Finding], conditions: Conditions) -> tuple[Sente
                 "Something else than the storage decides there; nothing is concluded from it."
             )
             sentences.append(Sentence(text=text, evidence=ids))
+    sentences += [
+        Sentence(text=f"{stack}: {why}. Its figures are made of the others.")
+        for stack, why in sorted(conditions.failed.items())
+    ]
     sentences += [Sentence(text=f"Not compared: {stack}: {why}") for stack, why in sorted(conditions.absent.items())]
     return tuple(sentences)
 

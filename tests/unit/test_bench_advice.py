@@ -210,6 +210,19 @@ def test_the_one_that_beats_each_other_and_loses_nothing_is_recommended_with_its
     ]
 
 
+def test_a_stack_of_which_a_sample_failed_is_never_recommended():
+    found, why = [finding("btrfs", "xfs-reflink", 2)], "2 of 9 samples failed, at last with: the snapshot was lost"
+    assert advise(found, replace(DISK, failed={"btrfs": why})).recommended == "xfs-reflink"
+    told = advise(found, replace(DISK, failed={"xfs-reflink": why}))
+    assert told.recommended is None
+    assert texts(told.sentences) == [
+        f"No advice: xfs-reflink leads where it was measured, but {why}.",
+        "xfs-reflink is shown better than btrfs, and worse in nothing: Random update (random-update): "
+        "0.500 times (0.455 to 0.550) that of btrfs.",
+    ]
+    assert texts(told.caveats) == [f"xfs-reflink: {why}. Its figures are made of the others."]
+
+
 def test_a_control_is_never_recommended():
     told = advise(
         [finding("btrfs", "ext4", 3), finding("ext4", "xfs-reflink", 0.3), finding("btrfs", "xfs-reflink", 1)],
@@ -243,9 +256,13 @@ def test_a_stack_that_is_beaten_is_named_where_the_best_two_are_equal():
 
 @pytest.mark.parametrize(
     ("conditions", "word"),
-    [(replace(DISK, loop=True), "loop device"), (replace(DISK, guest=True), "guest")],
+    [
+        (replace(DISK, loop=True), "loop device"),
+        (replace(DISK, guest=True), "guest"),
+        (replace(DISK, mixed=True), "machines"),
+    ],
 )
-def test_loop_devices_and_guests_carry_no_advice(conditions, word):
+def test_loop_devices_guests_and_machines_that_differ_carry_no_advice(conditions, word):
     told = advise([finding("a", "b", 5), finding("a", "c", 1), finding("b", "c", 5)], conditions)
     assert (told.recommended, len(told.sentences), told.costs) == (None, 1, ())
     assert word in told.sentences[0].text

@@ -183,6 +183,24 @@ def test_machines_sizes_and_files_that_do_not_fit_together_are_said():
     assert "2 different sizes or settings" in told
     assert "Not read: /x/0001-y.json is damaged" in told
     assert len(found["hosts"]) == 2
+    assert found["recommendation"]["chosen"] is None
+    assert found["recommendation"]["sentences"][0]["text"].startswith("No advice: the samples come from machines")
+
+
+def test_a_storage_that_failed_now_and_then_is_not_recommended():
+    samples = random_updates()
+    chosen = document(samples, made_at=NOW)["recommendation"]["chosen"]
+    assert chosen
+    place = next(place for place, one in enumerate(samples) if one["stack"] == chosen and one["kind"] == "measured")
+    samples[place] = {
+        **samples[place],
+        "checks": [{"name": "the snapshot holds the old data", "ok": False, "detail": ""}],
+    }
+    made = sum(1 for one in samples if one["stack"] == chosen)
+    told = document(samples, made_at=NOW)["recommendation"]
+    assert told["chosen"] is None
+    why = f"1 of {made} samples failed, at last with: the snapshot holds the old data: not so"
+    assert told["sentences"][0]["text"] == f"No advice: {chosen} leads where it was measured, but {why}."
 
 
 def test_a_seed_alone_makes_no_other_parameters():

@@ -20,7 +20,7 @@ from snapmgr.bench.stacks import STACKS
 from snapmgr.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from snapmgr.bench.advice import Advice, Sentence
@@ -106,7 +106,16 @@ def _conditions(samples: Sequence[Sample]) -> Conditions:
         absent={
             one["stack"]: one["failure"] for one in samples if one["kind"] == "absent" and one["stack"] not in measured
         },
+        failed=dict(_failed(samples)),
+        mixed=len(hosts) > 1,
     )
+
+
+def _failed(samples: Iterable[Sample]) -> Iterator[tuple[str, str]]:
+    """Yield each stack of which samples failed, with how many and the last reason."""
+    for stack, ours in by_stack([one for one in samples if one["kind"] != "absent"]).items():
+        if why := [failure_of(one) for one in ours if failure_of(one)]:
+            yield stack, f"{len(why)} of {_count(len(ours), 'sample')} failed, at last with: {why[-1].rstrip('.')}"
 
 
 def _recommendation(advice: Advice, problems: Iterable[str]) -> dict[str, Any]:
