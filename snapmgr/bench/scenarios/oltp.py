@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import LackingError, Reason
+from snapmgr.api import LackingError, Reason, format_size
 from snapmgr.bench.mariadb import PROGRAMS, Hold, PrivateMariadb, install, private_mariadb
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.sysbench import Report, Sysbench
@@ -30,7 +30,7 @@ _LEAST_POOL_BYTES = 16 * _MIB
 # Redo and binary logs, the system's own tables, and what the run writes anew.
 _AROUND_BYTES = 512 * _MIB
 _REDO_BYTES = 96 * _MIB
-# Of the machine's memory, for the buffer pool at most.
+# Of the memory that the run may use, for the buffer pool at most.
 _MEMORY_SHARE = 0.5
 _STALLED = 0.05
 
@@ -94,11 +94,20 @@ class Oltp:
         return "it compares file systems under a live server" if stack.backend == "juicefs" else None
 
     def parameters(self, given: Parameters) -> Parameters:
-        """Complete: sizes, seconds, clients, and the buffer pool."""
+        """Complete: sizes, seconds, clients, and the buffer pool.
+
+        Raises ConfigError for a reading that is not known, and for a buffered one if the page cache would hold the data.
+        """
         if given.reading not in _METHODS:
             raise ConfigError(f"oltp has no reading {given.reading!r}", hint=f"there are: {', '.join(_METHODS)}")
         size = _SIZES[given.profile]
         size_bytes = given.size_bytes or size.bytes_
+        if given.reading != "o_direct" and size_bytes <= given.memory_bytes:
+            raise ConfigError(
+                f"with {_METHODS[given.reading]} InnoDB reads through the page cache, and {format_size(size_bytes)} of"
+                f" data fit into memory ({format_size(given.memory_bytes)})",
+                hint="use a --size larger than the memory, or bound the memory (--memory)",
+            )
         pool = max(size_bytes // _POOL_SHARE, _LEAST_POOL_BYTES)
         extra: dict[str, Any] = {
             "tables": _TABLES,
@@ -106,7 +115,7 @@ class Oltp:
             "threads": _THREADS,
             "seconds": size.seconds,
             "warm_up_s": size.warm_up_s,
-            "buffer_pool_bytes": min(pool, int(_memory_bytes() * _MEMORY_SHARE)),
+            "buffer_pool_bytes": min(pool, int(min(given.memory_bytes, _memory_bytes()) * _MEMORY_SHARE)),
             # A second server recovers on the snapshot, and may write all of it.
             "scratch_bytes": size_bytes,
         } | dict(given.extra)
@@ -122,7 +131,7 @@ class Oltp:
         )
 
     def run(self, bench: Workbench) -> Outcome:
-        """Fill, warm up, run three times with a snapshot in the middle of the second, recover it."""
+        """Fill, warm up, run three times with a snapshot in the middle of the second (a control: none), recover it."""
         extra, reading = bench.parameters.extra, bench.parameters.reading
         datadir = bench.path / "data"
         bench.tell("installs a server")
@@ -149,29 +158,32 @@ class Oltp:
             work.run(extra["warm_up_s"])
             bench.tell("runs without a snapshot")
             before = work.run(extra["seconds"])
+            hold, snapshot = Hold(), None
             if bench.stack.backend is None:
-                server.stop()
-                return self._outcome({"before": before}, {}, notes=(f"{bench.stack.title}: there are no snapshots",))
-            hold = Hold()
-            bench.tell("runs while a snapshot is taken")
-            during, snapshot = _taken_in_the_middle(bench, work, server, hold)
-            bench.tell("runs with the snapshot")
+                bench.tell("runs on without a snapshot")
+                during = work.run(extra["seconds"])
+            else:
+                bench.tell("runs while a snapshot is taken")
+                during, snapshot = _taken_in_the_middle(bench, work, server, hold)
+            bench.tell("runs with the snapshot" if snapshot else "runs on without a snapshot")
             with bench.measured() as measuring:
                 after = work.run(extra["seconds"])
             server.stop()
-        bench.tell("recovers the snapshot")
-        recovery_s, check = _recovered(bench, snapshot, extra)
+        reports = {"before": before, "during": during, "after": after}
         figures = {
-            "held_s": hold.seconds,
-            "create_s": snapshot.create_s,
-            "recovery_s": recovery_s,
             "kept": after.tps / before.tps,
             "stalled_s": float(sum(tps < _STALLED * before.tps for tps in during.seconds_tps)),
             "during_max_s": during.max_s,
             "after_written_bytes": measuring.spent.written_bytes / (after.tps * extra["seconds"]),
         }
+        if snapshot is None:
+            note = "a control: no snapshot was taken, so the later runs show what time alone changes"
+            return self._outcome(reports, figures, notes=(note,))
+        bench.tell("recovers the snapshot")
+        recovery_s, check = _recovered(bench, snapshot, extra)
+        figures |= {"held_s": hold.seconds, "create_s": snapshot.create_s, "recovery_s": recovery_s}
         notes = () if bench.at_once() else ("files are copied one by one: the server was frozen meanwhile",)
-        return self._outcome({"before": before, "during": during, "after": after}, figures, (check,), notes)
+        return self._outcome(reports, figures, (check,), notes)
 
     def _outcome(
         self,
