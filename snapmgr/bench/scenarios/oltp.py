@@ -96,7 +96,7 @@ class Oltp:
     def parameters(self, given: Parameters) -> Parameters:
         """Complete: sizes, seconds, clients, and the buffer pool.
 
-        Raises ConfigError for a reading that is not known, and for a buffered one if the page cache would hold the data.
+        Raises ConfigError for a reading that is not known, and for a buffered one of data that the cache would hold.
         """
         if given.reading not in _METHODS:
             raise ConfigError(f"oltp has no reading {given.reading!r}", hint=f"there are: {', '.join(_METHODS)}")
