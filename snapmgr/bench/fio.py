@@ -34,6 +34,7 @@ _WINDOW_MS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 # fio prints what C's printf makes of a division by nothing; JSON knows no such number.
 _NO_NUMBER = re.compile(r"(:\s*)-?(?:nan|inf)\b")
+_DIED = re.compile(r"fio: pid=\d+, got signal=\d+")
 _LOGGED = {"0": "read", "1": "write"}
 _GLOBAL: dict[str, str | int | None] = {
     # Reports of hundreds of threads, bins and all, would be many megabytes: one for each section is what is asked for.
@@ -189,6 +190,11 @@ def run_fio(
     if failed := [report["jobname"] for report in document["jobs"] if report.get("error")]:
         raise CommandError(
             f"fio {name}.fio failed in {', '.join(failed)}: {(done.stderr or done.stdout)[:2000].strip()}"
+        )
+    if (died := _DIED.search(done.stderr)) is not None:
+        # Of several processes of a job: neither the exit code nor the document says so.
+        raise CommandError(
+            f"fio {name}.fio is not whole: {died[0]}", hint="was there too little memory for it? see: dmesg"
         )
     windows = {
         section: read_windows(log.read_text() if log.exists() else "", _runtime_s(document, section))

@@ -100,6 +100,15 @@ def test_job_that_failed_is_told_in_words_of_fio(tmp_path):
         run_fio("first", {"a": {}, "b": {}}, directory=Path("/m"), keep=tmp_path, runner=runner)
 
 
+@pytest.mark.usefixtures("installed")
+def test_worker_that_was_killed_is_told_though_fio_itself_says_that_all_went_well(tmp_path):
+    # As fio 3.33 printed it when one of two processes of a job got SIGSEGV: exit code 0, no error in the document.
+    words = "fio: pid=26044, got signal=11\nfio: file hash not empty on exit\n"
+    runner = _Runner(json.dumps({"jobs": [_report()]}), words)
+    with pytest.raises(CommandError, match="fio run.fio is not whole: fio: pid=26044, got signal=11"):
+        run_fio("run", {"job": {"rw": "write"}}, directory=tmp_path, keep=tmp_path, runner=runner)
+
+
 def test_missing_fio_is_told_with_its_package(monkeypatch, tmp_path):
     monkeypatch.setattr("snapmgr.command._PATH", str(tmp_path))
     with pytest.raises(LackingError) as caught:
