@@ -33,6 +33,15 @@ def memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
     raise StorageError(f"{meminfo} does not say how much memory there is", hint="is /proc mounted?")
 
 
+def nominal_bytes(found_bytes: int) -> int:
+    """Return what is to be told and compared: found_bytes, rounded up to a quarter of the power of two below it.
+
+    What the kernel keeps for itself differs by some MiB from boot to boot: a run goes on after one all the same.
+    """
+    step = 1 << max(found_bytes.bit_length() - 3, 0)
+    return -(-found_bytes // step) * step
+
+
 def lacking(root: Path | None = None) -> Reason | None:
     """Return why memory cannot be bounded here; None if it can. Enables the controller if need be."""
     root = root or ROOT

@@ -15,7 +15,7 @@ from snapmgr import __version__
 from snapmgr.bench.hostfacts import host_facts
 from snapmgr.bench.leftovers import clear_leftovers
 from snapmgr.bench.mark import usable_bytes
-from snapmgr.bench.memory import memory_bytes
+from snapmgr.bench.memory import memory_bytes, nominal_bytes
 from snapmgr.bench.plan import LEAST_TARGET_BYTES, PROFILE, differences, make_plan
 from snapmgr.bench.run import Conductor
 from snapmgr.bench.scenarios import chosen, scenarios
@@ -75,7 +75,7 @@ def planned(request: Request) -> tuple[Plan, Place]:
         scenarios=wanted,
         stacks=STACKS,
         lacking=lacking,
-        memory_bytes=min(request.memory_bytes or memory_bytes(), memory_bytes()),
+        memory_bytes=min(request.memory_bytes or nominal_bytes(memory_bytes()), nominal_bytes(memory_bytes())),
         room_bytes=_room_bytes(request.on),
     )
     if not plan.experiments:

@@ -120,6 +120,13 @@ def test_no_bound_is_needed_for_all_of_the_memory(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_memory_is_told_the_same_after_a_boot_that_kept_more_for_itself():
+    mib = 1 << 20
+    assert {memory.nominal_bytes(found) for found in (368_955_392, 381_157_376)} == {384 * mib}
+    assert memory.nominal_bytes(int(62.8 * 1024) * mib) == 64 * 1024 * mib
+    assert memory.nominal_bytes(2048 * mib) == 2048 * mib
+
+
 def test_too_little_memory_is_refused(tmp_path):
     with pytest.raises(StorageError, match=r"does not run in 1\.0 MiB"), memory.bounded("x", 1 << 20, root=tmp_path):
         pass
