@@ -95,6 +95,9 @@ def test_a_reading_through_the_page_cache_needs_data_that_it_does_not_hold(readi
     with pytest.raises(ConfigError, match="page cache"):
         oltp.scenario.parameters(Parameters(**given))
     assert oltp.scenario.parameters(Parameters(**{**given, "memory_bytes": 15 << 20})).reading == reading
+    # By itself it takes as much as a bound memory does not hold.
+    alone = oltp.scenario.parameters(Parameters(**{**given, "size_bytes": 0, "memory_bytes": 128 << 20}))
+    assert alone.size_bytes > 128 << 20
 
 
 def test_the_buffer_pool_fits_into_bounded_memory() -> None:

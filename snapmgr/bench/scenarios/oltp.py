@@ -27,6 +27,8 @@ _THREADS = 8
 # Data this many times as large as the buffer pool: most pages come from the storage.
 _POOL_SHARE = 4
 _LEAST_POOL_BYTES = 16 * _MIB
+# Where memory is bounded: such data must not fit into it.
+_BUFFERED_SMOKE = 192 * _MIB
 # Redo and binary logs, the system's own tables, and what the run writes anew.
 _AROUND_BYTES = 512 * _MIB
 _REDO_BYTES = 96 * _MIB
@@ -102,6 +104,8 @@ class Oltp:
             raise ConfigError(f"oltp has no reading {given.reading!r}", hint=f"there are: {', '.join(_METHODS)}")
         size = _SIZES[given.profile]
         size_bytes = given.size_bytes or size.bytes_
+        if not given.size_bytes and given.reading != "o_direct":
+            size_bytes = max(size_bytes, _BUFFERED_SMOKE)
         if given.reading != "o_direct" and size_bytes <= given.memory_bytes:
             raise ConfigError(
                 f"with {_METHODS[given.reading]} InnoDB reads through the page cache, and {format_size(size_bytes)} of"
