@@ -167,7 +167,12 @@ def narrow_enough(
 
 def _headlines(sample: Sample) -> list[MetricInfo]:
     infos = sample["infos"]
-    return [MetricInfo(name=name, **infos[name]) for name in infos if infos[name].get("headline")]
+    return [
+        # What a later version may say of it besides is left out.
+        MetricInfo(name=name, title=info["title"], unit=info["unit"], better=info["better"], headline=True)
+        for name, info in infos.items()
+        if info.get("headline")
+    ]
 
 
 def _figures(samples: Sequence[Sample], metric: str) -> tuple[Blocks, Blocks]:

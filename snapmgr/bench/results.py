@@ -14,7 +14,7 @@ import re
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
 
@@ -45,6 +45,14 @@ class Run(TypedDict):
     versions: dict[str, str]
 
 
+class Info(TypedDict):
+    """What a figure is; see `snapmgr.bench.model.MetricInfo`."""
+
+    title: str
+    unit: str
+    better: Literal["less", "more", "neither"]
+
+
 class Sample(TypedDict):
     """One file: what one run of a scenario on one stack found, on a fresh file system."""
 
@@ -62,7 +70,7 @@ class Sample(TypedDict):
     seconds: float
     parameters: dict[str, Any]
     metrics: dict[str, float]
-    infos: dict[str, dict[str, Any]]
+    infos: dict[str, Info]
     series: dict[str, list[float]]
     axes: dict[str, dict[str, Any]]
     layouts: dict[str, dict[str, Any]]

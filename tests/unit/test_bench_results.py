@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from snapmgr.bench.findings import comparisons
 from snapmgr.bench.results import SCHEMA, Results, read
 from snapmgr.errors import BusyError, CatalogError, ConfigError, NotFoundError
 from support.benchdocuments import bench_run, bench_sample
@@ -107,6 +108,17 @@ def test_a_field_of_the_wrong_kind_is_told_with_its_place(results):
     _change(path, lambda document: document["metrics"].update(update_s="quick"))
     (problem,) = read([results.folder]).problems
     assert problem.startswith(f"{path} is damaged: Expected `float`, got `str` - at `$.metrics")
+
+
+def test_a_direction_that_is_none_is_told_and_further_words_about_a_figure_are_left_alone(results):
+    path = results.write(bench_sample())
+    name = next(iter(bench_sample()["infos"]))
+    _change(path, lambda document: document["infos"][name].update(later="1"))
+    assert read([results.folder]).problems == []
+    assert comparisons(read([results.folder]).samples) == 1
+    _change(path, lambda document: document["infos"][name].update(better="lesser"))
+    (problem,) = read([results.folder]).problems
+    assert problem.startswith(f"{path} is damaged: Invalid enum value 'lesser'")
 
 
 def test_a_link_a_fifo_and_a_folder_in_the_place_of_a_sample_are_told(results):
