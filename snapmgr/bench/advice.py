@@ -219,8 +219,7 @@ def _caveats(findings: Sequence[Finding], conditions: Conditions) -> tuple[Sente
             )
             sentences.append(Sentence(text=text, evidence=ids))
     sentences += [
-        Sentence(text=f"{stack}: {why}. Its figures are made of the others.")
-        for stack, why in sorted(conditions.failed.items())
+        Sentence(text=f"{stack}: {why}. They count for nothing.") for stack, why in sorted(conditions.failed.items())
     ]
     sentences += [Sentence(text=f"Not compared: {stack}: {why}") for stack, why in sorted(conditions.absent.items())]
     return tuple(sentences)

@@ -220,7 +220,7 @@ def test_a_stack_of_which_a_sample_failed_is_never_recommended():
         "xfs-reflink is shown better than btrfs, and worse in nothing: Random update (random-update): "
         "0.500 times (0.455 to 0.550) that of btrfs.",
     ]
-    assert texts(told.caveats) == [f"xfs-reflink: {why}. Its figures are made of the others."]
+    assert texts(told.caveats) == [f"xfs-reflink: {why}. They count for nothing."]
 
 
 def test_a_control_is_never_recommended():
