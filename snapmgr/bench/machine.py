@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from snapmgr.bench.memory import nominal_bytes
 from snapmgr.units import format_size
 
 if TYPE_CHECKING:
@@ -121,9 +122,14 @@ def differences(old: Host, new: Host) -> list[str]:
 
 
 def telling(host: Host) -> dict[str, Any]:
-    """Return the facts without our own version, which a comparison is about, and names that the kernel gives anew."""
+    """Return the facts without our own version, which a comparison is about, and what is another at each boot or start:
+    names that the kernel gives, the memory that it keeps for itself, what a loop device's file takes beside its data."""
     found = {name: value for name, value in host.items() if name not in {"host", "packages", "python"}}
     found["device"] = _unnamed(host.get("device") or {})
+    if isinstance(host.get("memory_bytes"), int):
+        found["memory_bytes"] = nominal_bytes(host["memory_bytes"])
+    if isinstance(host.get("target"), dict):
+        found["target"] = {name: value for name, value in host["target"].items() if name != "allocated_bytes"}
     if "packages" in host:
         found["packages"] = {name: value for name, value in host["packages"].items() if name != "snapmgr"}
     return found

@@ -187,6 +187,18 @@ def test_machines_sizes_and_files_that_do_not_fit_together_are_said():
     assert found["recommendation"]["sentences"][0]["text"].startswith("No advice: the samples come from machines")
 
 
+def test_what_a_boot_changes_makes_no_other_machine():
+    samples = random_updates(blocks=6)
+    same = {"memory_bytes": 25_276_502_016, "target": {"kind": "device", "allocated_bytes": 4096}}
+    for place, one in enumerate(samples):
+        samples[place] = {**one, "host": {**HOST, **same}}
+    kept = {"memory_bytes": 25_270_000_000, "target": {"kind": "device", "allocated_bytes": 8192}}
+    samples[0] = {**samples[0], "host": {**HOST, **kept}}
+    assert len(document(samples, made_at=NOW)["hosts"]) == 1
+    samples[0] = {**samples[0], "host": {**HOST, **same, "memory_bytes": 12_638_251_008}}
+    assert len(document(samples, made_at=NOW)["hosts"]) == 2
+
+
 def test_a_storage_that_failed_now_and_then_is_not_recommended():
     samples = random_updates()
     chosen = document(samples, made_at=NOW)["recommendation"]["chosen"]
