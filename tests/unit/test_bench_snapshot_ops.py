@@ -182,3 +182,11 @@ def test_load_that_fails_says_why(folder):
     ):
         pytest.fail("it began")
     assert "no-such-option" in caught.value.message
+
+
+def test_figures_that_are_compared_are_of_as_many_snapshots_as_each_storage_can_have():
+    times = {name: {1: [1.0], 10: [2.0, 3.0, 4.0]} for name in snapshot_ops._TITLES}
+    few = snapshot_ops._figures(times, [1, 10])
+    thousand = {name: {**by_level, 1000: [50.0]} for name, by_level in times.items()}
+    assert snapshot_ops._figures(thousand, [1, 10, 1000]) == few
+    assert (few["create_s"], few["loaded_max_s"], few["create_growth"]) == (3.0, 4.0, 3.0)
