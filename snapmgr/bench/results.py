@@ -53,6 +53,14 @@ class Info(TypedDict):
     better: Literal["less", "more", "neither"]
 
 
+class Proof(TypedDict):
+    """One check; see `snapmgr.bench.model.Check`."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
 class Sample(TypedDict):
     """One file: what one run of a scenario on one stack found, on a fresh file system."""
 
@@ -74,7 +82,7 @@ class Sample(TypedDict):
     series: dict[str, list[float]]
     axes: dict[str, dict[str, Any]]
     layouts: dict[str, dict[str, Any]]
-    checks: list[dict[str, Any]]
+    checks: list[Proof]
     notes: list[str]
     spent: dict[str, Any]
     commands: list[Any]

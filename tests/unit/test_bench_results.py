@@ -121,6 +121,15 @@ def test_a_direction_that_is_none_is_told_and_further_words_about_a_figure_are_l
     assert problem.startswith(f"{path} is damaged: Invalid enum value 'lesser'")
 
 
+@pytest.mark.parametrize("check", [{}, {"name": "old data", "ok": "false", "detail": ""}])
+def test_a_check_that_says_neither_yes_nor_no_is_told_and_not_taken_for_one_that_held(results, check):
+    path = results.write(bench_sample())
+    _change(path, lambda document: document["checks"].append(check))
+    found = read([results.folder])
+    assert found.samples == []
+    assert found.problems[0].startswith(f"{path} is damaged: ")
+
+
 def test_a_link_a_fifo_and_a_folder_in_the_place_of_a_sample_are_told(results):
     real = results.write(bench_sample())
     (results.folder / "0002-random-update-ext4.json").symlink_to(real)
