@@ -191,7 +191,7 @@ class JuicefsBackend(Provisioning):
         ]
         for found in clients.clients(own, first=pool.hint):
             if found.uuid == seen.uuid:
-                private.wait_uploaded(found, max(deadline - time.monotonic(), 0.0))
+                clients.wait_uploaded(found, max(deadline - time.monotonic(), 0.0))
 
     def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
         """Read the boxes of each store, and look for private mounts that a killed process left."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import Mount, StorageError
+from snapmgr.api import Mount, StorageError, format_size
 from snapmgr_juicefs.tree import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 FS_TYPE = "fuse.juicefs"
 _ROOT_INODE = 1
@@ -20,6 +21,9 @@ _ROOT_INODE = 1
 _CONFIG = (".config", ".jfs.config")
 _STATS = (".stats", ".jfs.stats")
 _STAGING = "rawstaging"
+# So long without one byte less, and nothing is uploaded any more: the object store is gone or refuses.
+_NO_PROGRESS_S = 180.0
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,3 +201,32 @@ def sessions(status: str) -> list[dict[str, Any]]:
         return list(json.loads(status[status.index("{") :]).get("Sessions") or ())
     except (ValueError, AttributeError) as error:
         raise StorageError(f"`juicefs status` said nothing that can be understood: {error}") from None
+
+
+def wait_uploaded(client: Client, timeout_s: float | None, tell: Callable[[int], None] | None = None) -> None:
+    """Return when all that is staged now in a client's cache is uploaded; None: as long as it makes progress.
+
+    What others write meanwhile is not waited for. Raises StorageError at the limit, or if the client is gone.
+    """
+    waiting = client.staged()
+    started = progressed = time.monotonic()
+    left = sum(waiting.values())
+    visible = all(os.path.isdir(folder) for folder in client.cache_dirs)
+    while waiting or (not visible and client.counters().get("juicefs_staging_blocks", 0)):
+        if tell is not None:
+            tell(left)
+        now = time.monotonic()
+        if (timeout_s is not None and now > started + timeout_s) or (
+            timeout_s is None and now > progressed + _NO_PROGRESS_S
+        ):
+            raise StorageError(
+                f"{format_size(left)} are still only in the cache of the client at {shown(client.point)} "
+                f"({', '.join(shown(folder) for folder in client.cache_dirs)}), not in the object store",
+                hint="keep the cache folder; is the object store reachable, or an upload delay set?",
+            )
+        time.sleep(_POLL_S)
+        waiting = {path: size for path, size in waiting.items() if os.path.exists(path)}
+        if sum(waiting.values()) != left:
+            left, progressed = sum(waiting.values()), time.monotonic()
+    if tell is not None:
+        tell(0)

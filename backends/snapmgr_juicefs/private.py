@@ -37,13 +37,14 @@ _UNMOUNT_S = 30.0
 _END_S = 120.0
 # Nobody has a file open in it any more; asked to end, a client that does not come off its mount ends after 30 s.
 _END_BY_ITSELF_S = 5.0
-# So long without one byte less, and nothing is uploaded any more: the object store is gone or refuses.
-_NO_PROGRESS_S = 180.0
 _POLL_S = 0.05
 _MOUNT_S = 90.0
-# A client queues a hundred staged blocks for each upload at once, by default 2,000; those that find the queue full wait
-# for a look once a minute (chunk/cached_store.go: pendingCh, scanDelayedStaging).
-_QUEUED_PER_UPLOAD, _DEFAULT_UPLOADS, _MOST_UPLOADS = 100, 20, 200
+# A client queues a hundred staged blocks for each upload at once, 2,000 by default. Those that find the queue full wait
+# for a look at all of them, which comes once a minute, or after an upload delay if that is less (cached_store.go).
+_QUEUED = 2000
+_LOOK_S = 1.0
+# At once: each takes a block of memory.
+_UPLOADS = "100"
 _MAX_UPLOADS = "--max-uploads"
 
 
@@ -107,12 +108,13 @@ class PrivateClient:
         return self._place.client().counters()
 
     def settle(self, timeout_s: float, tell: Callable[[int], None] | None = None) -> None:
-        """Wait for the uploads. With an upload delay the volume is mounted anew without it: nothing else ends that."""
-        if self._delayed and self._place.client().staged():
+        """Wait for the uploads. Where a delay or the client's queue holds them back, the volume is mounted anew."""
+        staged = len(self._place.client().staged())
+        if staged > _QUEUED or (staged and self._delayed):
             self._place.unmount()
             self._place.mount_to_upload(self._options)
             self._delayed = False
-        wait_uploaded(self._place.client(), timeout_s, tell)
+        clients.wait_uploaded(self._place.client(), timeout_s, tell)
 
     def warm_up(self, path: str) -> None:
         """Read a folder into the cache."""
@@ -169,12 +171,9 @@ class _Place:
 
     def mount_to_upload(self, options: ClientOptions) -> None:
         """Mount it so that what is staged in the cache folder is uploaded at once, all of it."""
-        blocks = len(clients.staged(_caches(self.record)))
-        uploads = min(-(-blocks // _QUEUED_PER_UPLOAD), _MOST_UPLOADS)
-        extra = options.extra
-        if uploads > _DEFAULT_UPLOADS and not any(word.partition("=")[0] == _MAX_UPLOADS for word in extra):
-            extra = (*extra, _MAX_UPLOADS, str(uploads))
-        self.mount(replace(options, writeback=True, upload_delay_s=0.0, extra=extra))
+        given = any(word.partition("=")[0] == _MAX_UPLOADS for word in options.extra)
+        extra = options.extra if given else (*options.extra, _MAX_UPLOADS, _UPLOADS)
+        self.mount(replace(options, writeback=True, upload_delay_s=_LOOK_S, extra=extra))
 
     def unmount(self) -> None:
         """Unmount it and return when its client has ended; nothing happens if nothing is mounted."""
@@ -224,7 +223,7 @@ class _Place:
             if not clients.staged(_caches(self.record)):
                 return
             self.mount_to_upload(ClientOptions())
-        wait_uploaded(self.client(), None, tell)
+        clients.wait_uploaded(self.client(), None, tell)
 
     def remove(self) -> None:
         """Remove the folder, and the cache folder if it was made for this mount; it is unmounted by now."""
@@ -251,35 +250,6 @@ class _Place:
 
 def _caches(record: Record) -> list[str]:
     return [os.path.join(part, record.uuid) for part in record.cache_dir.split(":")]
-
-
-def wait_uploaded(client: Client, timeout_s: float | None, tell: Callable[[int], None] | None = None) -> None:
-    """Return when all that is staged now in a client's cache is uploaded; None: as long as it makes progress.
-
-    What others write meanwhile is not waited for. Raises StorageError at the limit, or if the client is gone.
-    """
-    waiting = client.staged()
-    started = progressed = time.monotonic()
-    left = sum(waiting.values())
-    visible = all(os.path.isdir(folder) for folder in client.cache_dirs)
-    while waiting or (not visible and client.counters().get("juicefs_staging_blocks", 0)):
-        if tell is not None:
-            tell(left)
-        now = time.monotonic()
-        if (timeout_s is not None and now > started + timeout_s) or (
-            timeout_s is None and now > progressed + _NO_PROGRESS_S
-        ):
-            raise StorageError(
-                f"{format_size(left)} are still only in the cache of the client at {shown(client.point)} "
-                f"({', '.join(shown(folder) for folder in client.cache_dirs)}), not in the object store",
-                hint="keep the cache folder; is the object store reachable, or an upload delay set?",
-            )
-        time.sleep(_POLL_S)
-        waiting = {path: size for path, size in waiting.items() if os.path.exists(path)}
-        if sum(waiting.values()) != left:
-            left, progressed = sum(waiting.values()), time.monotonic()
-    if tell is not None:
-        tell(0)
 
 
 @contextmanager

@@ -45,8 +45,8 @@ def _commands() -> str:
     )
 
 
-def _max_uploads(point: str) -> int:
-    return int(json.loads(Path(point, ".config").read_text())["Chunk"]["MaxUpload"])
+def _chunk(point: str, name: str) -> int:
+    return int(json.loads(Path(point, ".config").read_text())["Chunk"][name])
 
 
 def test_what_is_written_gets_to_the_volume(lab: JuicefsLab, locked: JuicefsVolume) -> None:
@@ -69,14 +69,26 @@ def test_what_is_written_gets_to_the_volume(lab: JuicefsLab, locked: JuicefsVolu
     assert private.abandoned(locked.configuration()["Format"]["UUID"]) == []
 
 
-def test_more_staged_blocks_than_the_client_queues_do_not_wait_for_its_look_once_a_minute(lab: JuicefsLab) -> None:
+@pytest.mark.parametrize("delay_s", [0, 3600])
+def test_more_staged_blocks_than_the_client_queues_do_not_wait_for_its_look_once_a_minute(
+    lab: JuicefsLab, locked: JuicefsVolume, delay_s: float
+) -> None:
     origin = lab.make_origin()
-    with lab.backend().client_mount(str(origin), ClientOptions(writeback=True, upload_delay_s=3600)) as mount:
-        for number in range(2101):
+    away = locked.objects.with_name("objects-away")
+    with lab.backend().client_mount(str(origin), ClientOptions(writeback=True, upload_delay_s=delay_s)) as mount:
+        # Until all is staged nothing can be uploaded.
+        locked.objects.rename(away)
+        locked.objects.write_bytes(b"no folder: nothing can be put here")
+        for number in range(2300):
             Path(mount.path, str(number)).write_bytes(b"x")
-        assert _max_uploads(mount.point) == 20
-        mount.settle(60)
-        assert _max_uploads(mount.point) == 22  # a hundred for each
+        locked.objects.unlink()
+        away.rename(locked.objects)
+        assert _chunk(mount.point, "MaxUpload") == 20
+        begun = time.monotonic()
+        mount.settle(50)
+        assert time.monotonic() - begun < 30
+        assert _chunk(mount.point, "MaxUpload") == 100
+        assert _chunk(mount.point, "UploadDelay") == 10**9
 
 
 @pytest.mark.parametrize("way", ["doctor", "another mount"])
