@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import TYPE_CHECKING
 
+from snapmgr.bench.blank import refused_exclusively
 from snapmgr.bench.scene import sweep
 from snapmgr.bench.stacks import STACKS, backend_of, provisioner_of
 from snapmgr.errors import StorageError
@@ -12,6 +15,9 @@ from snapmgr.mount import KernelMounter
 if TYPE_CHECKING:
     from snapmgr.api import Provisioner, Runner
 
+# Who holds it for longer is told by whoever wants to use it.
+_RELEASE_S = 10.0
+
 
 def clear_leftovers(runner: Runner) -> tuple[str, ...]:
     """Take down what is left of runs that were killed with their guards, and return the devices that it lay on.
@@ -19,7 +25,16 @@ def clear_leftovers(runner: Runner) -> tuple[str, ...]:
     Their storages hold the device (a mount of a process that lives on, logical volumes), which would be refused as one
     that is in use. Raises StorageError if something cannot be taken down.
     """
-    return sweep(lambda name: restored(name, runner))
+    devices = sweep(lambda name: restored(name, runner))
+    # The mounts of a namespace go a moment after its last process.
+    deadline = time.monotonic() + _RELEASE_S
+    while any(_held(device) for device in devices) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return devices
+
+
+def _held(device: str) -> bool:
+    return os.path.exists(device) and refused_exclusively(device) != ""
 
 
 def restored(name: str, runner: Runner) -> Provisioner:
