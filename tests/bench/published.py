@@ -6,7 +6,8 @@ Each sample is on disk at once: what was interrupted goes on at the next start w
 
     ./run bench-published --list                            # what is there, what is missing, how long it will take
     ./run bench-published                                   # everything: some hours
-    ./run bench-published --only repaired,printed --repeats 10
+    ./run bench-published --only repaired,printed
+    ./run bench-published --unpack tests/golden/bench/published.tar.xz   # go on with the samples that are committed
     ./run bench-published --pack tests/golden/bench/published.tar.xz     # the samples, as they are committed
     ./run bench-published --report tests/golden/bench/published.tar.xz   # the tables of docs/published.md
 """
@@ -144,15 +145,23 @@ def pack(chosen: Sequence[Repetition], keep: Path, file: Path) -> None:
     print(f"{len(found.samples)} samples, {file.stat().st_size} bytes: {file}")
 
 
+def unpack(archive: Path, keep: Path) -> None:
+    """Write the samples of an archive that `pack` has made to `keep`, where a run goes on with them."""
+    with tarfile.open(archive) as file:
+        for entry in file:
+            if (member := file.extractfile(entry)) is not None:
+                path = keep / entry.name
+                path.parent.mkdir(exist_ok=True)
+                # As they were: what is there already is never written again.
+                with path.open("xb") as sample:
+                    sample.write(member.read())
+                path.chmod(0o444)
+
+
 def unpacked(archive: Path) -> list[dict[str, Any]]:
-    """Return the samples of an archive that `pack` has made."""
+    """Return the samples of an archive."""
     with work_folder() as folder:
-        with tarfile.open(archive) as file:
-            for entry in file:
-                if (member := file.extractfile(entry)) is not None:
-                    path = folder / entry.name
-                    path.parent.mkdir(exist_ok=True)
-                    path.write_bytes(member.read())
+        unpack(archive, folder)
         found = read(sorted(folder.iterdir()))
     if found.problems:
         raise RuntimeError("\n".join(found.problems))
@@ -201,6 +210,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=6, help="blocks of each (default: 6)")
     parser.add_argument("--list", action="store_true", help="say what is missing, and measure nothing")
     parser.add_argument("--pack", type=Path, metavar="FILE", help="write the samples into an archive, measure nothing")
+    parser.add_argument("--unpack", type=Path, metavar="FILE", help="begin with the samples of an archive")
     parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of an archive, measure nothing")
     arguments = parser.parse_args()
     if arguments.report:
@@ -213,6 +223,8 @@ def main() -> int:
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {names}")
     arguments.keep.mkdir(parents=True, exist_ok=True)
     keep = arguments.keep.resolve()
+    if arguments.unpack:
+        unpack(arguments.unpack, keep)
     if arguments.pack:
         pack(chosen, keep, arguments.pack)
     elif arguments.list:
