@@ -104,6 +104,29 @@ def test_sequential_where_it_is_preloaded(preloaded: Path, kind: str, block: str
     _agrees(lambda: _fio_preloaded(preloaded, kind, block, 1, 2)["bytes_s"], _MODEL.bytes_s)
 
 
+@pytest.mark.parametrize(("gap_kib", "way"), [(396, 1), (396, -1), (4092, 1)])
+def test_jumps_are_not_free_where_they_are_short(preloaded: Path, gap_kib: int, way: int) -> None:
+    # As a kernel writes back scattered pages: what is between has to pass; from a track on, and backwards, it seeks.
+    step = 4096 + (gap_kib << 10)
+    script = """
+import os, sys, time
+disk, step, way, count = os.open(sys.argv[1], os.O_RDONLY), int(sys.argv[2]), int(sys.argv[3]), 200
+start = time.monotonic()
+for number in range(count) if way > 0 else reversed(range(count)):
+    os.pread(disk, 4096, number * step)
+print((time.monotonic() - start) / count)
+"""
+    env = os.environ | preloading(preloaded, model=_MODEL) | {"LD_PRELOAD": str(disk_library())}
+    argv = ["python3", "-c", script, str(preloaded), str(step), str(way)]
+    waits = way > 0 and step < _MODEL.rotation_s * _MODEL.bytes_s
+    seek_s = _MODEL.seek_first_s + _MODEL.seek_full_s * (gap_kib * 1024 / _SIZE_BYTES) ** 0.5 + _MODEL.rotation_s / 2
+    expected_s = step / _MODEL.bytes_s if waits else seek_s + 4096 / _MODEL.bytes_s
+    _agrees(
+        lambda: 1 / float(subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout),
+        1 / expected_s,
+    )
+
+
 def test_other_files_stay_as_they_are_where_it_is_preloaded(preloaded: Path) -> None:
     other = preloaded.with_name("other")
     with other.open("wb") as file:

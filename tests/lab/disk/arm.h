@@ -1,9 +1,9 @@
 // How long a spinning disk takes: one arm, so one request at a time, each with seek, rotation and transfer.
 //
-// A request that goes on where the last one ended costs its transfer alone. Any other one moves the arm first,
-// seek_first_s + seek_full_s * sqrt(distance / size), and waits for a part of a rotation, evenly distributed. Requests are
-// served in the order in which they come; no request is put before another one: ordering is the business of whose kernel
-// uses the disk.
+// A request that goes on where the last one ended costs its transfer alone; one a little farther on, on the same track, waits
+// until what is between has passed. Any other one moves the arm first, seek_first_s + seek_full_s * sqrt(distance / size), and
+// waits for a part of a rotation, evenly distributed. Requests are served in the order in which they come; no request is put
+// before another one: ordering is the business of whose kernel uses the disk.
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
@@ -13,8 +13,8 @@
 
 // The platters turn on between two requests that follow on each other: meanwhile a buffer is filled ahead, or emptied.
 static const double buffer_s = 0.05;
-// So far around the arm's place the buffer takes requests in any order: a stream's parts may overtake each other on the way.
-static const double near_bytes = 2 << 20;
+// So far behind the arm's place the buffer holds what has passed unasked: a stream's parts may overtake each other on the way.
+static const double behind_bytes = 2 << 20;
 // What follows may be this far ahead of the platters: a buffer's interface is quicker than they are. Without this pages that
 // are asked for one by one, each 27 us long, would each wait for the kernel to wake somebody up.
 static const double ahead_s = 0.002;
@@ -24,6 +24,8 @@ static double size, seek_first_s, seek_full_s, rotation_s, bytes_s;
 static pthread_mutex_t arm = PTHREAD_MUTEX_INITIALIZER;
 static double free_at_s;
 static double position;
+// What has passed unasked since the last seek: its time is paid for.
+static double passed;
 static unsigned long long state;
 
 // Given "SEEK_FIRST_S SEEK_FULL_S ROTATION_S BYTES_PER_S SEED" and the disk's size; 0 if these make no disk.
@@ -53,13 +55,24 @@ static double random_part(void) {
 static void serve(off_t offset, size_t length) {
   pthread_mutex_lock(&arm);
   double start = now_s(), taken = (double)length / bytes_s;
-  double end = (double)offset + (double)length;
-  int follows = fabs((double)offset - position) <= near_bytes;
+  double end = (double)offset + (double)length, distance = (double)offset - position;
+  int ahead = distance >= 0 && distance <= rotation_s * bytes_s;
+  int behind = distance < 0 && -distance <= behind_bytes && (double)length <= passed;
+  int follows = ahead || behind;
   if (free_at_s > start || (follows && start < free_at_s + buffer_s))
     start = free_at_s;
-  if (!follows)
-    taken += seek_first_s + seek_full_s * sqrt(fabs((double)offset - position) / size) + rotation_s * random_part();
-  position = follows && position > end ? position : end;
+  if (behind) {
+    taken = 0;
+    passed -= (double)length;
+  } else if (ahead) {
+    taken += distance / bytes_s;
+    passed = fmin(passed + distance, behind_bytes);
+    position = end;
+  } else {
+    taken += seek_first_s + seek_full_s * sqrt(fabs(distance) / size) + rotation_s * random_part();
+    passed = 0;
+    position = end;
+  }
   double until = free_at_s = start + taken;
   pthread_mutex_unlock(&arm);
   if (follows && until < now_s() + ahead_s)
