@@ -111,7 +111,7 @@ def _stalled(stall: StallClaim, group: Group | None, counts: Sequence[float]) ->
         chance = sum(math.comb(len(counts), k) for k in range(max(having, len(counts) - having), len(counts) + 1))
         clear = 2 * chance / 2 ** len(counts) <= 1 - LEVEL
         verdict = ("holds" if having * 2 > len(counts) else "does not hold") if clear else "not shown"
-        words = f"{having} of {len(counts)} samples have windows without a write; the median one {median(counts):g}"
+        words = f"{having} of {len(counts)} samples have intervals without a write; the median one {median(counts):g}"
     side = {"words": stall.stack, "stack": stall.stack, "metric": stall.metric, "value": float(stall.stalled)}
     return {
         "key": stall.key,

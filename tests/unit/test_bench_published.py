@@ -131,9 +131,9 @@ def test_one_side_alone_is_not_measured_and_says_what_lacks():
 
 
 def stalled(counts):
-    infos = {"windows_without_write_after": {"title": "x", "unit": "", "better": "less", "headline": False}}
+    infos = {"intervals_without_write_after": {"title": "x", "unit": "", "better": "less", "headline": False}}
     return [
-        sample(number, "blog", "lvm+ext4", block=number, infos=infos, metrics={"windows_without_write_after": count})
+        sample(number, "blog", "lvm+ext4", block=number, infos=infos, metrics={"intervals_without_write_after": count})
         for number, count in enumerate(counts, 1)
     ]
 

@@ -56,11 +56,17 @@ def _metrics() -> Iterator[MetricInfo]:
             )
             yield MetricInfo(
                 name=f"longest_without_{what}_{moment}_s",
-                title=f"Longest time without {words} {when}",
+                title=f"Longest time without {words} {when} (a second if there was none)",
                 unit="s",
                 better="less",
                 headline=after and what == "write",
             )
+        yield MetricInfo(
+            name=f"intervals_without_write_{moment}",
+            title=f"Intervals of the load without a write {when}",
+            unit="",
+            better="less",
+        )
         yield MetricInfo(name=f"sync_{moment}_s", title=f"Sync at the end of the load {when}", unit="s", better="less")
         yield MetricInfo(
             name=f"written_per_byte_{moment}",
@@ -150,7 +156,8 @@ class Blog:
         checks = [
             Check(name="the load changed the origin", ok=bool(facts.differences(now)), detail=f"{now.files} files")
         ]
-        metrics = _figures("before", before) | _figures("after", after)
+        interval = bench.parameters.extra["interval_s"] // _WINDOW_S
+        metrics = _figures("before", before, interval) | _figures("after", after, interval)
         for what in ("reads", "writes"):
             if metrics[f"{what}_before"]:
                 metrics[f"{what}_kept"] = metrics[f"{what}_after"] / metrics[f"{what}_before"]
@@ -269,17 +276,21 @@ def _phase(bench: Workbench, load: _Own | _Blogbench, turn: int) -> _Phase:
     return _Phase(run=run, sync_s=sync.spent.seconds, spent=whole.spent)
 
 
-def _figures(moment: str, phase: _Phase) -> dict[str, float]:
+def _figures(moment: str, phase: _Phase, interval: int) -> dict[str, float]:
+    """Given also how many windows an interval has, return the figures of one load."""
     stalls = phase.run.stalls()
+    written = phase.run.intervals(WRITTEN + REWRITTEN + COMMENTED, interval)
     figures = {
         f"reads_{moment}": phase.run.reads,
         f"writes_{moment}": phase.run.writes,
         f"windows_without_write_{moment}": stalls.without_write,
         f"windows_without_read_{moment}": stalls.without_read,
         f"windows_without_either_{moment}": stalls.without_either,
-        f"longest_without_write_{moment}_s": stalls.longest_write_s,
-        f"longest_without_read_{moment}_s": stalls.longest_read_s,
-        f"longest_without_either_{moment}_s": stalls.longest_either_s,
+        f"intervals_without_write_{moment}": written.count(0),
+        # What is shorter than a window is not seen; and of none at all there would be no ratio.
+        f"longest_without_write_{moment}_s": max(stalls.longest_write_s, _WINDOW_S),
+        f"longest_without_read_{moment}_s": max(stalls.longest_read_s, _WINDOW_S),
+        f"longest_without_either_{moment}_s": max(stalls.longest_either_s, _WINDOW_S),
         f"sync_{moment}_s": phase.sync_s,
     }
     if phase.run.bytes_written and phase.spent.written_bytes:
