@@ -1,0 +1,38 @@
+"""The published experiments as they were repeated: the page says what the committed samples show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.published import REPETITIONS, figures, report, unpacked
+
+ROOT = Path(__file__).parents[2]
+ARCHIVE = ROOT / "tests" / "golden" / "bench" / "published.tar.xz"
+PAGE = ROOT / "docs" / "published.md"
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return unpacked(ARCHIVE)
+
+
+def test_the_page_has_the_tables_that_the_samples_make(samples):
+    page = PAGE.read_text(encoding="utf-8").splitlines()
+    missing = [line for line in (*report(samples), *figures(samples)) if line not in page]
+    assert missing == []
+
+
+def test_the_samples_are_of_the_experiments_and_tell_no_name(samples):
+    experiments = {(one.scenario, one.reading) for one in REPETITIONS}
+    for sample in samples:
+        assert (sample["scenario"], sample["reading"]) in experiments
+        host = sample["host"]
+        assert not host.get("host")
+        assert host["device"]["rotational"]
+        assert (host["virtualisation"]["vm"], host["target"]["identified_by"]) == ("uml", "device-mapper")
+
+
+def test_data_did_not_fit_into_memory(samples):
+    assert all(sample["parameters"]["size_bytes"] > sample["host"]["memory_bytes"] for sample in samples)
