@@ -23,6 +23,7 @@ from snapmgr.bench.stacks import STACKS, lacking
 from snapmgr.bench.target import DEFAULT_FOLDER, opened_target, parse_target
 from snapmgr.blockdev import device_stack
 from snapmgr.errors import ConfigError, LackingError
+from snapmgr.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 # Of what is free in a folder: its owner may need some, too.
 _SHARE = 0.8
+_LEAST_MEMORY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,11 @@ def planned(request: Request) -> tuple[Plan, Place]:
     Raises ConfigError, and LackingError with all reasons if nothing can be measured here.
     """
     wish = request.wish
+    if request.memory_bytes is not None and request.memory_bytes < _LEAST_MEMORY_BYTES:
+        raise ConfigError(
+            f"--memory {format_size(request.memory_bytes)} is too little for fio and its buffers",
+            hint=f"bound it to {format_size(_LEAST_MEMORY_BYTES)} or more",
+        )
     wanted = chosen(wish.scenarios or PROFILE[wish.profile].scenarios or [one.name for one in scenarios()])
     plan = make_plan(
         wish,

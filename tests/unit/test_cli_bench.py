@@ -250,6 +250,7 @@ def test_nothing_that_can_be_measured_is_exit_code_7_with_the_reasons(lab):
         ("--size", "8G"),
         ("--repeats", "0"),
         ("--budget", "0"),
+        ("--memory", "10M"),
         ("-o", "/nowhere/results"),
     ],
 )
