@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pymysql.cursors import DictCursor
+from pymysql.err import MySQLError
 
 from support.server import PrivateServer, free_port, private_server
 from support.storage import work_folder
@@ -97,11 +98,21 @@ class Pair:
         """Wait until the replica (or `server`) has executed all, and holds what the source holds. AssertionError."""
         server = server or self.replica
         wanted, deadline = checksums(self.source), time.monotonic() + limit_s
-        while checksums(server) != wanted:
+        while (held := _checksums_so_far(server)) != wanted:
             errors = [error for error in map(sql_error, status(server)) if error]
             assert errors == []
-            assert time.monotonic() < deadline, f"{checksums(server)} came to be, {wanted} is in the source"
+            assert time.monotonic() < deadline, f"{held} came to be, {wanted} is in the source"
             time.sleep(0.2)
+
+
+def _checksums_so_far(server: PrivateServer) -> object:
+    """Return `checksums`; None while not even the schema and its tables are there."""
+    try:
+        return checksums(server)
+    except MySQLError as error:
+        if error.args[0] not in {1049, 1146}:
+            raise
+        return None
 
 
 def status(server: PrivateServer) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -129,8 +129,13 @@ class VolumeScene(Scene):
 
 def suspended() -> list[str]:
     """Return the device-mapper devices that stand still."""
-    found = Path("/sys/block").glob("dm-*/dm/suspended")
-    return [(file.parent / "name").read_text().strip() for file in found if file.read_text().strip() == "1"]
+    names = []
+    for file in Path("/sys/block").glob("dm-*/dm/suspended"):
+        # One that goes away meanwhile stands still no more.
+        with suppress(OSError):
+            if file.read_text().strip() == "1":
+                names.append((file.parent / "name").read_text().strip())
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)
