@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.bench import scene
 from snapmgr.bench.model import Parameters
 from snapmgr.bench.scenarios import oltp
-from snapmgr.bench.stacks import STACKS
-from snapmgr.bench.workbench import workbench
-from snapmgr.command import CommandRunner
 from snapmgr.errors import ConfigError
-from support.storage import work_folder
+from support.benchdevice import scenario_bench
 from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
@@ -28,28 +23,9 @@ _GIVEN = Parameters(profile="smoke", reading="o_direct", size_bytes=16 << 20, me
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[StackWorkbench]:
-    runner = CommandRunner()
-    # Short: a server's socket lies in it.
-    with work_folder(Path("/dev/shm")) as folder:
-        (folder / "run").mkdir()
-        monkeypatch.setattr(scene, "RUN", folder / "run")
-        with (folder / "image").open("wb") as image:
-            image.truncate(_SIZE_BYTES)
-        device = runner.run(["losetup", "--find", "--show", str(folder / "image")]).stdout.strip()
-        try:
-            with workbench(
-                STACKS[request.param],
-                oltp.scenario.parameters(_GIVEN),
-                device=device,
-                size_bytes=_SIZE_BYTES,
-                folder=folder,
-                runner=runner,
-                tell=lambda _: None,
-            ) as made:
-                yield made
-        finally:
-            runner.run(["losetup", "--detach", device])
+def bench(request: pytest.FixtureRequest) -> Iterator[StackWorkbench]:
+    with scenario_bench(request.param, oltp.scenario.parameters(_GIVEN), _SIZE_BYTES) as made:
+        yield made
 
 
 _STACKS = ("btrfs", "xfs-reflink", "btrfs-nocow") if CAMPAIGN else ("btrfs",)

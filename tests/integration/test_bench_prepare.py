@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,19 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from snapmgr.api import ClientOptions
-from snapmgr.bench import scene
 from snapmgr.bench.model import Parameters
 from snapmgr.bench.prepareladder import TITLES
 from snapmgr.bench.scenarios import prepare
-from snapmgr.bench.stacks import STACKS
-from snapmgr.bench.workbench import workbench
-from snapmgr.command import CommandRunner
 from snapmgr_juicefs import private
-from support.storage import work_folder
+from support.benchdevice import scenario_bench
 from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from snapmgr.bench.workbench import StackWorkbench
 
@@ -42,31 +38,9 @@ def scenario() -> Iterator[prepare.Prepare]:
     made.close()
 
 
-@contextmanager
-def _bench(stack: str, scenario: prepare.Prepare) -> Iterator[StackWorkbench]:
+def _bench(stack: str, scenario: prepare.Prepare) -> AbstractContextManager[StackWorkbench]:
     parameters = scenario.parameters(_GIVEN)
-    size_bytes = scenario.needs(parameters).space_bytes
-    runner = CommandRunner()
-    # Short: a server's socket lies in it.
-    with work_folder(Path("/dev/shm")) as folder, pytest.MonkeyPatch.context() as patch:
-        (folder / "run").mkdir()
-        patch.setattr(scene, "RUN", folder / "run")
-        with (folder / "image").open("wb") as image:
-            image.truncate(size_bytes)
-        device = runner.run(["losetup", "--find", "--show", str(folder / "image")]).stdout.strip()
-        try:
-            with workbench(
-                STACKS[stack],
-                parameters,
-                device=device,
-                size_bytes=size_bytes,
-                folder=folder,
-                runner=runner,
-                tell=lambda _: None,
-            ) as made:
-                yield made
-        finally:
-            runner.run(["losetup", "--detach", device])
+    return scenario_bench(stack, parameters, scenario.needs(parameters).space_bytes)
 
 
 @pytest.mark.needs("loop", "xfs")

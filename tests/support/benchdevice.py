@@ -135,3 +135,30 @@ def bench_disk(disk: str) -> Iterator[BenchDevice]:
             yield BenchDevice(device=disk, image=Path(disk), used_bytes=USED_DISK_BYTES, folder=folder)
         finally:
             scene.RUN = old
+
+
+@contextmanager
+def scenario_bench(stack: str, parameters: Parameters, size_bytes: int) -> Iterator[StackWorkbench]:
+    """Open a workbench with a scenario's parameters on a loop device of its own, in memory; nothing is left of it."""
+    runner = CommandRunner()
+    # Short: a server's socket lies in it.
+    with work_folder(Path("/dev/shm")) as folder:
+        (folder / "run").mkdir()
+        old, scene.RUN = scene.RUN, folder / "run"
+        with (folder / "image").open("wb") as image:
+            image.truncate(size_bytes)
+        device = runner.run(["losetup", "--find", "--show", str(folder / "image")]).stdout.strip()
+        try:
+            with workbench(
+                STACKS[stack],
+                parameters,
+                device=device,
+                size_bytes=size_bytes,
+                folder=folder,
+                runner=runner,
+                tell=lambda _: None,
+            ) as made:
+                yield made
+        finally:
+            scene.RUN = old
+            runner.run(["losetup", "--detach", device])
