@@ -79,7 +79,14 @@ def _compare_published(session: Session, folders: tuple[Path, ...]) -> int:
         session.document(EXIT_OK, **document)
         return EXIT_OK
     rows = [
-        [row["experiment"] or "-", row["title"], row["published_text"], row["ours_text"], row["verdict"], row["words"]]
+        [
+            row["experiment"] or "-",
+            row["title"],
+            row["published_text"],
+            row["ours_text"],
+            _conclusion(row),
+            row["words"],
+        ]
         for row in document["rows"]
     ]
     lines = format_table(("EXPERIMENT", "FIGURE", "PUBLISHED", "HERE, 95 %", "CONCLUSION", "WHY"), rows)
@@ -90,6 +97,12 @@ def _compare_published(session: Session, folders: tuple[Path, ...]) -> int:
             lines.append(f"about {row['title']}: {row['remark']}")
     print_lines(lines)
     return EXIT_OK
+
+
+def _conclusion(row: dict[str, Any]) -> str:
+    """Return the verdict, marked where what was measured here is something else than what was published."""
+    judged = row["verdict"] in {"holds", "does not hold"}
+    return f"{row['verdict']} (not comparable)" if judged and row["obstacles"] else str(row["verdict"])
 
 
 def _samples(folders: tuple[Path, ...]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import pytest
 from snapmgr.bench import session
 from snapmgr.bench.results import Results
 from snapmgr.bench.run import Conductor
+from snapmgr.cli.benchcompare import _conclusion
 from snapmgr.cli.main import main
 from snapmgr.cli.signals import Interrupted
 from snapmgr.errors import CommandError, ConfigError
@@ -370,3 +371,10 @@ def test_published_conclusions_beside_ours(lab, tmp_path):
     assert document["counts"] == {"not measured": len(document["rows"])}
     assert lab("compare", "published", tmp_path / "nothing")[0] == 1
     assert lab("compare", lab.folder, lab.folder, lab.folder)[0] == 2
+
+
+def test_a_conclusion_from_something_else_than_was_published_says_so():
+    row = {"verdict": "holds", "obstacles": ["a loop device is no spinning disk"]}
+    assert _conclusion(row) == "holds (not comparable)"
+    assert _conclusion(row | {"obstacles": []}) == "holds"
+    assert _conclusion(row | {"verdict": "not shown"}) == "not shown"
