@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from snapmgr.blockdev import find_target
 from snapmgr.command import CommandRunner
 from snapmgr.errors import SnapmgrError
+from snapmgr.host import regression_side
 from snapmgr.jobs.account import grant_statements, missing_privileges, needed_privileges, read_grants, replicates
 from snapmgr.jobs.fill import WHEN_FULL, add_sample, alarm, forecast, limits_of
 from snapmgr.jobs.filling import read_fill
@@ -131,6 +135,7 @@ def _examine_server(job: Job) -> Iterator[Finding]:
             replica = replicates(connection, abilities)
             needed = needed_privileges(job, abilities, replica=replica)
             missing = missing_privileges(read_grants(connection), needed)
+            method = connection.variables("innodb_flush_method").get("innodb_flush_method", "")
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
         return
@@ -144,8 +149,24 @@ def _examine_server(job: Job) -> Iterator[Finding]:
         )
     else:
         yield _finding(job, "ok", f"{account} has all privileges that a backup needs")
+    yield from _examine_kernel(job, identity.datadir, method)
     explicit, ran = job.verify.server, program_of(identity.pid)
     yield from _examine_program(job, lambda: find_server(identity.flavor, explicit, wrote=identity.version, ran=ran))
+
+
+def _examine_kernel(job: Job, datadir: str, flush_method: str) -> Iterator[Finding]:
+    """Tell who is slow for a reason that no setting of the server shows: see `snapmgr.host.regression_side`."""
+    release = os.uname().release
+    with suppress(SnapmgrError, ValueError):
+        slow = flush_method.startswith("O_DIRECT") and regression_side(release) == "within"
+        if slow and find_target(datadir).mount.fs_type == "ext4":
+            yield _finding(
+                job,
+                "note",
+                f"kernel {release} has ext4's regression (Linux 4.9 to 5.5), unless the distribution has cured it: "
+                f"with innodb_flush_method={flush_method}, writes in place keep reads of the same file waiting",
+                "measure it: snapmgr bench run innodb-io; a newer kernel, or XFS, does not have it",
+            )
 
 
 def _examine_stopped(job: Job) -> Iterator[Finding]:
