@@ -345,7 +345,14 @@ def attached(ctx: Context, entry: Entry, *, writable: bool = True, why: Purpose 
         with relieved(ctx, entry.manifest):
             yield lease
     finally:
-        release(ctx, lease)
+        try:
+            release(ctx, lease)
+        except Exception:
+            raise
+        except BaseException:
+            # A signal just before they were held back, of which only the first is raised.
+            release_or_tell(ctx, lease)
+            raise
 
 
 @contextmanager
