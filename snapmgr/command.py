@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO, Self
 
 from snapmgr.errors import CommandError, LackingError
-from snapmgr.records import Completed
+from snapmgr.records import Completed, Reason
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
@@ -62,6 +62,17 @@ def find_program(name: str) -> str:
         hint = f"apt-get install {package}" if package else f"install it, or correct its name; looked for in {_PATH}"
         raise LackingError(f"the program {name} is not installed", hint=hint)
     return found
+
+
+def missing_programs(*names: str) -> tuple[Reason, ...]:
+    """Return a reason for each of these programs that is not installed."""
+    found = []
+    for name in names:
+        try:
+            find_program(name)
+        except LackingError as error:
+            found.append(Reason(what=error.message, hint=error.hint or ""))
+    return tuple(found)
 
 
 def redact(text: str, secrets: tuple[str, ...]) -> str:

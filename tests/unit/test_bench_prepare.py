@@ -244,7 +244,7 @@ def test_missing_programs_are_named(monkeypatch):
             raise LackingError("there is no mariadb-backup", hint="apt-get install mariadb-backup")
         return f"/bin/{name}"
 
-    monkeypatch.setattr(prepare, "find_program", find)
+    monkeypatch.setattr("snapmgr.command.find_program", find)
     (reason,) = SCENARIO.missing()
     assert reason.what == "there is no mariadb-backup"
     assert reason.hint == "apt-get install mariadb-backup"

@@ -7,12 +7,12 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import LackingError, Reason, StorageError, format_size
+from snapmgr.api import Reason, StorageError, format_size
 from snapmgr.bench.directio import buffers_direct_writes
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.passes import WritePass, linear_read, write_pass
 from snapmgr.bench.proof import block_digests, flush
-from snapmgr.command import find_program
+from snapmgr.command import missing_programs
 from snapmgr.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,11 +112,7 @@ class Aging:
 
     def missing(self) -> tuple[Reason, ...]:
         """Fio."""
-        try:
-            find_program("fio")
-        except LackingError as error:
-            return (Reason(what=error.message, hint=error.hint or ""),)
-        return ()
+        return missing_programs("fio")
 
     def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - the model's signature
         """Any."""

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import LackingError, Reason, format_size
+from snapmgr.api import Reason, format_size
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.command import find_program
+from snapmgr.command import missing_programs
 from snapmgr.errors import ConfigError
 from snapmgr.host import regression_side
 
@@ -136,11 +136,7 @@ class InnodbIo:
 
     def missing(self) -> tuple[Reason, ...]:
         """Fio."""
-        try:
-            find_program("fio")
-        except LackingError as error:
-            return (Reason(what=error.message, hint=error.hint or ""),)
-        return ()
+        return missing_programs("fio")
 
     def suits(self, stack: Stack) -> str | None:
         """The controls: nothing here has to do with snapshots."""

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import LackingError, Reason, format_size
+from snapmgr.api import Reason, format_size
 from snapmgr.bench.mariadb import PROGRAMS, Hold, PrivateMariadb, install, private_mariadb
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.sysbench import Report, Sysbench
-from snapmgr.command import CommandRunner, find_program
+from snapmgr.command import CommandRunner, missing_programs
 from snapmgr.errors import CommandError, ConfigError
 
 if TYPE_CHECKING:
@@ -83,13 +83,7 @@ class Oltp:
 
     def missing(self) -> tuple[Reason, ...]:
         """Look for the programs."""
-        found = []
-        for program in ("sysbench", *PROGRAMS):
-            try:
-                find_program(program)
-            except LackingError as error:
-                found.append(Reason(what=error.message, hint=error.hint or ""))
-        return tuple(found)
+        return missing_programs("sysbench", *PROGRAMS)
 
     def suits(self, stack: Stack) -> str | None:
         """JuiceFS is no place for a live server's files to be measured against disks."""

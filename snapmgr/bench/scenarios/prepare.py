@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import LackingError, Reason, Remounting
+from snapmgr.api import Reason, Remounting
 from snapmgr.bench.layout import read_layout
 from snapmgr.bench.mariadb import PROGRAMS
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
@@ -18,7 +18,7 @@ from snapmgr.bench.prepareways import Site, cloned, copied, overlaid, overlay_re
 from snapmgr.bench.proof import flush
 from snapmgr.bench.redobackup import TABLES, KeptFolder, RedoLoad, make_backup
 from snapmgr.bench.target import DEFAULT_FOLDER
-from snapmgr.command import CommandRunner, find_program
+from snapmgr.command import CommandRunner, missing_programs
 from snapmgr.errors import ConfigError, VerificationError
 from snapmgr.stage.prepare.backupfolder import inspect
 from snapmgr.stage.prepare.inplace import Settings, choose_memory
@@ -102,13 +102,7 @@ class Prepare:
 
     def missing(self) -> tuple[Reason, ...]:
         """Look for the programs."""
-        found = []
-        for program in (*PROGRAMS, "mariadb-backup"):
-            try:
-                find_program(program)
-            except LackingError as error:
-                found.append(Reason(what=error.message, hint=error.hint or ""))
-        return tuple(found)
+        return missing_programs(*PROGRAMS, "mariadb-backup")
 
     def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - a backup can be copied everywhere
         """Every stack can be copied to."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import LackingError, Reason, StorageError, format_size
+from snapmgr.api import Reason, StorageError, format_size
 from snapmgr.bench import printed
 from snapmgr.bench.directio import buffers_direct_writes
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.passes import linear_read, timed_pass, write_curves, write_figures, write_infos, write_pass
 from snapmgr.bench.unitdigests import digest_units
-from snapmgr.command import find_program
+from snapmgr.command import missing_programs
 from snapmgr.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,11 +109,7 @@ class RandomUpdate:
 
     def missing(self) -> tuple[Reason, ...]:
         """Fio."""
-        try:
-            find_program("fio")
-        except LackingError as error:
-            return (Reason(what=error.message, hint=error.hint or ""),)
-        return ()
+        return missing_programs("fio")
 
     def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - the model's signature
         """Any; a control has no snapshot, and shows what two passes cost without one."""

@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import LackingError, Reason, format_size
+from snapmgr.api import Reason, format_size
 from snapmgr.bench import backgroundload
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.proof import block_digests, flush
 from snapmgr.bench.rawsnapshot import RawWay, raw_ways
-from snapmgr.command import find_program
+from snapmgr.command import missing_programs
 from snapmgr.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,11 +102,7 @@ class SnapshotOps:
 
     def missing(self) -> tuple[Reason, ...]:
         """Return that fio is, if it is."""
-        try:
-            find_program("fio")
-        except LackingError as error:
-            return (Reason(what=error.message, hint="apt-get install fio"),)
-        return ()
+        return missing_programs("fio")
 
     def suits(self, stack: Stack) -> str | None:
         """Return why not: a control."""
