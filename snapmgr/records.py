@@ -325,6 +325,9 @@ class Provisioned:
     """As the kernel reports them."""
 
 
+    cache_dirs: tuple[str, ...] = ()
+    """Folders in which a client of the storage keeps what it has read: files there may be removed at any time, so that
+    the next read is none of its cache."""
 @dataclass(frozen=True, kw_only=True)
 class Completed:
     """What a program printed and how it ended."""

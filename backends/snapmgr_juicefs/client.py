@@ -21,6 +21,7 @@ _ROOT_INODE = 1
 _CONFIG = (".config", ".jfs.config")
 _STATS = (".stats", ".jfs.stats")
 _STAGING = "rawstaging"
+_READ = "raw"
 # So long without one byte less, and nothing is uploaded any more: the object store is gone or refuses.
 _NO_PROGRESS_S = 180.0
 _POLL_S = 0.05
@@ -71,6 +72,10 @@ class Client:
     def staged(self) -> dict[str, int]:
         """Return the files in its cache folder that are not uploaded yet, with their sizes."""
         return staged(self.cache_dirs)
+
+    def read_dirs(self) -> tuple[str, ...]:
+        """Return the folders in which it keeps what it has read: any of their files may be removed at any time."""
+        return tuple(os.path.join(folder, _READ) for folder in self.cache_dirs)
 
     def is_gone(self) -> bool:
         """Whether its process has ended."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.api import Provisioned, StorageError, StorageMaker, unmount_all
-from snapmgr_juicefs import private
+from snapmgr_juicefs import client, private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,6 +95,7 @@ def _provisioned(
         capacity_bytes=int(free_bytes * _SHARE),
         commands=maker.commands,
         mount_options=tuple(dict.fromkeys((*mount.options, *mount.super_options))),
+        cache_dirs=client.recognise(mount).read_dirs(),
     )
 
 

@@ -183,7 +183,7 @@ class Workbench(Protocol):
         """Run a program; it is recorded with the sample."""
 
     def cold(self) -> None:
-        """Sync, and drop the kernel's caches."""
+        """Sync, and drop the kernel's caches and those of the storage's client: the next read is the storage's own."""
 
     def quiet(self) -> float:
         """Wait until the storage's background work (btrfs's cleaner, discards, uploads) is done; return the seconds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from contextlib import contextmanager, nullcontext
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapmgr.api import AttachRecord, InUseError, LackingError, NotMine, Readying, StorageError
+from snapmgr.bench.caches import drop_caches
 from snapmgr.bench.cloning import cloning_of
 from snapmgr.bench.counters import Counters
 from snapmgr.bench.fio import run_fio
@@ -52,7 +52,6 @@ _SETTLE_S = 600.0
 _SYNCED_S = 0.05
 _SYNCS = 5
 _UNMOUNT_S = 5.0
-_DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 class Recorder:
@@ -233,17 +232,11 @@ class StackWorkbench:
         return self._runner.run(argv, timeout_s=timeout_s)
 
     def cold(self) -> None:
-        """Sync, and drop the kernel's caches. Raises LackingError where they cannot be dropped (a container)."""
-        # Twice: the first may leave what was written meanwhile. All file systems: a loop device's file is on another.
-        os.sync()
-        os.sync()
-        try:
-            _DROP_CACHES.write_text("3\n", encoding="ascii")
-        except OSError as error:
-            raise LackingError(
-                f"cannot drop the caches ({_DROP_CACHES}: {error.strerror}): no read would be cold",
-                hint="run it as root, outside of a container",
-            ) from None
+        """Drop what would answer reads in the storage's stead: the kernel's caches, and those of its client.
+
+        Raises LackingError where they cannot be dropped (a container).
+        """
+        drop_caches(self.provisioned.cache_dirs)
 
     def quiet(self) -> float:
         """Wait until the background work is done; return the seconds."""

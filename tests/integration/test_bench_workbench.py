@@ -13,6 +13,7 @@ from snapmgr.bench.controls import Controls
 from snapmgr.bench.stacks import STACKS, backend_of, lacking, provisioner_of
 from snapmgr.command import CommandRunner
 from snapmgr.mount import KernelMounter
+from snapmgr_juicefs.client import recognise
 from support.benchdevice import USED_BYTES, BenchDevice, bench_device
 from support.storage import processes_of
 
@@ -140,6 +141,24 @@ def test_cold_reads_come_from_the_device(device: BenchDevice) -> None:
             file.read_bytes()
     assert cold.spent.read_bytes >= 4 << 20
     assert warm.spent.read_bytes == 0
+
+
+@pytest.mark.needs("juicefs")
+def test_cold_reads_come_from_the_object_store_and_not_from_the_clients_cache(device: BenchDevice) -> None:
+    name = "juicefs_object_request_data_bytes_GET"
+    with device.bench("juicefs") as bench:
+        client = recognise(next(one for one in KernelMounter().mounts() if one.fs_type == "fuse.juicefs"))
+        assert bench.record()["provisioned"]["cache_dirs"] == client.read_dirs()
+        file = bench.path / "file"
+        file.write_bytes(os.urandom(8 << 20))
+        for _ in range(2):
+            bench.cold()
+            before = client.counters()
+            with bench.measured() as cold:
+                file.read_bytes()
+            after = client.counters()
+            assert after[name] - before.get(name, 0) >= 8 << 20
+            assert cold.spent.read_bytes >= 8 << 20
 
 
 def test_quiet_waits_for_the_cleaner(device: BenchDevice) -> None:

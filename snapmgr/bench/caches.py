@@ -1,0 +1,57 @@
+"""Dropping what would answer reads in a storage's stead: the kernel's caches, and the folders in which clients cache."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapmgr.api import LackingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+# A client writes what it has read into its cache a moment later.
+_SETTLED_S = 0.1
+# A load that goes on fills it again.
+_AT_MOST_S = 5.0
+
+
+def drop_caches(folders: Sequence[str] = ()) -> None:
+    """Empty the clients' cache folders, sync, and drop the kernel's caches.
+
+    Raises LackingError where these cannot be dropped (a container).
+    """
+    deadline = time.monotonic() + _AT_MOST_S
+    empty(folders)
+    while folders and time.monotonic() < deadline:
+        time.sleep(_SETTLED_S)
+        if not empty(folders):
+            break
+    # Twice: the first may leave what was written meanwhile. All file systems: a loop device's file is on another.
+    os.sync()
+    os.sync()
+    try:
+        _DROP_CACHES.write_text("3\n", encoding="ascii")
+    except OSError as error:
+        raise LackingError(
+            f"cannot drop the caches ({_DROP_CACHES}: {error.strerror}): no read would be cold",
+            hint="run it as root, outside of a container",
+        ) from None
+
+
+def empty(folders: Sequence[str]) -> int:
+    """Remove all files below some folders, and return how many they were. The folders stay; a link is not followed."""
+    found = 0
+    for folder in folders:
+        # It is made with the first block.
+        with suppress(FileNotFoundError):
+            for _, _, names, fd in os.fwalk(folder):
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=fd)
+                        found += 1
+    return found
