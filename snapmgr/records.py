@@ -306,6 +306,8 @@ class ProvisionOrder:
     """How much of the device to use, from its beginning; what lies behind is not touched."""
     options: Mapping[str, str] = field(default_factory=dict)
     """The backend's own: {"file_system": "xfs"}; unknown ones are refused with ConfigError."""
+    discard: bool = True
+    """Whether the device is told beforehand that all of it is unused (TRIM), where it can be told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,11 +325,11 @@ class Provisioned:
     """What was run, so that anyone can repeat it."""
     mount_options: tuple[str, ...] = ()
     """As the kernel reports them."""
-
-
     cache_dirs: tuple[str, ...] = ()
     """Folders in which a client of the storage keeps what it has read: files there may be removed at any time, so that
     the next read is none of its cache."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Completed:
     """What a program printed and how it ended."""

@@ -73,6 +73,7 @@ class DeviceTarget:
         self._record = device
         self._identity = identity
         self._sequence = _sequence(device.number)
+        self.discard = True
         self._runner = runner
         self._discards = True
         self._noted = True
@@ -109,7 +110,7 @@ class DeviceTarget:
         self.check()
         _forget_cached(self._fd)
         self._runner.run(["wipefs", "--quiet", "--all", self.device], timeout_s=_WIPE_TIMEOUT_S)
-        if self._discards and self._can_discard():
+        if self.discard and self._discards and self._can_discard():
             argv = ["blkdiscard", "--offset", "0", "--length", str(self.size_bytes), self.device]
             try:
                 self._runner.run(argv, timeout_s=_DISCARD_TIMEOUT_S)
@@ -140,7 +141,7 @@ class DeviceTarget:
             "device_kind": self._record.kind,
             "model": self._identity.model,
             "identified_by": self._identity.source,
-            "discarded": self._discards and self._can_discard(),
+            "discarded": self.discard and self._discards and self._can_discard(),
             "marked": self._noted,
         }
 
@@ -152,6 +153,7 @@ class DeviceTarget:
 
     def leave(self) -> None:
         """Blank it, and note what it looks like now, so that the next run knows it again."""
+        self.discard = True
         self.blank()
         _forget_cached(self._fd)
         content = read_content(self._fd, self._record.size_bytes).digest

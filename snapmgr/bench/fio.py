@@ -158,6 +158,7 @@ def run_fio(
     directory: Path,
     keep: Path,
     runner: Runner,
+    prefix: Sequence[str] = (),
 ) -> FioRun:
     """Run fio with a job file made of `sections`, and return what it found.
 
@@ -168,6 +169,7 @@ def run_fio(
         directory: where the files of the load are; written into the job file.
         keep: an existing folder for job file, document and logs; no load goes there.
         runner: runs it. There is no time limit: how long a job takes is the job's own affair.
+        prefix: what fio is started by: ("setpriv", …, "--").
 
     Raises LackingError without fio, CommandError with its own words if it fails or prints no document, ConfigError for
     names or values that a job file cannot hold.
@@ -180,7 +182,7 @@ def run_fio(
     for log in logs.values():
         # fio appends.
         log.unlink(missing_ok=True)
-    argv = ["env", f"--chdir={keep}", "fio", "--output-format=json+", "--eta=never", f"{name}.fio"]
+    argv = [*prefix, "env", f"--chdir={keep}", "fio", "--output-format=json+", "--eta=never", f"{name}.fio"]
     try:
         done = runner.run(argv, timeout_s=None)
     except CommandError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.order import Course, Measured, Slot, expected_s, left_out, next_sample
+from snapmgr.bench.precondition import ROUND_S, TIMES, WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,9 +47,13 @@ def courses_of(plan: Plan) -> tuple[Course, ...]:
     )
 
 
-def preparation_s(file_bytes: int | None) -> float:
-    """Return how long it takes to write a loop device's file once; 0 for a device (None)."""
-    return (file_bytes or 0) / _DISK_BYTES_PER_S
+def preparation_s(file_bytes: int | None, flash_bytes: int | None, *, steady_s: float) -> float:
+    """Return how long it takes until the first sample.
+
+    A loop device's file is written once; flash, if its size is given, is brought to a steady state for `steady_s`.
+    """
+    steadying_s = TIMES * flash_bytes / _DISK_BYTES_PER_S + WINDOW * ROUND_S if flash_bytes else 0.0
+    return (file_bytes or 0) / _DISK_BYTES_PER_S + min(steadying_s, steady_s)
 
 
 def forecast(plan: Plan, *, spent_s: float) -> tuple[list[Step], tuple[str, ...]]:

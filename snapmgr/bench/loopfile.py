@@ -55,6 +55,7 @@ class LoopTarget:
     """A loop device of our own on a file without a name; made by `loop_target`."""
 
     kind: Literal["loop", "device"] = "loop"
+    discard: bool = False
 
     def __init__(self, *, device: str, folder: Path, file_fd: int, facts: dict[str, Any], runner: Runner) -> None:
         self.device = device

@@ -124,10 +124,10 @@ def differences(old: Host, new: Host) -> list[str]:
 def telling(host: Host) -> dict[str, Any]:
     """Return the facts without our own version, which a comparison is about, nor what each boot or start changes.
 
-    That are names that the kernel gives, the memory that it keeps for itself, and what a loop device's file takes
-    beside its data.
+    That are names that the kernel gives, the memory that it keeps for itself, what a loop device's file takes beside
+    its data, and how a steady state was reached.
     """
-    found = {name: value for name, value in host.items() if name not in {"host", "packages", "python"}}
+    found = {name: value for name, value in host.items() if name not in {"host", "packages", "python", "conditioning"}}
     found["device"] = _unnamed(host.get("device") or {})
     if isinstance(host.get("memory_bytes"), int):
         found["memory_bytes"] = nominal_bytes(host["memory_bytes"])

@@ -42,6 +42,8 @@ class Profile:
     """What is compared if none is named, but for scenarios about others; see `make_plan`."""
     scenarios: tuple[str, ...] = ()
     """What runs if none is named; empty: all."""
+    steady_s: float = 0.0
+    """How long flash is written to at most, until it is in a steady state; 0: it is not."""
 
 
 _FEW = ("btrfs", "xfs-reflink", "lvm+ext4", "lvm-thin+xfs", "ext4")
@@ -57,8 +59,12 @@ PROFILE: Mapping[ProfileName, Profile] = {
         scenarios=("random-update", "snapshot-ops"),
         stacks=_FEW,
     ),
-    "standard": Profile(budget_s=4 * 3600, size_bytes=4096 * _MIB, least=6, most=40, width=0.1, stacks=_MORE),
-    "paper": Profile(budget_s=48 * 3600, size_bytes=100 * 1024 * _MIB, least=6, most=64, width=0.05, stacks=_MORE),
+    "standard": Profile(
+        budget_s=4 * 3600, size_bytes=4096 * _MIB, least=6, most=40, width=0.1, stacks=_MORE, steady_s=3600
+    ),
+    "paper": Profile(
+        budget_s=48 * 3600, size_bytes=100 * 1024 * _MIB, least=6, most=64, width=0.05, stacks=_MORE, steady_s=12 * 3600
+    ),
 }
 
 
@@ -75,6 +81,8 @@ class Wish:
     size_bytes: int | None = None
     repeats: int | None = None
     budget_s: float | None = None
+    steady_s: float | None = None
+    """None: as long as the profile has it."""
     seed: int = 1
 
 
@@ -121,6 +129,8 @@ class Plan:
     least: int
     most: int
     width: float
+    steady_s: float
+    """See `Profile`."""
 
     @property
     def space_bytes(self) -> int:
@@ -142,6 +152,7 @@ class Plan:
             "reading": wish.reading,
             "repeats": wish.repeats,
             "seed": wish.seed,
+            "steady_s": self.steady_s or None,
             "experiments": {
                 experiment.name: {
                     "stacks": [stack.name for stack in experiment.stacks],
@@ -237,6 +248,7 @@ def make_plan(
         least=least,
         most=wish.repeats or profile.most,
         width=profile.width,
+        steady_s=profile.steady_s if wish.steady_s is None else wish.steady_s,
     )
 
 

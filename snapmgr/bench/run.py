@@ -289,6 +289,7 @@ class Conductor:
             folder=folder,
             runner=self._runner,
             tell=self._step,
+            discard=self._target.discard,
         )
 
     def _document(

@@ -87,6 +87,7 @@ def staged(
     size_bytes: int,
     options: Mapping[str, str],
     memory_bytes: int,
+    discard: bool,
     restore: Callable[[str], Provisioner],
 ) -> Iterator[Scene]:
     """Yield a scene for `provisioner`; whatever ends this process, what it has made on `device` is taken down.
@@ -97,6 +98,7 @@ def staged(
         backend: its name, for a later run; None: a control.
         size_bytes: as in `ProvisionOrder`.
         options: as in `ProvisionOrder`.
+        discard: as in `ProvisionOrder`.
         memory_bytes: what all of it may use of memory, page cache included.
         restore: given a backend's name ("" for the controls) returns a provisioner, to clear what earlier runs left.
     """
@@ -104,7 +106,9 @@ def staged(
     own_mounts()
     name = secrets.token_hex(8)
     folder = RUN / name
-    order = ProvisionOrder(id=name, point=str(folder / _POINT), size_bytes=size_bytes, options=dict(options))
+    order = ProvisionOrder(
+        id=name, point=str(folder / _POINT), size_bytes=size_bytes, options=dict(options), discard=discard
+    )
     with (
         _written(order, device, backend) as lock,
         guarded(

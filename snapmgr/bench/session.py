@@ -6,17 +6,18 @@ import os
 import secrets
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapmgr import __version__
-from snapmgr.bench.hostfacts import host_facts
+from snapmgr.bench.hostfacts import device_facts, host_facts
 from snapmgr.bench.leftovers import clear_leftovers
 from snapmgr.bench.mark import usable_bytes
 from snapmgr.bench.memory import memory_bytes, nominal_bytes
 from snapmgr.bench.plan import LEAST_TARGET_BYTES, PROFILE, differences, make_plan
+from snapmgr.bench.precondition import make_steady
 from snapmgr.bench.run import Conductor
 from snapmgr.bench.scenarios import chosen, scenarios
 from snapmgr.bench.stacks import STACKS, lacking
@@ -63,6 +64,8 @@ class Place:
     """What is needed, and the size of a file whose size nobody has said."""
     file_bytes: int | None
     """Size of the loop device's file; None for a device."""
+    flash_bytes: int | None = None
+    """Size of a device that does not turn; None for others."""
 
 
 def planned(request: Request) -> tuple[Plan, Place]:
@@ -111,7 +114,13 @@ def _place(on: str | None, plan: Plan) -> Place:
     own_size = on is None or (not on.startswith("loop:") and Path(on).is_dir())
     size_bytes = plan.file_bytes if own_size else plan.space_bytes
     order = parse_target(text, size_bytes=size_bytes)
-    return Place(text=text, size_bytes=size_bytes, file_bytes=order.size_bytes)
+    flash = order.kind == "device" and device_facts(order.path).get("rotational") is False
+    return Place(
+        text=text,
+        size_bytes=size_bytes,
+        file_bytes=order.size_bytes,
+        flash_bytes=_room_bytes(text) if flash else None,
+    )
 
 
 def arguments(plan: Plan, place: Place) -> dict[str, Any]:
@@ -168,7 +177,7 @@ def conductor(
         run = results.run() or results.begin(_new_run(plan, now))
         tell(f"measuring on {target.title}")
         host = host_facts(target.device, name=request.host_name)
-        host["steady"] = _steady(target, host)
+        host |= _conditioned(target, host, plan.steady_s, runner, tell)
         worker = Conductor(
             plan,
             results,
@@ -183,13 +192,21 @@ def conductor(
         yield lambda: worker.run(spent_s=time.monotonic() - begun)
 
 
-def _steady(target: OpenTarget, host: Mapping[str, Any]) -> bool | None:
-    """Return False for flash that was not brought to a steady state, which nothing here does; None: it need not be.
+def _conditioned(
+    target: OpenTarget, host: Mapping[str, Any], within_s: float, runner: Runner, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Bring flash to a steady state; return facts for the host: {"steady", "conditioning"}.
 
-    A device is discarded before each sample, so all find the same; but under lasting writes it would be slower.
+    None: it need not be steady (a disk that turns) or cannot be (a file). Flash that is not written to beforehand is
+    discarded before each sample, so all find the same; but under lasting writes it would be slower.
     """
-    device = host.get("device") or {}
-    return False if target.kind == "device" and device.get("rotational") is False else None
+    if target.kind != "device" or (host.get("device") or {}).get("rotational") is not False:
+        return {"steady": None}
+    if not within_s:
+        return {"steady": False}
+    done = make_steady(target, within_s=within_s, runner=runner, tell=tell)
+    target.discard = False
+    return {"steady": done.steady, "conditioning": asdict(done)}
 
 
 def _new_run(plan: Plan, now: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class OpenTarget(Protocol):
     kind: Literal["loop", "device"]
     title: str
     """For people: model, serial number and size."""
+    discard: bool
+    """Whether its blocks are discarded between samples, where it can: not once it is in a steady state."""
 
     def check(self) -> None:
         """Raise StorageError unless it is still what it was and nobody uses it. Before each mkfs."""

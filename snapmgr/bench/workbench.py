@@ -275,6 +275,7 @@ def workbench(
     folder: Path,
     runner: Runner,
     tell: Callable[[str], None],
+    discard: bool = True,
 ) -> Iterator[StackWorkbench]:
     """Make a stack's storage on a device and yield a workbench on it; at the end, however it comes, nothing is left.
 
@@ -286,6 +287,7 @@ def workbench(
         folder: for small files, on another file system.
         runner: runs all programs.
         tell: shows what goes on.
+        discard: whether the device is told beforehand that all of it is unused.
 
     This process gets a mount namespace of its own. Raises LackingError for what this machine lacks, StorageError.
     """
@@ -300,6 +302,7 @@ def workbench(
         size_bytes=size_bytes,
         options=stack.options,
         memory_bytes=parameters.memory_bytes,
+        discard=discard,
         restore=lambda name: restored(name, runner),
     ) as scene:
         tell(f"making {stack.name} on {device}")

@@ -75,6 +75,13 @@ refused, 7 if nothing can be measured here; see snapmgr --help.
 @click.option("--memory", "memory_bytes", metavar="SIZE", type=SizeText(), help="Bound memory, and so the page cache.")
 @click.option("--repeats", metavar="N", type=click.IntRange(min=1, max=1000), help="Exactly so many blocks.")
 @click.option("--reading", metavar="NAME", default="", help="Variant of a scenario, see: bench list")
+@click.option(
+    "--steady",
+    "steady_s",
+    metavar="DURATION",
+    type=DurationText(or_none=True),
+    help="Write to flash until it is steady, for so long at most.",
+)
 @click.option("--seed", metavar="N", type=click.IntRange(min=0), default=1, help="Of order and data.  [default: 1]")
 @click.option("--wipe", metavar="SERIAL", help="Destroy what the device of this serial number holds.")
 @click.option("--host-name", is_flag=True, help="Write the machine's name into the results.")
@@ -133,6 +140,7 @@ def _request(scenarios: tuple[str, ...], options: dict[str, Any]) -> Request:
         size_bytes=options["size_bytes"],
         repeats=options["repeats"],
         budget_s=options["budget_s"],
+        steady_s=options["steady_s"],
         seed=options["seed"],
     )
     ctx = click.get_current_context()
@@ -168,7 +176,8 @@ def _show_plan(session: Session, request: Request, plan: Plan, place: Place) -> 
     from snapmgr.bench.target import preview_target
 
     where = preview_target(place.text, size_bytes=place.size_bytes, wipe=request.wipe, line=request.line)
-    first_s = preparation_s(place.file_bytes if plan.wish.profile != "smoke" else None)
+    file_bytes = place.file_bytes if plan.wish.profile != "smoke" else None
+    first_s = preparation_s(file_bytes, place.flash_bytes, steady_s=plan.steady_s)
     steps, over = forecast(plan, spent_s=first_s)
     absent = [{"scenario": one.scenario.name, "stack": one.stack.name, "why": one.why} for one in plan.absent]
     total_s = first_s + sum(step.seconds for step in steps)
@@ -199,7 +208,7 @@ def _show_plan(session: Session, request: Request, plan: Plan, place: Place) -> 
     print_lines(
         [
             f"would measure on {where}",
-            *([f"first its blocks are written, {format_duration(first_s)}"] if first_s else []),
+            *([f"first {_first(place)}, {format_duration(first_s)}"] if first_s else []),
             *format_table(("STEP", "STORAGES, A FRESH ONE EACH", "TIME", "SPACE", "BUDGET"), rows),
             f"at least {format_duration(total_s)} in all on a disk of 100 MB/s and 1,000 IOPS; what is measured "
             f"corrects that. The budget is {format_duration(plan.budget_s)}.",
@@ -208,6 +217,13 @@ def _show_plan(session: Session, request: Request, plan: Plan, place: Place) -> 
         ]
     )
     return EXIT_OK
+
+
+def _first(place: Place) -> str:
+    if place.flash_bytes is None:
+        return "its blocks are written"
+    size = format_size(place.flash_bytes)
+    return f"its {size} are written twice and then at random until it is steady (--steady, --steady 0: not)"
 
 
 def _fits(fits: bool) -> str:

@@ -134,6 +134,9 @@ class DurationText(_NumberType):
 
     name = "duration"
 
+    def __init__(self, *, or_none: bool = False) -> None:
+        self._or_none = or_none
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
         """Return seconds."""
         from snapmgr.units import parse_duration
@@ -144,7 +147,7 @@ class DurationText(_NumberType):
             seconds = parse_duration(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        if seconds <= 0:
+        if seconds <= 0 and not self._or_none:
             self.fail("it must be more than 0", param, ctx)
         return seconds
 

@@ -19,6 +19,7 @@ import pytest
 
 from snapmgr.bench import device as bench_device
 from snapmgr.bench.mark import usable_bytes
+from snapmgr.bench.precondition import make_steady
 from snapmgr.bench.target import opened_target, preview_target
 from snapmgr.blockdev import read_mounts
 from snapmgr.command import CommandRunner
@@ -617,3 +618,23 @@ def unchecked():
                 yield made
 
     return target
+
+
+@pytest.mark.needs("fio")
+def test_a_device_is_written_to_its_usable_end_and_not_beyond_before_it_counts_as_steady(disk):
+    with opened_target(disk.path, size_bytes=None, wipe=disk.word) as target:
+        disk.flush()
+        behind = disk.image.read_bytes()[target.size_bytes :]
+        done = make_steady(target, within_s=3.0, runner=RUN, tell=lambda _text: None)
+        disk.flush()
+        written = disk.image.read_bytes()
+        pieces = range(0, target.size_bytes, MIB)
+        assert all(any(written[at : at + MIB]) for at in pieces), "each piece of it"
+        assert written[target.size_bytes :] == behind
+        assert done.written_bytes == 2 * target.size_bytes
+        assert done.rounds
+        target.discard = False
+        target.blank()
+        assert not target.facts()["discarded"]
+    with opened_target(disk.path, size_bytes=None, wipe=None):
+        "What we have written is known as ours."

@@ -82,12 +82,13 @@ class FakeWorkbench:
 class FakeTarget:
     """Notes what it is asked; `gone` makes its check fail."""
 
-    device = "/dev/fake"
     size_bytes = 1 << 30
+    discard = True
     kind: Literal["loop", "device"] = "loop"
     title = "a fake device"
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "/dev/fake") -> None:
+        self.device = device
         self.asked: list[str] = []
         self.gone: Exception | None = None
 

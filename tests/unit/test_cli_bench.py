@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from snapmgr.bench import session
+from snapmgr.bench.precondition import Conditioning
 from snapmgr.bench.results import Results
 from snapmgr.bench.run import Conductor
 from snapmgr.cli.benchcompare import _conclusion
@@ -156,6 +157,32 @@ def test_flash_that_was_not_brought_to_a_steady_state_is_told_so(lab, monkeypatc
     lab.run("--repeats", "1")
     assert lab.samples()[0]["host"]["steady"] is steady
     assert ("not brought to a steady state" in lab("show", lab.folder)[1]) == (steady is False)
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_flash_is_written_to_before_it_is_measured_for_as_long_as_is_said(lab, monkeypatch, steady):
+    asked = []
+    lab.target.kind = "device"
+    monkeypatch.setattr(session, "host_facts", lambda _device, *, name: {"device": {"rotational": False}})  # noqa: ARG005
+    monkeypatch.setattr(
+        session,
+        "make_steady",
+        lambda _target, *, within_s, **_: (
+            asked.append(within_s)
+            or Conditioning(steady=steady, why="so", seconds=9.0, written_bytes=8, rounds=(1.0, 2.0))
+        ),
+    )
+    assert lab.run("--repeats", "1", "--profile", "standard", "--steady", "0")[0] == 0
+    lab.folder = lab.folder.with_name("other")
+    assert asked == []
+    assert lab.target.discard
+    assert lab.run("--repeats", "1", "--steady", "10m")[0] == 0
+    assert asked == [600.0]
+    assert not lab.target.discard, "what is discarded is not steady any more"
+    host = lab.samples()[0]["host"]
+    assert host["steady"] is steady
+    assert host["conditioning"]["rounds"] == [1.0, 2.0]
+    assert ("not brought to a steady state" in lab("show", lab.folder)[1]) == (not steady)
 
 
 # ----------------------------------------------------------------------------------------------------- the second start

@@ -1,0 +1,129 @@
+"""Brings flash to a steady state before it is measured: what it does in its first hour it does not do afterwards.
+
+As the Solid State Storage Performance Test Specification of SNIA has it: the device is written in full, twice, and then
+at random, round after round, until the last rounds neither scatter nor climb nor fall. What is discarded later would
+undo that: nothing is, until the run ends.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from snapmgr.bench.fio import run_fio
+from snapmgr.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from snapmgr.api import Runner
+    from snapmgr.bench.target import OpenTarget
+
+TIMES = 2
+"""So often all of it is written in order."""
+WINDOW = 5
+"""Rounds."""
+SCATTER = 0.20
+"""How far apart the fastest and the slowest of a window may be, as a share of its mean."""
+SLOPE = 0.10
+"""How much the line fitted to a window may rise or fall over it, as a share of its mean."""
+ROUND_S = 60.0
+"""Or shorter, so that `ROUNDS` fit into the time that there is."""
+ROUNDS = 25
+"""At most."""
+# What random-update writes, too.
+_UNIT = "16k"
+# fio itself dies with us, its jobs only as threads.
+_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditioning:
+    """What was done."""
+
+    steady: bool
+    why: str
+    """In words."""
+    seconds: float
+    written_bytes: int
+    """In order; what the rounds wrote is not in it."""
+    rounds: tuple[float, ...]
+    """Writes per second in each."""
+
+
+def is_steady(rounds: Sequence[float]) -> bool:
+    """Whether the last `WINDOW` of some rounds (writes per second) keep within `SCATTER` and `SLOPE`."""
+    last = rounds[-WINDOW:]
+    if len(last) < WINDOW or min(last) <= 0:
+        return False
+    mean, middle = sum(last) / WINDOW, (WINDOW - 1) / 2
+    slope = sum((at - middle) * one for at, one in enumerate(last)) / sum((at - middle) ** 2 for at in range(WINDOW))
+    return max(last) - min(last) <= SCATTER * mean and abs(slope) * (WINDOW - 1) <= SLOPE * mean
+
+
+def make_steady(
+    target: OpenTarget,
+    *,
+    within_s: float,
+    runner: Runner,
+    tell: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Conditioning:
+    """Write to all of a blank target until it is steady, or for `within_s` at most; its content is lost.
+
+    A device that is too large or too slow to be written twice in that time is not steady, and the reason says so.
+    Raises what `OpenTarget.check` and `run_fio` raise.
+    """
+    target.check()
+    begun, rounds, path = clock(), list[float](), Path(target.device)
+    size = format_size(target.size_bytes)
+    round_s = min(ROUND_S, within_s / ROUNDS)
+
+    def left_s() -> float:
+        return within_s - (clock() - begun)
+
+    with TemporaryDirectory(prefix="snapmgr-bench-") as folder:
+
+        def written(name: str, job: dict[str, str | int | None]) -> tuple[float, int]:
+            """Write and return the rate (1/s) and the bytes."""
+            common: dict[str, str | int | None] = {"filename": path.name, "size": target.size_bytes, "direct": 1}
+            common |= {"ioengine": "libaio", "iodepth": 32, "thread": None}
+            run = run_fio(
+                name,
+                {"global": common, "job": job},
+                directory=path.parent,
+                keep=Path(folder),
+                runner=runner,
+                prefix=_WITH_US,
+            )
+            return run.iops("write"), run.moved_bytes("write")
+
+        def ended(why: str) -> Conditioning:
+            steady = is_steady(rounds)
+            tell(f"{target.device} {'is' if steady else 'is not'} in a steady state: {why}")
+            return Conditioning(
+                steady=steady, why=why, seconds=clock() - begun, written_bytes=moved, rounds=tuple(rounds)
+            )
+
+        tell(f"writing the {size} of {target.device} {TIMES} times (at most {format_duration(within_s)})")
+        whole, moved = TIMES * target.size_bytes, 0
+        _, moved = written("in-order", {"rw": "write", "bs": "128k", "loops": TIMES, "runtime": _whole(within_s)})
+        # A last piece that is smaller than a block is left out.
+        if moved < whole - TIMES * (128 << 10):
+            return ended(f"{format_size(moved)} of {TIMES} × {size} were written in {format_duration(within_s)}")
+        while left_s() >= round_s and len(rounds) < ROUNDS:
+            job = {"rw": "randwrite", "bs": _UNIT, "norandommap": None, "time_based": None, "runtime": _whole(round_s)}
+            rate, _ = written(f"round-{len(rounds) + 1}", {**job, "randseed": len(rounds) + 1})
+            rounds.append(rate)
+            tell(f"round {len(rounds)}: {rate:.0f} random writes of {_UNIT} a second")
+            if is_steady(rounds):
+                return ended(f"{WINDOW} rounds within {SCATTER:.0%}, after {len(rounds)}")
+        return ended(f"{len(rounds)} rounds of {format_duration(round_s)} were not alike")
+
+
+def _whole(seconds: float) -> int:
+    """Return seconds as fio takes them; it takes 0 for no limit."""
+    return max(int(seconds), 1)
