@@ -1,4 +1,4 @@
-"""Dropping what would answer reads in a storage's stead: the kernel's caches, and the folders in which clients cache."""
+"""Dropping what would answer reads in a storage's stead: the kernel's caches, and the folders where clients cache."""
 
 from __future__ import annotations
 

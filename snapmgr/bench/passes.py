@@ -47,6 +47,13 @@ class WritePass:
         return self.seconds + self.sync_s
 
 
+def settle(bench: Workbench) -> float:
+    """Let each pass begin alike: nothing to do in the background, nothing cached; return the seconds waited."""
+    seconds = bench.quiet()
+    bench.cold()
+    return seconds
+
+
 def write_pass(bench: Workbench, file: Path, load: Callable[[], FioRun]) -> WritePass:
     """Run a load of fio that writes to one file, and sync."""
     runs: list[FioRun] = []

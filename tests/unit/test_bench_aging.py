@@ -40,6 +40,16 @@ def pages(path):
     return [data[start : start + PAGE] for start in range(0, len(data), PAGE)]
 
 
+def noted(calls, name, call):
+    """Return a function that writes down its name, or what fio is asked for, and calls another."""
+
+    def noting(*given, **named):
+        calls.append(given[0] if name == "fio" else name)
+        return call(*given, **named)
+
+    return noting
+
+
 def changed(before, after):
     return {number for number, (old, new) in enumerate(zip(before, after, strict=True)) if old != new}
 
@@ -74,6 +84,19 @@ def test_days(folder):
     assert outcome.metrics["snapshots_bytes"] == 2 * (16 << 20)
     assert set(outcome.layouts) == {"day 0", "day 1", "day 2"}
     json.dumps([outcome.metrics, outcome.series, outcome.axes, outcome.layouts, outcome.notes])
+
+
+def test_every_point_of_a_series_begins_alike(folder, monkeypatch):
+    bench = bench_in(folder, levels=(0, 2))
+    calls = []
+    for name in ("quiet", "cold", "fio", "snapshot"):
+        monkeypatch.setattr(bench, name, noted(calls, name, getattr(bench, name)))
+    monkeypatch.setattr(aging, "_digests", noted(calls, "digests", aging._digests))
+    SCENARIO.run(bench)
+    before = {name: calls[max(0, number - 2) : number] for number, name in enumerate(calls)}
+    # Also on days on which nothing is read, and on the first.
+    assert [before[f"day-{day}"] for day in (0, 1, 2)] == [["quiet", "cold"]] * 3
+    assert [before[f"read-{day}"] for day in (0, 2)] == [["quiet", "cold"]] * 2
 
 
 def test_each_snapshot_is_looked_at(folder):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from snapmgr.api import Reason, StorageError, format_size
 from snapmgr.bench.directio import buffers_direct_writes
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.bench.passes import WritePass, linear_read, write_pass
+from snapmgr.bench.passes import WritePass, linear_read, settle, write_pass
 from snapmgr.bench.proof import block_digests, flush
 from snapmgr.command import missing_programs
 from snapmgr.errors import ConfigError
@@ -146,7 +146,7 @@ class Aging:
         shared_out = 4 * classic * (classic * changed * 1.1 + 16 * _MIB)
         space = max(2.2 * size + most * changed, shared_out)
         days = most + 1
-        seconds = size / 100e6 * (1 + len(extra["levels"])) + days * (changed / _PAGE / 1000 + 1.0)
+        seconds = size / 100e6 * (1 + len(extra["levels"])) + days * (changed / _PAGE / 1000 + 1.5)
         return Needs(space_bytes=int(space) + 64 * _MIB, seconds=seconds)
 
     def run(self, bench: Workbench) -> Outcome:
@@ -163,14 +163,17 @@ class Aging:
         load = _Load(bench, data, direct=direct is not None)
         load.fill()
         flush(bench.path)
+        bench.quiet()
         free_bytes = _free_bytes(bench)
         first = _digests(bench, data)
         kept: list[_Kept] = []
         for day in range(levels[-1] + 1):
             bench.tell(f"aging: day {day} of {levels[-1]}")
-            bench.quiet()
+            # Else the writes of a day on which the file was read, or the first one, would find more in the caches.
             if day in levels:
+                bench.quiet()
                 _look(bench, load, found, day, kept)
+            settle(bench)
             _write(load, found, day)
             if day < levels[-1] and bench.stack.backend is not None:
                 digests = _digests(bench, data)
@@ -312,6 +315,7 @@ def _space(bench: Workbench, found: _Found, kept: Sequence[_Kept], free_bytes: i
     else:
         found.notes.append("what a snapshot takes is not known cheaply on this storage")
     bench.tell(f"aging: deletes {len(kept)} snapshots")
+    settle(bench)
     start = time.monotonic()
     for one in kept:
         one.snapshot.delete(wait="name")

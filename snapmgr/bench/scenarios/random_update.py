@@ -13,7 +13,15 @@ from snapmgr.api import Reason, StorageError, format_size
 from snapmgr.bench import printed
 from snapmgr.bench.directio import buffers_direct_writes
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.bench.passes import linear_read, timed_pass, write_curves, write_figures, write_infos, write_pass
+from snapmgr.bench.passes import (
+    linear_read,
+    settle,
+    timed_pass,
+    write_curves,
+    write_figures,
+    write_infos,
+    write_pass,
+)
 from snapmgr.bench.unitdigests import digest_units
 from snapmgr.command import missing_programs
 from snapmgr.errors import ConfigError
@@ -179,11 +187,11 @@ class RandomUpdate:
         if database:
             bench.tell("random-update: the same with no snapshot there")
             load.fill(bench.path / _CONTROL)
-            _settle(bench)
+            settle(bench)
             found.passes["update_none"] = load.update(bench.path / _CONTROL, "update-none")
         background_s = bench.quiet()
         _look(bench, found, data, "before")
-        _settle(bench)
+        settle(bench)
         used_bytes = _used_bytes(bench.path)
         bench.tell("random-update: snapshot and update")
         snapshot = bench.snapshot() if bench.stack.backend is not None else None
@@ -191,7 +199,7 @@ class RandomUpdate:
         first = _check_origin(found, before, data, bench.parameters)
         if database:
             # What the first one left to do in the background would be charged to the second.
-            background_s += _settle(bench)
+            background_s += settle(bench)
             found.passes["update_second"] = load.update(data, "update-second")
         found.metrics["background_s"] = background_s + bench.quiet()
         # More than what was written where the file system cannot free parts of an extent (btrfs).
@@ -288,13 +296,6 @@ class _Printed:
         numbers = (parameters.extra["data_bytes"], parameters.extra["updates"], parameters.seed)
         done = self._bench.run((sys.executable, "-I", "-c", self._text, phase, str(file), *map(str, numbers)))
         return float(json.loads(done.stdout)["seconds"])
-
-
-def _settle(bench: Workbench) -> float:
-    """Let each pass begin alike: nothing to do in the background, nothing cached; return the seconds waited."""
-    seconds = bench.quiet()
-    bench.cold()
-    return seconds
 
 
 def _look(bench: Workbench, found: _Found, data: Path, moment: str) -> None:
