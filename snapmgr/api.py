@@ -17,9 +17,6 @@ from snapmgr.abilities import (
     Remounting,
     Revertible,
     ScratchAttaching,
-    StorageMaker,
-    release_cut,
-    unmount_all,
 )
 from snapmgr.errors import (
     AlteredError,
@@ -32,6 +29,7 @@ from snapmgr.errors import (
     SnapmgrError,
     StorageError,
 )
+from snapmgr.provisioning import StorageMaker, provisioned, unmake
 from snapmgr.records import (
     Attachment,
     AttachRecord,
@@ -118,8 +116,8 @@ __all__ = [
     "format_size",
     "parse_duration",
     "parse_size",
-    "release_cut",
-    "unmount_all",
+    "provisioned",
+    "unmake",
 ]
 
 API_VERSION = 1

@@ -20,7 +20,10 @@ from snapmgr.api import (
     NotMine,
     Reason,
     StorageError,
+    StorageMaker,
     Usage,
+    provisioned,
+    unmake,
 )
 from snapmgr_btrfs import (
     alteration,
@@ -40,6 +43,7 @@ from snapmgr_btrfs.armed import ArmedSnapshot, Member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from snapmgr.api import (
         Armed,
@@ -276,18 +280,14 @@ class BtrfsBackend:
                 )
             yield top, folder_fd, entry
 
-    @contextmanager
-    def provision(self, device: str, order: ProvisionOrder) -> Iterator[Provisioned]:
+    def provision(self, device: str, order: ProvisionOrder) -> AbstractContextManager[Provisioned]:
         """Make this storage on a blank device; see `snapmgr.api.Provisioner`."""
-        try:
-            with provisioning.provision(self._runner, self._mounter, device, order) as provisioned:
-                yield provisioned
-        finally:
-            self.unprovision(device, order)
+        maker = StorageMaker(self._runner, self._mounter, device, order)
+        return provisioned(self, device, order, lambda: provisioning.make(maker))
 
-    def unprovision(self, device: str, order: ProvisionOrder) -> None:  # noqa: ARG002 - nothing holds the device but the mount
+    def unprovision(self, device: str, order: ProvisionOrder) -> None:
         """Take it down; see `snapmgr.api.Provisioner`."""
-        provisioning.unprovision(self._runner, self._mounter, order)
+        unmake(self._runner, self._mounter, device, order)
 
 
 def _attachment(top: TopLevel, entry: Entry, *options: str) -> Attachment:

@@ -9,22 +9,19 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.api import Provisioned, StorageError, StorageMaker, unmount_all
+from snapmgr.api import StorageError, StorageMaker, provisioned, unmake
 from snapmgr_juicefs import client, private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
-    from snapmgr.api import Mounter, ProvisionOrder, Runner
+    from snapmgr.api import Mounter, Provisioned, ProvisionOrder, Runner
     from snapmgr_juicefs.program import Juicefs
 
-_MOUNT = ("rw", "relatime", "nodiscard")
-_ALLOWED = {"block_size": None, "mount_options": None}
-_FOLDER = "volume"
 # What the origin may fill: what is overwritten is written anew, and compaction writes that once more.
 _SHARE = 0.3
 _CACHE_SHARE = 0.1
@@ -42,65 +39,49 @@ class Provisioning:
     _mounter: Mounter
     _program: Juicefs
 
-    @contextmanager
-    def provision(self, device: str, order: ProvisionOrder) -> Iterator[Provisioned]:
+    def provision(self, device: str, order: ProvisionOrder) -> AbstractContextManager[Provisioned]:
         """Make this storage on a blank device; see `snapmgr.api.Provisioner`."""
-        try:
-            with _provisioned(self._runner, self._mounter, self._program.path, device, order) as provisioned:
-                yield provisioned
-        finally:
-            self.unprovision(device, order)
+        maker = StorageMaker(self._runner, self._mounter, device, order)
+        return provisioned(self, device, order, lambda: _make(maker, self._program.path))
 
-    def unprovision(self, device: str, order: ProvisionOrder) -> None:  # noqa: ARG002 - only mounts hold the device
+    def unprovision(self, device: str, order: ProvisionOrder) -> None:
         """Take it down; see `snapmgr.api.Provisioner`."""
         private.forget(os.path.realpath(order.point), self._program, self._runner, self._mounter)
-        _take_down(self._runner, self._mounter, order)
+        _end_client(self._runner, self._mounter, order)
+        unmake(self._runner, self._mounter, device, order)
 
 
-@contextmanager
-def _provisioned(
-    runner: Runner, mounter: Mounter, program: str, device: str, order: ProvisionOrder
-) -> Iterator[Provisioned]:
+def _make(maker: StorageMaker, program: str) -> Provisioned:
     """Make the file system and the volume, mount both; the path is a folder of the volume."""
-    maker = StorageMaker(runner, mounter, order)
-    options = maker.options(_ALLOWED)
+    order = maker.order
+    options = maker.options({"block_size": None})
     if order.size_bytes < _LEAST_BYTES:
         raise StorageError(f"{order.size_bytes >> 20} MiB are too little for a JuiceFS volume", hint="256 MiB will do")
-    maker.discard(device)
-    maker.make_file_system("ext4", device, order.size_bytes)
-    maker.mount(device, "ext4", _MOUNT)
+    maker.discard()
+    maker.make_file_system("ext4", maker.device, order.size_bytes)
+    maker.mount(maker.device, "ext4", as_ordered=False)
     base = order.point
     url, point = f"sqlite3://{base}/meta.db", f"{base}/mnt"
     for folder in ("objects", "cache", "mnt"):
         os.mkdir(os.path.join(base, folder), 0o700)
-    room = os.statvfs(base)
-    free_bytes = room.f_bavail * room.f_frsize
+    free_bytes = maker.free_bytes()
     block = ("--block-size", options.get("block_size", "4M"))
     # Without a trash what is deleted is gone, and its space free.
     store = ("--storage", "file", "--bucket", f"{base}/objects/", "--trash-days", "0", *block)
     maker.run(program, "--no-agent", "format", *store, url, f"bench-{order.id}", timeout_s=_MOUNT_S)
     cache = ("--cache-dir", f"{base}/cache", "--cache-size", f"{int(free_bytes * _CACHE_SHARE) >> 20}M")
     quiet = ("--background", "--no-usage-report", "--no-syslog", "--backup-meta", "0", "--log", f"{base}/client.log")
-    further = tuple(word for word in options.get("mount_options", "").split() if word)
+    further = options.get("mount_options", "").split()
     # The address first: a client's command line shows its first 250 bytes, and private mounts find the metadata there.
     maker.run(program, "--no-agent", "mount", url, point, *quiet, *cache, *further, timeout_s=_MOUNT_S)
-    mount = next((one for one in reversed(mounter.mounts()) if one.point == os.path.realpath(point)), None)
-    if mount is None:
-        raise StorageError(f"juicefs says that it has mounted the volume at {point}, and there is no mount")
-    path = os.path.join(point, _FOLDER)
+    path = f"{point}/volume"
+    cache_dirs = client.recognise(maker.mounted(path)).read_dirs()
     maker.run("mkdir", path)
-    yield Provisioned(
-        path=path,
-        devices=(device,),
-        capacity_bytes=int(free_bytes * _SHARE),
-        commands=maker.commands,
-        mount_options=tuple(dict.fromkeys((*mount.options, *mount.super_options))),
-        cache_dirs=client.recognise(mount).read_dirs(),
-    )
+    return maker.made(path, capacity_bytes=free_bytes * _SHARE, cache_dirs=cache_dirs)
 
 
-def _take_down(runner: Runner, mounter: Mounter, order: ProvisionOrder) -> None:
-    """Unmount the volume, wait for its client to end, or end it, and unmount the file system."""
+def _end_client(runner: Runner, mounter: Mounter, order: ProvisionOrder) -> None:
+    """Unmount the volume, and wait for its client to end, or end it."""
     base = os.path.realpath(order.point)
     point = f"{base}/mnt"
     while any(mount.point == point for mount in mounter.mounts()):
@@ -112,7 +93,6 @@ def _take_down(runner: Runner, mounter: Mounter, order: ProvisionOrder) -> None:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-    unmount_all(runner, mounter, order)
 
 
 def _clients(base: str) -> list[int]:

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -22,7 +22,9 @@ from snapmgr.api import (
     NotMine,
     Reason,
     StorageError,
+    StorageMaker,
     Usage,
+    provisioned,
 )
 from snapmgr_lvm import (
     arming,
@@ -47,6 +49,7 @@ from snapmgr_lvm.scratch import Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from snapmgr.api import (
         Armed,
@@ -344,18 +347,14 @@ class LvmBackend(Reverting):
         group, volume = self._snapshot(ref)
         return cost.usage(self._runner, group, volume, exact=exact)
 
-    @contextmanager
-    def provision(self, device: str, order: ProvisionOrder) -> Iterator[Provisioned]:
+    def provision(self, device: str, order: ProvisionOrder) -> AbstractContextManager[Provisioned]:
         """Make this storage on a blank device; see `snapmgr.api.Provisioner`."""
-        try:
-            with provisioning.provision(self._runner, self._mounter, device, order) as provisioned:
-                yield provisioned
-        finally:
-            self.unprovision(device, order)
+        maker = StorageMaker(self._runner, self._mounter, device, order)
+        return provisioned(self, device, order, lambda: provisioning.make(maker))
 
-    def unprovision(self, device: str, order: ProvisionOrder) -> None:  # noqa: ARG002 - names say what is ours, not the device
+    def unprovision(self, device: str, order: ProvisionOrder) -> None:
         """Take it down; see `snapmgr.api.Provisioner`."""
-        provisioning.unprovision(self._runner, self._mounter, self._scratch, order)
+        provisioning.unprovision(self._runner, self._mounter, self._scratch, device, order)
 
     def _read(self, pool: Pool) -> Group:
         if not kernel.is_privileged():

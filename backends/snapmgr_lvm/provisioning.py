@@ -6,31 +6,21 @@ group's name is the order's, and nobody else's: all that bears it may be removed
 
 from __future__ import annotations
 
-import os
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError, Provisioned, SnapmgrError, StorageError, StorageMaker, format_size, unmount_all
+from snapmgr.api import CommandError, SnapmgrError, StorageError, format_size, unmake
 from snapmgr_lvm import dm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from snapmgr.api import Mounter, ProvisionOrder, Runner
+    from snapmgr.api import Mounter, Provisioned, ProvisionOrder, Runner, StorageMaker
     from snapmgr_lvm.scratch import Scratch
 
 _ORIGIN = "origin"
 _POOL = "pool"
-_FOLDER = "volume"
-_MOUNT = ("rw", "relatime", "nodiscard")
-_ALLOWED = {
-    "file_system": ("ext4", "xfs"),
-    "thin": ("no", "yes"),
-    "prefilled": ("no", "yes"),
-    "mount_options": None,
-}
+_ALLOWED = {"file_system": ("ext4", "xfs"), "thin": ("no", "yes"), "prefilled": ("no", "yes")}
 _MIB = 1 << 20
 # XFS wants 300 MiB, and has less than half of a thin pool.
 _LEAST_BYTES = 512 * _MIB
@@ -55,12 +45,11 @@ def group_name(order: ProvisionOrder) -> str:
     return f"snapmgr_{order.id}"
 
 
-@contextmanager
-def provision(runner: Runner, mounter: Mounter, device: str, order: ProvisionOrder) -> Iterator[Provisioned]:
+def make(maker: StorageMaker) -> Provisioned:
     """Make it and mount it; the path is a folder on the origin."""
-    maker = StorageMaker(runner, mounter, order)
+    order, device = maker.order, maker.device
     options = maker.options(_ALLOWED)
-    fs_type = cast("Literal['ext4', 'xfs']", options.get("file_system", "ext4"))
+    fs_type = options.get("file_system", "ext4")
     thin = options.get("thin") == "yes"
     least_bytes = _LEAST_THIN_XFS_BYTES if thin and fs_type == "xfs" else _LEAST_BYTES
     if order.size_bytes < least_bytes:
@@ -68,8 +57,7 @@ def provision(runner: Runner, mounter: Mounter, device: str, order: ProvisionOrd
             f"{format_size(order.size_bytes)} are too little for LVM and {fs_type}",
             hint=f"{format_size(least_bytes)} is the least",
         )
-    further = tuple(filter(None, options.get("mount_options", "").split(",")))
-    maker.discard(device)
+    maker.discard()
     name = group_name(order)
     size = ("--setphysicalvolumesize", f"{order.size_bytes}b")
     # Forced twice: the group of an earlier run may be on it, which nobody uses.
@@ -80,20 +68,9 @@ def provision(runner: Runner, mounter: Mounter, device: str, order: ProvisionOrd
     if options.get("prefilled") == "yes":
         argv = ("dd", "if=/dev/zero", f"of={origin}", "bs=4M", f"count={origin_bytes // _EXTENT_BYTES}", "oflag=direct")
         maker.run(*argv, timeout_s=None)
-    maker.make_file_system(fs_type, origin, origin_bytes)
-    mount_options = maker.mount(origin, fs_type, (*_MOUNT, *further))
-    path = os.path.join(order.point, _FOLDER)
-    maker.run("mkdir", path)
-    room = os.statvfs(path)
-    available = int(room.f_bavail * room.f_frsize * _FILE_SYSTEM_SHARE)
-    yield Provisioned(
-        path=path,
-        # Where the snapshots' writes go to is seen only below.
-        devices=(device,),
-        capacity_bytes=available if thin else min(available, int(origin_bytes * _CLASSIC_SHARE)),
-        commands=maker.commands,
-        mount_options=mount_options,
-    )
+    maker.make_folder(fs_type, origin, origin_bytes)
+    available = maker.free_bytes() * _FILE_SYSTEM_SHARE
+    return maker.made(maker.path, capacity_bytes=available if thin else min(available, origin_bytes * _CLASSIC_SHARE))
 
 
 def _make_classic(maker: StorageMaker, order: ProvisionOrder) -> int:
@@ -129,15 +106,15 @@ def _extents(maker: StorageMaker, order: ProvisionOrder) -> int:
     return int(maker.run("vgs", "--noheadings", "--options", "vg_free_count", group_name(order)).stdout)
 
 
-def unprovision(runner: Runner, mounter: Mounter, scratch: Scratch, order: ProvisionOrder) -> None:
+def unprovision(runner: Runner, mounter: Mounter, scratch: Scratch, device: str, order: ProvisionOrder) -> None:
     """Take down all that bears the order's name, however far it came, and the attachments of its snapshots."""
     name = group_name(order)
     # A killed command of LVM may have left the origin suspended: unmounting would hang.
-    for device in _devices(name):
-        if device.suspended:
+    for volume in _devices(name):
+        if volume.suspended:
             with suppress(CommandError):
-                runner.run(["dmsetup", "resume", device.name])
-    unmount_all(runner, mounter, order)
+                runner.run(["dmsetup", "resume", volume.name])
+    unmake(runner, mounter, device, order)
     found = runner.run(["vgs", "--noheadings", "--options", "vg_uuid", name], ok=(0, _ABSENT))
     if found.returncode == 0:
         scratch.clear_group(found.stdout.strip())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -28,9 +28,12 @@ from snapmgr.api import (
     Runner,
     SnapshotRef,
     StorageError,
+    StorageMaker,
     Target,
     Usage,
     Volume,
+    provisioned,
+    unmake,
 )
 from snapmgr_reflink import kernel, provisioning, store, survey, tree
 from snapmgr_reflink.alteration import refuse_altered
@@ -40,7 +43,7 @@ from snapmgr_reflink.contents import boxes, describe, refuse_foreign
 from snapmgr_reflink.place import Place, choose_place, mounted_inside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 _SNAPSHOT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]+")
 _RECORD_ID = re.compile(r"[0-9a-f]{16}")
@@ -374,18 +377,14 @@ class ReflinkBackend:
             except OSError as error:
                 raise StorageError(f"cannot look through {tree.shown(box.path)}: {error.strerror}") from error
 
-    @contextmanager
-    def provision(self, device: str, order: ProvisionOrder) -> Iterator[Provisioned]:
+    def provision(self, device: str, order: ProvisionOrder) -> AbstractContextManager[Provisioned]:
         """Make this storage on a blank device; see `snapmgr.api.Provisioner`."""
-        try:
-            with provisioning.provision(self._runner, self._mounter, device, order) as provisioned:
-                yield provisioned
-        finally:
-            self.unprovision(device, order)
+        maker = StorageMaker(self._runner, self._mounter, device, order)
+        return provisioned(self, device, order, lambda: provisioning.make(maker))
 
     def unprovision(self, device: str, order: ProvisionOrder) -> None:
         """Take it down; see `snapmgr.api.Provisioner`."""
-        provisioning.unprovision(self._runner, self._mounter, device, order)
+        unmake(self._runner, self._mounter, device, order)
 
 
 def _await_space(store_fd: int, path: str) -> None:

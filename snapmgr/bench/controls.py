@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING
 
-from snapmgr.api import Provisioned, StorageMaker, release_cut, unmount_all
+from snapmgr.api import StorageMaker, provisioned, unmake
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
-    from snapmgr.api import Mounter, ProvisionOrder, Runner
+    from snapmgr.api import Mounter, Provisioned, ProvisionOrder, Runner
 
-_FOLDER = "volume"
-_MOUNT = ("rw", "relatime", "nodiscard")
-_ALLOWED = {"file_system": ("ext4", "xfs"), "mount_options": None}
 # A full file system would be measured for being full.
 _SHARE = 0.9
 
@@ -27,31 +22,18 @@ class Controls:
         self._runner = runner
         self._mounter = mounter
 
-    @contextmanager
-    def provision(self, device: str, order: ProvisionOrder) -> Iterator[Provisioned]:
+    def provision(self, device: str, order: ProvisionOrder) -> AbstractContextManager[Provisioned]:
         """Make the file system and mount it; see `snapmgr.api.Provisioner`."""
-        maker = StorageMaker(self._runner, self._mounter, order)
-        options = maker.options(_ALLOWED)
-        fs_type = cast("Literal['ext4', 'xfs']", options.get("file_system", "ext4"))
-        further = tuple(filter(None, options.get("mount_options", "").split(",")))
-        try:
-            maker.discard(device)
-            maker.make_file_system(fs_type, device, order.size_bytes)
-            mount_options = maker.mount(device, fs_type, (*_MOUNT, *further))
-            path = os.path.join(order.point, _FOLDER)
-            maker.run("mkdir", path)
-            room = os.statvfs(path)
-            yield Provisioned(
-                path=path,
-                devices=(device,),
-                capacity_bytes=int(room.f_bavail * room.f_frsize * _SHARE),
-                commands=maker.commands,
-                mount_options=mount_options,
-            )
-        finally:
-            self.unprovision(device, order)
+        maker = StorageMaker(self._runner, self._mounter, device, order)
+        return provisioned(self, device, order, lambda: _make(maker))
 
     def unprovision(self, device: str, order: ProvisionOrder) -> None:
         """Take it down; see `snapmgr.api.Provisioner`."""
-        unmount_all(self._runner, self._mounter, order)
-        release_cut(self._runner, device, order)
+        unmake(self._runner, self._mounter, device, order)
+
+
+def _make(maker: StorageMaker) -> Provisioned:
+    fs_type = maker.options({"file_system": ("ext4", "xfs")}).get("file_system", "ext4")
+    maker.discard()
+    maker.make_folder(fs_type, maker.device, maker.order.size_bytes)
+    return maker.made(maker.path, capacity_bytes=maker.free_bytes() * _SHARE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from snapmgr import abilities
+from snapmgr import provisioning
 from snapmgr.api import Completed, ProvisionOrder, StorageMaker
 
 
@@ -21,9 +21,9 @@ class _Mounter:
 
 
 def test_a_discard_ends_where_the_order_does_and_asks_whether_the_device_is_in_use(monkeypatch):
-    monkeypatch.setattr(abilities, "_can_discard", lambda _: True)
+    monkeypatch.setattr(provisioning, "_can_discard", lambda _: True)
     runner = _Runner()
     order = ProvisionOrder(id="0123456789abcdef", point="/run/nowhere/fs", size_bytes=1 << 30, options={})
-    StorageMaker(runner, _Mounter(), order).discard("/dev/nowhere")
+    StorageMaker(runner, _Mounter(), "/dev/nowhere", order).discard()
     # Without --force blkdiscard opens a device exclusively.
     assert runner.ran == [("blkdiscard", "--offset", "0", "--length", str(1 << 30), "/dev/nowhere")]
