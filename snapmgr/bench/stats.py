@@ -31,14 +31,17 @@ what is left.
 from __future__ import annotations
 
 import math
+import sys
+from array import array
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from operator import itemgetter, mul
 from random import Random
 from statistics import NormalDist, fmean, median, stdev
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 LEVEL = 0.95
 LEAST_PAIRS = 6
@@ -49,6 +52,8 @@ RESAMPLES = 1000
 _EXACT_RANKS = 64
 """Up to so many pairs the distribution of signed ranks is counted out; beyond it is normal to the third digit, and the
 bootstrap says the same."""
+# Of a field that counts for one resample: its top bit stays free for counts up to that of the averages of 255 pairs.
+_TOP = 1 << 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,18 +112,23 @@ def paired_ratio(
     if comparisons < 1 or not 0 < level < 1:
         raise ValueError(f"level {level} and {comparisons} comparisons: a share below 1, and at least one")
     for pair in pairs:
-        if not all(math.isfinite(figure) and figure > 0 for figure in pair):
+        if not have_ratio([pair]):
             raise ValueError(f"{pair[0]} ÷ {pair[1]} is no ratio: both have to be finite and above 0")
     logs = [math.log(first) - math.log(second) for first, second in pairs]
     error = (1 - level) / comparisons / PEEKING
     exact = _proven(logs, error)
     drawn = _bootstrap(logs, error, seed) if len(logs) <= _EXACT_RANKS else exact
     return Ratio(
-        value=_exp(_middle(_averages(logs))),
+        value=_exp(_middle(sorted(_averages(logs)))),
         low=_exp(min(exact[0], drawn[0])),
         high=_exp(max(exact[1], drawn[1])),
         n=len(logs),
     )
+
+
+def have_ratio(pairs: Sequence[tuple[float, float]]) -> bool:
+    """Whether there is at least one pair, and all figures are finite and above 0."""
+    return bool(pairs) and all(math.isfinite(figure) and figure > 0 for pair in pairs for figure in pair)
 
 
 def noise_floor(pairs: Sequence[tuple[float, float]], *, seed: int, level: float = LEVEL) -> Noise:
@@ -132,16 +142,69 @@ def noise_floor(pairs: Sequence[tuple[float, float]], *, seed: int, level: float
 
 
 def _averages(logs: Sequence[float]) -> list[float]:
-    """Return the averages of each two values, and of each with itself, in order (Walsh averages)."""
-    return sorted((first + second) / 2 for place, first in enumerate(logs) for second in logs[place:])
+    """Return the averages of each two values, and of each with itself (Walsh averages), in the order of `_weights`."""
+    return [(first + second) / 2 for place, first in enumerate(logs) for second in logs[place:]]
 
 
 def _bootstrap(logs: Sequence[float], error: float, seed: int) -> tuple[float, float]:
     """Return the percentile interval of the middle, from resampled pairs."""
-    random = Random(seed)  # noqa: S311 - repeatable on purpose
-    middles = sorted(_middle(_averages(random.choices(logs, k=len(logs)))) for _ in range(RESAMPLES))
+    weights = _weights(len(logs), seed, RESAMPLES)
+    averages = sorted(zip(_averages(logs), weights, strict=True), key=itemgetter(0))
     cut = int(error / 2 * RESAMPLES)
-    return middles[cut], middles[-1 - cut]
+    return _lowest(averages, cut), -_lowest([(-average, counts) for average, counts in reversed(averages)], cut)
+
+
+def _lowest(averages: Sequence[tuple[float, int]], cut: int) -> float:
+    """Given the averages in order with their `_weights`, return the middle that `cut` resamples have a lower one than.
+
+    All resamples are reckoned at once, which is tens of times as quick as one by one: `low` and `high` have a field for
+    each, which counts how many of its averages have come. Its top bit is set as soon as the lower and the upper one of
+    the two in its middle have.
+    """
+    ones = _packed([1] * RESAMPLES)
+    tops, below = ones * _TOP, 0
+    low, high = ones * (_TOP - (len(averages) + 1) // 2), ones * (_TOP - len(averages) // 2 - 1)
+    middles: list[float] = []
+    # Lower ones of a middle in order, each with the resamples whose upper one is still to come.
+    waiting: list[tuple[float, int]] = []
+    for average, counts in averages:
+        low += counts
+        high += counts
+        reached = low & tops
+        if reached != below:
+            waiting.append((average, reached ^ below))
+            below = reached
+        if waiting:
+            passed = high & tops
+            for lower, resamples in waiting:
+                middles += [(lower + average) / 2] * (resamples & passed).bit_count()
+            waiting = [(lower, left) for lower, resamples in waiting if (left := resamples & ~passed)]
+        if len(middles) > cut:
+            middles.sort()
+            # What is still to come is not lower than this.
+            if middles[cut] <= ((waiting[0][0] if waiting else average) + average) / 2:
+                break
+    return middles[cut]
+
+
+# A report has few numbers of pairs, a run one after the other.
+@lru_cache(maxsize=8)
+def _weights(n: int, seed: int, resamples: int) -> tuple[int, ...]:
+    """Return how often each resample of n pairs has each of the averages of two, as fields of one number each."""
+    random = Random(seed)  # noqa: S311 - repeatable on purpose
+    drawn = [[0] * resamples for _ in range(n)]
+    for resample in range(resamples):
+        for pair in random.choices(range(n), k=n):
+            drawn[pair][resample] += 1
+    return tuple(
+        _packed(number * (number + 1) // 2 for number in first) if first is second else _packed(map(mul, first, second))
+        for place, first in enumerate(drawn)
+        for second in drawn[place:]
+    )
+
+
+def _packed(counts: Iterable[int]) -> int:
+    return int.from_bytes(array("H", counts).tobytes(), sys.byteorder)
 
 
 def _middle(ordered: Sequence[float]) -> float:
@@ -156,7 +219,7 @@ def _proven(logs: Sequence[float], error: float) -> tuple[float, float]:
         return -math.inf, math.inf
     rank = _signed_rank(n, error)
     if rank:
-        averages = _averages(logs)
+        averages = sorted(_averages(logs))
         return averages[rank - 1], averages[-rank]
     half = _student(error, n - 1) * stdev(logs) / math.sqrt(n)
     return fmean(logs) - half, fmean(logs) + half

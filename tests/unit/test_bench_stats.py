@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from random import Random
 from statistics import fmean
 
@@ -14,6 +16,8 @@ from snapmgr.bench import stats
 from snapmgr.bench.stats import LEAST_PAIRS, Ratio, noise_floor, paired_ratio
 from support.thoroughness import CAMPAIGN
 
+# [pairs, kind, comparisons, value, low, high]: each resample's averages were made and put in order one by one.
+ONE_BY_ONE = json.loads((Path(__file__).parents[1] / "golden" / "bench" / "ratios.json").read_text())
 figures = st.floats(min_value=1e-6, max_value=1e12)
 pair_lists = st.lists(st.tuples(figures, figures), min_size=1, max_size=25)
 
@@ -186,3 +190,26 @@ def test_the_bootstrap_alone_would_miss_far_more_often_at_six_pairs():
     missed = _missed(lambda logs, error: stats._bootstrap(logs, error, 1), _loud, 6, 0.002, times, seed=2)
     assert missed >= 5 * times * 0.002
     assert _missed(stats._proven, _loud, 6, 0.002, times, seed=2) <= 0.25 * missed
+
+
+def drawn_pairs(n, kind):
+    """Return pairs of figures; "equal" ones have few different ratios, as byte counts do."""
+    random, sigma = Random(n), {"quiet": 0.05, "loud": 0.6, "equal": 0.0}[kind]
+    if kind == "equal":
+        return [(random.choice([1.0, 2.0, 4.0]), 2.0) for _ in range(n)]
+    return [(random.lognormvariate(0.3, sigma), random.lognormvariate(0, sigma)) for _ in range(n)]
+
+
+@pytest.mark.parametrize(("n", "kind", "comparisons", "value", "low", "high"), ONE_BY_ONE)
+def test_resamples_reckoned_at_once_give_what_each_alone_gives(n, kind, comparisons, value, low, high, monkeypatch):
+    monkeypatch.setattr(stats, "RESAMPLES", 1000)
+    ratio = paired_ratio(drawn_pairs(n, kind), seed=n, comparisons=comparisons)
+    assert (ratio.value, ratio.low) == pytest.approx((value, low), rel=1e-12)
+    assert ratio.high == pytest.approx(math.inf if high is None else high, rel=1e-12)
+
+
+def test_all_ratios_of_as_many_pairs_share_their_resamples():
+    stats._weights.cache_clear()
+    for factor in range(1, 30):
+        paired_ratio([(first * factor, second) for first, second in drawn_pairs(11, "loud")], seed=1)
+    assert stats._weights.cache_info().misses == 1
