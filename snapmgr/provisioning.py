@@ -92,11 +92,11 @@ class StorageMaker:
         return self._runner.run(argv, timeout_s=timeout_s)
 
     def discard(self) -> None:
-        """Tell the device that all in the order's size is unused (TRIM), where it can be told.
+        """Tell the device that all in the order's size is unused (TRIM), where that is ordered and it can be told.
 
         Not a loop device: that would punch holes into its file, which was allocated beforehand with intent.
         """
-        if _can_discard(self.device):
+        if self.order.discard and _can_discard(self.device):
             length = str(self.order.size_bytes)
             # Never forced: that would not ask whether somebody has mounted it meanwhile.
             self.run("blkdiscard", "--offset", "0", "--length", length, self.device, timeout_s=_MKFS_TIMEOUT_S)

@@ -20,10 +20,20 @@ class _Mounter:
         return ()
 
 
+def _order(**further):
+    return ProvisionOrder(id="0123456789abcdef", point="/run/nowhere/fs", size_bytes=1 << 30, options={}, **further)
+
+
 def test_a_discard_ends_where_the_order_does_and_asks_whether_the_device_is_in_use(monkeypatch):
     monkeypatch.setattr(provisioning, "_can_discard", lambda _: True)
     runner = _Runner()
-    order = ProvisionOrder(id="0123456789abcdef", point="/run/nowhere/fs", size_bytes=1 << 30, options={})
-    StorageMaker(runner, _Mounter(), "/dev/nowhere", order).discard()
+    StorageMaker(runner, _Mounter(), "/dev/nowhere", _order()).discard()
     # Without --force blkdiscard opens a device exclusively.
     assert runner.ran == [("blkdiscard", "--offset", "0", "--length", str(1 << 30), "/dev/nowhere")]
+
+
+def test_flash_in_a_steady_state_is_not_discarded(monkeypatch):
+    monkeypatch.setattr(provisioning, "_can_discard", lambda _: True)
+    runner = _Runner()
+    StorageMaker(runner, _Mounter(), "/dev/nowhere", _order(discard=False)).discard()
+    assert runner.ran == []
