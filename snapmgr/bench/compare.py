@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.bench.contrast import difference_words, groups, have_ratio, ratio_document
+from snapmgr.bench.contrast import difference_words, groups, ratio_document
 from snapmgr.bench.machine import differences, telling
 from snapmgr.bench.stacks import STACKS
-from snapmgr.bench.stats import LEAST_PAIRS, LEVEL, Ratio
+from snapmgr.bench.stats import LEAST_PAIRS, LEVEL, Ratio, have_ratio
 from snapmgr.bench.unpaired import unpaired_ratio
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,11 +81,6 @@ def by_block(samples: Iterable[Sample], stack: str, metric: str) -> dict[Block, 
 def pairs(first: Mapping[Block, float], second: Mapping[Block, float]) -> list[tuple[float, float]]:
     """Return the figures of the blocks that have both."""
     return [(first[block], second[block]) for block in first if block in second]
-
-
-def have_ratio(both: Sequence[tuple[float, float]]) -> bool:
-    """Whether there is at least one pair, and all figures are finite and above 0."""
-    return bool(both) and all(math.isfinite(figure) and figure > 0 for pair in both for figure in pair)
 
 
 def finite(value: float) -> float | None:

@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from snapmgr.bench.model import MetricInfo
-from snapmgr.bench.stats import LEAST_PAIRS, LEVEL, Noise, Ratio, noise_floor, paired_ratio
+from snapmgr.bench.stats import LEAST_PAIRS, LEVEL, Noise, Ratio, have_ratio, noise_floor, paired_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -68,7 +68,7 @@ class Findings:
 
     found: tuple[Finding, ...]
     problems: tuple[str, ...] = ()
-    """A sentence for each comparison that could not be made."""
+    """Sentences that name each comparison that could not be made."""
 
 
 def experiment_of(sample: Sample) -> str:
@@ -103,7 +103,7 @@ def findings(samples: Iterable[Sample], *, seed: int, level: float = LEVEL, fami
     """Given documents of samples, return what they say in the headline metrics.
 
     Pairs are made within a block of a run. `family` is the number of comparisons that `level` is for; None:
-    `comparisons(samples)`. A metric with figures that have no ratio (0) is told in `problems`.
+    `comparisons(samples)`. Two stacks of which a figure has no ratio (0) are told in `problems`.
     """
     samples = list(samples)
     family = comparisons(samples) if family is None else family
@@ -118,16 +118,22 @@ def findings(samples: Iterable[Sample], *, seed: int, level: float = LEVEL, fami
         stacks = sorted({sample["stack"] for sample in ours})
         for metric in infos.values():
             blocks, twins = _figures(ours, metric.name)
-            if any(figure <= 0 for block in (*blocks.values(), *twins.values()) for figure, _ in block.values()):
-                problems.append(f"{experiment}: {metric.title} is 0 in some samples, so that there is no ratio.")
-                continue
-            noise = _noise(blocks, twins, seed=seed, level=level)
+            noise, unfit = _noise(blocks, twins, seed=seed, level=level)
+            if unfit:
+                problems.append(
+                    f"{experiment}: {metric.title} is 0 in an A/A pair of {' and of '.join(unfit)}: the noise is that "
+                    "of the others."
+                )
+            without: list[str] = []
             for stack, against in combinations(stacks, 2):
                 both = [block for _, block in sorted(blocks.items()) if stack in block and against in block]
                 if not both:
                     problems.append(f"{experiment}: no block has {metric.title} of both {stack} and {against}.")
                     continue
                 pairs = [(block[stack][0], block[against][0]) for block in both]
+                if not have_ratio(pairs):
+                    without.append(f"{stack} and {against}")
+                    continue
                 found.append(
                     Finding(
                         id=f"{experiment.replace(' ', '-')}/{metric.name}/{stack}/{against}",
@@ -139,6 +145,11 @@ def findings(samples: Iterable[Sample], *, seed: int, level: float = LEVEL, fami
                         samples=tuple(block[name][1] for block in both for name in (stack, against)),
                         noise=noise,
                     )
+                )
+            if without:
+                problems.append(
+                    f"{experiment}: {metric.title} is 0 in some samples, so that there is no ratio of "
+                    f"{', nor of '.join(without)}."
                 )
     return Findings(found=tuple(found), problems=tuple(problems))
 
@@ -186,11 +197,17 @@ def _figures(samples: Sequence[Sample], metric: str) -> tuple[Blocks, Blocks]:
     return found
 
 
-def _noise(blocks: Blocks, twins: Blocks, *, seed: int, level: float) -> Noise | None:
+def _noise(blocks: Blocks, twins: Blocks, *, seed: int, level: float) -> tuple[Noise | None, list[str]]:
+    """Return what A/A pairs differ by, None if there are too few; and the stacks without a ratio, which it leaves out.
+
+    All pairs of such a stack: those that happen not to be 0 say too little about it.
+    """
     pairs = [
-        (blocks[place][stack][0], figure)
+        (stack, (blocks[place][stack][0], figure))
         for place, block in sorted(twins.items())
         for stack, (figure, _) in block.items()
         if stack in blocks.get(place, ())
     ]
-    return noise_floor(pairs, seed=seed, level=level) if len(pairs) >= LEAST_PAIRS else None
+    unfit = sorted({stack for stack, pair in pairs if not have_ratio([pair])})
+    fit = [pair for stack, pair in pairs if stack not in unfit]
+    return (noise_floor(fit, seed=seed, level=level) if len(fit) >= LEAST_PAIRS else None), unfit

@@ -6,10 +6,10 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapmgr.bench.contrast import by_block, groups, have_ratio, number_words, pairs, ratio_document
+from snapmgr.bench.contrast import by_block, groups, number_words, pairs, ratio_document
 from snapmgr.bench.machine import is_guest, is_loop, is_rotational
 from snapmgr.bench.published import CLAIMS, STALLS, Claim, StallClaim
-from snapmgr.bench.stats import LEAST_PAIRS, LEVEL, Ratio, paired_ratio
+from snapmgr.bench.stats import LEAST_PAIRS, LEVEL, Ratio, have_ratio, paired_ratio
 from snapmgr.host import regression_side
 from snapmgr.units import format_quantity
 

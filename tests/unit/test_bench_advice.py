@@ -129,7 +129,42 @@ def test_the_error_is_shared_by_all_pairs_and_metrics_from_the_pilot_on():
 def test_a_figure_of_0_is_told_instead_of_a_ratio():
     found = findings(samples({"btrfs": 20, "ext4": 0}), seed=1)
     assert not found.found
-    assert found.problems == ("random-update: Random update is 0 in some samples, so that there is no ratio.",)
+    assert found.problems == (
+        "random-update: Random update is 0 in an A/A pair of ext4: the noise is that of the others.",
+        "random-update: Random update is 0 in some samples, so that there is no ratio of btrfs and ext4.",
+    )
+
+
+def test_a_figure_of_0_leaves_the_ratios_of_the_other_stacks_alone():
+    made = samples({"btrfs": 20, "ext4": 10, "lvm-thin+xfs": 30, "xfs-reflink": 20}, stacks=STACKS, blocks=12)
+    twice = {one["block"] for one in made if (one["stack"], one["kind"]) == ("ext4", "a/a")}
+    zero = next(
+        one for one in made if (one["stack"], one["kind"]) == ("ext4", "measured") and one["block"] not in twice
+    )
+    before = {one.id: one for one in findings(made, seed=1).found}
+    zero["metrics"] = {"update_s": 0}
+    found = findings(made, seed=1)
+    assert {one.id: one for one in found.found} == {
+        ident: one for ident, one in before.items() if "ext4" not in {one.stack, one.against}
+    }
+    assert len(found.found) == 3
+    assert found.problems == (
+        "random-update: Random update is 0 in some samples, so that there is no ratio of btrfs and ext4, "
+        "nor of ext4 and lvm-thin+xfs, nor of ext4 and xfs-reflink.",
+    )
+
+
+def test_an_a_a_pair_with_a_0_is_left_out_of_the_noise_with_the_others_of_its_stack():
+    made = samples({"btrfs": 20, "ext4": 10, "xfs": 20}, stacks=("btrfs", "ext4", "xfs"), blocks=12)
+    without = [one for one in made if (one["stack"], one["kind"]) != ("ext4", "a/a")]
+    next(one for one in made if (one["stack"], one["kind"]) == ("ext4", "a/a"))["metrics"] = {"update_s": 0}
+    found = findings(made, seed=1)
+    assert found.found == findings(without, seed=1).found
+    assert found.found[0].noise
+    assert len(found.found) == 3, "the measured ones are not 0"
+    assert found.problems == (
+        "random-update: Random update is 0 in an A/A pair of ext4: the noise is that of the others.",
+    )
 
 
 def test_stacks_that_share_no_block_are_told():

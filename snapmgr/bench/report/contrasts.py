@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.bench.contrast import difference_words, have_ratio, number_words, ratio_document
+from snapmgr.bench.contrast import difference_words, number_words, ratio_document
 from snapmgr.bench.report.figures import anchor_of, by_stack, common_title, families, moment_titles
-from snapmgr.bench.stats import paired_ratio
+from snapmgr.bench.stats import have_ratio, paired_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
