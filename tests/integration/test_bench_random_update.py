@@ -27,7 +27,7 @@ def _failed(outcome):
 @pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "xfs", "ext4")
 @pytest.mark.parametrize("stack", ["btrfs", "xfs-reflink", "ext4"])
 def test_sample_on_a_real_stack(stack):
-    parameters = replace(completed(scenario, size_bytes=24 * _MIB), memory_bytes=1 << 60)
+    parameters = replace(completed(scenario, size_bytes=25_000_000), memory_bytes=1 << 60)
     with bench_device() as device, device.bench(stack) as bench:
         bench.parameters = parameters
         outcome = scenario.run(bench)

@@ -54,6 +54,13 @@ def test_database_is_the_default_and_its_pages_are_of_innodb():
     assert made.extra["data_bytes"] * 2 == made.size_bytes
 
 
+@given(st.integers(8 * _MIB, 1 << 40))
+def test_what_fio_fills_in_pieces_of_a_mib_is_the_whole_file(size_bytes):
+    made = scenario.parameters(_given(size_bytes=size_bytes))
+    assert made.extra["data_bytes"] % _MIB == 0
+    assert size_bytes - 2 * _MIB < made.extra["data_bytes"] * 2 <= size_bytes
+
+
 @pytest.mark.parametrize("reading", ["repaired", "printed"])
 def test_buffered_reading_of_data_that_fit_into_memory_is_refused(reading):
     fits = _given(reading=reading, size_bytes=64 * _MIB, memory_bytes=64 * _MIB)

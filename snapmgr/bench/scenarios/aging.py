@@ -126,11 +126,12 @@ class Aging:
         extra = {"churn": _CHURN, **own, **given.extra}
         # What classic LVM's room is divided by.
         extra["snapshots"] = min(max(extra["levels"]), _COMMON)
-        data_bytes = size_bytes // _PAGE * _PAGE
+        # fio fills whole MiB only.
+        data_bytes = size_bytes // _MIB * _MIB
         if data_bytes * extra["churn"] < _BATCH // 4 * _PAGE:
             raise ConfigError(
                 f"{extra['churn']:.0%} of {format_size(size_bytes)} a day are too few to be measured",
-                hint=f"use a --size of at least {format_size(int(_BATCH // 4 * _PAGE / extra['churn']) + _PAGE)}",
+                hint=f"use a --size of at least {format_size(int(_BATCH // 4 * _PAGE / extra['churn']) + _MIB)}",
             )
         return replace(given, size_bytes=data_bytes, extra=extra)
 

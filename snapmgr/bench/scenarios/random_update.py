@@ -137,8 +137,9 @@ class RandomUpdate:
         if not given.size_bytes and not database:
             size_bytes = max(size_bytes, _BUFFERED_SMOKE)
         unit_bytes, workers = (_PAGE, 1) if database else (printed.EXTENT_SIZE, printed.THREADS)
-        # Each worker has as many whole units, and each file as many as each other.
-        units = size_bytes // ((2 if database else 1) * unit_bytes * workers) * workers
+        # Each worker has as many whole units, and each file as many as each other. fio fills whole MiB only.
+        grain = _MIB // unit_bytes if database else workers
+        units = size_bytes // ((2 if database else 1) * unit_bytes * grain) * grain
         share = 4 if database else 100
         extra = {"updates": min(max(units // share, 1), _PUBLISHED_UPDATES), **given.extra}
         extra |= {"unit_bytes": unit_bytes, "workers": workers, "data_bytes": units * unit_bytes}
