@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from snapmgr.bench.contrast import interval_words, number_words, ratio_words
 from snapmgr.bench.stats import LEAST_PAIRS, Ratio
-from snapmgr.units import format_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -196,7 +196,7 @@ def _not_shown(among: Sequence[Finding]) -> tuple[Sentence, ...]:
     for ours in _by_metric(among):
         equal = [one for one in ours if one.verdict == "not shown"]
         if equal:
-            pairs = "; ".join(f"{one.stack} and {one.against} {_interval(one.ratio)}" for one in equal)
+            pairs = "; ".join(f"{one.stack} and {one.against} {ratio_words(one.ratio)}" for one in equal)
             text = f"{_what(ours[0])}: no difference shown between {pairs}."
             sentences.append(Sentence(text=text, evidence=tuple(one.id for one in equal)))
     return tuple(sentences)
@@ -214,7 +214,7 @@ def _caveats(findings: Sequence[Finding], conditions: Conditions) -> tuple[Sente
             sentences.append(Sentence(text=text, evidence=ids))
         elif noise.ratio.shown:
             text = (
-                f"{_what(ours[0])}: the same stack, measured twice, is shown to differ, {_interval(noise.ratio)}. "
+                f"{_what(ours[0])}: the same stack, measured twice, is shown to differ, {ratio_words(noise.ratio)}. "
                 "Something else than the storage decides there; nothing is concluded from it."
             )
             sentences.append(Sentence(text=text, evidence=ids))
@@ -237,9 +237,4 @@ def _what(finding: Finding) -> str:
 
 
 def _times(ratio: Ratio) -> str:
-    low, high = format_quantity(ratio.low, ""), format_quantity(ratio.high, "")
-    return f"{format_quantity(ratio.value, '')} times ({low} to {high})"
-
-
-def _interval(ratio: Ratio) -> str:
-    return _times(ratio).replace(" times", "", 1)
+    return f"{number_words(ratio.value)} times ({interval_words(ratio.low, ratio.high)})"

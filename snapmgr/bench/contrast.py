@@ -89,7 +89,7 @@ def finite(value: float) -> float | None:
 
 
 def ratio_document(ratio: Ratio) -> dict[str, Any]:
-    """Return a ratio as JSON, with its words: "1.42 (1.30–1.57)"."""
+    """Return a ratio as JSON, with its words (see `ratio_words`)."""
     return {
         "value": ratio.value,
         "low": ratio.low,
@@ -97,16 +97,21 @@ def ratio_document(ratio: Ratio) -> dict[str, Any]:
         "n": ratio.n,
         "shown": ratio.shown,
         "ratio_text": number_words(ratio.value),
-        "interval_text": interval_words(ratio),
-        "text": f"{number_words(ratio.value)} ({interval_words(ratio)})",
+        "interval_text": interval_words(ratio.low, ratio.high),
+        "text": ratio_words(ratio),
     }
 
 
-def interval_words(ratio: Ratio) -> str:
-    """Return "1.30–1.57", "any" where nothing can be said."""
-    if ratio.low < 1 / _FARTHEST and ratio.high > _FARTHEST:
+def ratio_words(ratio: Ratio) -> str:
+    """Return "1.42 (1.30–1.57)"."""
+    return f"{number_words(ratio.value)} ({interval_words(ratio.low, ratio.high)})"
+
+
+def interval_words(low: float, high: float) -> str:
+    """Return "1.30–1.57"; "any" where nothing can be said, and one number where both ends read alike."""
+    if low < 1 / _FARTHEST and high > _FARTHEST:
         return "any"
-    return f"{number_words(ratio.low)}–{number_words(ratio.high)}"
+    return "–".join(dict.fromkeys((number_words(low), number_words(high))))
 
 
 def number_words(value: float) -> str:
@@ -130,4 +135,6 @@ def difference_words(ratio: Ratio) -> str:
         return f"{number_words(ratio.value)} times as much"
     percent = abs(ratio.value - 1) * 100
     digits = 1 if percent < 9.95 else 0  # noqa: PLR2004 - two digits
-    return f"{percent:.{digits}f} % {'more' if ratio.value > 1 else 'less'}"
+    # Byte counts may be known to parts of a million.
+    words = f"{percent:.{digits}f}" if percent >= 0.05 else "less than 0.1"  # noqa: PLR2004 - "0.0 % more" is none
+    return f"{words} % {'more' if ratio.value > 1 else 'less'}"

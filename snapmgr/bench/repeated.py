@@ -6,7 +6,7 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapmgr.bench.contrast import by_block, groups, number_words, pairs, ratio_document
+from snapmgr.bench.contrast import by_block, groups, interval_words, pairs, ratio_document
 from snapmgr.bench.machine import is_guest, is_loop, is_rotational
 from snapmgr.bench.published import CLAIMS, STALLS, Claim, StallClaim
 from snapmgr.bench.stats import LEAST_PAIRS, LEVEL, Ratio, have_ratio, paired_ratio
@@ -162,7 +162,7 @@ def _row(claim: Claim, group: Group | None, ratio: Ratio | None, verdict: Verdic
 def _published_text(claim: Claim) -> str:
     """Return "1.75 (3 min 22 s ÷ 1 min 55 s)", "0.20–0.70"."""
     low, high = claim.ratio
-    text = number_words(low) if low == high else f"{number_words(low)}–{number_words(high)}"
+    text = interval_words(low, high)
     if claim.over.value is None or claim.under.value is None:
         return text
     values = (format_quantity(side.value, claim.unit) for side in (claim.over, claim.under) if side.value is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -230,14 +231,14 @@ def test_the_one_that_beats_each_other_and_loses_nothing_is_recommended_with_its
     assert texts(told.sentences) == [
         "For this disk: xfs-reflink.",
         "xfs-reflink is shown better than btrfs, and worse in nothing: Random update (random-update): "
-        "0.500 times (0.455 to 0.550) that of btrfs.",
+        "0.50 times (0.45–0.55) that of btrfs.",
     ]
     assert texts(told.costs) == [
-        "Random update (random-update): 1.54 times (1.40 to 1.69) that of ext4, without snapshots."
+        "Random update (random-update): 1.54 times (1.40–1.69) that of ext4, without snapshots."
     ]
     assert told.costs[0].evidence == ("random-update/update_s/ext4/xfs-reflink",)
     assert texts(told.not_shown) == [
-        "Linear read (random-update): no difference shown between btrfs and xfs-reflink 1.02 (0.927 to 1.12)."
+        "Linear read (random-update): no difference shown between btrfs and xfs-reflink 1.02 (0.93–1.12)."
     ]
     assert texts(told.caveats) == [
         "The device was not brought to a steady state: under lasting writes the figures may be others.",
@@ -253,7 +254,7 @@ def test_a_stack_of_which_a_sample_failed_is_never_recommended():
     assert texts(told.sentences) == [
         f"No advice: xfs-reflink leads where it was measured, but {why}.",
         "xfs-reflink is shown better than btrfs, and worse in nothing: Random update (random-update): "
-        "0.500 times (0.455 to 0.550) that of btrfs.",
+        "0.50 times (0.45–0.55) that of btrfs.",
     ]
     assert texts(told.caveats) == [f"xfs-reflink: {why}. They count for nothing."]
 
@@ -272,8 +273,8 @@ def test_who_is_best_in_what_is_said_where_nobody_is_in_all():
     assert told.recommended is None
     assert texts(told.sentences) == [
         "No advice for all uses: no stack is shown better than each other one and worse in nothing.",
-        "Best in Random update (random-update): xfs-reflink (0.500 times (0.455 to 0.550) that of btrfs).",
-        "Best in Linear read (random-update): btrfs (2 times (1.82 to 2.20) that of xfs-reflink).",
+        "Best in Random update (random-update): xfs-reflink (0.50 times (0.45–0.55) that of btrfs).",
+        "Best in Linear read (random-update): btrfs (2.00 times (1.82–2.20) that of xfs-reflink).",
     ]
 
 
@@ -319,6 +320,17 @@ def test_twins_that_differ_are_told_and_nothing_is_concluded():
     assert told.recommended is None
     assert "the same stack, measured twice, is shown to differ" in told.caveats[0].text
     assert "noise is not known" in advise([finding("a", "b", 9, noise=None)], DISK).caveats[0].text
+
+
+def test_what_nobody_can_read_is_told_in_words():
+    """Pairs that are too few for the level have intervals of a hundred powers of ten."""
+    hopeless = [finding("a", "b", 1.3, spread=1e58, noise=None), finding("a", "ext4", 1e58, spread=2.0)]
+    twins = replace(QUIET, ratio=ratio(1e9, spread=10))
+    told = advise([*hopeless, finding("b", "ext4", 3e-40, noise=twins, metric=READ)], CONTROLLED)
+    said = " ".join(texts(all_sentences(told)))
+    assert "no difference shown between a and b 1.30 (any)" in said
+    assert "is shown to differ, >10,000 (>10,000)" in said
+    assert not re.search(r"\de[+-]?\d|\d{6}|∞", said), said
 
 
 @st.composite

@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from snapmgr.bench.contrast import number_words
+from snapmgr.bench.contrast import difference_words, interval_words, number_words
 from snapmgr.bench.report import COLUMNS, document, render, rows
 from snapmgr.bench.report.figures import (
     common_title,
@@ -26,6 +26,7 @@ from snapmgr.bench.report.figures import (
     timelines,
 )
 from snapmgr.bench.stacks import STACKS
+from snapmgr.bench.stats import Ratio
 from support.benchsamples import HOST, absent, blogs, info, random_updates, sample
 
 NOW = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
@@ -429,3 +430,26 @@ def test_two_pairs_say_nothing_and_do_so_in_few_words():
 )
 def test_ratios_have_three_digits_or_a_bound(value, words):
     assert number_words(value) == words
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (1.3, 1.57, "1.30–1.57"),
+        (2.55e-58, 4e57, "any"),
+        (0.0, float("inf"), "any"),
+        (2.55e-58, 1.2, "<0.0001–1.20"),
+        (1e8, 1e9, ">10,000"),
+        (7.9999999, 8.0000001, "8.00"),
+    ],
+)
+def test_intervals_are_told_for_people_however_wide_or_narrow(low, high, words):
+    assert interval_words(low, high) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(1.42, "42 % more"), (0.97, "3.0 % less"), (1.00002, "less than 0.1 % more"), (0.9997, "less than 0.1 % less")],
+)
+def test_a_difference_is_never_told_as_none(value, words):
+    assert difference_words(Ratio(value=value, low=value * 0.999999, high=value * 1.000001, n=8)) == words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.bench.contrast import difference_words, number_words, ratio_document
+from snapmgr.bench.contrast import difference_words, interval_words, number_words, ratio_document
 from snapmgr.bench.report.figures import anchor_of, by_stack, common_title, families, moment_titles
 from snapmgr.bench.stats import have_ratio, paired_ratio
 
@@ -62,9 +62,7 @@ def _ratio_row(one: Finding, *, drawn: bool) -> dict[str, Any]:
         "kind": kind,
         "words": f"{words}: {kind}" if kind in {"better", "worse"} else words,
         "noise": None if noise is None else [1 / noise.factor, noise.factor],
-        "noise_text": "not known"
-        if noise is None
-        else f"{number_words(1 / noise.factor)}–{number_words(noise.factor)}",
+        "noise_text": "not known" if noise is None else interval_words(1 / noise.factor, noise.factor),
         "samples": list(one.samples),
         "drawn": drawn,
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Literal
 
+from snapmgr.bench.contrast import interval_words
 from snapmgr.bench.report.svg import WIDE, Scale, box, cut, line, picture, text, tick_words
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _group(group: RatioGroup, scale: Scale, *, y: float, step: float, width: flo
     top = y + _HEAD
     if group.noise is not None:
         low, high = (scale(end) for end in group.noise)
-        words = f"noise of this machine: {group.noise[0]:.2f} to {group.noise[1]:.2f}"
+        words = f"noise of this machine: {interval_words(*group.noise)}"
         band = box(low, top - 5, max(high - low, 1), step * len(group.rows), kind="noise")
         parts.append(f"<g><title>{escape(words)}</title>{band}</g>")
     for place, row in enumerate(group.rows):
