@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,13 @@ from snapmgr.trust import exchangeable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.records import Mount
+    from snapmgr.records import Attachment, Mount
 
 _POINT_MODE = 0o700
 _PARENT_MODE = 0o755
 _MAX_LINKS = 40
 _HOLDERS_SHOWN = 8
+_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +91,47 @@ def bind(directory: str, point: str, *, read_only: bool) -> None:
         _put(mount_fd, point_fd, what)
 
 
-def unmount(point: str, *, mount_id: int | None = None) -> None:
+def mount_attachment(attachment: Attachment, point: str, *, writable: bool) -> None:
+    """Mount what a backend has attached at `point`: a device, or its folder's bind mount. Errors as `mount_device`."""
+    if attachment.directory is not None:
+        bind(attachment.directory, point, read_only=not writable)
+    elif attachment.device is not None:
+        options = attachment.options if writable else (*attachment.options, "ro")
+        mount_device(attachment.device, point, fs_type=attachment.fs_type or "auto", options=options)
+    else:
+        raise StorageError("the backend attached neither a folder nor a device")
+
+
+@contextmanager
+def mounted(attachment: Attachment, point: str, *, writable: bool, patience_s: float = 0.0) -> Iterator[Path]:
+    """`mount_attachment` for as long as the context lasts; its end is `unmount`, and the point is removed."""
+    mount_attachment(attachment, point, writable=writable)
+    try:
+        yield Path(point)
+    finally:
+        unmount(point, patience_s=patience_s)
+        remove_point(point)
+
+
+def unmount(point: str, *, mount_id: int | None = None, patience_s: float = 0.0) -> None:
     """Unmount what is mounted at `point`; never lazily, so that "done" means that nobody uses it any more.
 
     With `mount_id` only if it is that very mount (`Mount.id`): the folders above may be exchanged at any time, where
-    they are somebody else's. Raises InUseError that names who holds it, NotFoundError if nothing (or another mount) is
-    there, LackingError without root, StorageError for somebody else's symlink on the way.
+    they are somebody else's. While somebody uses it, it is tried again for `patience_s`. Raises InUseError that names
+    who holds it, NotFoundError if nothing (or another mount) is there, LackingError without root, StorageError for
+    somebody else's symlink on the way.
     """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return _unmount(point, mount_id)
+        except InUseError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_AGAIN_S)
+
+
+def _unmount(point: str, mount_id: int | None) -> None:
     try:
         # Once the folder above is open, nobody can lead us elsewhere: a mount point cannot be renamed or removed.
         parent, name = _open_parent(point, make=False)

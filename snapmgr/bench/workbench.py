@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapmgr.api import AttachRecord, InUseError, LackingError, NotMine, Readying, StorageError
+from snapmgr.api import AttachRecord, LackingError, NotMine, Readying, StorageError
 from snapmgr.bench.caches import drop_caches
 from snapmgr.bench.cloning import cloning_of
 from snapmgr.bench.counters import Counters
@@ -22,14 +22,13 @@ from snapmgr.bench.scene import end_users, staged
 from snapmgr.bench.stacks import backend_of, backend_table, provisioner_of
 from snapmgr.blockdev import find_target
 from snapmgr.host import boot_id
-from snapmgr.mount import KernelMounter, bind, mount_device, remove_point, unmount
+from snapmgr.mount import KernelMounter, mounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from snapmgr.api import (
-        Attachment,
         Backend,
         Completed,
         FolderCloning,
@@ -51,6 +50,7 @@ _SETTLE_S = 600.0
 # As before a backup's lock: flushed again until it is quick, or no quicker any more.
 _SYNCED_S = 0.05
 _SYNCS = 5
+# What has just ended (io_uring, a killed load) holds a mount a moment longer.
 _UNMOUNT_S = 5.0
 
 
@@ -98,7 +98,8 @@ class BenchSnapshot:
         record = AttachRecord(id=secrets.token_hex(8), ref=self.ref, writable=writable, boot_id=boot_id())
         point = str(self._bench.scene.folder / f"snapshot-{record.id}")
         try:
-            with _reached(self._backend.attach(record), point, writable=writable) as folder:
+            attachment = self._backend.attach(record)
+            with mounted(attachment, point, writable=writable, patience_s=_UNMOUNT_S) as folder:
                 yield folder / self._subpath
         finally:
             self._backend.detach(record)
@@ -112,34 +113,6 @@ class BenchSnapshot:
         start = time.monotonic()
         self._backend.delete(self.ref, wait=wait)
         return time.monotonic() - start
-
-
-@contextmanager
-def _reached(attachment: Attachment, point: str, *, writable: bool) -> Iterator[Path]:
-    if attachment.directory is not None:
-        bind(attachment.directory, point, read_only=not writable)
-    elif attachment.device is not None:
-        options = attachment.options if writable else (*attachment.options, "ro")
-        mount_device(attachment.device, point, fs_type=attachment.fs_type or "auto", options=options)
-    else:
-        raise StorageError("the backend attached neither a folder nor a device")
-    try:
-        yield Path(point)
-    finally:
-        _unmount(point)
-        remove_point(point)
-
-
-def _unmount(point: str) -> None:
-    deadline = time.monotonic() + _UNMOUNT_S
-    while True:
-        try:
-            return unmount(point)
-        except InUseError:
-            # What has just ended (io_uring, a killed load) holds it a moment longer.
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.02)
 
 
 class StackWorkbench:

@@ -6,7 +6,6 @@ import errno
 import os
 import pwd
 import secrets
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,7 @@ from snapmgr.jobs.filling import refuse_lost
 from snapmgr.jobs.relief import relieved
 from snapmgr.jobs.reversion import refuse_reverted
 from snapmgr.manifest import Lease, LeasePart
-from snapmgr.mount import bind, mount_device, remove_point, require_own, unmount
+from snapmgr.mount import mount_attachment, remove_point, require_own, unmount
 from snapmgr.mysql.lasting import end_server
 from snapmgr.mysql.rundir import remove_folder
 from snapmgr.probe import require_pools_answer
@@ -169,12 +168,8 @@ def _attach_part(ctx: Context, lease: Lease, number: int, *, mount: bool) -> Lea
     part = lease.parts[number]
     attachment = ctx.backend(part.record.ref.backend).attach(part.record)
     if mount:
-        point, read_only = part_point(lease, part), not part.record.writable
-        if attachment.device is not None:
-            options = (*attachment.options, "ro") if read_only else attachment.options
-            mount_device(attachment.device, point, fs_type=attachment.fs_type or "auto", options=options)
-        else:
-            bind(str(attachment.directory), point, read_only=read_only)
+        point = part_point(lease, part)
+        mount_attachment(attachment, point, writable=part.record.writable)
         there = _mounted_at(ctx, point)
         part = replace(part, mounted=_identity(there) if there is not None else None)
         lease = replace(lease, parts=(*lease.parts[:number], part, *lease.parts[number + 1 :]))
@@ -269,7 +264,7 @@ def release(ctx: Context, lease: Lease) -> None:
             if os.geteuid() == 0 and lease.boot_id == boot_id():
                 there = _mounted_at(ctx, point)
                 if there is not None and _is_ours(part, there):
-                    _unmount(point, there.id, patience_s=_SETTLE_S if lease.server is not None else 0.0)
+                    unmount(point, mount_id=there.id, patience_s=_SETTLE_S if lease.server is not None else 0.0)
             ctx.backend(part.record.ref.backend).detach(part.record)
             if part.folder:
                 remove_point(point)
@@ -279,17 +274,6 @@ def release(ctx: Context, lease: Lease) -> None:
         if Path(lease.point).parent == ctx.config.scratch_dir.absolute():
             remove_point(lease.point)
         ctx.catalog.drop_lease(lease)
-
-
-def _unmount(point: str, mount_id: int, *, patience_s: float) -> None:
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            return unmount(point, mount_id=mount_id)
-        except InUseError:
-            if time.monotonic() >= deadline:
-                raise
-        time.sleep(0.1)
 
 
 def _kill_server(lease: Lease) -> None:

@@ -18,7 +18,7 @@ from snapmgr.api import AttachRecord, NotMine
 from snapmgr.blockdev import find_target
 from snapmgr.command import CommandRunner
 from snapmgr.host import boot_id
-from snapmgr.mount import KernelMounter, bind, mount_device, remove_point, unmount
+from snapmgr.mount import KernelMounter, mounted
 from snapmgr.trigger import Trigger
 
 if TYPE_CHECKING:
@@ -108,21 +108,9 @@ class Lab(ABC):
         if attachment.directory is not None and os.geteuid() != 0:
             yield Path(attachment.directory)
             return
-        point = tempfile.mkdtemp(prefix="snapmgr-test-mount-")
-        try:
-            if attachment.directory is not None:
-                bind(attachment.directory, point, read_only=not writable)
-            elif attachment.device is not None:
-                options = attachment.options if writable else (*attachment.options, "ro")
-                mount_device(attachment.device, point, fs_type=attachment.fs_type or "auto", options=options)
-            else:
-                raise AssertionError("an attachment is a directory or a device")
-            try:
-                yield Path(point)
-            finally:
-                unmount(point)
-        finally:
-            remove_point(point)
+        point = os.path.join(tempfile.gettempdir(), f"snapmgr-test-mount-{secrets.token_hex(8)}")
+        with mounted(attachment, point, writable=writable) as folder:
+            yield folder
 
     # What the tests do all the time. Nothing below needs to be overridden.
 
