@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
 
-from snapmgr.errors import BusyError, CatalogError, ConfigError, LackingError, NoRoomError, NotFoundError
-from snapmgr.files import is_abandoned, replace_file, space_hint
+from snapmgr.bench import resultsfolder
+from snapmgr.errors import BusyError, CatalogError, ConfigError, LackingError, NotFoundError
+from snapmgr.files import is_abandoned, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -112,23 +113,23 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._locked: os.stat_result | None = None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder if need be and be the only one who writes to it. Raises BusyError if another run does."""
-        try:
-            made = not self.folder.exists()
-            self.folder.mkdir(mode=0o755, exist_ok=True)
-            fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (FileExistsError, NotADirectoryError):
-            raise ConfigError(f"{self.folder} is no folder", hint="name a new one with -o") from None
-        except FileNotFoundError:
-            raise NotFoundError(f"there is no folder {self.folder.parent}") from None
-        except OSError as error:
-            raise CatalogError(f"cannot make {self.folder}: {error.strerror}", hint=space_hint(error)) from None
+        """Make the folder if need be and be the only one who writes to it.
+
+        Raises ConfigError if nothing can be written there or it holds something else, and BusyError if another run
+        writes to it: then nothing was changed.
+        """
+        made = not os.path.exists(self.folder)
+        fd = resultsfolder.opened(self.folder)
         try:
             _lock(fd, self.folder)
             try:
+                self._require_own()
+                resultsfolder.require_fit(self.folder)
+                self._locked = os.fstat(fd)
                 yield
             finally:
                 # A run that could not begin leaves nothing: what is not empty stays.
@@ -138,13 +139,42 @@ class Results:
         finally:
             os.close(fd)
 
+    @contextmanager
+    def work_folder(self) -> Iterator[Path]:
+        """Yield an empty folder in it for what a sample needs meanwhile; it goes afterwards.
+
+        Raises ConfigError if something else has its name, and CatalogError or NoRoomError if it cannot be made.
+        """
+        self._require_same()
+        with resultsfolder.work_folder(self.folder) as folder:
+            yield folder
+
+    def require_writable(self) -> None:
+        """Raise CatalogError or NoRoomError if a sample could not be written any more."""
+        self._require_same()
+        resultsfolder.require_writable(self.folder)
+
+    def _require_own(self) -> None:
+        names = self._names()
+        if _RUN not in names and (others := [name for name in names if not is_abandoned(self.folder / name)]):
+            raise ConfigError(f"{self.folder} holds {others[0]}, and no results", hint="name a new folder with -o")
+
+    def _require_same(self) -> None:
+        """Raise CatalogError if the folder is not the one any more that was locked: unmounted, or replaced."""
+        try:
+            same = self._locked is None or os.path.samestat(self._locked, os.stat(self.folder))
+        except OSError as error:
+            raise resultsfolder.unwritable(self.folder, error, self.folder) from None
+        if not same:
+            raise CatalogError(
+                f"{self.folder} is another folder than when the run began",
+                hint="was its file system unmounted? The samples made are where it was",
+            )
+
     def begin(self, run: Mapping[str, Any]) -> dict[str, Any]:
-        """Write ``run.json`` of a new run and return it. Raises ConfigError if the folder holds anything already."""
-        for path in sorted(self.folder.iterdir()):
-            if is_abandoned(path):
-                path.unlink()
-            else:
-                raise ConfigError(f"{self.folder} holds {path.name}, and no results", hint="name a new folder with -o")
+        """Write ``run.json`` of a new run and return it; the folder holds none."""
+        for path in filter(is_abandoned, sorted(self.folder.iterdir())):
+            path.unlink()
         document = {"schema": SCHEMA, **run}
         _write(self.folder / _RUN, document, Run)
         return document
@@ -159,6 +189,7 @@ class Results:
 
         Its schema and its id, which is unique in this folder, are given here.
         """
+        self._require_same()
         number = max((int(match["number"]) for match in map(_SAMPLE.fullmatch, self._names()) if match), default=0) + 1
         name = f"{number:04d}-{sample['scenario']}-{sample['stack']}"
         path = self.folder / f"{name}.json"
@@ -232,9 +263,7 @@ def _write(path: Path, document: dict[str, Any], kind: type) -> None:
     try:
         replace_file(path, text.encode(), _READ_ONLY)
     except OSError as error:
-        hint = space_hint(error)
-        kind_of_error = CatalogError if hint is None else NoRoomError
-        raise kind_of_error(f"cannot write {path}: {error.strerror}", hint=hint) from None
+        raise resultsfolder.unwritable(path, error, path.parent) from None
 
 
 def _read(path: Path, kind: type) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Nothing here is remembered but in the samples: a second start reads them and goe
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from snapmgr.bench.order import (
     strangers,
     taken,
 )
+from snapmgr.bench.scene import neighbours
 from snapmgr.bench.workbench import workbench
 from snapmgr.command import CommandRunner
 from snapmgr.errors import ConfigError, SnapmgrError
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 FAILURES = 3
 """In a row: so many end a stack in an experiment."""
-_WORK = ".work"
+_NEAR = "another benchmark ran on this machine meanwhile: both measured each other"
 # Of a device no more is formatted than this many times what the data need: a file system of terabytes takes minutes.
 _ROOM_FACTOR = 4
 _ROOM_LEAST_BYTES = 1 << 30
@@ -93,6 +93,7 @@ class Conductor:
         tell: says a line for people.
         step: is told what a sample is about to do.
         advance: is told before each sample how far the run is.
+        neighbours: returns the devices on which other runs measure now.
         clock: seconds.
     """
 
@@ -110,6 +111,7 @@ class Conductor:
         tell: Callable[[str], None] = lambda _: None,
         step: Callable[[str], None] = lambda _: None,
         advance: Callable[[Advance], None] = lambda _: None,
+        neighbours: Callable[[], Sequence[str]] = neighbours,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan = plan
@@ -123,6 +125,8 @@ class Conductor:
         self._tell = tell
         self._step = step
         self._advance = advance
+        self._neighbours = neighbours
+        self._warned = False
         self._clock = clock
         self._experiments = {experiment.name: experiment for experiment in plan.experiments}
         self._courses = courses_of(plan)
@@ -135,8 +139,8 @@ class Conductor:
         """Measure until there is enough of all, or the budget ends.
 
         `spent_s` of the budget went by before this. An interruption, or an error that is not a sample's own (the device
-        is gone, the results' disk is full), leaves all samples made so far. Raises what `OpenTarget.check` raises, and
-        CatalogError.
+        is gone, the results' disk is full), leaves all samples made so far. Raises what `OpenTarget.check` raises,
+        CatalogError and NoRoomError if nothing more can be written, and ConfigError.
         """
         begun = self._clock()
         for course in self._courses:
@@ -244,14 +248,11 @@ class Conductor:
     def _measure(self, experiment: Experiment, slot: Slot) -> dict[str, Any]:
         """Measure once, on a fresh file system, write the sample down and return it."""
         stack = next(stack for stack in experiment.stacks if stack.name == slot.stack)
-        at, begun = datetime.now(UTC), self._clock()
-        folder = self._results.folder.absolute() / _WORK
-        _remove(folder)
-        folder.mkdir(mode=0o700)
+        at, begun, near = datetime.now(UTC), self._clock(), self._other_runs()
         outcome: Outcome | None = None
         record: dict[str, Any] = {}
         failure = ""
-        try:
+        with self._results.work_folder() as folder:
             # What these two say is about the device, not about the sample: it ends the run.
             self._target.check()
             self._target.blank()
@@ -265,19 +266,32 @@ class Conductor:
                 record["spent"] = asdict(part.spent)
             except (SnapmgrError, OSError) as error:
                 failure = _failure_text(error)
-        finally:
-            _remove(folder)
-        sample = self._document(
-            experiment.scenario,
-            asdict(experiment.parameters),
-            slot,
-            outcome=outcome,
-            record=record,
-            failure=failure,
-            at=at.isoformat(timespec="milliseconds"),
-            seconds=self._clock() - begun,
-        )
+            sample = self._document(
+                experiment.scenario,
+                asdict(experiment.parameters),
+                slot,
+                outcome=outcome,
+                record=record,
+                failure=failure,
+                at=at.isoformat(timespec="milliseconds"),
+                seconds=self._clock() - begun,
+            )
+            if sample["failure"]:
+                # Before the work folder goes, which may have filled the disk: that is no fault of the storage.
+                self._results.require_writable()
+        if near or self._other_runs():
+            sample["notes"].append(_NEAR)
         return self._keep(sample)
+
+    def _other_runs(self) -> bool:
+        """Return whether another benchmark measures on this machine, and say so once."""
+        devices = self._neighbours()
+        if devices and not self._warned:
+            self._warned = True
+            self._tell(
+                f"warning: another benchmark runs on this machine, on {', '.join(devices)}: both measure each other"
+            )
+        return bool(devices)
 
     def _opened(self, stack: Stack, experiment: Experiment, folder: Path) -> AbstractContextManager[Any]:
         room = max(_ROOM_FACTOR * experiment.needs.space_bytes, _ROOM_LEAST_BYTES)
@@ -359,8 +373,3 @@ def _anywhere(record: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return a record whose commands do not tell where on this machine the results lie."""
     commands = [[str(word).replace(str(folder), "FOLDER") for word in argv] for argv in record.get("commands", [])]
     return record | {"commands": commands}
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)

@@ -190,6 +190,18 @@ def sweep(restore: Callable[[str], Provisioner]) -> tuple[str, ...]:
     return tuple(cleared)
 
 
+def neighbours() -> tuple[str, ...]:
+    """Return the devices on which other processes measure now."""
+    devices = []
+    for path in sorted(RUN.glob("*.json")):
+        # It may end just now; what is damaged, `sweep` tells.
+        with suppress(OSError, StorageError):
+            conductor, _, device, _ = _read(path)
+            if conductor != this_process() and is_alive(conductor):
+                devices.append(device)
+    return tuple(devices)
+
+
 def _read(path: Path) -> tuple[Process, str, str, ProvisionOrder]:
     with suppress(ValueError, TypeError, KeyError):
         record = json.loads(path.read_text(encoding="utf-8"))

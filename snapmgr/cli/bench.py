@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -235,7 +236,7 @@ def _carry_out(session: Session, request: Request, plan: Plan, place: Place, res
     from snapmgr.bench.session import conductor, require_same
     from snapmgr.cli.running import VerboseRunner
 
-    if results.folder.is_dir():
+    if os.path.isdir(results.folder):
         # Before anything is written anywhere.
         require_same(results, arguments_of(plan, place))
     for absent in plan.absent:

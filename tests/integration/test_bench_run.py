@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,17 @@ from snapmgr.bench.results import Results, read
 from snapmgr.bench.run import Conductor
 from snapmgr.bench.stacks import STACKS, lacking
 from snapmgr.bench.target import opened_target
+from snapmgr.errors import CatalogError, CommandError, ConfigError
 from support.benchdocuments import bench_run
+from support.benchfakes import STACKS as FAKE_STACKS
+from support.benchfakes import FakeBench, FakeScenario, FakeTarget, fake_counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from snapmgr.api import Reason
     from snapmgr.bench.model import Workbench
+    from snapmgr.bench.run import Ended
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "xfs", "ext4", "fio")
 
@@ -140,6 +145,62 @@ def test_two_runs_do_not_share_a_folder(bench: Bench) -> None:
     # Either is said, and nothing measured: this is no run that these arguments began.
     assert done.returncode in {2, 3}, done.stderr
     assert list(bench.results.glob("0*.json")) == []
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    point = tmp_path / "small"
+    point.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8M", "tmpfs", point], check=True)
+    yield point
+    subprocess.run(["umount", point], check=True)
+
+
+@pytest.mark.parametrize("end", ["full", "read-only"])
+def test_a_results_disk_that_ends_is_not_charged_to_a_storage(small: Path, end: str) -> None:
+    def fail(_stack: str) -> Exception | None:
+        if len(list(results.folder.glob("0*.json"))) < 2:
+            return None
+        if end == "full":
+            # As a storage's program would, in the folder for small files.
+            with suppress(OSError), (results.folder / ".work" / "log").open("wb", buffering=0) as log:
+                while log.write(bytes(1 << 16)):
+                    pass
+        else:
+            subprocess.run(["mount", "-o", "remount,ro", small], check=True)
+        return CommandError("fio: it cannot write its log")
+
+    plan = make_plan(
+        Wish(scenarios=("work",), stacks=("one", "two"), profile="smoke", repeats=1),
+        scenarios=(FakeScenario(),),
+        stacks=FAKE_STACKS,
+        lacking=lambda _: (),
+        memory_bytes=1 << 60,
+        room_bytes=1 << 60,
+    )
+    results, bench = Results(small / "results"), FakeBench()
+
+    def work() -> Ended:
+        with results.locked():
+            if results.run() is None:
+                results.begin(bench_run(id="r"))
+            return Conductor(plan, results, "r", target=FakeTarget(), host={}, bench=bench, counted=fake_counted).run()
+
+    bench.fail = fail
+    with pytest.raises(CatalogError, match=f"cannot write {results.folder}: ") as raised:
+        work()
+    assert "goes on" in (raised.value.hint or "")
+    if end == "read-only":
+        # And so it is refused from the start.
+        with pytest.raises(ConfigError, match="Read-only file system"):
+            work()
+        with pytest.raises(ConfigError, match="Read-only file system"), Results(small / "other").locked():
+            pytest.fail("it is written to")
+        subprocess.run(["mount", "-o", "remount,rw", small], check=True)
+    assert [sample["failure"] for sample in results.samples()] == ["", ""]
+    bench.fail = lambda _: None
+    assert (work().measured, work().measured) == (3, 0)
 
 
 class Filling:

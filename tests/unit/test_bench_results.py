@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 
 import pytest
 
+from snapmgr.bench import resultsfolder
 from snapmgr.bench.findings import comparisons
 from snapmgr.bench.results import SCHEMA, Results, read
 from snapmgr.errors import BusyError, CatalogError, ConfigError, NotFoundError
@@ -156,14 +158,26 @@ def test_other_files_are_left_alone(results):
 def test_a_folder_of_something_else_is_not_written_to(tmp_path):
     (tmp_path / "thesis.txt").touch()
     results = Results(tmp_path)
-    with results.locked(), pytest.raises(ConfigError, match=r"holds thesis\.txt, and no results"):
-        results.begin(bench_run())
+    with pytest.raises(ConfigError, match=r"holds thesis\.txt, and no results"), results.locked():
+        pytest.fail("it is written to")
+    assert os.listdir(tmp_path) == ["thesis.txt"]
     with pytest.raises(ConfigError, match="holds no results"):
         read([tmp_path])
     with pytest.raises(NotFoundError):
         read([tmp_path / "nothing"])
     with pytest.raises(ConfigError, match="is no folder of results"):
         read([tmp_path / "thesis.txt"])
+
+
+def test_a_folder_that_is_refused_is_not_left(tmp_path, monkeypatch):
+    def full(_folder):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(resultsfolder, "_try_out", full)
+    with pytest.raises(ConfigError, match="No space left") as raised, Results(tmp_path / "new").locked():
+        pytest.fail("it is written to")
+    assert raised.value.hint == "make room on its file system, or name another folder with -o"
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_a_killed_run_had_begun_is_no_hindrance(tmp_path):

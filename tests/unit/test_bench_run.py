@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from snapmgr.api import LackingError, StorageError
+from snapmgr.bench import resultsfolder, scene
 from snapmgr.bench.findings import findings
 from snapmgr.bench.plan import Wish, make_plan
 from snapmgr.bench.results import Results, read
 from snapmgr.bench.run import Conductor
-from snapmgr.errors import CommandError, ConfigError
+from snapmgr.errors import CatalogError, CommandError, ConfigError, NoRoomError
+from snapmgr.host import this_process
 from support.benchdocuments import bench_run
 from support.benchfakes import STACKS, FakeBench, FakeClock, FakeScenario, FakeTarget, fake_counted
 
@@ -28,6 +33,7 @@ class Site:
         self.clock = FakeClock()
         self.target, self.bench = FakeTarget(), FakeBench()
         self.told, self.advances = [], []
+        self.neighbours = lambda: ()
         with self.results.locked():
             self.results.begin(bench_run(id="r"))
 
@@ -54,6 +60,7 @@ class Site:
                 counted=fake_counted,
                 tell=self.told.append,
                 advance=self.advances.append,
+                neighbours=self.neighbours,
                 clock=self.clock,
             ).run(spent_s=spent_s)
 
@@ -197,6 +204,104 @@ def test_a_bug_is_no_failed_sample(site):
     with pytest.raises(KeyError):
         site.run(FakeScenario())
     assert site.samples() == []
+
+
+@pytest.mark.parametrize("what", ["link", "dangling", "file"])
+def test_a_work_folder_that_is_none_is_refused_and_nothing_is_followed(site, tmp_path, what):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "thesis").touch()
+    work = site.results.folder / ".work"
+    if what == "file":
+        work.write_text("mine")
+    else:
+        work.symlink_to(kept if what == "link" else tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"\.work is no folder that a run has made"):
+        site.run(FakeScenario())
+    assert site.target.asked == []
+    assert (kept / "thesis").exists()
+    assert os.path.lexists(work)
+
+
+def test_a_work_folder_that_is_none_in_the_midst_ends_the_run(site, tmp_path):
+    scenario = FakeScenario()
+    work = site.results.folder / ".work"
+
+    def exchanged(_stack):
+        work.rmdir()
+        work.symlink_to(tmp_path)
+
+    site.bench.fail = exchanged
+    with pytest.raises(ConfigError, match="is no folder that a run has made"):
+        site.run(scenario, repeats=1)
+    assert len(site.samples()) == 1
+    assert work.is_symlink()
+
+
+def test_results_that_cannot_be_written_any_more_end_the_run_and_no_storage_is_charged(site, monkeypatch):
+    def full(_folder):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fail(_stack):
+        if len(site.samples()) < 3:
+            return None
+        monkeypatch.setattr(resultsfolder, "_try_out", full)
+        return CommandError("fio: No space left on device")
+
+    site.bench.fail = fail
+    with pytest.raises(NoRoomError, match=f"cannot write {site.results.folder}: No space left") as raised:
+        site.run(FakeScenario(), repeats=1)
+    assert raised.value.exit_code == 1
+    assert f"the same command with -o {site.results.folder} goes on" in raised.value.hint
+    assert [sample["failure"] for sample in site.samples()] == [""] * 3
+    monkeypatch.undo()
+    site.bench.fail = lambda _stack: None
+    assert site.run(FakeScenario(), repeats=1).measured == 2
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_results_that_are_gone_end_the_run(site, tmp_path, again):
+    scenario = FakeScenario()
+
+    def unmounted(_stack):
+        if len(site.samples()) == 2:
+            site.results.folder.rename(tmp_path / "elsewhere")
+            if again:
+                site.results.folder.mkdir()
+
+    site.bench.fail = unmounted
+    words = "another folder than when the run began" if again else "No such file or directory"
+    with pytest.raises(CatalogError, match=words):
+        site.run(scenario, repeats=1)
+    assert len(read([tmp_path / "elsewhere"]).samples) == 2
+    assert not again or os.listdir(site.results.folder) == []
+
+
+def test_another_benchmark_on_this_machine_is_told_once_and_noted_in_each_sample(site):
+    # Before and after each sample.
+    runs = iter([(), (), ("/dev/loop7",), (), (), (), ("/dev/loop7",)])
+    site.neighbours = lambda: next(runs, ())
+    site.run(FakeScenario(), repeats=1)
+    noted = [any("another benchmark ran" in note for note in sample["notes"]) for sample in site.samples()]
+    assert noted[:4] == [False, True, False, True]
+    assert site.told == ["warning: another benchmark runs on this machine, on /dev/loop7: both measure each other"]
+
+
+def test_runs_of_other_living_processes_are_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr(scene, "RUN", tmp_path)
+
+    def note(name, process):
+        conductor = {"pid": process.pid, "start_ticks": process.start_ticks, "boot_id": process.boot_id}
+        order = {"id": name, "point": str(tmp_path / name / "fs"), "size_bytes": 1, "options": {}}
+        record = {"conductor": conductor, "backend": "", "device": f"/dev/{name}", "order": order}
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+
+    parent = this_process(os.getppid())
+    note("other", parent)
+    note("own", this_process())
+    note("dead", replace(parent, start_ticks=parent.start_ticks + 1))
+    (tmp_path / "damaged.json").write_text("{")
+    assert scene.neighbours() == ("/dev/other",)
 
 
 def test_what_lacks_only_while_it_is_measured_fails_the_sample_with_its_hint(site):

@@ -54,7 +54,9 @@ class Lab:
             session, "host_facts", lambda _device, *, name: {"kernel": "6.1"} | ({"host": "h"} if name else {})
         )
         monkeypatch.setattr(
-            session, "Conductor", partial(Conductor, bench=self.bench, counted=fake_counted, clock=self.clock)
+            session,
+            "Conductor",
+            partial(Conductor, bench=self.bench, counted=fake_counted, clock=self.clock, neighbours=lambda: ()),
         )
 
     @contextmanager
@@ -280,13 +282,21 @@ def test_nothing_that_can_be_measured_is_exit_code_7_with_the_reasons(lab):
         ("--budget", "0"),
         ("--memory", "10M"),
         ("-o", "/nowhere/results"),
+        ("-o", "/dev/null"),
+        ("-o", "/dev/null/results"),
+        ("-o", "/proc/results"),
+        ("-o", "/proc/sys"),
+        ("-o", "x" * 300),
     ],
 )
 def test_arguments_that_are_wrong_are_refused_before_anything_is_done(lab, words):
     code, out, err = lab.run(*words) if words[0] != "-o" else lab.run(folder=words[1])
-    assert code == (1 if words[0] == "-o" else 2)
+    assert code == 2
     assert out == ""
     assert "snapmgr: error: " in err
+    assert "bug" not in err
+    assert words[0] != "-o" or (words[1][:8] in err and "-o" in err)
+    assert lab.opened == [] or words[0] != "-o"
     assert lab.scenarios[0].ran == []
 
 

@@ -170,10 +170,10 @@ class Aging:
         kept: list[_Kept] = []
         for day in range(levels[-1] + 1):
             bench.tell(f"aging: day {day} of {levels[-1]}")
-            # Else the writes of a day on which the file was read, or the first one, would find more in the caches.
             if day in levels:
                 bench.quiet()
                 _look(bench, load, found, day, kept)
+            # Else the writes of a day on which the file was read, or the first one, would find more in the caches.
             settle(bench)
             _write(load, found, day)
             if day < levels[-1] and bench.stack.backend is not None:
