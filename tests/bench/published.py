@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tarfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from snapmgr.bench.contrast import groups
 from snapmgr.bench.repeated import compare_published
 from snapmgr.bench.results import Results, read
+from snapmgr.bench.scenarios.blog import scenario as blog
 from snapmgr.units import format_duration, format_quantity
 from support.spinningdisk import disk_library, preloading
 from support.storage import work_folder
@@ -54,7 +55,10 @@ _FIGURES = {
     *("read_before_buffered_s", "read_after_buffered_s", "extents_before", "extents_after", "create_s"),
     *("reads_before", "reads_after", "writes_before", "writes_after", "windows_without_write_before"),
     *("windows_without_write_after", "windows_without_read_before", "windows_without_read_after"),
+    *("intervals_without_write_before", "intervals_without_write_after", "longest_without_write_after_s"),
+    *("files_written_before", "files_written_after"),
 }
+_WRITTEN = ("written", "rewritten", "commented")
 # The kernel's name for a stack of disks that do not turn is wrong here, and disks that turn have nothing to discard.
 _INSIDE = f"""
 set -eu
@@ -184,10 +188,24 @@ def report(samples: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _with_files(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return a sample of the blogs, which was made when there was only the curve of it, with the count of files."""
+    infos = {info.name: info for info in blog.metrics if info.name.startswith("files_written_")}
+    if sample["scenario"] != blog.name or not sample["series"] or infos.keys() <= sample["infos"].keys():
+        return sample
+    series = sample["series"]
+    counts = {
+        f"files_written_{moment}": sum(sum(series[f"{what}_each_s_{moment}"]) for what in _WRITTEN)
+        for moment in ("before", "after")
+    }
+    added = {name: asdict(info) for name, info in infos.items()}
+    return sample | {"metrics": sample["metrics"] | counts, "infos": sample["infos"] | added}
+
+
 def figures(samples: Sequence[dict[str, Any]]) -> list[str]:
     """Return the medians of each storage in Markdown."""
     lines = ["| Experiment | Figure | LVM + ext4 | btrfs |", "|---|---|---|---|"]
-    for group in groups(samples):
+    for group in groups([_with_files(sample) for sample in samples]):
         for name, info in group.samples[0]["infos"].items():
             values = [
                 [one["metrics"][name] for one in group.counted if one["stack"] == stack and name in one["metrics"]]

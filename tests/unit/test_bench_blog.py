@@ -288,6 +288,9 @@ def test_blogbench_is_run_where_it_is_installed(folder, monkeypatch):
     assert (outcome.metrics["reads_after"], outcome.metrics["writes_after"]) == (40, 4)
     assert outcome.series["read_after"] == (18,)
     assert outcome.series["written_before"] == (4,)
+    assert outcome.metrics["files_written_after"] == sum(
+        sum(outcome.series.get(f"{what}_after", ())) for what in ("written", "rewritten", "commented")
+    )
     assert "rewritten_before" not in outcome.series
     assert outcome.notes[0].startswith("the load is the program blogbench")
     argv = bench.commands[0]
