@@ -133,7 +133,7 @@ def test_a_device_that_a_killed_run_left_in_use_is_taken_again(device, tmp_path)
             pytest.raises(ConfigError, match="is not blank"),
             conductor(
                 Request(wish=Wish(), on=device.device, wipe=None, line=()),
-                Plan(wish=Wish(), experiments=(), absent=(), budget_s=1, least=1, most=1, width=1),
+                Plan(wish=Wish(), experiments=(), absent=(), budget_s=1, least=1, most=1, width=1, steady_s=0),
                 Place(text=device.device, size_bytes=device.used_bytes, file_bytes=None),
                 Results(tmp_path / "results"),
                 runner=CommandRunner(),
