@@ -14,7 +14,7 @@ from snapmgr.host import regression_side
 from snapmgr.units import format_quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from snapmgr.bench.contrast import Group, Sample
 
@@ -199,11 +199,17 @@ def obstacles(claim: Claim | StallClaim, group: Group) -> list[str]:
             said.append("not a spinning disk")
         elif want == "solid-state disk" and not all(is_rotational(host) is False for host in hosts):
             said.append("not a solid-state disk")
-        elif want == "regressed kernel" and any(
-            regression_side(str(host.get("kernel") or "0.0")) != "within" for host in hosts
-        ):
+        elif want == "regressed kernel" and not all(map(_regressed, hosts)):
             said.append("ext4's regression is in kernels 4.9 to 5.5 only")
     size = parameters.get("size_bytes")
     if size and parameters.get("profile") != "paper":
         said.append(f"{format_quantity(size, 'B')} of data")
     return said
+
+
+def _regressed(host: Mapping[str, Any]) -> bool:
+    try:
+        return regression_side(str(host.get("kernel"))) == "within"
+    except ValueError:
+        # It does not tell its version.
+        return False

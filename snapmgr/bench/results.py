@@ -14,11 +14,12 @@ import re
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from snapmgr.bench import resultsfolder
+from snapmgr.bench.documents import Run, Sample, require_whole
 from snapmgr.errors import BusyError, CatalogError, ConfigError, LackingError, NotFoundError
 from snapmgr.files import is_abandoned, replace_file
 
@@ -31,67 +32,6 @@ _SAMPLE = re.compile(r"(?P<number>[0-9]{4,})-[a-z0-9+.-]+\.json")
 _READ_ONLY = 0o444
 # A sample with layouts and latency histograms has some hundred KB.
 _MAX_BYTES = 64 << 20
-
-
-class Run(TypedDict):
-    """``run.json``: what was asked for."""
-
-    schema: int
-    id: str
-    at: str
-    """When it began: ISO 8601, UTC."""
-    arguments: dict[str, Any]
-    """What decides about what is measured; a resumed run has the same."""
-    seed: int
-    versions: dict[str, str]
-
-
-class Info(TypedDict):
-    """What a figure is; see `snapmgr.bench.model.MetricInfo`."""
-
-    title: str
-    unit: str
-    better: Literal["less", "more", "neither"]
-
-
-class Proof(TypedDict):
-    """One check; see `snapmgr.bench.model.Check`."""
-
-    name: str
-    ok: bool
-    detail: str
-
-
-class Sample(TypedDict):
-    """One file: what one run of a scenario on one stack found, on a fresh file system."""
-
-    schema: int
-    id: str
-    run: str
-    scenario: str
-    reading: str
-    stack: str
-    kind: str
-    """"measured", "pilot" or "a/a"; "absent" for what this machine lacks, with the reason in `failure`."""
-    block: int
-    position: int
-    at: str
-    seconds: float
-    parameters: dict[str, Any]
-    metrics: dict[str, float]
-    infos: dict[str, Info]
-    series: dict[str, list[float]]
-    axes: dict[str, dict[str, Any]]
-    layouts: dict[str, dict[str, Any]]
-    checks: list[Proof]
-    notes: list[str]
-    spent: dict[str, Any]
-    commands: list[Any]
-    jobs: dict[str, str]
-    provisioned: dict[str, Any]
-    host: dict[str, Any]
-    failure: str
-    """Why it counts for nothing; "" if it counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +196,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _write(path: Path, document: dict[str, Any], kind: type) -> None:
     # What could not be read again must not be written: better a traceback now than a lost sample later.
-    msgspec.convert(document, kind)
+    require_whole(document, kind)
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     if path.exists():
         raise CatalogError(f"{path} is there already, and samples are never written again")
@@ -294,7 +234,7 @@ def _read(path: Path, kind: type) -> dict[str, Any]:
             f"{path} was made by an older snapmgr (schema {schema}; this one reads {SCHEMA}): measure again"
         )
     try:
-        msgspec.convert(document, kind)
-    except (msgspec.ValidationError, RecursionError) as error:
+        require_whole(document, kind)
+    except ValueError as error:
         raise CatalogError(f"{path} is damaged: {error}") from None
     return dict(document)
