@@ -48,7 +48,7 @@ def wait_until_idle(
 
 def flush(path: Path, runner: Runner) -> None:
     """Flush the file system of `path`, and wait until btrfs has cleaned up after deleted subvolumes."""
-    mount = find_target(str(path), runner=runner).mount
+    mount = find_target(str(path)).mount
     if mount.fs_type == "btrfs":
         # This ioctl (BTRFS_IOC_SYNC) wakes the cleaner, which else begins up to 30 s later; syncfs does not.
         runner.run(["btrfs", "filesystem", "sync", mount.point], timeout_s=_CLEANER_S)

@@ -137,6 +137,7 @@ class StackWorkbench:
         self.scene = scene
         self.provisioned = provisioned
         self._backend = backend
+        self._volume: Volume | None = None
         self._plain = runner
         self._runner = Recorder(runner)
         self._tell = tell
@@ -185,10 +186,12 @@ class StackWorkbench:
     def _located(self) -> tuple[Backend, Volume]:
         if self._backend is None:
             raise LackingError(f"{self.stack.title}: it takes none", hint="this stack is only compared with")
-        volume = self._backend.locate(find_target(str(self.path), runner=self._plain))
-        if isinstance(volume, NotMine):
-            raise StorageError(f"the backend {self.stack.backend} refuses what it has made: {volume.reason}")
-        return self._backend, volume
+        if self._volume is None:
+            volume = self._backend.locate(find_target(str(self.path), runner=self._plain))
+            if isinstance(volume, NotMine):
+                raise StorageError(f"the backend {self.stack.backend} refuses what it has made: {volume.reason}")
+            self._volume = volume
+        return self._backend, self._volume
 
     def measured(self) -> AbstractContextManager[Measuring]:
         """Measure what happens while the context lasts."""
