@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from snapmgr.bench.results import read
 from snapmgr.bench.stacks import STACKS, lacking
 from snapmgr.host import start_ticks
 from snapmgr.testing.processes import spawn
@@ -26,6 +30,18 @@ _MIB = 1 << 20
 _CLEAR_S = 20.0
 # At how many points, at least, it can be killed.
 _STEPS = 50
+# The program as it is, but with one sample of each storage, and less to do in it: a guest starts programs slowly.
+_PROGRAM = """
+import sys
+from dataclasses import replace
+from snapmgr.bench import plan
+from snapmgr.bench.scenarios import snapshot_ops
+plan.PROFILE["smoke"] = replace(plan.PROFILE["smoke"], least=0, most=0)
+snapshot_ops._PROFILES["smoke"] = {"size_bytes": 16 << 20, "levels": (1,), "repeats": 1}
+snapshot_ops._LOAD_PER_S = 20
+from snapmgr.cli.main import main
+sys.exit(main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +143,48 @@ def test_group_of_an_earlier_run_is_no_obstacle(device):
     with device.bench("lvm+ext4"):
         pass
     _nothing_is_left(device)
+
+
+@pytest.fixture
+def target(disk):
+    """A device with a name that stays, as a disk's serial number does, behind what the other tests use."""
+    name, first = "benchmark-target", 2 << 30
+    lvm.run(
+        *("dmsetup", "create", name, "--uuid", f"TEST-{name}"),
+        *("--table", f"0 {(1 << 30) // 512} linear {disk} {first // 512}"),
+    )
+    lvm.run("dmsetup", "mknodes", name)
+    try:
+        yield f"/dev/mapper/{name}"
+    finally:
+        lvm.run("dmsetup", "remove", "--retry", name)
+
+
+def test_the_command_measures_each_storage_and_leaves_nothing(target, tmp_path):
+    stacks = (*_STACKS, "ext4")
+    before = lvm.run("dmsetup", "ls"), lvm.run("losetup", "--all"), Path("/proc/self/mountinfo").read_text()
+    words = ["random-update", "snapshot-ops", "--profile", "smoke", "--budget", "10m", "--size", "16M"]
+    words += ["--stacks", ",".join(stacks), "--on", target, "-o", str(tmp_path / "results")]
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, "bench", "run", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    found = read([tmp_path / "results"])
+    assert found.problems == []
+    samples = [sample for sample in found.samples if sample["kind"] != "absent"]
+    assert Counter((sample["scenario"], sample["stack"]) for sample in samples) == {
+        **{("random-update", stack): 1 for stack in stacks},
+        **{("snapshot-ops", stack): 1 for stack in _STACKS},
+    }
+    for sample in samples:
+        assert sample["failure"] == ""
+        assert all(check["ok"] for check in sample["checks"])
+        assert sample["checks"] or sample["stack"] == "ext4"
+        assert sample["metrics"]
+    assert (lvm.run("dmsetup", "ls"), lvm.run("losetup", "--all"), Path("/proc/self/mountinfo").read_text()) == before
+    assert list(Path("/dev").glob("snapmgr*")) == []
+    assert list(Path("/run/snapmgr/bench").glob("*")) == []
