@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.fio import run_fio
@@ -68,14 +67,15 @@ def make_steady(
     target: OpenTarget,
     *,
     within_s: float,
+    folder: Path,
     runner: Runner,
     tell: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> Conditioning:
     """Write to all of a blank target until it is steady, or for `within_s` at most; its content is lost.
 
-    A device that is too large or too slow to be written twice in that time is not steady, and the reason says so.
-    Raises what `OpenTarget.check` and `run_fio` raise.
+    fio's files go to `folder`. A device that is too large or too slow to be written twice in that time is not steady,
+    and the reason says so. Raises what `OpenTarget.check` and `run_fio` raise.
     """
     target.check()
     begun, rounds, path = clock(), list[float](), Path(target.device)
@@ -85,43 +85,39 @@ def make_steady(
     def left_s() -> float:
         return within_s - (clock() - begun)
 
-    with TemporaryDirectory(prefix="snapmgr-bench-") as folder:
+    def written(name: str, job: dict[str, str | int | None]) -> tuple[float, int]:
+        """Write and return the rate (1/s) and the bytes."""
+        common: dict[str, str | int | None] = {"filename": path.name, "size": target.size_bytes, "direct": 1}
+        common |= {"ioengine": "libaio", "iodepth": 32, "thread": None}
+        run = run_fio(
+            name,
+            {"global": common, "job": job},
+            directory=path.parent,
+            keep=folder,
+            runner=runner,
+            prefix=_WITH_US,
+        )
+        return run.iops("write"), run.moved_bytes("write")
 
-        def written(name: str, job: dict[str, str | int | None]) -> tuple[float, int]:
-            """Write and return the rate (1/s) and the bytes."""
-            common: dict[str, str | int | None] = {"filename": path.name, "size": target.size_bytes, "direct": 1}
-            common |= {"ioengine": "libaio", "iodepth": 32, "thread": None}
-            run = run_fio(
-                name,
-                {"global": common, "job": job},
-                directory=path.parent,
-                keep=Path(folder),
-                runner=runner,
-                prefix=_WITH_US,
-            )
-            return run.iops("write"), run.moved_bytes("write")
+    def ended(why: str) -> Conditioning:
+        steady = is_steady(rounds)
+        tell(f"{target.device} {'is' if steady else 'is not'} in a steady state: {why}")
+        return Conditioning(steady=steady, why=why, seconds=clock() - begun, written_bytes=moved, rounds=tuple(rounds))
 
-        def ended(why: str) -> Conditioning:
-            steady = is_steady(rounds)
-            tell(f"{target.device} {'is' if steady else 'is not'} in a steady state: {why}")
-            return Conditioning(
-                steady=steady, why=why, seconds=clock() - begun, written_bytes=moved, rounds=tuple(rounds)
-            )
-
-        tell(f"writing the {size} of {target.device} {TIMES} times (at most {format_duration(within_s)})")
-        whole, moved = TIMES * target.size_bytes, 0
-        _, moved = written("in-order", {"rw": "write", "bs": "128k", "loops": TIMES, "runtime": _whole(within_s)})
-        # A last piece that is smaller than a block is left out.
-        if moved < whole - TIMES * (128 << 10):
-            return ended(f"{format_size(moved)} of {TIMES} × {size} were written in {format_duration(within_s)}")
-        while left_s() >= round_s and len(rounds) < ROUNDS:
-            job = {"rw": "randwrite", "bs": _UNIT, "norandommap": None, "time_based": None, "runtime": _whole(round_s)}
-            rate, _ = written(f"round-{len(rounds) + 1}", {**job, "randseed": len(rounds) + 1})
-            rounds.append(rate)
-            tell(f"round {len(rounds)}: {rate:.0f} random writes of {_UNIT} a second")
-            if is_steady(rounds):
-                return ended(f"{WINDOW} rounds within {SCATTER:.0%}, after {len(rounds)}")
-        return ended(f"{len(rounds)} rounds of {format_duration(round_s)} were not alike")
+    tell(f"writing the {size} of {target.device} {TIMES} times (at most {format_duration(within_s)})")
+    whole, moved = TIMES * target.size_bytes, 0
+    _, moved = written("in-order", {"rw": "write", "bs": "128k", "loops": TIMES, "runtime": _whole(within_s)})
+    # A last piece that is smaller than a block is left out.
+    if moved < whole - TIMES * (128 << 10):
+        return ended(f"{format_size(moved)} of {TIMES} × {size} were written in {format_duration(within_s)}")
+    while left_s() >= round_s and len(rounds) < ROUNDS:
+        job = {"rw": "randwrite", "bs": _UNIT, "norandommap": None, "time_based": None, "runtime": _whole(round_s)}
+        rate, _ = written(f"round-{len(rounds) + 1}", {**job, "randseed": len(rounds) + 1})
+        rounds.append(rate)
+        tell(f"round {len(rounds)}: {rate:.0f} random writes of {_UNIT} a second")
+        if is_steady(rounds):
+            return ended(f"{WINDOW} rounds within {SCATTER:.0%}, after {len(rounds)}")
+    return ended(f"{len(rounds)} rounds of {format_duration(round_s)} were not alike")
 
 
 def _whole(seconds: float) -> int:

@@ -177,7 +177,7 @@ def conductor(
         run = results.run() or results.begin(_new_run(plan, now))
         tell(f"measuring on {target.title}")
         host = host_facts(target.device, name=request.host_name)
-        host |= _conditioned(target, host, plan.steady_s, runner, tell)
+        host |= _conditioned(target, host, within_s=plan.steady_s, results=results, runner=runner, tell=tell)
         worker = Conductor(
             plan,
             results,
@@ -193,7 +193,13 @@ def conductor(
 
 
 def _conditioned(
-    target: OpenTarget, host: Mapping[str, Any], within_s: float, runner: Runner, tell: Callable[[str], None]
+    target: OpenTarget,
+    host: Mapping[str, Any],
+    *,
+    within_s: float,
+    results: Results,
+    runner: Runner,
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Bring flash to a steady state; return facts for the host: {"steady", "conditioning"}.
 
@@ -204,7 +210,8 @@ def _conditioned(
         return {"steady": None}
     if not within_s:
         return {"steady": False}
-    done = make_steady(target, within_s=within_s, runner=runner, tell=tell)
+    with results.work_folder() as folder:
+        done = make_steady(target, within_s=within_s, folder=folder, runner=runner, tell=tell)
     target.discard = False
     return {"steady": done.steady, "conditioning": asdict(done)}
 

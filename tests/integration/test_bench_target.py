@@ -621,11 +621,11 @@ def unchecked():
 
 
 @pytest.mark.needs("fio")
-def test_a_device_is_written_to_its_usable_end_and_not_beyond_before_it_counts_as_steady(disk):
+def test_a_device_is_written_to_its_usable_end_and_not_beyond_before_it_counts_as_steady(disk, tmp_path):
     with opened_target(disk.path, size_bytes=None, wipe=disk.word) as target:
         disk.flush()
         behind = disk.image.read_bytes()[target.size_bytes :]
-        done = make_steady(target, within_s=3.0, runner=RUN, tell=lambda _text: None)
+        done = make_steady(target, within_s=3.0, folder=tmp_path, runner=RUN, tell=lambda _text: None)
         disk.flush()
         written = disk.image.read_bytes()
         pieces = range(0, target.size_bytes, MIB)

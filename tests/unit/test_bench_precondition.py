@@ -82,15 +82,19 @@ def target(monkeypatch):
     return target
 
 
-def _steadied(target, disk, within_s):
-    said = []
-    done = make_steady(target, within_s=within_s, runner=disk, tell=said.append, clock=disk.clock)
-    return done, said
+@pytest.fixture
+def steadied(target, tmp_path):
+    def run(disk, within_s):
+        said = []
+        done = make_steady(target, within_s=within_s, folder=tmp_path, runner=disk, tell=said.append, clock=disk.clock)
+        return done, said
+
+    return run
 
 
-def test_it_is_written_twice_and_then_until_it_is_steady(target):
+def test_it_is_written_twice_and_then_until_it_is_steady(steadied):
     disk = _Disk(FakeClock(), bytes_s=10 << 20, rounds=[9000, 5000, 3000, 2000, 1800, 1790, 1810, 1800, 1795])
-    done, said = _steadied(target, disk, 3600)
+    done, said = steadied(disk, 3600)
     assert done.steady
     assert done.rounds == (9000, 5000, 3000, 2000, 1800, 1790, 1810, 1800)
     assert done.written_bytes == 200 << 20
@@ -104,16 +108,16 @@ def test_it_is_written_twice_and_then_until_it_is_steady(target):
     assert "thread\n" in text
 
 
-def test_a_device_that_never_settles_is_told_so_at_last(target):
+def test_a_device_that_never_settles_is_told_so_at_last(steadied):
     disk = _Disk(FakeClock(), bytes_s=10 << 20, rounds=[9000, 3000] * ROUNDS)
-    done, said = _steadied(target, disk, 3600)
+    done, said = steadied(disk, 3600)
     assert not done.steady
     assert len(done.rounds) == ROUNDS
     assert "is not in a steady state" in said[-1]
 
 
-def test_a_device_too_large_for_the_time_is_told_so_without_a_round(target):
+def test_a_device_too_large_for_the_time_is_told_so_without_a_round(steadied):
     disk = _Disk(FakeClock(), bytes_s=1 << 20, rounds=[])
-    done, _ = _steadied(target, disk, 60)
+    done, _ = steadied(disk, 60)
     assert (done.steady, done.rounds) == (False, ())
     assert done.why == "60.0 MiB of 2 × 100.0 MiB were written in 1 min"
