@@ -29,6 +29,7 @@ from snapmgr.errors import (
     SnapmgrError,
     StorageError,
 )
+from snapmgr.loopdevice import attach_loop
 from snapmgr.provisioning import StorageMaker, provisioned, unmake
 from snapmgr.records import (
     Attachment,
@@ -112,6 +113,7 @@ __all__ = [
     "Target",
     "Usage",
     "Volume",
+    "attach_loop",
     "format_duration",
     "format_size",
     "parse_duration",

@@ -1,33 +1,22 @@
-"""Loop devices by their ioctls (linux/loop.h): made so that the kernel takes them down when nobody has them open."""
+"""Loop devices: made so that the kernel takes them down when nobody has them open, and released by their ioctl."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
-import struct
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.api import LackingError, StorageError
+from snapmgr.api import StorageError, attach_loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SYSFS = Path("/sys")
-_CONTROL = "/dev/loop-control"
-_LOOP_CTL_GET_FREE = 0x4C82
 _LOOP_CLR_FD = 0x4C01
-_LOOP_CONFIGURE = 0x4C0A  # since Linux 5.8
-_AUTOCLEAR = 4
-_DIRECT_IO = 16
-# struct loop_config: file, block size, struct loop_info64 (device, inode, rdevice, offset, size limit; number, three
-# fields of encryption, of which the last is lo_flags; file name, encryption's name and key, init[2]), reserved[8].
-_CONFIG = struct.Struct("=II5Q4I64s64s32s2Q8Q")
-_NAME_BYTES = 63
-_TRIES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +36,7 @@ def configured(file_fd: int, name: str) -> Iterator[str]:
     crash leaves one. Direct I/O is used where the file's file system can do it: the data are cached above already.
     `name` is told to people by ``losetup``. Raises LackingError without the right or loop devices, StorageError.
     """
-    try:
-        loop_fd, path = _configure(file_fd, name)
-    except (PermissionError, FileNotFoundError) as error:
-        raise LackingError(
-            f"cannot make a loop device: {error.strerror} ({error.filename})", hint="modprobe loop; run as root"
-        ) from None
-    except OSError as error:
-        raise StorageError(f"cannot make a loop device: {error.strerror}", hint="see: losetup, dmesg") from None
+    loop_fd, path = attach_loop(file_fd, name)
     try:
         yield path
     finally:
@@ -87,29 +69,3 @@ def release(loop: Loop) -> None:
     except OSError as error:
         if error.errno not in (errno.ENXIO, errno.ENOENT):  # it has none any more
             raise StorageError(f"cannot release {loop.path} ({loop.file}): {error.strerror}") from None
-
-
-def _configure(file_fd: int, name: str) -> tuple[int, str]:
-    control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        for _ in range(_TRIES):
-            path = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
-            loop_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.ioctl(loop_fd, _LOOP_CONFIGURE, _config(file_fd, name))
-                return loop_fd, path
-            except BaseException as error:
-                os.close(loop_fd)
-                # Somebody else was quicker.
-                if not (isinstance(error, OSError) and error.errno == errno.EBUSY):
-                    raise
-    finally:
-        os.close(control)
-    raise StorageError(f"every free loop device was taken by somebody else, {_TRIES} times", hint="try again")
-
-
-def _config(file_fd: int, name: str) -> bytes:
-    nothing = (0,) * 5
-    flags = (0, 0, 0, _AUTOCLEAR | _DIRECT_IO)
-    shown = name.encode()[:_NAME_BYTES]
-    return _CONFIG.pack(file_fd, 0, *nothing, *flags, shown, b"", b"", *(0,) * 2, *(0,) * 8)

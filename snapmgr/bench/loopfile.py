@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from snapmgr.blockdev import find_target
 from snapmgr.errors import ConfigError, LackingError, StorageError
+from snapmgr.loopdevice import attach_loop
 from snapmgr.units import format_size
 
 if TYPE_CHECKING:
@@ -26,22 +27,13 @@ if TYPE_CHECKING:
     from snapmgr.api import Runner
 
 MIB = 1 << 20
-_CONTROL = "/dev/loop-control"
+_NAME = "snapmgr-bench"
 # linux/loop.h
-_LOOP_CTL_GET_FREE = 0x4C82
-_LOOP_CONFIGURE = 0x4C0A
 _LOOP_GET_STATUS64 = 0x4C05
-_AUTOCLEAR = 4
-_DIRECT_IO = 16
-# struct loop_config: file, block size, struct loop_info64 (device, inode, rdevice, offset, size limit; number, three
-# fields of encryption, of which the last is lo_flags; file name, encryption's name and key, init[2]), reserved[8].
-_CONFIG = struct.Struct("=II5Q4I64s64s32s2Q8Q")
 _INFO_BYTES = 232
-_TRIES = 20
 # linux/fs.h
 _FS_IOC_GETFLAGS = 0x80086601
 _FS_IOC_SETFLAGS = 0x40086602
-_BLKROSET = 0x125D
 _FS_NOCOW_FL = 0x00800000
 _FALLOC_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)
 _MARGIN_BYTES = 256 * MIB
@@ -119,7 +111,7 @@ def loop_target(
                 f"cannot make a file of {format_size(size_bytes)} in {folder}: {error.strerror}",
                 hint="choose a smaller SIZE or another FOLDER: --on loop:SIZE:FOLDER",
             ) from None
-        loop_fd, device = _configured(file_fd)
+        loop_fd, device = _attached(file_fd)
         try:
             queue = Path("/sys/block", os.path.basename(device))
             facts: dict[str, Any] = {
@@ -223,50 +215,18 @@ def _write_once(fd: int, size_bytes: int) -> None:
             os.posix_fadvise(fd, 0, end, os.POSIX_FADV_DONTNEED)
 
 
-def _configured(file_fd: int) -> tuple[int, str]:
+def _attached(file_fd: int) -> tuple[int, str]:
     """Return a read-only descriptor, which keeps it alive, and the path of a fresh loop device on a file."""
+    loop_fd, device = attach_loop(file_fd, _NAME)
+    # A disk with blocks of 4,096 bytes below: direct I/O needs blocks as large.
+    if Path(f"/sys/block/{os.path.basename(device)}/loop/dio").read_text().strip() != "1":
+        os.close(loop_fd)
+        loop_fd, device = attach_loop(file_fd, _NAME, block_bytes=4096)
     try:
-        loop_fd, device = _attached(file_fd, 0)
-        # A disk with blocks of 4,096 bytes below: direct I/O needs blocks as large.
-        if Path(f"/sys/block/{os.path.basename(device)}/loop/dio").read_text().strip() != "1":
-            os.close(loop_fd)
-            loop_fd, device = _attached(file_fd, 4096)
-        try:
-            # Not kept open for writing: a kernel may refuse to mount what somebody could write to.
-            kept = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            os.close(loop_fd)
-        return kept, device
-    except (PermissionError, FileNotFoundError) as error:
-        raise LackingError(
-            f"cannot make a loop device: {error.strerror} ({error.filename or _CONTROL})",
-            hint="modprobe loop; run as root",
-        ) from None
-    except OSError as error:
-        raise StorageError(f"cannot make a loop device: {error.strerror}", hint="see: losetup, dmesg") from None
-
-
-def _attached(file_fd: int, block_bytes: int) -> tuple[int, str]:
-    flags = (0, 0, 0, _AUTOCLEAR | _DIRECT_IO)
-    config = _CONFIG.pack(file_fd, block_bytes, *(0,) * 5, *flags, b"snapmgr-bench", b"", b"", *(0,) * 2, *(0,) * 8)
-    control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        for _ in range(_TRIES):
-            device = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
-            loop_fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.ioctl(loop_fd, _LOOP_CONFIGURE, config)
-                # Whoever had it before may have left it read-only ("blockdev --setro"): that outlives its file.
-                fcntl.ioctl(loop_fd, _BLKROSET, struct.pack("=i", 0))
-                return loop_fd, device
-            except BaseException as error:
-                os.close(loop_fd)
-                # Somebody else was quicker.
-                if not (isinstance(error, OSError) and error.errno == errno.EBUSY):
-                    raise
+        # Not kept open for writing: a kernel may refuse to mount what somebody could write to.
+        return os.open(device, os.O_RDONLY | os.O_CLOEXEC), device
     finally:
-        os.close(control)
-    raise StorageError(f"every free loop device was taken by somebody else, {_TRIES} times", hint="try again")
+        os.close(loop_fd)
 
 
 def _backing(device: str) -> tuple[int, int]:
