@@ -143,7 +143,8 @@ def _lines(document: dict[str, Any], *, all_figures: bool) -> Iterator[str]:
         if scenario["ratios"]:
             yield ""
             yield from _ratios(scenario)
-        yield from (f"{note['stack']}: {note['text']} ({note['n']} of {note['of']})" for note in scenario["notes"])
+        for note in scenario["notes"]:
+            yield f"{', '.join(note['stacks'])}: {note['text']} ({note['n']} of {note['of']})"
     if document["absent"]:
         yield ""
         yield from (f"not here: {one['scenario']} on {one['stack']}: {one['reason']}" for one in document["absent"])

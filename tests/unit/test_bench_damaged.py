@@ -25,7 +25,7 @@ GONE = object()
 
 def documents():
     """Return the files of a folder: a real sample, made-up ones with curves and timelines, and enough for ratios."""
-    real = next(one for one in unpacked(ARCHIVE) if one["kind"] == "measured")
+    real = next(one for one in unpacked(ARCHIVE) if one["kind"] == "measured" and one["layouts"])
     drawn = [one for one in random_updates(blocks=7) if one["stack"] in {"btrfs", "ext4"}]
     for one in (real, *drawn):
         one["layouts"] = {name: {**each, "points": each["points"][:3]} for name, each in one["layouts"].items()}

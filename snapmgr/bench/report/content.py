@@ -224,12 +224,15 @@ def _about(group: Group, stacks: Sequence[str]) -> str:
 
 
 def _notes(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return what the samples remark, each remark once for a stack."""
-    rows = []
+    """Return what the samples remark, each remark once: whose samples say it, how many do, of how many."""
+    rows: dict[str, dict[str, Any]] = {}
     for stack, ours in by_stack(samples).items():
-        said = Counter(note for one in ours for note in dict.fromkeys(one["notes"]))
-        rows += [{"stack": stack, "text": text, "n": n, "of": len(ours)} for text, n in said.items()]
-    return rows
+        for text, n in Counter(note for one in ours for note in dict.fromkeys(one["notes"])).items():
+            row = rows.setdefault(text, {"stacks": [], "text": text, "n": 0, "of": 0})
+            row["stacks"].append(stack)
+            row["n"] += n
+            row["of"] += len(ours)
+    return list(rows.values())
 
 
 def _distinct_hosts(samples: Iterable[Sample]) -> list[Mapping[str, Any]]:

@@ -212,7 +212,6 @@ class Prepare:
         turn = self._turns.get(bench.stack.name, 0)
         self._turns[bench.stack.name] = turn + 1
         names = [*ways][turn % len(ways) :] + [*ways][: turn % len(ways)]
-        found.notes.append(f"in this order: {', '.join(names)}")
         for name in names:
             figures, found.tables[name] = _measured(site, name, ways[name])
             found.metrics.update(figures)
