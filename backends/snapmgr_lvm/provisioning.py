@@ -119,7 +119,9 @@ def unprovision(runner: Runner, mounter: Mounter, scratch: Scratch, device: str,
     if found.returncode == 0:
         scratch.clear_group(found.stdout.strip())
         with suppress(CommandError):
-            runner.run(["vgremove", "--yes", "--force", name], timeout_s=_TIMEOUT_S)
+            # Discarding is the order's to say, whatever lvm.conf does.
+            kept = ("--config", "devices/issue_discards=0")
+            runner.run(["vgremove", "--yes", "--force", *kept, name], timeout_s=_TIMEOUT_S)
     _remove_devices(name)
     _forget_nodes(name)
 

@@ -21,19 +21,20 @@ _AT_MOST_S = 5.0
 
 
 def drop_caches(folders: Sequence[str] = ()) -> None:
-    """Empty the clients' cache folders, sync, and drop the kernel's caches.
+    """Sync, empty the clients' cache folders, and drop the kernel's caches.
 
     Raises LackingError where these cannot be dropped (a container).
     """
+    # Twice: the first may leave what was written meanwhile. All file systems: a loop device's file is on another. And
+    # first: what a client writes away it may keep.
+    os.sync()
+    os.sync()
     deadline = time.monotonic() + _AT_MOST_S
     empty(folders)
     while folders and time.monotonic() < deadline:
         time.sleep(_SETTLED_S)
         if not empty(folders):
             break
-    # Twice: the first may leave what was written meanwhile. All file systems: a loop device's file is on another.
-    os.sync()
-    os.sync()
     try:
         _DROP_CACHES.write_text("3\n", encoding="ascii")
     except OSError as error:

@@ -12,7 +12,7 @@ import fcntl
 import os
 import struct
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -217,16 +217,19 @@ def _write_once(fd: int, size_bytes: int) -> None:
 
 def _attached(file_fd: int) -> tuple[int, str]:
     """Return a read-only descriptor, which keeps it alive, and the path of a fresh loop device on a file."""
-    loop_fd, device = attach_loop(file_fd, _NAME)
-    # A disk with blocks of 4,096 bytes below: direct I/O needs blocks as large.
-    if Path(f"/sys/block/{os.path.basename(device)}/loop/dio").read_text().strip() != "1":
-        os.close(loop_fd)
-        loop_fd, device = attach_loop(file_fd, _NAME, block_bytes=4096)
-    try:
-        # Not kept open for writing: a kernel may refuse to mount what somebody could write to.
-        return os.open(device, os.O_RDONLY | os.O_CLOEXEC), device
-    finally:
-        os.close(loop_fd)
+    with ExitStack() as opened:
+        loop_fd, device = attach_loop(file_fd, _NAME)
+        opened.callback(os.close, loop_fd)
+        try:
+            # A disk with blocks of 4,096 bytes below: direct I/O needs blocks as large.
+            if Path(f"/sys/block/{os.path.basename(device)}/loop/dio").read_text().strip() != "1":
+                opened.close()
+                loop_fd, device = attach_loop(file_fd, _NAME, block_bytes=4096)
+                opened.callback(os.close, loop_fd)
+            # Not kept open for writing: a kernel may refuse to mount what somebody could write to.
+            return os.open(device, os.O_RDONLY | os.O_CLOEXEC), device
+        except OSError as error:
+            raise StorageError(f"{device} has gone: {error.strerror}", hint="see: losetup, dmesg") from None
 
 
 def _backing(device: str) -> tuple[int, int]:

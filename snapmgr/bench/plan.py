@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.model import Parameters
 from snapmgr.errors import ConfigError
-from snapmgr.units import format_size
+from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +46,8 @@ class Profile:
     """How long flash is written to at most, until it is in a steady state; 0: it is not."""
 
 
+# Of the budget, if nobody says.
+_STEADY_SHARE = 0.25
 _FEW = ("btrfs", "xfs-reflink", "lvm+ext4", "lvm-thin+xfs", "ext4")
 _MORE = ("btrfs", "btrfs-nocow", "xfs-reflink", "lvm+ext4", "lvm-thin+xfs", "ext4", "xfs")
 PROFILE: Mapping[ProfileName, Profile] = {
@@ -152,7 +154,7 @@ class Plan:
             "reading": wish.reading,
             "repeats": wish.repeats,
             "seed": wish.seed,
-            "steady_s": self.steady_s or None,
+            "steady_s": wish.steady_s,
             "experiments": {
                 experiment.name: {
                     "stacks": [stack.name for stack in experiment.stacks],
@@ -240,16 +242,29 @@ def make_plan(
     if refused is not None and not experiments:
         raise refused
     least = wish.repeats or profile.least
+    budget_s = wish.budget_s or profile.budget_s
     return Plan(
         wish=wish,
         experiments=tuple(experiments),
         absent=tuple(absent),
-        budget_s=wish.budget_s or profile.budget_s,
+        budget_s=budget_s,
         least=least,
         most=wish.repeats or profile.most,
         width=profile.width,
-        steady_s=profile.steady_s if wish.steady_s is None else wish.steady_s,
+        steady_s=_steady_s(wish, profile, budget_s),
     )
+
+
+def _steady_s(wish: Wish, profile: Profile, budget_s: float) -> float:
+    if wish.steady_s is None:
+        return min(profile.steady_s, budget_s * _STEADY_SHARE)
+    if wish.steady_s >= budget_s:
+        given, budget = format_duration(wish.steady_s), format_duration(budget_s)
+        raise ConfigError(
+            f"--steady {given} leaves nothing of the budget, which is {budget}",
+            hint="use a larger --budget, or a shorter --steady",
+        )
+    return wish.steady_s
 
 
 def _usual(scenario: Scenario, profile: Profile, stacks: Mapping[str, Stack]) -> list[Stack]:

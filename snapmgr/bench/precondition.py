@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import linear_regression, mean
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.fio import run_fio
@@ -35,6 +36,8 @@ ROUNDS = 25
 """At most."""
 # What random-update writes, too.
 _UNIT = "16k"
+_BLOCK = 128 << 10
+_PROBE_S = 5.0
 # fio itself dies with us, its jobs only as threads.
 _WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 
@@ -58,9 +61,8 @@ def is_steady(rounds: Sequence[float]) -> bool:
     last = rounds[-WINDOW:]
     if len(last) < WINDOW or min(last) <= 0:
         return False
-    mean, middle = sum(last) / WINDOW, (WINDOW - 1) / 2
-    slope = sum((at - middle) * one for at, one in enumerate(last)) / sum((at - middle) ** 2 for at in range(WINDOW))
-    return max(last) - min(last) <= SCATTER * mean and abs(slope) * (WINDOW - 1) <= SLOPE * mean
+    slope = linear_regression(range(WINDOW), last).slope
+    return max(last) - min(last) <= SCATTER * mean(last) and abs(slope) * (WINDOW - 1) <= SLOPE * mean(last)
 
 
 def make_steady(
@@ -77,7 +79,6 @@ def make_steady(
     fio's files go to `folder`. A device that is too large or too slow to be written twice in that time is not steady,
     and the reason says so. Raises what `OpenTarget.check` and `run_fio` raise.
     """
-    target.check()
     begun, rounds, path = clock(), list[float](), Path(target.device)
     size = format_size(target.size_bytes)
     round_s = min(ROUND_S, within_s / ROUNDS)
@@ -87,6 +88,8 @@ def make_steady(
 
     def written(name: str, job: dict[str, str | int | None]) -> tuple[float, int]:
         """Write and return the rate (1/s) and the bytes."""
+        # The lock is advisory: who has taken the device meanwhile keeps what is on it.
+        target.check()
         common: dict[str, str | int | None] = {"filename": path.name, "size": target.size_bytes, "direct": 1}
         common |= {"ioengine": "libaio", "iodepth": 32, "thread": None}
         run = run_fio(
@@ -99,16 +102,27 @@ def make_steady(
         )
         return run.iops("write"), run.moved_bytes("write")
 
+    def in_order(name: str, seconds: float) -> tuple[float, int]:
+        """Write from the beginning on; return the rate (B/s) and the bytes."""
+        rate, moved = written(name, {"rw": "write", "bs": _BLOCK, "loops": TIMES, "runtime": _whole(seconds)})
+        return rate * _BLOCK, moved
+
     def ended(why: str) -> Conditioning:
         steady = is_steady(rounds)
         tell(f"{target.device} {'is' if steady else 'is not'} in a steady state: {why}")
         return Conditioning(steady=steady, why=why, seconds=clock() - begun, written_bytes=moved, rounds=tuple(rounds))
 
+    whole = TIMES * target.size_bytes
+    rate, moved = in_order("probe", _PROBE_S)
+    if whole > rate * within_s:
+        # Not worth the wear.
+        return ended(
+            f"at {format_size(int(rate))} a second, {TIMES} × {size} are too much for {format_duration(within_s)}"
+        )
     tell(f"writing the {size} of {target.device} {TIMES} times (at most {format_duration(within_s)})")
-    whole, moved = TIMES * target.size_bytes, 0
-    _, moved = written("in-order", {"rw": "write", "bs": "128k", "loops": TIMES, "runtime": _whole(within_s)})
+    _, moved = in_order("in-order", left_s())
     # A last piece that is smaller than a block is left out.
-    if moved < whole - TIMES * (128 << 10):
+    if moved < whole - TIMES * _BLOCK:
         return ended(f"{format_size(moved)} of {TIMES} × {size} were written in {format_duration(within_s)}")
     while left_s() >= round_s and len(rounds) < ROUNDS:
         job = {"rw": "randwrite", "bs": _UNIT, "norandommap": None, "time_based": None, "runtime": _whole(round_s)}
@@ -117,7 +131,7 @@ def make_steady(
         tell(f"round {len(rounds)}: {rate:.0f} random writes of {_UNIT} a second")
         if is_steady(rounds):
             return ended(f"{WINDOW} rounds within {SCATTER:.0%}, after {len(rounds)}")
-    return ended(f"{len(rounds)} rounds of {format_duration(round_s)} were not alike")
+    return ended(f"the time was over after {len(rounds)} rounds of {format_duration(round_s)}, which were not alike")
 
 
 def _whole(seconds: float) -> int:

@@ -69,6 +69,8 @@ class Results:
             try:
                 self._require_own()
                 resultsfolder.require_fit(self.folder)
+                for path in filter(is_abandoned, sorted(self.folder.iterdir())):
+                    path.unlink()
                 self._locked = os.fstat(fd)
                 yield
             finally:
@@ -113,8 +115,6 @@ class Results:
 
     def begin(self, run: Mapping[str, Any]) -> dict[str, Any]:
         """Write ``run.json`` of a new run and return it; the folder holds none."""
-        for path in filter(is_abandoned, sorted(self.folder.iterdir())):
-            path.unlink()
         document = {"schema": SCHEMA, **run}
         _write(self.folder / _RUN, document, Run)
         return document

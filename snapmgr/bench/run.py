@@ -93,6 +93,7 @@ class Conductor:
         tell: says a line for people.
         step: is told what a sample is about to do.
         advance: is told before each sample how far the run is.
+        ready: is called before the first sample that is made now, and returns further facts for `host`.
         neighbours: returns the devices on which other runs measure now.
         clock: seconds.
     """
@@ -111,6 +112,7 @@ class Conductor:
         tell: Callable[[str], None] = lambda _: None,
         step: Callable[[str], None] = lambda _: None,
         advance: Callable[[Advance], None] = lambda _: None,
+        ready: Callable[[], Mapping[str, Any]] = dict,
         neighbours: Callable[[], Sequence[str]] = neighbours,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -125,6 +127,7 @@ class Conductor:
         self._tell = tell
         self._step = step
         self._advance = advance
+        self._ready: Callable[[], Mapping[str, Any]] | None = ready
         self._neighbours = neighbours
         self._warned = False
         self._clock = clock
@@ -162,6 +165,11 @@ class Conductor:
             course, slot = found
             if (course.name, slot.stack) in self._given_up:
                 self._skipped[course.name].append(slot)
+                continue
+            if self._ready is not None:
+                self._host |= self._ready()
+                # That takes from the budget.
+                self._ready = None
                 continue
             self._advance(self._how_far(course, slot, done, spent))
             sample = self._measure(self._experiments[course.name], slot)

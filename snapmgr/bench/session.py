@@ -23,7 +23,7 @@ from snapmgr.bench.scenarios import chosen, scenarios
 from snapmgr.bench.stacks import STACKS, lacking
 from snapmgr.bench.target import DEFAULT_FOLDER, opened_target, parse_target
 from snapmgr.blockdev import device_stack
-from snapmgr.errors import ConfigError, LackingError
+from snapmgr.errors import CommandError, ConfigError, LackingError
 from snapmgr.units import format_size
 
 if TYPE_CHECKING:
@@ -177,13 +177,13 @@ def conductor(
         run = results.run() or results.begin(_new_run(plan, now))
         tell(f"measuring on {target.title}")
         host = host_facts(target.device, name=request.host_name)
-        host |= _conditioned(target, host, within_s=plan.steady_s, results=results, runner=runner, tell=tell)
         worker = Conductor(
             plan,
             results,
             str(run["id"]),
             target=target,
             host=host,
+            ready=lambda: _conditioned(target, host, plan.steady_s, results, runner, tell),
             runner=runner,
             tell=tell,
             step=step,
@@ -192,10 +192,9 @@ def conductor(
         yield lambda: worker.run(spent_s=time.monotonic() - begun)
 
 
-def _conditioned(
+def _conditioned(  # noqa: PLR0917 - all of it is given at one place
     target: OpenTarget,
     host: Mapping[str, Any],
-    *,
     within_s: float,
     results: Results,
     runner: Runner,
@@ -211,7 +210,12 @@ def _conditioned(
     if not within_s:
         return {"steady": False}
     with results.work_folder() as folder:
-        done = make_steady(target, within_s=within_s, folder=folder, runner=runner, tell=tell)
+        try:
+            done = make_steady(target, within_s=within_s, folder=folder, runner=runner, tell=tell)
+        except (OSError, CommandError):
+            # Before the work folder goes, which may have filled the disk of the results.
+            results.require_writable()
+            raise
     target.discard = False
     return {"steady": done.steady, "conditioning": asdict(done)}
 

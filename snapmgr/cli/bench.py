@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -16,7 +17,7 @@ from snapmgr.cli.benchshow import show, write_page
 from snapmgr.cli.output import format_table, is_terminal, print_lines
 from snapmgr.cli.params import DurationText, SizeText, dry_run_option, json_option
 from snapmgr.cli.signals import Interrupted
-from snapmgr.errors import EXIT_OK, InterruptedRunError, SnapmgrError
+from snapmgr.errors import EXIT_OK, CatalogError, ConfigError, InterruptedRunError, SnapmgrError
 from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ refused, 7 if nothing can be measured here; see snapmgr --help.
     "--steady",
     "steady_s",
     metavar="DURATION",
-    type=DurationText(or_none=True),
+    type=DurationText(zero=True),
     help="Write to flash until it is steady, for so long at most.",
 )
 @click.option("--seed", metavar="N", type=click.IntRange(min=0), default=1, help="Of order and data.  [default: 1]")
@@ -115,7 +116,10 @@ def run(session: Session, /, scenarios: tuple[str, ...], folder: Path | None, *,
     try:
         ended = _carry_out(session, request, plan, place, results)
     except Interrupted as signal:
-        kept = sum(1 for one in results.samples() if one["kind"] != "absent") if results.folder.is_dir() else 0
+        kept = 0
+        # It may have come before there were any.
+        with suppress(CatalogError, ConfigError):
+            kept = sum(1 for one in results.samples() if one["kind"] != "absent")
         if not kept:
             raise
         go_on = f"to go on: the same command with -o {path}; to look at them: snapmgr bench show {path}"
@@ -164,7 +168,7 @@ def _line(ctx: click.Context, scenarios: tuple[str, ...]) -> tuple[str, ...]:
             continue
         if value is True:
             line.append(parameter.opts[-1])
-        elif value not in {None, False, ""}:
+        elif value is not None and value is not False and value != "":
             given = f"{value:g}s" if isinstance(value, float) else str(value)
             line += [parameter.opts[-1], given]
     return tuple(line)

@@ -134,8 +134,8 @@ class DurationText(_NumberType):
 
     name = "duration"
 
-    def __init__(self, *, or_none: bool = False) -> None:
-        self._or_none = or_none
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
         """Return seconds."""
@@ -147,7 +147,7 @@ class DurationText(_NumberType):
             seconds = parse_duration(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        if seconds <= 0 and not self._or_none:
+        if seconds <= 0 and not self._zero:
             self.fail("it must be more than 0", param, ctx)
         return seconds
 

@@ -54,6 +54,7 @@ class _Disk:
     def __init__(self, clock, *, bytes_s, rounds):
         self.clock, self.bytes_s, self.rounds = clock, bytes_s, list(rounds)
         self.jobs = []
+        self.slows_to = 0
 
     def run(self, argv, **_options):
         folder = next(word for word in argv if word.startswith("--chdir=")).removeprefix("--chdir=")
@@ -64,8 +65,11 @@ class _Disk:
         limit = int(options["runtime"])
         if options["rw"] == "write":
             wanted = int(options["size"]) * int(options["loops"])
+            if len(self.jobs) > 1:
+                self.bytes_s = self.slows_to or self.bytes_s
             seconds = min(limit, wanted / self.bytes_s)
-            write = {"io_bytes": min(wanted, int(limit * self.bytes_s)), "total_ios": 1}
+            moved = min(wanted, int(limit * self.bytes_s))
+            write = {"io_bytes": moved, "total_ios": moved / (128 << 10)}
         else:
             seconds, rate = limit, self.rounds.pop(0)
             write = {"io_bytes": 0, "total_ios": rate * seconds}
@@ -92,13 +96,14 @@ def steadied(target, tmp_path):
     return run
 
 
-def test_it_is_written_twice_and_then_until_it_is_steady(steadied):
+def test_it_is_written_twice_and_then_until_it_is_steady(steadied, target):
     disk = _Disk(FakeClock(), bytes_s=10 << 20, rounds=[9000, 5000, 3000, 2000, 1800, 1790, 1810, 1800, 1795])
     done, said = steadied(disk, 3600)
     assert done.steady
     assert done.rounds == (9000, 5000, 3000, 2000, 1800, 1790, 1810, 1800)
     assert done.written_bytes == 200 << 20
-    assert done.seconds == pytest.approx(20 + 8 * 60, abs=1)
+    assert done.seconds == pytest.approx(5 + 20 + 8 * 60, abs=1)
+    assert target.asked == ["check"] * 10, "before each time that it is written to"
     assert said[-1] == "/dev/sdz is in a steady state: 5 rounds within 20%, after 8"
     (argv, text), *_ = disk.jobs
     assert argv[:3] == ("setpriv", "--pdeathsig", "KILL"), "a killed run must not write on to a device that is free"
@@ -120,4 +125,13 @@ def test_a_device_too_large_for_the_time_is_told_so_without_a_round(steadied):
     disk = _Disk(FakeClock(), bytes_s=1 << 20, rounds=[])
     done, _ = steadied(disk, 60)
     assert (done.steady, done.rounds) == (False, ())
-    assert done.why == "60.0 MiB of 2 × 100.0 MiB were written in 1 min"
+    assert done.why == "at 1.0 MiB a second, 2 × 100.0 MiB are too much for 1 min"
+    assert len(disk.jobs) == 1, "not worn for nothing"
+
+
+def test_a_device_that_slows_down_is_told_so(steadied):
+    disk = _Disk(FakeClock(), bytes_s=4 << 20, rounds=[])
+    disk.slows_to = 1 << 20
+    done, _ = steadied(disk, 65)
+    assert (done.steady, done.rounds) == (False, ())
+    assert done.why == "60.0 MiB of 2 × 100.0 MiB were written in 1 min 5 s"

@@ -415,3 +415,41 @@ def test_a_conclusion_from_something_else_than_was_published_says_so():
     assert _conclusion(row) == "holds (not comparable)"
     assert _conclusion(row | {"obstacles": []}) == "holds"
     assert _conclusion(row | {"verdict": "not shown"}) == "not shown"
+
+
+def test_the_line_to_paste_has_what_was_set_to_nothing(lab):
+    lab.run("work", "--steady", "0", "--seed", "0")
+    ((_, given),) = lab.opened
+    line = " ".join(given["line"])
+    assert "--steady 0s" in line
+    assert "--seed 0" in line
+
+
+def test_as_long_a_preparation_as_the_budget_is_refused(lab):
+    code, _, err = lab.run("work", "--steady", "30m", "--budget", "30m")
+    assert code == 2
+    assert "--steady 30 min leaves nothing of the budget, which is 30 min" in err
+    assert lab.opened == []
+
+
+def test_flash_is_not_worn_when_nothing_is_left_to_do(lab, monkeypatch):
+    asked = []
+    lab.target.kind = "device"
+    monkeypatch.setattr(session, "host_facts", lambda _device, *, name: {"device": {"rotational": False}})  # noqa: ARG005
+    done = Conditioning(steady=True, why="so", seconds=9.0, written_bytes=8, rounds=(1.0,))
+    monkeypatch.setattr(session, "make_steady", lambda *_, **__: asked.append(1) or done)
+    for _ in range(2):
+        assert lab.run("--repeats", "1", "--steady", "10m")[0] == 0
+    assert asked == [1]
+
+
+def test_an_interruption_before_the_first_sample_is_told_as_one(lab, monkeypatch):
+    lab.folder.mkdir()
+
+    def interrupted(*_, **__):
+        raise Interrupted(2)
+
+    monkeypatch.setattr(session, "host_facts", interrupted)
+    code, _, err = lab.run()
+    assert code == 130
+    assert "holds no results" not in err
