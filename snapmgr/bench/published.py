@@ -67,7 +67,9 @@ class StallClaim:
     key: str
     title: str
     stack: str
-    metric: str
+    curves: tuple[str, ...]
+    """Ours for each second, which are added up, with a star where the moment stands."""
+    interval_s: int
     stalled: int
     intervals: int
     conclusion: str
@@ -306,7 +308,8 @@ STALLS: tuple[StallClaim, ...] = (
         key="blog/stalls-lvm",
         title="Intervals without a write on LVM + ext4 after the snapshot",
         stack="lvm+ext4",
-        metric="intervals_without_write_after",
+        curves=("written_each_s_*", "rewritten_each_s_*", "commented_each_s_*"),
+        interval_s=10,
         stalled=12,
         intervals=30,
         conclusion="writes stall on LVM + ext4 after a snapshot",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapmgr.bench.contrast import by_block, groups, interval_words, pairs, ratio_document
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
 Verdict = Literal["holds", "does not hold", "not shown", "not measured"]
 _PUBLISHED_READINGS = ("printed", "repaired")
+# As far from 1 at most a ratio is none.
+_ALIKE = 1.1
 
 
 def compare_published(samples: Sequence[Sample], *, level: float = LEVEL, seed: int = 1) -> dict[str, Any]:
@@ -34,7 +35,13 @@ def compare_published(samples: Sequence[Sample], *, level: float = LEVEL, seed: 
     experiments = groups(samples)
     wanted = [(claim, group) for claim in CLAIMS for group in _of(claim.scenario, experiments)]
     measured = [(claim, group, both) for claim, group in wanted if (both := _pairs(claim, group))]
-    comparisons = max(sum(1 for _, _, both in measured if have_ratio(both)), 1)
+    stalls = [
+        (stall, group, counts)
+        for stall in STALLS
+        for group in _of(stall.scenario, experiments)
+        if (counts := _stalls(stall, group))
+    ]
+    comparisons = max(sum(1 for _, _, both in measured if have_ratio(both)) + len(stalls), 1)
     rows = []
     for claim in CLAIMS:
         ours = [(group, both) for one, group, both in measured if one is claim]
@@ -42,9 +49,9 @@ def compare_published(samples: Sequence[Sample], *, level: float = LEVEL, seed: 
         if not ours:
             rows.append(_row(claim, None, None, "not measured", _why_not(claim, _of(claim.scenario, experiments))))
     for stall in STALLS:
-        counts = [(group, _counts(stall, group)) for group in _of(stall.scenario, experiments)]
-        ours_stalled = [_stalled(stall, group, count) for group, count in counts if count]
-        rows += ours_stalled or [_stalled(stall, None, [])]
+        error = (1 - level) / comparisons
+        having = [_stalled(stall, group, counts, error=error) for one, group, counts in stalls if one is stall]
+        rows += having or [_stalled(stall, None, [])]
     verdicts = [row["verdict"] for row in rows]
     return {
         "schema": 1,
@@ -70,7 +77,9 @@ def _judged(
     claim: Claim, group: Group, both: Sequence[tuple[float, float]], *, level: float, comparisons: int, seed: int
 ) -> dict[str, Any]:
     if not have_ratio(both):
-        return _row(claim, group, None, "not shown", "a figure is 0: there is no ratio")
+        less = sum(1 for over, under in both if over < under)
+        words = f"a figure is 0: there is no ratio; {claim.over.words} has less in {less} of {len(both)} pairs"
+        return _row(claim, group, None, "not shown", words)
     ratio = paired_ratio(both, seed=seed, level=level, comparisons=comparisons)
     return _row(claim, group, ratio, *judge(claim.ratio, ratio))
 
@@ -78,12 +87,17 @@ def _judged(
 def judge(published: tuple[float, float], ours: Ratio) -> tuple[Verdict, str]:
     """Given a published ratio (or the ends of its range) and ours, return what becomes of the conclusion, and how much.
 
-    It holds if ours is shown to be on the same side of 1, whatever its size.
+    It holds if ours is shown to be on the same side of 1, whatever its size. It does not if ours is shown to be on the
+    other side, or next to 1 and not the published one.
     """
     if ours.n < LEAST_PAIRS:
         return "not shown", f"too few pairs to say: {ours.n} of {LEAST_PAIRS}"
     if not ours.shown:
-        return "not shown", "no difference shown"
+        excluded = not (ours.low <= published[1] and published[0] <= ours.high)
+        farthest = max(ours.high, 1 / ours.low) if ours.low > 0 else math.inf
+        if excluded and farthest <= _ALIKE:
+            return "does not hold", f"no difference of more than {farthest - 1:.0%}"
+        return "not shown", "no difference shown" + (", and not the published one" if excluded else "")
     middle = math.sqrt(published[0] * published[1])
     if (ours.value > 1) != (middle > 1):
         return "does not hold", "shown to be the other way round"
@@ -93,26 +107,48 @@ def judge(published: tuple[float, float], ours: Ratio) -> tuple[Verdict, str]:
     return "holds", "more than published" if farther else "less than published"
 
 
-def _counts(stall: StallClaim, group: Group) -> list[float]:
-    return [
-        float(sample["metrics"][stall.metric])
-        for sample in group.counted
-        if sample["stack"] == stall.stack and stall.metric in sample["metrics"]
-    ]
+def _stalls(stall: StallClaim, group: Group) -> list[tuple[int, int, int]]:
+    """Return for each sample how many intervals after and before the snapshot had no write, and how many there were."""
+    found = []
+    for sample in group.counted:
+        if sample["stack"] != stall.stack:
+            continue
+        moments = [
+            [
+                sample["series"][name]
+                for name in (curve.replace("*", moment) for curve in stall.curves)
+                if name in sample["series"]
+            ]
+            for moment in ("after", "before")
+        ]
+        if all(moments):
+            empty = [_without(curves, stall.interval_s) for curves in moments]
+            found.append((empty[0].count(True), empty[1].count(True), min(map(len, empty))))
+    return found
 
 
-def _stalled(stall: StallClaim, group: Group | None, counts: Sequence[float]) -> dict[str, Any]:
-    """Return the row of a count of stalls: they hold if most samples have some, beyond what chance does to few."""
-    having = sum(1 for count in counts if count > 0)
+def _without(curves: Sequence[Sequence[float]], interval_s: int) -> list[bool]:
+    """Whether nothing was done in each whole interval, given what was done in each second."""
+    each = [sum(second) for second in zip(*curves, strict=False)]
+    return [not any(each[at : at + interval_s]) for at in range(0, len(each) - interval_s + 1, interval_s)]
+
+
+def _stalled(
+    stall: StallClaim, group: Group | None, counts: Sequence[tuple[int, int, int]], *, error: float = 1.0
+) -> dict[str, Any]:
+    """Return the row of a count of stalls: they hold if shown to be more after the snapshot than before (sign test)."""
+    more = sum(1 for after, before, _ in counts if after > before)
+    fewer = sum(1 for after, before, _ in counts if after < before)
     verdict: Verdict = "not measured"
-    words = f"no sample of {stall.scenario} on {stall.stack}"
+    words, ours = f"no sample of {stall.scenario} on {stall.stack}", "–"
     if counts:
-        # The chance of so many of one kind if each were as likely as not: a sign test.
-        chance = sum(math.comb(len(counts), k) for k in range(max(having, len(counts) - having), len(counts) + 1))
-        clear = 2 * chance / 2 ** len(counts) <= 1 - LEVEL
-        verdict = ("holds" if having * 2 > len(counts) else "does not hold") if clear else "not shown"
-        words = f"{having} of {len(counts)} samples have intervals without a write; the median one {median(counts):g}"
-    side = {"words": stall.stack, "stack": stall.stack, "metric": stall.metric, "value": float(stall.stalled)}
+        chance = sum(math.comb(more + fewer, k) for k in range(max(more, fewer), more + fewer + 1))
+        clear = 2 * chance / 2 ** (more + fewer) <= error
+        verdict = ("holds" if more > fewer else "does not hold") if clear else "not shown"
+        after, before, whole = (sum(count[at] for count in counts) for at in range(3))
+        words = f"before the snapshot {before} of {whole}; more of them after it in {more} of {len(counts)} samples"
+        ours = f"{after} of {whole} intervals of {stall.interval_s} s"
+    side = {"words": stall.stack, "stack": stall.stack, "metric": stall.curves[0], "value": float(stall.stalled)}
     return {
         "key": stall.key,
         "experiment": group.name if group else "",
@@ -123,7 +159,7 @@ def _stalled(stall: StallClaim, group: Group | None, counts: Sequence[float]) ->
         "published": None,
         "published_text": f"{stall.stalled} of {stall.intervals}",
         "ours": None,
-        "ours_text": f"{having} of {len(counts)} samples" if counts else "–",
+        "ours_text": ours,
         "verdict": verdict,
         "words": words,
         "conclusion": stall.conclusion,

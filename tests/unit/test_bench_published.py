@@ -9,6 +9,7 @@ import pytest
 from snapmgr.bench.published import CLAIMS, STALLS
 from snapmgr.bench.repeated import compare_published, judge
 from snapmgr.bench.scenarios import scenarios
+from snapmgr.bench.scenarios.blog import _FILES
 from snapmgr.bench.stacks import STACKS
 from snapmgr.bench.stats import Ratio
 from support.benchsamples import HOST, blogs, random_updates, repeated, sample
@@ -39,7 +40,7 @@ def test_what_is_compared_is_what_scenarios_measure():
     for claim in CLAIMS:
         assert {side.metric for side in (claim.over, claim.under)} - {""} <= measured[claim.scenario]
         assert {side.stack for side in (claim.over, claim.under)} <= set(STACKS)
-    assert STALLS[0].metric in measured["blog"]
+    assert {curve.removesuffix("_each_s_*") for curve in STALLS[0].curves} <= set(_FILES)
 
 
 def test_keys_are_unique():
@@ -85,9 +86,9 @@ def test_a_repetition_on_a_spinning_disk_is_judged_and_comparable():
     assert verdicts == {
         "random-update/fill": "holds",
         "random-update/update": "holds",
-        "random-update/update-durable": "not shown",
+        "random-update/update-durable": "does not hold",
         "random-update/read": "does not hold",
-        "random-update/extents-lvm": "not shown",
+        "random-update/extents-lvm": "does not hold",
         "random-update/extents-btrfs": "holds",
     }
     update = row(found, "random-update/update")
@@ -131,9 +132,22 @@ def test_one_side_alone_is_not_measured_and_says_what_lacks():
 
 
 def stalled(counts):
-    infos = {"intervals_without_write_after": {"title": "x", "unit": "", "better": "less", "headline": False}}
+    """Return samples of 30 intervals, of which so many had no write after the snapshot, and one before it."""
+    moments = {"before": 1, "after": None}
     return [
-        sample(number, "blog", "lvm+ext4", block=number, infos=infos, metrics={"intervals_without_write_after": count})
+        sample(
+            number,
+            "blog",
+            "lvm+ext4",
+            block=number,
+            series={
+                f"{what}_each_s_{moment}": [
+                    float(second >= 10 * (count if least is None else least)) for second in range(305)
+                ]
+                for moment, least in moments.items()
+                for what in ("written", "commented")
+            },
+        )
         for number, count in enumerate(counts, 1)
     ]
 
@@ -144,11 +158,35 @@ def stalled(counts):
         ([9, 8, 9, 12, 3, 9], "holds"),
         ([0] * 6, "does not hold"),
         ([0, 3, 0, 3, 0, 3], "not shown"),
+        ([1] * 6, "not shown"),
         ([9] * 5, "not shown"),
     ],
 )
-def test_stalls_hold_if_most_samples_have_them(counts, verdict):
-    assert row(compare_published(stalled(counts)), "blog/stalls-lvm")["verdict"] == verdict
+def test_stalls_hold_if_there_are_more_of_them_after_the_snapshot(counts, verdict):
+    found = row(compare_published(stalled(counts)), "blog/stalls-lvm")
+    assert found["verdict"] == verdict
+    assert found["ours_text"] == f"{sum(counts)} of {30 * len(counts)} intervals of 10 s"
+    assert f"before the snapshot {len(counts)} of {30 * len(counts)}" in found["words"]
+
+
+def test_what_is_no_difference_beyond_a_tenth_contradicts_a_large_one():
+    assert judge((1023, 1023), Ratio(value=1, low=1, high=1, n=6)) == ("does not hold", "no difference of more than 0%")
+    assert judge((1.75, 1.75), Ratio(value=0.97, low=0.92, high=1.02, n=8))[1] == "no difference of more than 9%"
+    assert judge((1.75, 1.75), Ratio(value=0.97, low=0.8, high=1.2, n=8)) == (
+        "not shown",
+        "no difference shown, and not the published one",
+    )
+    assert judge((1.05, 1.05), Ratio(value=1, low=0.97, high=1.06, n=8)) == ("not shown", "no difference shown")
+
+
+def test_a_figure_of_0_still_says_who_has_less():
+    samples = repeated({"fill_unsynced_s": 0.8})
+    for one in samples:
+        if one["stack"] == "lvm+ext4":
+            one["metrics"]["fill_unsynced_s"] = 0.0
+    found = row(compare_published(samples), "random-update/fill")
+    assert found["verdict"] == "not shown"
+    assert "LVM + ext4 has less in " in found["words"]
 
 
 def test_failed_samples_count_for_nothing():
