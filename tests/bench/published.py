@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).parents[2]
 _KEEP = Path("/var/tmp/snapmgr-bench-published")
 _STACKS = ("lvm+ext4", "btrfs")
+_CONTROL = "ext4"
 _DISK_BYTES = 4 << 30
 # The published 100 GB were six times the machine's memory; here data must at least not fit into it.
 _DATA_BYTES = 600_000_000
@@ -84,13 +85,14 @@ class Repetition:
     size_bytes: int = _DATA_BYTES
     budget_s: int = _GUEST_S
     seed: int = 1
+    stacks: tuple[str, ...] = _STACKS
 
     def command(self, results: Path, repeats: int) -> list[str]:
         """Return what is run in the guest."""
         return [
             *(str(_ROOT / ".venv/bin/snapmgr"), "bench", "run", self.scenario),
             *("--reading", self.reading, "--profile", self.profile, "--size", str(self.size_bytes)),
-            *("--on", _DISK, "--stacks", ",".join(_STACKS), "--repeats", str(repeats)),
+            *("--on", _DISK, "--stacks", ",".join(self.stacks), "--repeats", str(repeats)),
             *("--budget", f"{self.budget_s}s", "--seed", str(self.seed), "-o", str(results)),
         ]
 
@@ -104,6 +106,11 @@ REPETITIONS = (
     # 12 intervals of 5 s on a tree that does not fit into memory.
     Repetition(name="blog", scenario="blog", reading="repaired", profile="standard", size_bytes=_DATA_BYTES),
     Repetition(name="blog-printed", scenario="blog", reading="printed", profile="standard", size_bytes=_DATA_BYTES),
+    # What a second load alone does. Two runs, so that two guests can share the work: give each some --repeats.
+    *(
+        Repetition(name=name, scenario="blog", reading="repaired", profile="standard", stacks=(_CONTROL,), seed=number)
+        for number, name in enumerate(("blog-control", "blog-control-again"), start=1)
+    ),
 )
 
 
@@ -129,19 +136,19 @@ def measure(one: Repetition, keep: Path, repeats: int, *, plain: Path | None = N
         return subprocess.run(guest, stdin=subprocess.DEVNULL, check=False, env=environment).returncode
 
 
-def blocks(folder: Path) -> tuple[int, list[float]]:
-    """Return how many blocks hold each storage once, without a failure, and how long each sample took."""
+def blocks(folder: Path, stacks: int = len(_STACKS)) -> tuple[int, list[float]]:
+    """Return how many blocks hold each of so many storages once, without a failure, and how long each sample took."""
     samples = [one for one in Results(folder).samples() if one["kind"] != "absent"] if folder.is_dir() else []
     good = Counter(one["block"] for one in samples if one["kind"] == "measured" and not one["failure"])
-    return sum(1 for number in good.values() if number == len(_STACKS)), [one["seconds"] for one in samples]
+    return sum(1 for number in good.values() if number == stacks), [one["seconds"] for one in samples]
 
 
 def show(chosen: Sequence[Repetition], keep: Path, repeats: int) -> None:
     """Print what is there and what is missing."""
-    # The pilot; in each block one storage twice.
-    whole = len(_STACKS) + repeats * (len(_STACKS) + 1)
     for one in chosen:
-        have, seconds = blocks(keep / one.name)
+        # The pilot; in each block one storage twice.
+        whole = len(one.stacks) + repeats * (len(one.stacks) + 1)
+        have, seconds = blocks(keep / one.name, len(one.stacks))
         left_s = max(whole - len(seconds), 0) * (median(seconds) if seconds else _GUESS_S)
         print(f"{one.name:14}{have} of {repeats} blocks, {len(seconds)} samples, about {format_duration(left_s)} left")
 
@@ -220,16 +227,16 @@ def _with_files(sample: dict[str, Any]) -> dict[str, Any]:
 
 def figures(samples: Sequence[dict[str, Any]]) -> list[str]:
     """Return the medians of each storage in Markdown."""
-    lines = ["| Experiment | Figure | LVM + ext4 | btrfs |", "|---|---|---|---|"]
+    lines = ["| Experiment | Figure | LVM + ext4 | btrfs | ext4, no snapshot |", "|---|---|---|---|---|"]
     for group in groups([_with_files(sample) for sample in samples]):
         for name, info in group.samples[0]["infos"].items():
             values = [
                 [one["metrics"][name] for one in group.counted if one["stack"] == stack and name in one["metrics"]]
-                for stack in _STACKS
+                for stack in (*_STACKS, _CONTROL)
             ]
-            if name in _FIGURES and all(values):
-                both = " | ".join(format_quantity(median(each), info["unit"]) for each in values)
-                lines.append(f"| {group.name} | {info['title']} | {both} |")
+            if name in _FIGURES and all(values[: len(_STACKS)]):
+                cells = [format_quantity(median(each), info["unit"]) if each else "–" for each in values]
+                lines.append(f"| {group.name} | {info['title']} | {' | '.join(cells)} |")
     return lines
 
 
