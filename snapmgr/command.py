@@ -284,6 +284,16 @@ def _group_lives(group: int) -> bool:
     return False
 
 
+def dying_with_us() -> list[str]:
+    """Return what a program is prefixed with that must not outlive even a SIGKILL of ours (prctl(2), PR_SET_PDEATHSIG).
+
+    It dies with the *thread* that starts it, and changes its user before this, if at all: that would clear the signal.
+    """
+    # Whoever died before the signal was set sends none: then nobody would ever end the program.
+    alive = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
+    return ["setpriv", "--pdeathsig", "KILL", "--", *alive]
+
+
 @contextmanager
 def running(
     argv: Sequence[str],
@@ -294,8 +304,8 @@ def running(
 ) -> Iterator[Process]:
     """Run a long-living program (a throwaway server) while the context lasts; it is always ended and reaped.
 
-    `output` gets its stdout and stderr. The caller prefixes ``setpriv --pdeathsig KILL`` where the program must not
-    outlive even a SIGKILL of ours. Raises as `CommandRunner.run` does if it cannot be started.
+    `output` gets its stdout and stderr. The caller prefixes `dying_with_us` where the program must not outlive
+    even a SIGKILL of ours. Raises as `CommandRunner.run` does if it cannot be started.
     """
     process = _start(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env)
     try:

@@ -14,6 +14,7 @@ WRITTEN = ("articles_written", "pictures_written")
 REWRITTEN = ("articles_rewritten", "pictures_rewritten")
 COMMENTED = ("comments_written",)
 """Names in `BlogRun.counts`; blogbench counts what is rewritten among `WRITTEN`."""
+ALL_WRITTEN = WRITTEN + REWRITTEN + COMMENTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class BlogRun:
 
     def stalls(self) -> Stalls:
         """Return how often and how long nothing was written, read, or done at all."""
-        no_write = [count == 0 for count in self.files(WRITTEN + REWRITTEN + COMMENTED)]
+        no_write = [count == 0 for count in self.files(ALL_WRITTEN)]
         no_read = [count == 0 for count in self.files(READ)]
         neither = [write and read for write, read in zip(no_write, no_read, strict=True)]
         return Stalls(

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.command import find_program, running
+from snapmgr.command import dying_with_us, find_program, running
 from snapmgr.errors import CommandError, LackingError
 from snapmgr.host import boot_id
 from snapmgr.manifest import Process
@@ -152,7 +152,7 @@ def private_mariadb(datadir: Path, folder: Path, options: Sequence[str]) -> Iter
     if len(os.fsencode(folder)) > 90:  # noqa: PLR2004 - sun_path has 108 bytes
         raise LackingError(f"{folder} is too long for a socket", hint="choose a shorter folder for the results")
     argv = [
-        *("setpriv", "--pdeathsig", "KILL", "--", find_program("mariadbd")),
+        *(*dying_with_us(), find_program("mariadbd")),
         "--no-defaults",
         f"--datadir={datadir}",
         f"--socket={folder}/s",

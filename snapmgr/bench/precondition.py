@@ -14,6 +14,7 @@ from statistics import linear_regression, mean
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.fio import run_fio
+from snapmgr.command import dying_with_us
 from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ ROUNDS = 25
 _UNIT = "16k"
 _BLOCK = 128 << 10
 _PROBE_S = 5.0
-# fio itself dies with us, its jobs only as threads.
-_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +90,7 @@ def make_steady(
         # The lock is advisory: who has taken the device meanwhile keeps what is on it.
         target.check()
         common: dict[str, str | int | None] = {"filename": path.name, "size": target.size_bytes, "direct": 1}
+        # fio itself dies with us, its jobs only as threads.
         common |= {"ioengine": "libaio", "iodepth": 32, "thread": None}
         run = run_fio(
             name,
@@ -98,7 +98,7 @@ def make_steady(
             directory=path.parent,
             keep=folder,
             runner=runner,
-            prefix=_WITH_US,
+            prefix=dying_with_us(),
         )
         return run.iops("write"), run.moved_bytes("write")
 

@@ -64,8 +64,6 @@ class Place:
     """What is needed, and the size of a file whose size nobody has said."""
     file_bytes: int | None
     """Size of the loop device's file; None for a device."""
-    flash_bytes: int | None = None
-    """Size of a device that does not turn; None for others."""
 
 
 def planned(request: Request) -> tuple[Plan, Place]:
@@ -114,13 +112,18 @@ def _place(on: str | None, plan: Plan) -> Place:
     own_size = on is None or (not on.startswith("loop:") and Path(on).is_dir())
     size_bytes = plan.file_bytes if own_size else plan.space_bytes
     order = parse_target(text, size_bytes=size_bytes)
-    flash = order.kind == "device" and device_facts(order.path).get("rotational") is False
-    return Place(
-        text=text,
-        size_bytes=size_bytes,
-        file_bytes=order.size_bytes,
-        flash_bytes=_room_bytes(text) if flash else None,
-    )
+    return Place(text=text, size_bytes=size_bytes, file_bytes=order.size_bytes)
+
+
+def flash_bytes(place: Place) -> int | None:
+    """Return the size of a device that does not turn; None for others."""
+    if place.file_bytes is not None or not _is_flash(device_facts(place.text)):
+        return None
+    return _room_bytes(place.text)
+
+
+def _is_flash(device: Mapping[str, Any]) -> bool:
+    return device.get("rotational") is False
 
 
 def arguments(plan: Plan, place: Place) -> dict[str, Any]:
@@ -205,7 +208,7 @@ def _conditioned(  # noqa: PLR0917 - all of it is given at one place
     None: it need not be steady (a disk that turns) or cannot be (a file). Flash that is not written to beforehand is
     discarded before each sample, so all find the same; but under lasting writes it would be slower.
     """
-    if target.kind != "device" or (host.get("device") or {}).get("rotational") is not False:
+    if target.kind != "device" or not _is_flash(host.get("device") or {}):
         return {"steady": None}
     if not within_s:
         return {"steady": False}

@@ -178,11 +178,13 @@ def _show_plan(session: Session, request: Request, plan: Plan, place: Place) -> 
     from dataclasses import asdict
 
     from snapmgr.bench.forecast import forecast, preparation_s
+    from snapmgr.bench.session import flash_bytes
     from snapmgr.bench.target import preview_target
 
     where = preview_target(place.text, size_bytes=place.size_bytes, wipe=request.wipe, line=request.line)
     file_bytes = place.file_bytes if plan.wish.profile != "smoke" else None
-    first_s = preparation_s(file_bytes, place.flash_bytes, steady_s=plan.steady_s)
+    flash = flash_bytes(place)
+    first_s = preparation_s(file_bytes, flash, steady_s=plan.steady_s)
     steps, over = forecast(plan, spent_s=first_s)
     absent = [{"scenario": one.scenario.name, "stack": one.stack.name, "why": one.why} for one in plan.absent]
     total_s = first_s + sum(step.seconds for step in steps)
@@ -213,7 +215,7 @@ def _show_plan(session: Session, request: Request, plan: Plan, place: Place) -> 
     print_lines(
         [
             f"would measure on {where}",
-            *([f"first {_first(place)}, {format_duration(first_s)}"] if first_s else []),
+            *([f"first {_first(flash)}, {format_duration(first_s)}"] if first_s else []),
             *format_table(("STEP", "STORAGES, A FRESH ONE EACH", "TIME", "SPACE", "BUDGET"), rows),
             f"at least {format_duration(total_s)} in all on a disk of 100 MB/s and 1,000 IOPS; what is measured "
             f"corrects that. The budget is {format_duration(plan.budget_s)}.",
@@ -224,11 +226,12 @@ def _show_plan(session: Session, request: Request, plan: Plan, place: Place) -> 
     return EXIT_OK
 
 
-def _first(place: Place) -> str:
-    if place.flash_bytes is None:
+def _first(flash: int | None) -> str:
+    if flash is None:
         return "its blocks are written"
-    size = format_size(place.flash_bytes)
-    return f"its {size} are written twice and then at random until it is steady (--steady, --steady 0: not)"
+    return (
+        f"its {format_size(flash)} are written twice and then at random until it is steady (--steady, --steady 0: not)"
+    )
 
 
 def _fits(fits: bool) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from snapmgr.command import Process, running
+from snapmgr.command import Process, dying_with_us, running
 from snapmgr.errors import LackingError, VerificationError
 from snapmgr.mysql.client import Connection, Credentials, MysqlError, connect
 from snapmgr.mysql.copy import Copy, prepare_copy
@@ -194,10 +194,8 @@ def _read_from(fd: int, offset: int) -> bytes:
 
 
 def _as_owner(uid: int, gid: int) -> list[str]:
-    # Whoever died before the signal was set sends none: then nobody would ever end the server.
-    alive = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
     # The user changes before the death signal is set: changing it afterwards would clear the signal.
-    return [*as_user(uid, gid), "setpriv", "--pdeathsig", "KILL", "--", *alive]
+    return [*as_user(uid, gid), *dying_with_us()]
 
 
 def _prefix(copy: Copy, uid: int, gid: int) -> list[str]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from snapmgr.command import running
+from snapmgr.command import dying_with_us, running
 from snapmgr.errors import CatalogError, StorageError
 from snapmgr.mysql.client import login_options
 from snapmgr.stage.toolreason import explain
@@ -146,9 +146,7 @@ def run_tool(
     It also ends when we are killed. Raises StorageError after `time_limit_s`, CatalogError if there can be no log.
     """
     deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
-    # Whoever died before the signal was set sends none.
-    with_us = ["setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
-    with LogFile(log) as file, running([*with_us, *argv], output=file.file, grace_s=_GRACE_S) as process:
+    with LogFile(log) as file, running([*dying_with_us(), *argv], output=file.file, grace_s=_GRACE_S) as process:
         while process.poll() is None:
             watch(process.pid, file.read())
             if deadline is not None and time.monotonic() > deadline:

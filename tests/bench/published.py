@@ -27,6 +27,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.contrast import groups
+from snapmgr.bench.published import STALLS
 from snapmgr.bench.repeated import compare_published
 from snapmgr.bench.results import Results, read
 from snapmgr.bench.scenarios.blog import scenario as blog
@@ -59,7 +60,6 @@ _FIGURES = {
     *("intervals_without_write_before", "intervals_without_write_after", "longest_without_write_after_s"),
     *("files_written_before", "files_written_after"),
 }
-_WRITTEN = ("written", "rewritten", "commented")
 # The kernel's name for a stack of disks that do not turn is wrong here, and disks that turn have nothing to discard.
 _INSIDE = f"""
 set -eu
@@ -218,7 +218,7 @@ def _with_files(sample: dict[str, Any]) -> dict[str, Any]:
         return sample
     series = sample["series"]
     counts = {
-        f"files_written_{moment}": sum(sum(series[f"{what}_each_s_{moment}"]) for what in _WRITTEN)
+        f"files_written_{moment}": sum(sum(series[curve.replace("*", moment)]) for curve in STALLS[0].curves)
         for moment in ("before", "after")
     }
     added = {name: asdict(info) for name, info in infos.items()}

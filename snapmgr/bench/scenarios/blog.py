@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from snapmgr.api import CommandError, LackingError, StorageError, format_size
 from snapmgr.bench import blogbench
 from snapmgr.bench.blogengine import BLOG_BYTES
-from snapmgr.bench.blogrun import COMMENTED, READ, REWRITTEN, WRITTEN, BlogRun
+from snapmgr.bench.blogrun import ALL_WRITTEN, COMMENTED, READ, REWRITTEN, WRITTEN, BlogRun
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.proof import TreeFacts, flush, tree_facts
 from snapmgr.command import find_program
@@ -287,11 +287,11 @@ def _phase(bench: Workbench, load: _Own | _Blogbench, turn: int) -> _Phase:
 def _figures(moment: str, phase: _Phase, interval: int) -> dict[str, float]:
     """Given also how many windows an interval has, return the figures of one load."""
     stalls = phase.run.stalls()
-    written = phase.run.intervals(WRITTEN + REWRITTEN + COMMENTED, interval)
+    written = phase.run.intervals(ALL_WRITTEN, interval)
     figures = {
         f"reads_{moment}": phase.run.reads,
         f"writes_{moment}": phase.run.writes,
-        f"files_written_{moment}": sum(phase.run.files(WRITTEN + REWRITTEN + COMMENTED)),
+        f"files_written_{moment}": sum(phase.run.files(ALL_WRITTEN)),
         f"windows_without_write_{moment}": stalls.without_write,
         f"windows_without_read_{moment}": stalls.without_read,
         f"windows_without_either_{moment}": stalls.without_either,
