@@ -196,7 +196,7 @@ class Workbench(Protocol):
 
 
 class Layout(Protocol):
-    """Where a file's blocks are: see snapmgr.bench.layout."""
+    """Where a file's blocks are: see snapmgr.bench.measure.layout."""
 
     @property
     def extents(self) -> int:

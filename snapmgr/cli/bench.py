@@ -23,10 +23,10 @@ from snapmgr.units import format_duration, format_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from snapmgr.bench.plan import Plan
-    from snapmgr.bench.results import Results
-    from snapmgr.bench.run import Advance, Ended
-    from snapmgr.bench.session import Place, Request
+    from snapmgr.bench.run.plan import Plan
+    from snapmgr.bench.results.samples import Results
+    from snapmgr.bench.run.conductor import Advance, Ended
+    from snapmgr.bench.run.session import Place, Request
     from snapmgr.cli.session import Session
 
 PAGE = "report.html"
@@ -104,8 +104,8 @@ def run(session: Session, /, scenarios: tuple[str, ...], folder: Path | None, *,
     Each sample is made on a fresh file system, in mirrored order (A B B A), with some storages measured twice to see
     the noise. A run goes on until the ratios are known well enough, or the budget ends.
     """
-    from snapmgr.bench.results import Results
-    from snapmgr.bench.session import planned
+    from snapmgr.bench.results.samples import Results
+    from snapmgr.bench.run.session import planned
 
     request = _request(scenarios, options)
     plan, place = planned(request)
@@ -133,8 +133,8 @@ command.add_command(compare)
 
 
 def _request(scenarios: tuple[str, ...], options: dict[str, Any]) -> Request:
-    from snapmgr.bench.plan import Wish
-    from snapmgr.bench.session import Request
+    from snapmgr.bench.run.plan import Wish
+    from snapmgr.bench.run.session import Request
 
     stacks = tuple(name.strip() for name in options["stacks"].split(",") if name.strip())
     wish = Wish(
@@ -177,9 +177,9 @@ def _line(ctx: click.Context, scenarios: tuple[str, ...]) -> tuple[str, ...]:
 def _show_plan(session: Session, request: Request, plan: Plan, place: Place) -> int:
     from dataclasses import asdict
 
-    from snapmgr.bench.forecast import forecast, preparation_s
-    from snapmgr.bench.session import flash_bytes
-    from snapmgr.bench.target import preview_target
+    from snapmgr.bench.run.forecast import forecast, preparation_s
+    from snapmgr.bench.run.session import flash_bytes
+    from snapmgr.bench.device.target import preview_target
 
     where = preview_target(place.text, size_bytes=place.size_bytes, wipe=request.wipe, line=request.line)
     file_bytes = place.file_bytes if plan.wish.profile != "smoke" else None
@@ -239,8 +239,8 @@ def _fits(fits: bool) -> str:
 
 
 def _carry_out(session: Session, request: Request, plan: Plan, place: Place, results: Results) -> Ended:
-    from snapmgr.bench.session import arguments as arguments_of
-    from snapmgr.bench.session import conductor, require_same
+    from snapmgr.bench.run.session import arguments as arguments_of
+    from snapmgr.bench.run.session import conductor, require_same
     from snapmgr.cli.running import VerboseRunner
 
     if os.path.isdir(results.folder):

@@ -56,7 +56,7 @@ def compare(session: Session, old: Path, new: tuple[Path, ...], *, tolerance_per
     """
     if str(old) == PUBLISHED:
         return _compare_published(session, new)
-    from snapmgr.bench.compare import compare as compared
+    from snapmgr.bench.statistics.changes import compare as compared
 
     if len(new) != 1:
         raise click.UsageError("two folders are compared, OLD and NEW.")
@@ -72,7 +72,7 @@ def compare(session: Session, old: Path, new: tuple[Path, ...], *, tolerance_per
 
 
 def _compare_published(session: Session, folders: tuple[Path, ...]) -> int:
-    from snapmgr.bench.repeated import compare_published
+    from snapmgr.bench.published.judgement import compare_published
 
     document = compare_published(_samples(folders))
     if session.json:
@@ -106,7 +106,7 @@ def _conclusion(row: dict[str, Any]) -> str:
 
 
 def _samples(folders: tuple[Path, ...]) -> list[dict[str, Any]]:
-    from snapmgr.bench.results import read
+    from snapmgr.bench.results.samples import read
 
     found = read(folders)
     if found.problems:

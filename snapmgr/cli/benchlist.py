@@ -34,7 +34,7 @@ def list_(session: Session) -> int:
     Time and space are of one sample, on a disk of 100 MB/s and 1,000 IOPS; a run makes some for each storage.
     """
     from snapmgr.bench.scenarios import scenarios
-    from snapmgr.bench.stacks import STACKS, lacking
+    from snapmgr.bench.storage.stacks import STACKS, lacking
 
     found = [_scenario(scenario) for scenario in scenarios()]
     stacks: list[dict[str, Any]] = [
@@ -82,8 +82,8 @@ def _scenario(scenario: Scenario) -> dict[str, Any]:
 
 
 def _needs(scenario: Scenario, profile: ProfileName) -> dict[str, Any]:
-    from snapmgr.bench.memory import memory_bytes
-    from snapmgr.bench.plan import Wish, sized
+    from snapmgr.bench.measure.memory import memory_bytes
+    from snapmgr.bench.run.plan import Wish, sized
     from snapmgr.errors import ConfigError
 
     try:

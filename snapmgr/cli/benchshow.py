@@ -16,7 +16,7 @@ from snapmgr.units import format_quantity
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from snapmgr.bench.results import Found
+    from snapmgr.bench.results.samples import Found
     from snapmgr.cli.session import Session
 
 
@@ -49,7 +49,7 @@ def show(session: Session, folders: tuple[Path, ...], *, output: Path | None, al
     Ratios are made within a run, block by block, and bear their intervals; what was not shown is said. A sample that
     failed counts for nothing, and its reason is told.
     """
-    from snapmgr.bench.results import read
+    from snapmgr.bench.results.samples import read
 
     found = read(folders)
     document = _document(found)
@@ -68,7 +68,7 @@ def show(session: Session, folders: tuple[Path, ...], *, output: Path | None, al
 def write_page(folders: Sequence[Path], path: Path) -> dict[str, Any]:
     """Write the page of some folders of results and return its document. Raises SnapmgrError."""
     from snapmgr.bench.report import render
-    from snapmgr.bench.results import read
+    from snapmgr.bench.results.samples import read
 
     document = _document(read(folders))
     _replace(path, render(document))

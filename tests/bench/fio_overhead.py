@@ -23,15 +23,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.counters import Counters
+from snapmgr.bench.measure.counters import Counters
 from snapmgr.bench.fio import parse_document, run_fio
-from snapmgr.bench.stats import paired_ratio
+from snapmgr.bench.statistics.ratio import paired_ratio
 from snapmgr.command import CommandRunner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from snapmgr.bench.stats import Ratio
+    from snapmgr.bench.statistics.ratio import Ratio
 
 _LOADS = {
     "memory": {"ioengine": "psync", "filename": "file", "size": "64M", "rw": "randrw", "bs": "4k"},

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from snapmgr.api import CommandError, StorageError
-from snapmgr.bench.blogbench import parse
-from snapmgr.bench.blogrun import COMMENTED, READ, WRITTEN
+from snapmgr.bench.load.blogbench import parse
+from snapmgr.bench.load.blogrun import COMMENTED, READ, WRITTEN
 
 LINES = (Path(__file__).parent / "bench/blogbench-lvm-after-snapshot.tsv").read_text().splitlines()
 ROWS = [tuple(map(int, line.split())) for line in LINES if line[0].isdigit()]

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.bench.results import read
-from snapmgr.bench.stacks import STACKS, lacking
+from snapmgr.bench.results.samples import read
+from snapmgr.bench.storage.stacks import STACKS, lacking
 from snapmgr.host import start_ticks
 from snapmgr.testing.processes import spawn
 from snapmgr_lvm import dm
 from support import lvm
-from support.benchdevice import bench_disk
+from support.bench.device import bench_disk
 from support.killing import kill_at
 from support.processes import wait_until
 from support.thoroughness import CAMPAIGN, crash_every
@@ -34,7 +34,7 @@ _STEPS = 50
 _PROGRAM = """
 import sys
 from dataclasses import replace
-from snapmgr.bench import plan
+from snapmgr.bench.run import plan
 from snapmgr.bench.scenarios import snapshot_ops
 plan.PROFILE["smoke"] = replace(plan.PROFILE["smoke"], least=0, most=0)
 snapshot_ops._PROFILES["smoke"] = {"size_bytes": 16 << 20, "levels": (1,), "repeats": 1}

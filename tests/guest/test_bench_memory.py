@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.bench import memory
+from snapmgr.bench.measure import memory
 from snapmgr.testing.processes import spawn, succeeds
 from support import lvm
-from support.benchdevice import bench_disk
+from support.bench.device import bench_disk
 from support.storage import work_folder
 
 _MIB = 1 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.layout import read_extents
+from snapmgr.bench.measure.layout import read_extents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """A physical backup with as much data and redo log as wanted, made by mariadb-backup under load and kept in a cache.
 
-What the load is, and why it leaves so much redo log: `snapmgr.bench.redobackup`.
+What the load is, and why it leaves so much redo log: `snapmgr.bench.prepare.redobackup`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.bench.redobackup import SCHEMA, SHARE_BEFORE, TABLES, RedoLoad, change_statement, fill_statements
+from snapmgr.bench.prepare.redobackup import SCHEMA, SHARE_BEFORE, TABLES, RedoLoad, change_statement, fill_statements
 from snapmgr.command import find_program
 from support.kinds import cache_folder
 from support.server import PrivateServer, private_server, server_user

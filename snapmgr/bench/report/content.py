@@ -8,24 +8,24 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.bench.advice import Conditions, advise
-from snapmgr.bench.contrast import failure_of, groups
-from snapmgr.bench.findings import findings
-from snapmgr.bench.machine import device_words, facts, is_guest, is_loop, is_virtual, machine_words, telling
+from snapmgr.bench.statistics.advice import Conditions, advise
+from snapmgr.bench.statistics.comparison import failure_of, groups
+from snapmgr.bench.statistics.findings import findings
+from snapmgr.bench.statistics.machine import device_words, facts, is_guest, is_loop, is_virtual, machine_words, telling
 from snapmgr.bench.report import figures
 from snapmgr.bench.report.contrasts import moment_families, ratio_rows
 from snapmgr.bench.report.figures import anchor_of, by_stack
 from snapmgr.bench.report.method import interval_words, method
-from snapmgr.bench.stacks import STACKS
+from snapmgr.bench.storage.stacks import STACKS
 from snapmgr.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from snapmgr.bench.advice import Advice, Sentence
-    from snapmgr.bench.contrast import Group, Sample
-    from snapmgr.bench.findings import Finding
+    from snapmgr.bench.statistics.advice import Advice, Sentence
+    from snapmgr.bench.statistics.comparison import Group, Sample
+    from snapmgr.bench.statistics.findings import Finding
 
 SCHEMA = 1
 _COMMANDS, _CHARACTERS = 80, 1000

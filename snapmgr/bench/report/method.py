@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.contrast import failure_of
-from snapmgr.bench.findings import comparisons
-from snapmgr.bench.stats import LEAST_PAIRS, LEVEL, RESAMPLES
+from snapmgr.bench.statistics.comparison import failure_of
+from snapmgr.bench.statistics.findings import comparisons
+from snapmgr.bench.statistics.ratio import LEAST_PAIRS, LEVEL, RESAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from snapmgr.bench.contrast import Sample
+    from snapmgr.bench.statistics.comparison import Sample
 
 
 def interval_words(samples: Sequence[Sample]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.contrast import failure_of
+from snapmgr.bench.statistics.comparison import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from snapmgr.bench.contrast import Sample
+    from snapmgr.bench.statistics.comparison import Sample
 
 COLUMNS = (
     "run", "sample", "at", "scenario", "reading", "stack", "kind", "block", "position", "profile", "size_bytes",

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.api import CommandError, LackingError, StorageError, format_size
-from snapmgr.bench import blogbench
-from snapmgr.bench.blogengine import BLOG_BYTES
-from snapmgr.bench.blogrun import ALL_WRITTEN, COMMENTED, READ, REWRITTEN, WRITTEN, BlogRun
+from snapmgr.bench.load import blogbench
+from snapmgr.bench.load.blogengine import BLOG_BYTES
+from snapmgr.bench.load.blogrun import ALL_WRITTEN, COMMENTED, READ, REWRITTEN, WRITTEN, BlogRun
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.bench.proof import TreeFacts, flush, tree_facts
+from snapmgr.bench.measure.proof import TreeFacts, flush, tree_facts
 from snapmgr.command import find_program
 from snapmgr.errors import ConfigError
 
@@ -185,7 +185,7 @@ class Blog:
 
 
 class _Own:
-    """Our own load; see snapmgr.bench.blogengine."""
+    """Our own load; see snapmgr.bench.load.blogengine."""
 
     def __init__(self, bench: Workbench, tree: Path) -> None:
         self._bench = bench
@@ -223,7 +223,7 @@ class _Own:
         parameters = self._bench.parameters
         zeros = ("--zeros",) if parameters.extra["zeros"] else ()
         argv = (
-            *(sys.executable, "-P", "-m", "snapmgr.bench.blogengine", f"--folder={self._tree}"),
+            *(sys.executable, "-P", "-m", "snapmgr.bench.load.blogengine", f"--folder={self._tree}"),
             *(f"--blogs={parameters.extra['blogs']}", f"--window={_WINDOW_S}", f"--seed={parameters.seed + turn}"),
             *(*zeros, *options),
         )

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.api import Reason, StorageError, format_size
-from snapmgr.bench import printed
-from snapmgr.bench.directio import buffers_direct_writes
+from snapmgr.bench.published import script as printed
+from snapmgr.bench.measure.directio import buffers_direct_writes
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.bench.passes import (
+from snapmgr.bench.load.write_pass import (
     linear_read,
     settle,
     timed_pass,
@@ -22,7 +22,7 @@ from snapmgr.bench.passes import (
     write_infos,
     write_pass,
 )
-from snapmgr.bench.unitdigests import digest_units
+from snapmgr.bench.measure.digests import digest_units
 from snapmgr.command import missing_programs
 from snapmgr.errors import ConfigError
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from snapmgr.bench.fio import FioRun
     from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
-    from snapmgr.bench.passes import WritePass
-    from snapmgr.bench.unitdigests import UnitDigests
+    from snapmgr.bench.load.write_pass import WritePass
+    from snapmgr.bench.measure.digests import UnitDigests
 
 _MIB = 1 << 20
 _PAGE = 16 << 10
@@ -107,7 +107,7 @@ class RandomUpdate:
     by one thread, as the page cleaner is), each updated once in a pass; the second pass updates the same ones. Half of
     the data is a second file, updated before the snapshot: what the same pass costs with no snapshot there.
     "repaired": what the published script means to do: 4,000-byte extents, 8 workers, buffered, one pass. "printed":
-    that script, see `snapmgr.bench.printed`.
+    that script, see `snapmgr.bench.published.script`.
     """
 
     name = "random-update"

@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.api import Reason, format_size
-from snapmgr.bench import backgroundload
+from snapmgr.bench.load import background as backgroundload
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.bench.proof import block_digests, flush
-from snapmgr.bench.rawsnapshot import RawWay, raw_ways
+from snapmgr.bench.measure.proof import block_digests, flush
+from snapmgr.bench.storage.rawsnapshot import RawWay, raw_ways
 from snapmgr.command import missing_programs
 from snapmgr.errors import ConfigError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from snapmgr.bench.backgroundload import Load
+    from snapmgr.bench.load.background import Load
     from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
 
 _MIB = 1 << 20

@@ -1,0 +1,169 @@
+"""Where the benchmark makes its file systems: a loop device of its own, or a device that nobody needs.
+
+Nothing is ever formatted but what `opened_target` hands out; of devices only one that nobody uses, and that is blank,
+bears what an earlier run left, or was named by its serial number with --wipe. See docs/bench-devices.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from snapmgr.bench.device.blockdevice import claimed, examined, node_of, opened_device, require_size, title_of
+from snapmgr.bench.device.loopfile import MIB, loop_target, require_room
+from snapmgr.command import CommandRunner
+from snapmgr.errors import ConfigError, LackingError
+from snapmgr.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from snapmgr.api import Runner
+
+DEFAULT_FOLDER = "/var/tmp"  # noqa: S108 - on a disk, where /tmp and /run often are memory; the file gets no name there
+_FORMS = "--on takes loop:SIZE, loop:SIZE:FOLDER, a block device or a folder"
+
+
+class OpenTarget(Protocol):
+    """A target that is ours while its context lasts."""
+
+    device: str
+    """Device node: "/dev/loop3"."""
+    size_bytes: int
+    """How much of it may be used, from its beginning; what lies behind is not."""
+    kind: Literal["loop", "device"]
+    title: str
+    """For people: model, serial number and size."""
+    discard: bool
+    """Whether its blocks are discarded between samples, where it can: not once it is in a steady state."""
+
+    def check(self) -> None:
+        """Raise StorageError unless it is still what it was and nobody uses it. Before each mkfs."""
+
+    def blank(self) -> None:
+        """Check it and remove all signatures; a device's blocks are discarded where it can. Between samples."""
+
+    def made(self) -> None:
+        """Note what lies on it now as made by us: what a SIGKILL leaves the next run then takes without --wipe."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what it is, as JSON, without serial number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What --on means."""
+
+    kind: Literal["loop", "device"]
+    path: str
+    """Of the folder or the device, real and absolute."""
+    size_bytes: int | None
+    """Of the loop device's file; None for a device."""
+
+
+def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFAULT_FOLDER) -> Order:
+    """Given the value of --on, return what it means. Raises ConfigError.
+
+    `size_bytes` is what the caller needs: a file in a FOLDER gets this size, and a smaller SIZE is refused. `folder` is
+    where a file lies whose FOLDER is not given.
+    """
+    if text.startswith("loop:"):
+        size_text, _, given = text.removeprefix("loop:").partition(":")
+        try:
+            size = parse_size(size_text)
+        except ValueError as error:
+            raise ConfigError(f"--on {text}: {error}", hint=f"{_FORMS}; for example: --on loop:4G") from None
+        return _loop_order(text, given or folder, size, size_bytes)
+    try:
+        path = os.path.realpath(text, strict=True)
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        why = (error.strerror or "").lower() if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"--on {text}: {why}", hint=_FORMS) from None
+    if stat.S_ISBLK(mode):
+        return Order(kind="device", path=node_of(path), size_bytes=None)
+    if not stat.S_ISDIR(mode):
+        raise ConfigError(f"--on {text}: this is neither a block device nor a folder", hint=_FORMS)
+    if size_bytes is None:
+        raise ConfigError(f"--on {text}: how large shall the file be?", hint=f"--on loop:SIZE:{shlex.quote(text)}")
+    return _loop_order(text, path, size_bytes, size_bytes)
+
+
+def _loop_order(text: str, folder: str, size: int, needed: int | None) -> Order:
+    if not os.path.isdir(folder):
+        raise ConfigError(f"--on {text}: {folder} is not a folder", hint="--on loop:SIZE:FOLDER")
+    size = -(-size // MIB) * MIB
+    require_size(f"--on {text}", size, needed)
+    return Order(kind="loop", path=os.path.realpath(folder), size_bytes=size)
+
+
+@contextmanager
+def opened_target(
+    text: str,
+    *,
+    size_bytes: int | None,
+    wipe: str | None,
+    folder: str = DEFAULT_FOLDER,
+    written: bool = True,
+    line: Sequence[str] = ("snapmgr", "bench", "run"),
+    runner: Runner | None = None,
+    tell: Callable[[str], None] = lambda _text: None,
+) -> Iterator[OpenTarget]:
+    """Yield the target that `text`, the value of --on, names; it is blank, and ours until the context ends.
+
+    Args:
+        text: loop:SIZE[:FOLDER], a block device or a folder.
+        size_bytes: what is needed at least, and the size of a file in a folder.
+        wipe: the serial number (or what a refusal showed in its place) of a device whose content may be destroyed.
+        folder: where a loop device's file lies if the text does not say.
+        written: whether each block of such a file is written before; see `loopfile.loop_target`.
+        line: the user's command without --on and --wipe, for the line to paste that a refusal shows.
+        runner: runs wipefs, blkid and blkdiscard.
+        tell: is told what takes long.
+
+    Raises ConfigError (2) for whatever must not be formatted, BusyError (3) if another run has it, LackingError (7)
+    without root or loop devices, StorageError and CommandError.
+    """
+    order = parse_target(text, size_bytes=size_bytes, folder=folder)
+    runner = runner or CommandRunner()
+    _require_root()
+    if order.kind == "loop":
+        if wipe is not None:
+            raise ConfigError("--wipe is for devices: a loop device's file is made anew", hint="leave --wipe out")
+        with loop_target(Path(order.path), order.size_bytes or 0, runner=runner, written=written, tell=tell) as target:
+            yield target
+        return
+    with opened_device(order.path, needed=size_bytes, wipe=wipe, line=line, runner=runner) as device:
+        yield device
+
+
+def preview_target(
+    text: str,
+    *,
+    size_bytes: int | None,
+    wipe: str | None,
+    folder: str = DEFAULT_FOLDER,
+    line: Sequence[str] = ("snapmgr", "bench", "run"),
+    runner: Runner | None = None,
+) -> str:
+    """Return what `opened_target` would take, in words, having changed nothing; raises what it would raise."""
+    order = parse_target(text, size_bytes=size_bytes, folder=folder)
+    if order.kind == "loop":
+        fs_type = require_room(Path(order.path), order.size_bytes or 0)
+        return f"a loop device on a file of {format_size(order.size_bytes or 0)} in {order.path} ({fs_type})"
+    _require_root()
+    with claimed(order.path) as fd:
+        device, identity, _found = examined(
+            order.path, fd, needed=size_bytes, wipe=wipe, line=line, runner=runner or CommandRunner()
+        )
+    return title_of(device, identity)
+
+
+def _require_root() -> None:
+    if os.geteuid() != 0:
+        raise LackingError("only root may make file systems and mount them", hint="run it as root (sudo)")

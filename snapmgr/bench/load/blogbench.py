@@ -1,0 +1,76 @@
+"""The program blogbench: its command line, and what it prints made into a `BlogRun`.
+
+What is told here of its habits is read from its source (https://github.com/jedisct1/Blogbench).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from snapmgr.api import CommandError, StorageError
+from snapmgr.bench.load.blogrun import BlogRun
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+PROGRAM = "blogbench"
+_COLUMNS = (
+    "articles_read",
+    "articles_written",
+    "pictures_read",
+    "pictures_written",
+    "comments_read",
+    "comments_written",
+)
+# An error message that it prints has no end of line: a row may stand behind one.
+_ROW = re.compile(r"(\d+)[ \t]+(\d+)[ \t]+(\d+)[ \t]+(\d+)[ \t]+(\d+)[ \t]+(\d+)[ \t]+(\d+)[ \t]*$", re.MULTILINE)
+_SCORE = re.compile(r"^Final score for (writes|reads) ?:\s*(\d+)\s*$", re.MULTILINE)
+_TROUBLE = re.compile(r"(?:write|read|open|close|mkdir)\((?:\"[^\"]*\")?\): ([^:\d\n]+)")
+_FULL = "No space left on device"
+
+
+def command(folder: Path, crew: Mapping[str, int], *, window_s: int, windows: int) -> tuple[str, ...]:
+    """Return its command line; `crew` says how many "writers", "rewriters", "commenters" and "readers" there are."""
+    return (
+        PROGRAM,
+        f"--directory={folder}",
+        f"--writers={crew['writers']}",
+        f"--rewriters={crew['rewriters']}",
+        f"--commenters={crew['commenters']}",
+        f"--readers={crew['readers']}",
+        f"--sleep={window_s}",
+        f"--iterations={windows}",
+    )
+
+
+def parse(text: str, *, window_s: float) -> BlogRun:
+    """Given what it printed, with a row each `window_s` seconds, return what it did.
+
+    It goes on when a write fails, with a line and a pause of a second: a full disk looks like a stall. Raises
+    StorageError if the disk was full, CommandError if the text is cut short or is none of its own.
+    """
+    if _FULL in text:
+        raise StorageError(
+            "the disk was full while blogbench ran: what it counted afterwards are its pauses",
+            hint="give it a larger device or less time",
+        )
+    rows = [tuple(map(int, match.groups())) for match in _ROW.finditer(text)]
+    scores = {name: int(value) for name, value in _SCORE.findall(text)}
+    if not rows or set(scores) != {"writes", "reads"}:
+        raise CommandError(
+            f"blogbench printed {len(rows)} rows and {len(scores)} of its 2 scores",
+            hint="it was ended, or its output is one that snapmgr does not know: " + (text.strip()[-200:] or "nothing"),
+        )
+    totals = [row[0] for row in rows]
+    counts = {name: tuple(row[place] for row in rows) for place, name in enumerate(_COLUMNS, start=1)}
+    counts["blogs_written"] = tuple(now - before for before, now in zip([0, *totals], totals, strict=False))
+    troubles = sorted({match.strip() for match in _TROUBLE.findall(text)})
+    return BlogRun(
+        ends_s=tuple(window_s * number for number in range(1, len(rows) + 1)),
+        counts=counts,
+        writes=scores["writes"],
+        reads=scores["reads"],
+        notes=tuple(f"blogbench told of errors and went on: {trouble}" for trouble in troubles),
+    )

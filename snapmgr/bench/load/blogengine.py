@@ -1,0 +1,388 @@
+"""A load of blogs with the mix and the scores of blogbench, for machines without that program.
+
+A program of its own: ``python -m snapmgr.bench.load.blogengine --folder …`` prints one JSON document. It differs from
+blogbench in what it is told: reads of 64 KiB where that one reads 8 bytes a call, and data that cannot be compressed
+where that one writes zeros. The tree cannot outgrow ``--blogs``: behind the last one the writers begin again with the
+first, whose articles and pictures are as many as before.
+
+The workers are processes, so that Python's lock is nobody's bottleneck. They and the parent share a table of counters,
+in which each cell has one writer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import gc
+import json
+import mmap
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ROLES = ("writer", "rewriter", "commenter", "reader")
+_MOST = 100
+"""Articles, pictures and comments of a blog are 1 to so many."""
+_ARTICLE, _PICTURE, _COMMENT = (1 << 10, 32 << 10), (8 << 10, 64 << 10), (2 << 10, 10 << 10)
+_WRITE, _READ = 8 << 10, 64 << 10
+BLOG_BYTES = _MOST * sum((low + high) // 2 for low, high in (_ARTICLE, _PICTURE, _COMMENT))
+"""What one blog comes to at most, once rewriters and commenters have made it as full as it gets."""
+
+# A worker's cells in the table.
+_BEGUN, _BLOGS, _ARTICLES, _PICTURES, _COMMENTS, _BYTES, _CELLS = range(7)
+_NOISE_BYTES = 8 << 20
+# How long a worker may hang in a storage call after the time is up before the run counts as failed.
+_PATIENCE_S = 300.0
+_NAP_S = 0.05
+
+
+class _Table:
+    """Memory that the parent and all workers share: whether to stop, and each worker's counters."""
+
+    def __init__(self, workers: int) -> None:
+        self._cells = memoryview(mmap.mmap(-1, 8 * (1 + workers * _CELLS))).cast("q")
+
+    def stopped(self) -> bool:
+        return self._cells[0] != 0
+
+    def stop(self) -> None:
+        self._cells[0] = 1
+
+    def row(self, worker: int) -> memoryview:
+        start = 1 + worker * _CELLS
+        return self._cells[start : start + _CELLS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be done."""
+
+    folder: Path
+    seconds: float
+    window_s: float
+    writers: int
+    rewriters: int
+    commenters: int
+    readers: int
+    blogs: int
+    """How many the tree has at most."""
+    filled: bool
+    """Whether all of them are there already."""
+    fill: bool
+    """Only write each of them once, with comments; however long that takes."""
+    seed: int
+    zeros: bool
+
+    @property
+    def crew(self) -> list[str]:
+        """Each worker's role."""
+        counts = (self.writers, self.rewriters, self.commenters, self.readers)
+        return [role for role, count in zip(ROLES, counts, strict=True) for _ in range(count)]
+
+
+class _Worker:
+    """One of them, in its process."""
+
+    def __init__(self, order: Order, table: _Table, number: int, noise: memoryview) -> None:
+        self._order = order
+        self._table = table
+        self._row = table.row(number)
+        self._writer_rows = [table.row(writer) for writer in range(order.writers)]
+        self._number = number
+        self._noise = noise
+        self._random = random.Random(f"{order.seed}-{number}")  # noqa: S311 - a load, no secret
+        self._buffers = [bytearray(_READ)]
+        self._parent = os.getppid()
+
+    def run(self, role: str) -> None:
+        """Work until the time is up, or the parent is gone."""
+        turn: Callable[[], bool] = getattr(self, f"_{role}")
+        while not self._stopping():
+            if not turn():
+                time.sleep(0.001)
+
+    def _stopping(self) -> bool:
+        return self._table.stopped() or os.getppid() != self._parent
+
+    def _existing(self) -> int | None:
+        """Return one of the blogs that are there or being written."""
+        if self._order.filled:
+            return self._random.randrange(self._order.blogs)
+        writers = len(self._writer_rows)
+        first = self._random.randrange(writers) if writers else 0
+        for offset in range(writers):
+            writer = (first + offset) % writers
+            if begun := self._writer_rows[writer][_BEGUN]:
+                return (writer + writers * self._random.randrange(begun)) % self._order.blogs
+        return None
+
+    def _writer(self) -> bool:
+        turn = self._row[_BEGUN]
+        blog = self._number + self._order.writers * turn
+        if self._order.fill and blog >= self._order.blogs:
+            return False
+        blog %= self._order.blogs
+        folder = self._folder(blog)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        self._row[_BEGUN] = turn + 1
+        own = random.Random(f"{self._order.seed}-blog-{blog}")  # noqa: S311 - a load, no secret
+        for kind, suffix, sizes, cell in (
+            ("article", "xml", _ARTICLE, _ARTICLES),
+            ("picture", "jpg", _PICTURE, _PICTURES),
+        ):
+            for item in range(own.randint(1, _MOST), 0, -1):
+                if self._stopping():
+                    return True
+                self._write(f"{folder}/{kind}-{item}.{suffix}", sizes, cell)
+        if self._order.fill:
+            self._comment(folder)
+        self._row[_BLOGS] += 1
+        return True
+
+    def _rewriter(self) -> bool:
+        # As blogbench: always an article, and in half of the cases a picture before.
+        if (blog := self._existing()) is None:
+            return False
+        folder = self._folder(blog)
+        if self._random.random() < 0.5:  # noqa: PLR2004 - half of the cases
+            self._write(f"{folder}/picture-{self._random.randint(1, _MOST)}.jpg", _PICTURE, _PICTURES)
+        self._write(f"{folder}/article-{self._random.randint(1, _MOST)}.xml", _ARTICLE, _ARTICLES)
+        return True
+
+    def _commenter(self) -> bool:
+        if (blog := self._existing()) is None:
+            return False
+        self._comment(self._folder(blog))
+        return True
+
+    def _comment(self, folder: str) -> None:
+        for item in range(self._random.randint(1, _MOST), 0, -1):
+            if self._stopping():
+                return
+            self._write(f"{folder}/comment-{item}.xml", _COMMENT, _COMMENTS)
+
+    def _reader(self) -> bool:
+        if (blog := self._existing()) is None:
+            return False
+        folder = self._folder(blog)
+        if self._random.random() < 0.5:  # noqa: PLR2004 - half of the cases
+            item = 1
+            while not self._stopping() and self._read(f"{folder}/comment-{item}.xml", _COMMENTS):
+                item += 1
+        item = 1
+        while not self._stopping():
+            self._read(f"{folder}/picture-{item}.jpg", _PICTURES)
+            if not self._read(f"{folder}/article-{item}.xml", _ARTICLES):
+                break
+            item += 1
+        self._row[_BLOGS] += 1
+        return True
+
+    def _folder(self, blog: int) -> str:
+        return f"{self._order.folder}/blog-{blog}"
+
+    def _write(self, path: str, sizes: tuple[int, int], cell: int) -> None:
+        size = self._random.randrange(*sizes)
+        start = self._random.randrange(_NOISE_BYTES - size)
+        # The worker's number: two that write the same file must not take each other's.
+        temporary = f"{path}.{self._number}.tmp"
+        fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            for offset in range(start, start + size, _WRITE):
+                chunk = self._noise[offset : min(offset + _WRITE, start + size)]
+                while chunk:
+                    chunk = chunk[os.write(fd, chunk) :]
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+        self._row[cell] += 1
+        self._row[_BYTES] += size
+
+    def _read(self, path: str, cell: int) -> bool:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            while count := os.readv(fd, self._buffers):
+                self._row[_BYTES] += count
+        finally:
+            os.close(fd)
+        self._row[cell] += 1
+        return True
+
+
+class EngineError(Exception):
+    """The load could not be kept up; the text says why."""
+
+
+def run(order: Order) -> dict[str, Any]:
+    """Let the crew work, and return what each window saw. Raises EngineError; no worker is left in any case."""
+    crew = order.crew
+    table = _Table(len(crew))
+    noise = memoryview(bytes(_NOISE_BYTES) if order.zeros else random.Random(order.seed).randbytes(_NOISE_BYTES))  # noqa: S311 - a load, no secret
+    troubles, said = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    # Nobody begins before all are there: the first ones would leave the parent no time to start the others.
+    gate, barrier = os.pipe2(os.O_CLOEXEC)
+    # What is collected is copied: the workers' memory is to stay the parent's.
+    gc.freeze()
+    workers: list[int] = []
+    try:
+        for number, role in enumerate(crew):
+            pid = os.fork()
+            if pid == 0:
+                os.close(barrier)
+                _work(_Worker(order, table, number, noise), role, table, said, gate)
+            workers.append(pid)
+        os.close(gate)
+        os.close(barrier)
+        samples = _watch(order, table, crew)
+    finally:
+        table.stop()
+        hung = _reap(workers)
+    os.close(said)
+    with open(troubles, "rb", closefd=True) as pipe:
+        if trouble := pipe.read():
+            raise EngineError(trouble.decode(errors="replace").splitlines()[0])
+    if hung:
+        raise EngineError(f"{hung} workers hang in a storage call {_PATIENCE_S:.0f} s after the time was up")
+    return _document(order, samples)
+
+
+def _work(worker: _Worker, role: str, table: _Table, said: int, gate: int) -> None:
+    """Be a worker, to the end of this process; begin when the other end of `gate` is closed."""
+    try:
+        # Ctrl-C at a terminal is the parent's to hear, who says stop.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.read(gate, 1)
+        worker.run(role)
+    except OSError as error:
+        table.stop()
+        what = "the disk is full" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "a file could not be used"
+        os.write(said, f"{what}: {error}\n".encode())
+    except BaseException as error:  # noqa: BLE001 - the parent tells of it
+        table.stop()
+        os.write(said, f"a {role} ended: {error!r}\n".encode())
+    finally:
+        os._exit(0)
+
+
+def _watch(order: Order, table: _Table, crew: Sequence[str]) -> list[tuple[float, dict[str, int]]]:
+    """Read the counters at the end of each window until the time is up; the first reading is the beginning's."""
+    rows = [table.row(number) for number in range(len(crew))]
+    begun = time.monotonic()
+    samples = [(0.0, _sums(crew, rows))]
+    windows = 0 if order.fill else max(1, round(order.seconds / order.window_s))
+    while not table.stopped() and (order.fill or len(samples) <= windows):
+        end = begun + len(samples) * order.window_s
+        while not table.stopped() and (left := end - time.monotonic()) > 0 and not _full(order, rows):
+            time.sleep(min(left, _NAP_S))
+        samples.append((time.monotonic() - begun, _sums(crew, rows)))
+        if _full(order, rows):
+            break
+    return samples
+
+
+def _full(order: Order, rows: Sequence[memoryview]) -> bool:
+    return order.fill and sum(row[_BLOGS] for row in rows) >= order.blogs
+
+
+_NAMES = {
+    "writer": ("blogs_written", "articles_written", "pictures_written", "comments_written", "bytes_written"),
+    "rewriter": ("", "articles_rewritten", "pictures_rewritten", "", "bytes_written"),
+    "commenter": ("", "", "", "comments_written", "bytes_written"),
+    "reader": ("blogs_read", "articles_read", "pictures_read", "comments_read", "bytes_read"),
+}
+COUNTED = tuple(dict.fromkeys(name for names in _NAMES.values() for name in names if name))
+
+
+def _sums(crew: Sequence[str], rows: Sequence[memoryview]) -> dict[str, int]:
+    sums = dict.fromkeys(COUNTED, 0)
+    for role, row in zip(crew, rows, strict=True):
+        for name, count in zip(_NAMES[role], row[_BLOGS:], strict=True):
+            if name:
+                sums[name] += count
+    return sums
+
+
+def _reap(workers: Sequence[int]) -> int:
+    """Wait for the workers, and end those that do not; return how many could not be ended."""
+    left = set(workers)
+    deadline = time.monotonic() + _PATIENCE_S
+    while left and time.monotonic() < deadline:
+        left -= {pid for pid in left if os.waitpid(pid, os.WNOHANG) != (0, 0)}
+        time.sleep(0.002 if left else 0)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return len(left)
+
+
+def _document(order: Order, samples: Sequence[tuple[float, dict[str, int]]]) -> dict[str, Any]:
+    last = samples[-1][1]
+    pairs = list(pairwise(samples))
+    return {
+        "ends_s": [round(at, 3) for at, _ in samples[1:]],
+        "counts": {name: [after[name] - before[name] for (_, before), (_, after) in pairs] for name in COUNTED},
+        "writes": last["blogs_written"],
+        "reads": last["blogs_read"],
+        "wrapped": not order.fill and last["blogs_written"] >= order.blogs,
+    }
+
+
+def _order(argv: Sequence[str] | None) -> Order:
+    parser = argparse.ArgumentParser(prog="python -m snapmgr.bench.load.blogengine", description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--window", dest="window_s", type=float, default=1.0)
+    parser.add_argument("--writers", type=int, default=3)
+    parser.add_argument("--rewriters", type=int, default=1)
+    parser.add_argument("--commenters", type=int, default=5)
+    parser.add_argument("--readers", type=int, default=100)
+    parser.add_argument("--blogs", type=int, required=True, help="how many the tree has at most")
+    parser.add_argument("--filled", action="store_true", help="all of them are there already")
+    parser.add_argument("--fill", action="store_true", help="only write each of them once, with comments")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--zeros", action="store_true", help="write zeros, as blogbench does")
+    given = vars(parser.parse_args(argv))
+    if given["fill"]:
+        given |= {"rewriters": 0, "commenters": 0, "readers": 0}
+    if min(given["writers"], given["blogs"]) < 1 or given["window_s"] <= 0:
+        parser.error("there must be a writer, a blog, and time in a window")
+    return Order(**given)
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    raise KeyboardInterrupt(number)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run as a program; return its exit code: 1 with a message if it could not go on, 130 if it was ended."""
+    order = _order(argv)
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        document = run(order)
+    except EngineError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    json.dump(document, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

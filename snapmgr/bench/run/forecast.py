@@ -1,0 +1,98 @@
+"""What a run would do, step by step, with the time and space that each is expected to take. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from snapmgr.bench.run.schedule import Course, Measured, Slot, expected_s, left_out, next_sample
+from snapmgr.bench.device.precondition import ROUND_S, TIMES, WINDOW
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from snapmgr.bench.run.plan import Plan
+
+_DISK_BYTES_PER_S = 100e6
+"""As `Needs.seconds` is told for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A block of one experiment: each stack once, on a fresh file system each time."""
+
+    what: str
+    """"random-update database: pilot"."""
+    stacks: tuple[str, ...]
+    """In their order."""
+    seconds: float
+    space_bytes: int
+    fits: bool
+    """Whether the budget has room for it."""
+
+
+def courses_of(plan: Plan) -> tuple[Course, ...]:
+    """Return what is measured in the terms of `snapmgr.bench.run.schedule`."""
+    return tuple(
+        Course(
+            name=experiment.name,
+            stacks=tuple(stack.name for stack in experiment.stacks),
+            seed=plan.wish.seed,
+            sample_s=experiment.sample_s,
+            least=plan.least,
+            most=plan.most,
+        )
+        for experiment in plan.experiments
+    )
+
+
+def preparation_s(file_bytes: int | None, flash_bytes: int | None, *, steady_s: float) -> float:
+    """Return how long it takes until the first sample.
+
+    A loop device's file is written once; flash, if its size is given, is brought to a steady state for `steady_s`.
+    """
+    steadying_s = TIMES * flash_bytes / _DISK_BYTES_PER_S + WINDOW * ROUND_S if flash_bytes else 0.0
+    return (file_bytes or 0) / _DISK_BYTES_PER_S + min(steadying_s, steady_s)
+
+
+def forecast(plan: Plan, *, spent_s: float) -> tuple[list[Step], tuple[str, ...]]:
+    """Return the steps of a run that has enough as early as it can, and in sentences what the budget has no room for.
+
+    `spent_s` of the budget go by before the first.
+    """
+    courses = courses_of(plan)
+    fitting = {(name, slot) for name, slot in _walked(courses, budget_s=plan.budget_s, spent_s=spent_s)}
+    blocks: dict[tuple[str, int], list[Slot]] = {}
+    for name, slot in _walked(courses, budget_s=math.inf, spent_s=0.0):
+        blocks.setdefault((name, slot.block), []).append(slot)
+    experiments = {experiment.name: experiment for experiment in plan.experiments}
+    more = " or more" if plan.most > plan.least else ""
+    steps = [
+        Step(
+            what=f"{name}: block {block} of {plan.least}{more}" if block else f"{name}: pilot",
+            stacks=tuple(slot.stack for slot in slots),
+            seconds=experiments[name].sample_s * len(slots),
+            space_bytes=experiments[name].needs.space_bytes,
+            fits=all((name, slot) in fitting for slot in slots),
+        )
+        for (name, block), slots in blocks.items()
+    ]
+    over = left_out(courses, {}, narrow=_enough, budget_s=plan.budget_s, spent_s=spent_s)
+    return steps, over
+
+
+def _walked(courses: Sequence[Course], *, budget_s: float, spent_s: float) -> list[tuple[str, Slot]]:
+    done: dict[str, list[Measured]] = {course.name: [] for course in courses}
+    order: list[tuple[str, Slot]] = []
+    while found := next_sample(courses, done, narrow=_enough, budget_s=budget_s, spent_s=spent_s):
+        course, slot = found
+        seconds = expected_s(course, slot.stack, courses, done)
+        done[course.name].append(Measured(slot=slot, seconds=seconds))
+        order.append((course.name, slot))
+        spent_s += seconds
+    return order
+
+
+def _enough(_name: str, _blocks: int) -> bool:
+    return True

@@ -1,0 +1,234 @@
+"""One call of ``bench run``: what it is asked for, where it takes place, and what of it exists already."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snapmgr import __version__
+from snapmgr.bench.device.hostfacts import device_facts, host_facts
+from snapmgr.bench.storage.leftovers import clear_leftovers
+from snapmgr.bench.device.mark import usable_bytes
+from snapmgr.bench.measure.memory import memory_bytes, nominal_bytes
+from snapmgr.bench.run.plan import LEAST_TARGET_BYTES, PROFILE, differences, make_plan
+from snapmgr.bench.device.precondition import make_steady
+from snapmgr.bench.run.conductor import Conductor
+from snapmgr.bench.scenarios import chosen, scenarios
+from snapmgr.bench.storage.stacks import STACKS, lacking
+from snapmgr.bench.device.target import DEFAULT_FOLDER, opened_target, parse_target
+from snapmgr.blockdev import device_stack
+from snapmgr.errors import CommandError, ConfigError, LackingError
+from snapmgr.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from snapmgr.api import Runner
+    from snapmgr.bench.run.plan import Plan, Wish
+    from snapmgr.bench.results.samples import Results
+    from snapmgr.bench.run.conductor import Advance, Ended
+    from snapmgr.bench.device.target import OpenTarget
+
+# Of what is free in a folder: its owner may need some, too.
+_SHARE = 0.8
+_LEAST_MEMORY_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What ``bench run`` is asked for."""
+
+    wish: Wish
+    on: str | None
+    """Value of --on; None: a loop device on a file that fits."""
+    wipe: str | None
+    line: tuple[str, ...]
+    """The user's command without --on and --wipe."""
+    memory_bytes: int | None = None
+    """What the page cache may hold at most; None: what the machine has."""
+    host_name: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a plan is carried out, in the terms of `snapmgr.bench.device.target`."""
+
+    text: str
+    size_bytes: int
+    """What is needed, and the size of a file whose size nobody has said."""
+    file_bytes: int | None
+    """Size of the loop device's file; None for a device."""
+
+
+def planned(request: Request) -> tuple[Plan, Place]:
+    """Return what to measure, and where. Changes nothing.
+
+    Raises ConfigError, and LackingError with all reasons if nothing can be measured here.
+    """
+    wish = request.wish
+    if request.memory_bytes is not None and request.memory_bytes < _LEAST_MEMORY_BYTES:
+        raise ConfigError(
+            f"--memory {format_size(request.memory_bytes)} is too little for fio and its buffers",
+            hint=f"bound it to {format_size(_LEAST_MEMORY_BYTES)} or more",
+        )
+    wanted = chosen(wish.scenarios or PROFILE[wish.profile].scenarios or [one.name for one in scenarios()])
+    plan = make_plan(
+        wish,
+        scenarios=wanted,
+        stacks=STACKS,
+        lacking=lacking,
+        memory_bytes=min(request.memory_bytes or nominal_bytes(memory_bytes()), nominal_bytes(memory_bytes())),
+        room_bytes=_room_bytes(request.on),
+    )
+    if not plan.experiments:
+        why = dict.fromkeys(f"{absent.scenario.name} on {absent.stack.name}: {absent.why}" for absent in plan.absent)
+        raise LackingError("nothing can be measured here: " + "; ".join(why), hint="see: snapmgr bench list")
+    return plan, _place(request.on, plan)
+
+
+def _room_bytes(on: str | None) -> int:
+    if on is None:
+        return _free(DEFAULT_FOLDER)
+    order = parse_target(on, size_bytes=None if on.startswith("loop:") else LEAST_TARGET_BYTES)
+    if order.kind == "loop":
+        return (order.size_bytes or 0) if on.startswith("loop:") else _free(order.path)
+    number = os.stat(order.path).st_rdev
+    return usable_bytes(device_stack(f"{os.major(number)}:{os.minor(number)}").size_bytes)
+
+
+def _free(folder: str) -> int:
+    facts = os.statvfs(folder)
+    return int(facts.f_bavail * facts.f_frsize * _SHARE)
+
+
+def _place(on: str | None, plan: Plan) -> Place:
+    text = on if on is not None else f"loop:{plan.file_bytes}"
+    own_size = on is None or (not on.startswith("loop:") and Path(on).is_dir())
+    size_bytes = plan.file_bytes if own_size else plan.space_bytes
+    order = parse_target(text, size_bytes=size_bytes)
+    return Place(text=text, size_bytes=size_bytes, file_bytes=order.size_bytes)
+
+
+def flash_bytes(place: Place) -> int | None:
+    """Return the size of a device that does not turn; None for others."""
+    if place.file_bytes is not None or not _is_flash(device_facts(place.text)):
+        return None
+    return _room_bytes(place.text)
+
+
+def _is_flash(device: Mapping[str, Any]) -> bool:
+    return device.get("rotational") is False
+
+
+def arguments(plan: Plan, place: Place) -> dict[str, Any]:
+    """Return what decides about what is measured, for ``run.json``: a second start has to have the same."""
+    return {"on": place.text, **plan.deciding()}
+
+
+def require_same(results: Results, now: dict[str, Any]) -> None:
+    """Raise ConfigError, with what differs, if a folder holds a run with other arguments; CatalogError if damaged."""
+    run = results.run()
+    if run is not None and (differing := differences(run["arguments"], now)):
+        raise ConfigError(
+            f"{results.folder} holds a run with other arguments: {'; '.join(differing)}",
+            hint="give the same ones to go on with it, or name another folder with -o",
+        )
+
+
+@contextmanager
+def conductor(
+    request: Request,
+    plan: Plan,
+    place: Place,
+    results: Results,
+    *,
+    runner: Runner,
+    tell: Callable[[str], None],
+    step: Callable[[str], None],
+    advance: Callable[[Advance], None],
+) -> Iterator[Callable[[], Ended]]:
+    """Yield what carries out a plan; the target and the folder of results are ours meanwhile.
+
+    Raises what `opened_target` and `Results.locked` raise, and ConfigError as `require_same` does.
+    """
+    begun = time.monotonic()
+    now = arguments(plan, place)
+    if os.geteuid() == 0:
+        # Before the device is looked at: what a killed run has left holds it.
+        for device in clear_leftovers(runner):
+            tell(f"cleared what an earlier run had left on {device}")
+    with (
+        results.locked(),
+        opened_target(
+            place.text,
+            size_bytes=place.size_bytes,
+            wipe=request.wipe,
+            # What a continuous integration looks at is that it works, not how fast.
+            written=plan.wish.profile != "smoke",
+            line=request.line,
+            runner=runner,
+            tell=tell,
+        ) as target,
+    ):
+        require_same(results, now)
+        run = results.run() or results.begin(_new_run(plan, now))
+        tell(f"measuring on {target.title}")
+        host = host_facts(target.device, name=request.host_name)
+        worker = Conductor(
+            plan,
+            results,
+            str(run["id"]),
+            target=target,
+            host=host,
+            ready=lambda: _conditioned(target, host, plan.steady_s, results, runner, tell),
+            runner=runner,
+            tell=tell,
+            step=step,
+            advance=advance,
+        )
+        yield lambda: worker.run(spent_s=time.monotonic() - begun)
+
+
+def _conditioned(  # noqa: PLR0917 - all of it is given at one place
+    target: OpenTarget,
+    host: Mapping[str, Any],
+    within_s: float,
+    results: Results,
+    runner: Runner,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """Bring flash to a steady state; return facts for the host: {"steady", "conditioning"}.
+
+    None: it need not be steady (a disk that turns) or cannot be (a file). Flash that is not written to beforehand is
+    discarded before each sample, so all find the same; but under lasting writes it would be slower.
+    """
+    if target.kind != "device" or not _is_flash(host.get("device") or {}):
+        return {"steady": None}
+    if not within_s:
+        return {"steady": False}
+    with results.work_folder() as folder:
+        try:
+            done = make_steady(target, within_s=within_s, folder=folder, runner=runner, tell=tell)
+        except (OSError, CommandError):
+            # Before the work folder goes, which may have filled the disk of the results.
+            results.require_writable()
+            raise
+    target.discard = False
+    return {"steady": done.steady, "conditioning": asdict(done)}
+
+
+def _new_run(plan: Plan, now: dict[str, Any]) -> dict[str, Any]:
+    at = datetime.now(UTC)
+    return {
+        "id": f"{at:%Y%m%dT%H%M%SZ}.{secrets.token_hex(4)}",
+        "at": at.isoformat(timespec="seconds"),
+        "arguments": now,
+        "seed": plan.wish.seed,
+        "versions": {"snapmgr": __version__},
+    }

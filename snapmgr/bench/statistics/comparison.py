@@ -1,0 +1,140 @@
+"""Samples set against each other for who reads results: which count, which belong together, and any pairs. Pure.
+
+`findings` makes the ratios that advice stands on; here is what the report, `published` and `compare` need beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from snapmgr.bench.statistics.findings import experiment_of, usable
+from snapmgr.bench.statistics.ratio import LEAST_PAIRS, Ratio
+
+Sample = Mapping[str, Any]
+"""A sample's document: see `snapmgr.bench.results.samples`."""
+Block = tuple[str, int]
+"""Run and block: what was measured minutes apart."""
+# The interval of two pairs may span a hundred powers of ten, whose digits say nothing.
+_FARTHEST = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """All samples of one experiment: a scenario in one of its readings."""
+
+    name: str
+    """"random-update database"."""
+    samples: tuple[Sample, ...]
+    """Pilots, A/A twins and failures too."""
+
+    @property
+    def scenario(self) -> str:
+        """Return its scenario's name."""
+        return str(self.samples[0]["scenario"])
+
+    @property
+    def counted(self) -> list[Sample]:
+        """Return the samples that figures are made of."""
+        return [sample for sample in self.samples if sample["kind"] == "measured" and usable(sample)]
+
+    @property
+    def parameters(self) -> list[Mapping[str, Any]]:
+        """Return how large and how long its counted samples were, seeds aside; several should not be mixed."""
+        found = {json.dumps(_parameters(sample), sort_keys=True): _parameters(sample) for sample in self.counted}
+        return list(found.values())
+
+
+def groups(samples: Iterable[Sample]) -> list[Group]:
+    """Return the experiments in the order in which each first came; what could not run is in none."""
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        if sample["kind"] != "absent":
+            found.setdefault(experiment_of(sample), []).append(sample)
+    return [Group(name=name, samples=tuple(members)) for name, members in found.items()]
+
+
+def failure_of(sample: Sample) -> str:
+    """Return why a sample counts for nothing: its failure, or the check that failed; "" if it counts."""
+    if sample["failure"]:
+        return str(sample["failure"])
+    failed = [check for check in sample["checks"] if not check["ok"]]
+    return "; ".join(f"{check['name']}: {check['detail'] or 'not so'}" for check in failed)
+
+
+def _parameters(sample: Sample) -> dict[str, Any]:
+    return {name: value for name, value in sample["parameters"].items() if name != "seed"}
+
+
+def by_block(samples: Iterable[Sample], stack: str, metric: str) -> dict[Block, float]:
+    """Return a stack's figure in each block."""
+    return {
+        (sample["run"], sample["block"]): float(sample["metrics"][metric])
+        for sample in samples
+        if sample["stack"] == stack and metric in sample["metrics"]
+    }
+
+
+def pairs(first: Mapping[Block, float], second: Mapping[Block, float]) -> list[tuple[float, float]]:
+    """Return the figures of the blocks that have both."""
+    return [(first[block], second[block]) for block in first if block in second]
+
+
+def finite(value: float) -> float | None:
+    """Return a figure as JSON can have it: None for what is infinite."""
+    return value if math.isfinite(value) else None
+
+
+def ratio_document(ratio: Ratio) -> dict[str, Any]:
+    """Return a ratio as JSON, with its words (see `ratio_words`)."""
+    return {
+        "value": ratio.value,
+        "low": ratio.low,
+        "high": finite(ratio.high),
+        "n": ratio.n,
+        "shown": ratio.shown,
+        "ratio_text": number_words(ratio.value),
+        "interval_text": interval_words(ratio.low, ratio.high),
+        "text": ratio_words(ratio),
+    }
+
+
+def ratio_words(ratio: Ratio) -> str:
+    """Return "1.42 (1.30–1.57)"."""
+    return f"{number_words(ratio.value)} ({interval_words(ratio.low, ratio.high)})"
+
+
+def interval_words(low: float, high: float) -> str:
+    """Return "1.30–1.57"; "any" where nothing can be said, and one number where both ends read alike."""
+    if low < 1 / _FARTHEST and high > _FARTHEST:
+        return "any"
+    return "–".join(dict.fromkeys((number_words(low), number_words(high))))
+
+
+def number_words(value: float) -> str:
+    """Return a ratio with about three digits: "0.041", "0.71", "1.42", "12.5", "1,240"; what is beyond has a bound."""
+    if value > _FARTHEST:
+        return f">{_FARTHEST:,}"
+    if value < 1 / _FARTHEST:
+        return f"<{1 / _FARTHEST:g}"
+    if value >= 99.95:  # noqa: PLR2004 - three digits
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.0995 else f"{value:.2g}"  # noqa: PLR2004
+
+
+def difference_words(ratio: Ratio) -> str:
+    """Return what a ratio shows, whatever is better: "42 % more", "3.1 times as much", "no difference shown"."""
+    if ratio.n < LEAST_PAIRS:
+        return f"too few pairs to say: {ratio.n} of {LEAST_PAIRS}"
+    if not ratio.shown:
+        return "no difference shown"
+    if ratio.value >= 2:  # noqa: PLR2004 - "230 % more" is hard to read
+        return f"{number_words(ratio.value)} times as much"
+    percent = abs(ratio.value - 1) * 100
+    digits = 1 if percent < 9.95 else 0  # noqa: PLR2004 - two digits
+    # Byte counts may be known to parts of a million.
+    words = f"{percent:.{digits}f}" if percent >= 0.05 else "less than 0.1"  # noqa: PLR2004 - "0.0 % more" is none
+    return f"{words} % {'more' if ratio.value > 1 else 'less'}"

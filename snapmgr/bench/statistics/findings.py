@@ -1,0 +1,213 @@
+"""From samples to findings: each pair of stacks in each headline metric, as a ratio with its interval. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from snapmgr.bench.model import MetricInfo
+from snapmgr.bench.statistics.ratio import LEAST_PAIRS, LEVEL, Noise, Ratio, have_ratio, noise_floor, paired_ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Sample: TypeAlias = "Mapping[str, Any]"
+# Figures of a metric, each with the id of its sample: by run and block, then by stack.
+Blocks: TypeAlias = "dict[tuple[str, int], dict[str, tuple[float, str]]]"
+Verdict = Literal["better", "worse", "differs", "not shown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """How two stacks compare in one metric of one experiment."""
+
+    id: str
+    """"random-update/update_s/btrfs/ext4"; the same whichever of the two comes first."""
+    experiment: str
+    """Scenario, and its reading if it has several: "random-update database"."""
+    metric: MetricInfo
+    stack: str
+    against: str
+    ratio: Ratio
+    """Of `stack` to `against`."""
+    samples: tuple[str, ...]
+    """Ids of the samples that it stands on."""
+    noise: Noise | None = None
+    """Of the metric in this experiment; None: there are too few A/A pairs."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether `stack` is shown to be better or worse than `against`.
+
+        It is not shown if the interval holds 1, if A/A pairs, which are the same, are as far apart as the two, and if
+        those pairs are shown to differ.
+        """
+        if not self.ratio.shown or (self.noise and self.noise.ratio.shown):
+            return "not shown"
+        if self.noise and abs(math.log(self.ratio.value)) <= abs(math.log(self.noise.ratio.value)):
+            return "not shown"
+        if self.metric.better == "neither":
+            return "differs"
+        return "better" if (self.ratio.value < 1) == (self.metric.better == "less") else "worse"
+
+    def seen_from(self, stack: str) -> Finding:
+        """Return it with `stack`, one of the two, as the first. Raises ValueError if it is neither."""
+        if stack == self.stack:
+            return self
+        if stack != self.against:
+            raise ValueError(f"{self.id} says nothing about {stack}")
+        return replace(self, stack=stack, against=self.stack, ratio=self.ratio.inverse())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What samples say."""
+
+    found: tuple[Finding, ...]
+    problems: tuple[str, ...] = ()
+    """Sentences that name each comparison that could not be made."""
+
+
+def experiment_of(sample: Sample) -> str:
+    """Return the name of what a sample is of: its scenario, and its reading."""
+    return f"{sample['scenario']} {sample['reading']}".rstrip()
+
+
+def usable(sample: Sample) -> bool:
+    """Whether a sample counts: measured, not failed, and every check passed."""
+    return (
+        sample["kind"] in {"measured", "a/a"}
+        and not sample["failure"]
+        and all(check["ok"] for check in sample["checks"])
+    )
+
+
+def comparisons(samples: Iterable[Sample]) -> int:
+    """Return how many ratios the samples are to give: each pair of stacks in each headline metric, or 1 if none.
+
+    Pilots count as well: the number is the same at the beginning of a run and at its end.
+    """
+    stacks: dict[str, set[str]] = defaultdict(set)
+    metrics: dict[str, set[str]] = defaultdict(set)
+    for sample in samples:
+        if not sample["failure"]:
+            stacks[experiment_of(sample)].add(sample["stack"])
+            metrics[experiment_of(sample)].update(info.name for info in _headlines(sample))
+    return max(1, sum(len(who) * (len(who) - 1) // 2 * len(metrics[name]) for name, who in stacks.items()))
+
+
+def findings(samples: Iterable[Sample], *, seed: int, level: float = LEVEL, family: int | None = None) -> Findings:
+    """Given documents of samples, return what they say in the headline metrics.
+
+    Pairs are made within a block of a run. `family` is the number of comparisons that `level` is for; None:
+    `comparisons(samples)`. Two stacks of which a figure has no ratio (0) are told in `problems`.
+    """
+    samples = list(samples)
+    family = comparisons(samples) if family is None else family
+    experiments: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        if usable(sample):
+            experiments[experiment_of(sample)].append(sample)
+    found: list[Finding] = []
+    problems: list[str] = []
+    for experiment, ours in experiments.items():
+        infos = {info.name: info for sample in ours for info in _headlines(sample)}
+        stacks = sorted({sample["stack"] for sample in ours})
+        for metric in infos.values():
+            blocks, twins = _figures(ours, metric.name)
+            noise, unfit = _noise(blocks, twins, seed=seed, level=level)
+            if unfit:
+                problems.append(
+                    f"{experiment}: {metric.title} is 0 in an A/A pair of {' and of '.join(unfit)}: the noise is that "
+                    "of the others."
+                )
+            without: list[str] = []
+            for stack, against in combinations(stacks, 2):
+                both = [block for _, block in sorted(blocks.items()) if stack in block and against in block]
+                if not both:
+                    problems.append(f"{experiment}: no block has {metric.title} of both {stack} and {against}.")
+                    continue
+                pairs = [(block[stack][0], block[against][0]) for block in both]
+                if not have_ratio(pairs):
+                    without.append(f"{stack} and {against}")
+                    continue
+                found.append(
+                    Finding(
+                        id=f"{experiment.replace(' ', '-')}/{metric.name}/{stack}/{against}",
+                        experiment=experiment,
+                        metric=metric,
+                        stack=stack,
+                        against=against,
+                        ratio=paired_ratio(pairs, seed=seed, level=level, comparisons=family),
+                        samples=tuple(block[name][1] for block in both for name in (stack, against)),
+                        noise=noise,
+                    )
+                )
+            if without:
+                problems.append(
+                    f"{experiment}: {metric.title} is 0 in some samples, so that there is no ratio of "
+                    f"{', nor of '.join(without)}."
+                )
+    return Findings(found=tuple(found), problems=tuple(problems))
+
+
+def narrow_enough(
+    samples: Iterable[Sample],
+    experiment: str,
+    blocks: int,
+    *,
+    within: float,
+    family: int,
+    seed: int,
+    level: float = LEVEL,
+) -> bool:
+    """Whether all ratios of an experiment, made of its first `blocks` blocks, are known to ± `within` (0.1: 10 %).
+
+    For `order.next_sample`. Without any ratio (one stack only) there is nothing to wait for: True.
+    """
+    first = [
+        sample
+        for sample in samples
+        if sample["kind"] == "measured" and sample["block"] <= blocks and experiment_of(sample) == experiment
+    ]
+    return all(one.ratio.narrower_than(within) for one in findings(first, seed=seed, level=level, family=family).found)
+
+
+def _headlines(sample: Sample) -> list[MetricInfo]:
+    infos = sample["infos"]
+    return [
+        # What a later version may say of it besides is left out.
+        MetricInfo(name=name, title=info["title"], unit=info["unit"], better=info["better"], headline=True)
+        for name, info in infos.items()
+        if info.get("headline")
+    ]
+
+
+def _figures(samples: Sequence[Sample], metric: str) -> tuple[Blocks, Blocks]:
+    """Return the figures of a metric by block and stack: measured ones, and those of the twins."""
+    found: tuple[Blocks, Blocks] = ({}, {})
+    for sample in samples:
+        if metric in sample["metrics"]:
+            blocks = found[sample["kind"] == "a/a"]
+            block = blocks.setdefault((sample["run"], sample["block"]), {})
+            block[sample["stack"]] = (float(sample["metrics"][metric]), sample["id"])
+    return found
+
+
+def _noise(blocks: Blocks, twins: Blocks, *, seed: int, level: float) -> tuple[Noise | None, list[str]]:
+    """Return what A/A pairs differ by, None if there are too few; and the stacks without a ratio, which it leaves out.
+
+    All pairs of such a stack: those that happen not to be 0 say too little about it.
+    """
+    pairs = [
+        (stack, (blocks[place][stack][0], figure))
+        for place, block in sorted(twins.items())
+        for stack, (figure, _) in block.items()
+        if stack in blocks.get(place, ())
+    ]
+    unfit = sorted({stack for stack, pair in pairs if not have_ratio([pair])})
+    fit = [pair for stack, pair in pairs if stack not in unfit]
+    return (noise_floor(fit, seed=seed, level=level) if len(fit) >= LEAST_PAIRS else None), unfit

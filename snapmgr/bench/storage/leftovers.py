@@ -1,0 +1,46 @@
+"""What earlier runs of the benchmark left on this machine: cleared before anybody looks whether a device is free."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from snapmgr.bench.device.blank import refused_exclusively
+from snapmgr.bench.storage.scene import sweep
+from snapmgr.bench.storage.stacks import STACKS, backend_of, provisioner_of
+from snapmgr.errors import StorageError
+from snapmgr.mount import KernelMounter
+
+if TYPE_CHECKING:
+    from snapmgr.api import Provisioner, Runner
+
+# Who holds it for longer is told by whoever wants to use it.
+_RELEASE_S = 10.0
+
+
+def clear_leftovers(runner: Runner) -> tuple[str, ...]:
+    """Take down what is left of runs that were killed with their guards, and return the devices that it lay on.
+
+    Their storages hold the device (a mount of a process that lives on, logical volumes), which would be refused as one
+    that is in use. Raises StorageError if something cannot be taken down.
+    """
+    devices = sweep(lambda name: restored(name, runner))
+    # The mounts of a namespace go a moment after its last process.
+    deadline = time.monotonic() + _RELEASE_S
+    while any(_held(device) for device in devices) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return devices
+
+
+def _held(device: str) -> bool:
+    return os.path.exists(device) and refused_exclusively(device) != ""
+
+
+def restored(name: str, runner: Runner) -> Provisioner:
+    """Given a backend's name ("" for the controls), return what takes its storages down. Raises StorageError."""
+    known = next((one for one in STACKS.values() if (one.backend or "") == name), None)
+    if known is None:
+        raise StorageError(f"an earlier run used the backend {name!r}, which is not there any more")
+    mounter = KernelMounter()
+    return provisioner_of(known, backend_of(known, {}, runner, mounter), runner, mounter)

@@ -1,0 +1,161 @@
+"""What a benchmark is going to measure: sizes, what is absent and why, and what fits the budget."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from snapmgr.api import Reason
+from snapmgr.bench.run.forecast import forecast
+from snapmgr.bench.model import Needs
+from snapmgr.bench.run.plan import PROFILE, Wish, differences, make_plan
+from snapmgr.errors import ConfigError
+from support.bench.fakes import STACKS, FakeScenario
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def _plan(*scenarios, lacking=lambda _: (), room_bytes=100 * GIB, **wish):
+    wish = {"stacks": ("one", "two"), "scenarios": ("work",)} | wish
+    return make_plan(
+        Wish(**wish),
+        scenarios=scenarios or (FakeScenario(),),
+        stacks=STACKS,
+        lacking=lacking,
+        memory_bytes=GIB,
+        room_bytes=room_bytes,
+    )
+
+
+def test_a_profile_says_how_much_and_how_often():
+    for profile, facts in PROFILE.items():
+        plan = _plan(profile=profile, room_bytes=1 << 50)
+        (experiment,) = plan.experiments
+        assert experiment.parameters.size_bytes == facts.size_bytes
+        assert (plan.least, plan.most, plan.budget_s) == (facts.least, facts.most, facts.budget_s)
+
+
+def test_what_is_given_goes_before_the_profile():
+    plan = _plan(size_bytes=32 * MIB, repeats=9, budget_s=7.0, seed=4)
+    (experiment,) = plan.experiments
+    assert experiment.parameters.size_bytes == 32 * MIB
+    assert (plan.least, plan.most, plan.budget_s, experiment.parameters.seed) == (9, 9, 7.0, 4)
+
+
+def test_data_are_halved_until_they_fit():
+    (experiment,) = _plan(profile="standard", room_bytes=3 * GIB).experiments
+    assert experiment.parameters.size_bytes == GIB
+    assert experiment.needs.space_bytes == 2 * GIB
+
+
+def test_data_of_a_given_size_are_refused_if_they_do_not_fit():
+    with pytest.raises(ConfigError, match=r"work with 1\.0 GiB of data needs 2\.0 GiB, and there are 1\.5 GiB"):
+        _plan(size_bytes=GIB, room_bytes=3 * GIB // 2)
+
+
+def test_too_little_room_for_anything_is_refused_for_a_named_scenario_and_told_of_others():
+    with pytest.raises(ConfigError, match="work with .* needs"):
+        _plan(room_bytes=20 * MIB)
+    with pytest.raises(ConfigError, match="work with .* needs"):
+        _plan(room_bytes=20 * MIB, scenarios=())
+    small = FakeScenario("small")
+    small.needs = lambda _: Needs(space_bytes=1, seconds=1)
+    plan = _plan(FakeScenario(), small, room_bytes=20 * MIB, scenarios=())
+    assert [experiment.name for experiment in plan.experiments] == ["small"]
+    assert [absent.stack.name for absent in plan.absent] == ["one", "two"]
+    assert "needs" in plan.absent[0].why
+
+
+def test_what_the_machine_lacks_is_a_row_that_says_why():
+    plan = _plan(
+        FakeScenario("work", unfit=("three",)),
+        FakeScenario("other", lacks="no fio"),
+        stacks=("one", "two", "three"),
+        lacking=lambda stack: (Reason(what="no device-mapper", hint="load it"),) if stack.name == "two" else (),
+    )
+    assert [(e.name, [s.name for s in e.stacks]) for e in plan.experiments] == [("work", ["one"])]
+    assert [(a.scenario.name, a.stack.name, a.why) for a in plan.absent] == [
+        ("work", "two", "no device-mapper (load it)"),
+        ("work", "three", "THREE is not fit for it"),
+        ("other", "one", "no fio (install it)"),
+        ("other", "two", "no fio (install it)"),
+        ("other", "three", "no fio (install it)"),
+    ]
+
+
+def test_names_that_do_not_exist_are_refused_with_those_that_do():
+    with pytest.raises(ConfigError, match="no stack 'zfs'") as error:
+        _plan(stacks=("one", "zfs"))
+    assert error.value.hint == "there are: one, two, three, control"
+    with pytest.raises(ConfigError, match="no scenario has a reading 'printed'"):
+        _plan(reading="printed")
+
+
+def test_a_reading_is_for_the_scenarios_that_have_it():
+    plan = _plan(FakeScenario("work", readings=("database", "printed")), FakeScenario("other"), reading="printed")
+    assert [experiment.name for experiment in plan.experiments] == ["work printed", "other"]
+    assert [e.name for e in _plan(FakeScenario("work", readings=("database", "printed"))).experiments] == [
+        "work database"
+    ]
+
+
+def test_steps_are_whole_blocks_with_time_and_space_and_say_what_does_not_fit():
+    clear = _plan(FakeScenario(seconds=8.5), budget_s=1000.0)
+    steps, over = forecast(clear, spent_s=0.0)
+    assert over == ()
+    assert [step.what for step in steps][:2] == ["work: pilot", "work: block 1 of 6 or more"]
+    assert len(steps) == 1 + 6
+    assert sorted(steps[0].stacks) == ["one", "two"]
+    # One of them twice: the A/A pair. Provisioning takes a while beside.
+    assert [len(step.stacks) for step in steps[1:]] == [3] * 6
+    assert steps[0].seconds == 2 * (8.5 + 1.5)
+    assert {step.space_bytes for step in steps} == {256 * MIB}
+    assert all(step.fits for step in steps)
+
+
+def test_what_the_budget_has_no_room_for_is_told():
+    plan = _plan(FakeScenario("work", seconds=1.0), FakeScenario("long", seconds=100.0), budget_s=60.0)
+    steps, over = forecast(plan, spent_s=1.0)
+    assert {step.what.partition(":")[0] for step in steps if step.fits} == {"work"}
+    assert {step.what.partition(":")[0] for step in steps if not step.fits} == {"long"}
+    (sentence,) = over
+    assert sentence.startswith("long is left out")
+
+
+def test_arguments_that_differ_are_named():
+    before, now = _plan(size_bytes=32 * MIB).deciding(), _plan(size_bytes=64 * MIB, seed=5).deciding()
+    assert differences(before, before) == []
+    assert differences(before, now) == [
+        "seed: 1 the first time, 5 now",
+        "experiments, work, parameters, size_bytes: 32.0 MiB the first time, 64.0 MiB now",
+        "experiments, work, parameters, seed: 1 the first time, 5 now",
+    ]
+    fewer = _plan(size_bytes=32 * MIB, stacks=("one",)).deciding()
+    assert "experiments, work, stacks: one, two the first time, one now" in differences(before, fewer)
+    # As JSON has it, and whatever else may be decided anew.
+    again = json.loads(json.dumps(before))
+    assert differences(again, _plan(size_bytes=32 * MIB, budget_s=1e6).deciding()) == []
+
+
+def test_without_names_the_profiles_storages_are_compared_or_all_that_suit_a_scenario():
+    usual = PROFILE["quick"].stacks
+    stacks = {name: replace(STACKS["one"], name=name) for name in (*usual, "special", "other")}
+    plan = make_plan(
+        Wish(),
+        scenarios=(FakeScenario("work"), FakeScenario("narrow", unfit=(*usual[1:], "other"))),
+        stacks=stacks,
+        lacking=lambda stack: (Reason(what="gone", hint=""),) if stack.name == usual[0] else (),
+        memory_bytes=GIB,
+        room_bytes=GIB,
+    )
+    assert [(e.name, [s.name for s in e.stacks]) for e in plan.experiments] == [
+        ("work", list(usual[1:])),
+        ("narrow", ["special"]),
+    ]
+    assert [(a.scenario.name, a.stack.name, a.why) for a in plan.absent] == [
+        ("work", usual[0], "gone"),
+        ("narrow", usual[0], "gone"),
+    ]
