@@ -23,9 +23,9 @@ from snapmgr.units import format_duration, format_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from snapmgr.bench.run.plan import Plan
     from snapmgr.bench.results.samples import Results
     from snapmgr.bench.run.conductor import Advance, Ended
+    from snapmgr.bench.run.plan import Plan
     from snapmgr.bench.run.session import Place, Request
     from snapmgr.cli.session import Session
 
@@ -177,9 +177,9 @@ def _line(ctx: click.Context, scenarios: tuple[str, ...]) -> tuple[str, ...]:
 def _show_plan(session: Session, request: Request, plan: Plan, place: Place) -> int:
     from dataclasses import asdict
 
+    from snapmgr.bench.device.target import preview_target
     from snapmgr.bench.run.forecast import forecast, preparation_s
     from snapmgr.bench.run.session import flash_bytes
-    from snapmgr.bench.device.target import preview_target
 
     where = preview_target(place.text, size_bytes=place.size_bytes, wipe=request.wipe, line=request.line)
     file_bytes = place.file_bytes if plan.wish.profile != "smoke" else None

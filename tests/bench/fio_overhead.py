@@ -23,8 +23,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.measure.counters import Counters
 from snapmgr.bench.fio import parse_document, run_fio
+from snapmgr.bench.measure.counters import Counters
 from snapmgr.bench.statistics.ratio import paired_ratio
 from snapmgr.command import CommandRunner
 

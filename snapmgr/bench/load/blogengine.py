@@ -343,7 +343,9 @@ def _document(order: Order, samples: Sequence[tuple[float, dict[str, int]]]) -> 
 
 
 def _order(argv: Sequence[str] | None) -> Order:
-    parser = argparse.ArgumentParser(prog="python -m snapmgr.bench.load.blogengine", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m snapmgr.bench.load.blogengine", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--window", dest="window_s", type=float, default=1.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
+from snapmgr.bench.published.figures import CLAIMS, STALLS, Claim, StallClaim
 from snapmgr.bench.statistics.comparison import by_block, groups, interval_words, pairs, ratio_document
 from snapmgr.bench.statistics.machine import is_guest, is_loop, is_rotational
-from snapmgr.bench.published.figures import CLAIMS, STALLS, Claim, StallClaim
 from snapmgr.bench.statistics.ratio import LEAST_PAIRS, LEVEL, Ratio, have_ratio, paired_ratio
 from snapmgr.host import regression_side
 from snapmgr.units import format_quantity

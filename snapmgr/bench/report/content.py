@@ -8,14 +8,14 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.bench.statistics.advice import Conditions, advise
-from snapmgr.bench.statistics.comparison import failure_of, groups
-from snapmgr.bench.statistics.findings import findings
-from snapmgr.bench.statistics.machine import device_words, facts, is_guest, is_loop, is_virtual, machine_words, telling
 from snapmgr.bench.report import figures
 from snapmgr.bench.report.contrasts import moment_families, ratio_rows
 from snapmgr.bench.report.figures import anchor_of, by_stack
 from snapmgr.bench.report.method import interval_words, method
+from snapmgr.bench.statistics.advice import Conditions, advise
+from snapmgr.bench.statistics.comparison import failure_of, groups
+from snapmgr.bench.statistics.findings import findings
+from snapmgr.bench.statistics.machine import device_words, facts, is_guest, is_loop, is_virtual, machine_words, telling
 from snapmgr.bench.storage.stacks import STACKS
 from snapmgr.units import format_size
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.bench.statistics.comparison import difference_words, interval_words, number_words, ratio_document
 from snapmgr.bench.report.figures import anchor_of, by_stack, common_title, families, moment_titles
+from snapmgr.bench.statistics.comparison import difference_words, interval_words, number_words, ratio_document
 from snapmgr.bench.statistics.ratio import have_ratio, paired_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from snapmgr.bench.report.ratios import Kind
     from snapmgr.bench.statistics.comparison import Sample
     from snapmgr.bench.statistics.findings import Finding
-    from snapmgr.bench.report.ratios import Kind
     from snapmgr.bench.statistics.ratio import Ratio
 
 _KINDS: Mapping[str, Kind] = {"better": "better", "worse": "worse", "differs": "other", "not shown": "same"}

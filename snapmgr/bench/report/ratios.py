@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.bench.statistics.comparison import interval_words
 from snapmgr.bench.report.svg import WIDE, Scale, box, cut, line, picture, text, tick_words
+from snapmgr.bench.statistics.comparison import interval_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -113,7 +113,7 @@ class Hypervisor(TypedDict, total=False):
 
 
 class Host(TypedDict, total=False):
-    """Facts about machine, device and target; see `snapmgr.bench.device.hostfacts.host_facts`. Empty: nothing is known."""
+    """Facts about machine, device and target, by `snapmgr.bench.device.hostfacts.host_facts`; empty if unknown."""
 
     kernel: str | None
     cpu: Processor | None

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.measure.counters import Counters
-from snapmgr.bench.statistics.findings import comparisons, experiment_of, narrow_enough
 from snapmgr.bench.run.forecast import courses_of
 from snapmgr.bench.run.schedule import (
     Course,
@@ -26,6 +25,7 @@ from snapmgr.bench.run.schedule import (
     strangers,
     taken,
 )
+from snapmgr.bench.statistics.findings import comparisons, experiment_of, narrow_enough
 from snapmgr.bench.storage.scene import neighbours
 from snapmgr.bench.storage.workbench import workbench
 from snapmgr.command import CommandRunner
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from snapmgr.api import Runner
-    from snapmgr.bench.model import Measuring, Outcome, Scenario, Stack
-    from snapmgr.bench.run.plan import Experiment, Plan
-    from snapmgr.bench.results.samples import Results
     from snapmgr.bench.device.target import OpenTarget
+    from snapmgr.bench.model import Measuring, Outcome, Scenario, Stack
+    from snapmgr.bench.results.samples import Results
+    from snapmgr.bench.run.plan import Experiment, Plan
 
 FAILURES = 3
 """In a row: so many end a stack in an experiment."""

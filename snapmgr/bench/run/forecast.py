@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.run.schedule import Course, Measured, Slot, expected_s, left_out, next_sample
 from snapmgr.bench.device.precondition import ROUND_S, TIMES, WINDOW
+from snapmgr.bench.run.schedule import Course, Measured, Slot, expected_s, left_out, next_sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from snapmgr import __version__
 from snapmgr.bench.device.hostfacts import device_facts, host_facts
-from snapmgr.bench.storage.leftovers import clear_leftovers
 from snapmgr.bench.device.mark import usable_bytes
-from snapmgr.bench.measure.memory import memory_bytes, nominal_bytes
-from snapmgr.bench.run.plan import LEAST_TARGET_BYTES, PROFILE, differences, make_plan
 from snapmgr.bench.device.precondition import make_steady
-from snapmgr.bench.run.conductor import Conductor
-from snapmgr.bench.scenarios import chosen, scenarios
-from snapmgr.bench.storage.stacks import STACKS, lacking
 from snapmgr.bench.device.target import DEFAULT_FOLDER, opened_target, parse_target
+from snapmgr.bench.measure.memory import memory_bytes, nominal_bytes
+from snapmgr.bench.run.conductor import Conductor
+from snapmgr.bench.run.plan import LEAST_TARGET_BYTES, PROFILE, differences, make_plan
+from snapmgr.bench.scenarios import chosen, scenarios
+from snapmgr.bench.storage.leftovers import clear_leftovers
+from snapmgr.bench.storage.stacks import STACKS, lacking
 from snapmgr.blockdev import device_stack
 from snapmgr.errors import CommandError, ConfigError, LackingError
 from snapmgr.units import format_size
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from snapmgr.api import Runner
-    from snapmgr.bench.run.plan import Plan, Wish
+    from snapmgr.bench.device.target import OpenTarget
     from snapmgr.bench.results.samples import Results
     from snapmgr.bench.run.conductor import Advance, Ended
-    from snapmgr.bench.device.target import OpenTarget
+    from snapmgr.bench.run.plan import Plan, Wish
 
 # Of what is free in a folder: its owner may need some, too.
 _SHARE = 0.8

@@ -12,8 +12,8 @@ from snapmgr.api import CommandError, LackingError, StorageError, format_size
 from snapmgr.bench.load import blogbench
 from snapmgr.bench.load.blogengine import BLOG_BYTES
 from snapmgr.bench.load.blogrun import ALL_WRITTEN, COMMENTED, READ, REWRITTEN, WRITTEN, BlogRun
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.measure.proof import TreeFacts, flush, tree_facts
+from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.command import find_program
 from snapmgr.errors import ConfigError
 

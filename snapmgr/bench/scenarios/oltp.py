@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from snapmgr.api import Reason, format_size
 from snapmgr.bench.load.mariadb import PROGRAMS, Hold, PrivateMariadb, install, private_mariadb
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.load.sysbench import Report, Sysbench
+from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.command import CommandRunner, missing_programs
 from snapmgr.errors import CommandError, ConfigError
 

@@ -10,14 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.api import Reason, Remounting
-from snapmgr.bench.measure.layout import read_layout
+from snapmgr.bench.device.target import DEFAULT_FOLDER
 from snapmgr.bench.load.mariadb import PROGRAMS
+from snapmgr.bench.measure.layout import read_layout
+from snapmgr.bench.measure.proof import flush
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.prepare.ladder import TITLES, climb
-from snapmgr.bench.prepare.ways import Site, cloned, copied, overlaid, overlay_refused, scratch
-from snapmgr.bench.measure.proof import flush
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, make_backup
-from snapmgr.bench.device.target import DEFAULT_FOLDER
+from snapmgr.bench.prepare.ways import Site, cloned, copied, overlaid, overlay_refused, scratch
 from snapmgr.command import CommandRunner, missing_programs
 from snapmgr.errors import ConfigError, VerificationError
 from snapmgr.stage.prepare.backupfolder import inspect

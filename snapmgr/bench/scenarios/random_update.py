@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.api import Reason, StorageError, format_size
-from snapmgr.bench.published import script as printed
-from snapmgr.bench.measure.directio import buffers_direct_writes
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.load.write_pass import (
     linear_read,
     settle,
@@ -23,6 +20,9 @@ from snapmgr.bench.load.write_pass import (
     write_pass,
 )
 from snapmgr.bench.measure.digests import digest_units
+from snapmgr.bench.measure.directio import buffers_direct_writes
+from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.published import script as printed
 from snapmgr.command import missing_programs
 from snapmgr.errors import ConfigError
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from snapmgr.bench.fio import FioRun
-    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
     from snapmgr.bench.load.write_pass import WritePass
     from snapmgr.bench.measure.digests import UnitDigests
+    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
 
 _MIB = 1 << 20
 _PAGE = 16 << 10

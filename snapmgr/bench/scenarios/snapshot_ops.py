@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from snapmgr.api import Reason, format_size
 from snapmgr.bench.load import background as backgroundload
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.measure.proof import block_digests, flush
+from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.storage.rawsnapshot import RawWay, raw_ways
 from snapmgr.command import missing_programs
 from snapmgr.errors import ConfigError

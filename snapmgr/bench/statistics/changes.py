@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.statistics.comparison import difference_words, groups, ratio_document
 from snapmgr.bench.statistics.machine import differences, telling
-from snapmgr.bench.storage.stacks import STACKS
 from snapmgr.bench.statistics.ratio import LEAST_PAIRS, LEVEL, Ratio, have_ratio
 from snapmgr.bench.statistics.unpaired import unpaired_ratio
+from snapmgr.bench.storage.stacks import STACKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.api import LackingError, Provisioner, Reason, SnapmgrError
-from snapmgr.bench.storage.controls import Controls
 from snapmgr.bench.model import Stack
+from snapmgr.bench.storage.controls import Controls
 from snapmgr.command import CommandRunner, find_program
 from snapmgr.mount import KernelMounter
 from snapmgr.plugins import make_backend

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapmgr.api import AttachRecord, LackingError, NotMine, Readying, StorageError
-from snapmgr.bench.measure.caches import drop_caches
-from snapmgr.bench.storage.cloning import cloning_of
-from snapmgr.bench.measure.counters import Counters
 from snapmgr.bench.fio import run_fio
+from snapmgr.bench.measure.caches import drop_caches
+from snapmgr.bench.measure.counters import Counters
 from snapmgr.bench.measure.layout import read_layout
-from snapmgr.bench.storage.leftovers import restored
 from snapmgr.bench.measure.quiet import wait_until_idle
+from snapmgr.bench.storage.cloning import cloning_of
+from snapmgr.bench.storage.leftovers import restored
 from snapmgr.bench.storage.scene import end_users, staged
 from snapmgr.bench.storage.stacks import backend_of, backend_table, provisioner_of
 from snapmgr.blockdev import find_target

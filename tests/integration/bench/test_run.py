@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from snapmgr.bench.device.mark import MIB
+from snapmgr.bench.device.target import opened_target
 from snapmgr.bench.model import MetricInfo, Needs, Outcome, Parameters, Stack
-from snapmgr.bench.run.plan import Wish, make_plan
 from snapmgr.bench.results.samples import Results, read
 from snapmgr.bench.run.conductor import Conductor
+from snapmgr.bench.run.plan import Wish, make_plan
 from snapmgr.bench.storage.stacks import STACKS, lacking
-from snapmgr.bench.device.target import opened_target
 from snapmgr.errors import CatalogError, CommandError, ConfigError
 from support.bench.documents import bench_run
 from support.bench.fakes import STACKS as FAKE_STACKS

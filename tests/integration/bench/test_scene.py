@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from snapmgr.bench.measure import memory
-from snapmgr.bench.storage import scene
-from snapmgr.bench.run.plan import Plan, Wish
 from snapmgr.bench.results.samples import Results
+from snapmgr.bench.run.plan import Plan, Wish
 from snapmgr.bench.run.session import Place, Request, conductor
+from snapmgr.bench.storage import scene
 from snapmgr.bench.storage.stacks import STACKS, backend_of, provisioner_of
 from snapmgr.blockdev import read_mounts
 from snapmgr.command import CommandRunner

@@ -11,8 +11,8 @@ import pytest
 
 from snapmgr.api import StorageError
 from snapmgr.bench.load.blogengine import BLOG_BYTES
-from snapmgr.bench.storage.rawsnapshot import raw_ways
 from snapmgr.bench.scenarios import aging, blog, snapshot_ops
+from snapmgr.bench.storage.rawsnapshot import raw_ways
 from support.bench.device import bench_device
 from support.bench.plain import PlainBench, completed
 from support.processes import children

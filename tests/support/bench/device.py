@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.storage import scene
 from snapmgr.bench.model import Parameters
+from snapmgr.bench.storage import scene
 from snapmgr.bench.storage.stacks import STACKS
 from snapmgr.bench.storage.workbench import StackWorkbench, workbench
 from snapmgr.blockdev import parse_mountinfo

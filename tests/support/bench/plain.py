@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.api import Found, Pool, Usage
-from snapmgr.bench.measure.counters import Counters
 from snapmgr.bench.fio import FioRun, run_fio
+from snapmgr.bench.measure.counters import Counters
 from snapmgr.bench.measure.layout import Layout, lay_out
 from snapmgr.bench.model import Parameters, Scenario, Stack
 from snapmgr.command import CommandRunner

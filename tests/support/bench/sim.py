@@ -10,9 +10,9 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from snapmgr.bench.run.schedule import Course, Measured, Slot, complete_blocks, next_sample
 from snapmgr.bench.statistics.advice import Advice, Conditions, advise
 from snapmgr.bench.statistics.findings import Finding, comparisons, findings, narrow_enough
-from snapmgr.bench.run.schedule import Course, Measured, Slot, complete_blocks, next_sample
 
 INFO = {"title": "Random update", "unit": "s", "better": "less", "headline": True}
 DISK = Conditions(loop=False, guest=False)

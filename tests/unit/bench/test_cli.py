@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from snapmgr.bench.run import session
 from snapmgr.bench.device.precondition import Conditioning
 from snapmgr.bench.results.samples import Results
+from snapmgr.bench.run import session
 from snapmgr.bench.run.conductor import Conductor
 from snapmgr.cli.benchcompare import _conclusion
 from snapmgr.cli.main import main

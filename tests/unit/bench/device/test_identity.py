@@ -60,7 +60,9 @@ def test_a_scsi_disks_serial_number_by_its_page_of_product_data(tree):
 
 def test_udev_knows_what_sysfs_does_not(tree, monkeypatch):
     facts = {"ID_SERIAL_SHORT": "FROMUDEV", "ID_MODEL": "USB_Stick"}
-    monkeypatch.setattr("snapmgr.bench.device.identity.udev_properties", lambda number: facts if number == "8:16" else {})
+    monkeypatch.setattr(
+        "snapmgr.bench.device.identity.udev_properties", lambda number: facts if number == "8:16" else {}
+    )
     disk = tree.disk("sdb", "8:16")
     assert told(tree, disk) == ("serial", "FROMUDEV")
     assert identify(disk, sysfs=tree.root).model == "USB Stick"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from snapmgr.bench.fio import Windows
-from snapmgr.bench.model import Spent
 from snapmgr.bench.load.write_pass import WritePass, write_curves, write_figures, write_infos
+from snapmgr.bench.model import Spent
 
 
 def _pass(**changed):

@@ -8,7 +8,7 @@ import pytest
 
 from bench.published import REPETITIONS, figures, report, unpacked
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 ARCHIVE = ROOT / "tests" / "golden" / "bench" / "published.tar.xz"
 PLAIN = ARCHIVE.with_name("published-plain.tar.xz")
 PAGE = ROOT / "docs" / "published.md"

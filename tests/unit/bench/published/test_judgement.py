@@ -10,8 +10,8 @@ from snapmgr.bench.published.figures import CLAIMS, STALLS
 from snapmgr.bench.published.judgement import compare_published, judge
 from snapmgr.bench.scenarios import scenarios
 from snapmgr.bench.scenarios.blog import _FILES
-from snapmgr.bench.storage.stacks import STACKS
 from snapmgr.bench.statistics.ratio import Ratio
+from snapmgr.bench.storage.stacks import STACKS
 from support.bench.samples import HOST, blogs, random_updates, repeated, sample
 
 SPINNING = {**HOST, "device": {"kind": "disk", "model": "Old Disk", "size_bytes": 10**11, "rotational": True}}

@@ -13,7 +13,6 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from snapmgr.bench.statistics.comparison import difference_words, interval_words, number_words
 from snapmgr.bench.report import COLUMNS, document, render, rows
 from snapmgr.bench.report.figures import (
     common_title,
@@ -25,8 +24,9 @@ from snapmgr.bench.report.figures import (
     spread,
     timelines,
 )
-from snapmgr.bench.storage.stacks import STACKS
+from snapmgr.bench.statistics.comparison import difference_words, interval_words, number_words
 from snapmgr.bench.statistics.ratio import Ratio
+from snapmgr.bench.storage.stacks import STACKS
 from support.bench.samples import HOST, absent, blogs, info, random_updates, sample
 
 NOW = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)

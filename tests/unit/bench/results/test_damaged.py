@@ -17,7 +17,7 @@ from snapmgr.cli.main import main
 from support.bench.documents import bench_run
 from support.bench.samples import blogs, random_updates
 
-ARCHIVE = Path(__file__).parents[1] / "golden" / "bench" / "published.tar.xz"
+ARCHIVE = Path(__file__).parents[3] / "golden" / "bench" / "published.tar.xz"
 BROKEN = ("run.json", "0001-real.json", "0002-drawn.json", "0003-timed.json")
 """Files of which one has a wrong value in each case; all others stay as they are."""
 GONE = object()

@@ -10,8 +10,8 @@ import re
 import pytest
 
 from snapmgr.bench.results import folder as resultsfolder
-from snapmgr.bench.statistics.findings import comparisons
 from snapmgr.bench.results.samples import SCHEMA, Results, read
+from snapmgr.bench.statistics.findings import comparisons
 from snapmgr.errors import BusyError, CatalogError, ConfigError, NotFoundError
 from support.bench.documents import bench_run, bench_sample
 

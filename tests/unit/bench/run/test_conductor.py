@@ -13,11 +13,11 @@ import pytest
 
 from snapmgr.api import LackingError, StorageError
 from snapmgr.bench.results import folder as resultsfolder
-from snapmgr.bench.storage import scene
-from snapmgr.bench.statistics.findings import findings
-from snapmgr.bench.run.plan import Wish, make_plan
 from snapmgr.bench.results.samples import Results, read
 from snapmgr.bench.run.conductor import Conductor
+from snapmgr.bench.run.plan import Wish, make_plan
+from snapmgr.bench.statistics.findings import findings
+from snapmgr.bench.storage import scene
 from snapmgr.errors import CatalogError, CommandError, ConfigError, NoRoomError
 from snapmgr.host import this_process
 from support.bench.documents import bench_run

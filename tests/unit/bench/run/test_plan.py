@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from snapmgr.api import Reason
-from snapmgr.bench.run.forecast import forecast
 from snapmgr.bench.model import Needs
+from snapmgr.bench.run.forecast import forecast
 from snapmgr.bench.run.plan import PROFILE, Wish, differences, make_plan
 from snapmgr.errors import ConfigError
 from support.bench.fakes import STACKS, FakeScenario

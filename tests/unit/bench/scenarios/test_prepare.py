@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from snapmgr.api import LackingError, NotMine
-from snapmgr.bench.storage import cloning
 from snapmgr.bench.prepare import ladder as prepareladder
 from snapmgr.bench.prepare.ladder import TITLES, climb, rungs
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, change_statement, fill_statements
 from snapmgr.bench.scenarios import prepare
+from snapmgr.bench.storage import cloning
 from snapmgr.errors import ConfigError
 from snapmgr.stage.tuning.rungs import Run
 from snapmgr.stage.tuning.tune import Checked, Measured, ScratchRun

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.api import Usage
-from snapmgr.bench.published import script as printed
+from snapmgr.bench.measure.digests import digest_units
 from snapmgr.bench.model import PROFILES, Parameters
+from snapmgr.bench.published import script as printed
 from snapmgr.bench.scenarios import random_update
 from snapmgr.bench.scenarios.random_update import scenario
-from snapmgr.bench.measure.digests import digest_units
 from snapmgr.errors import ConfigError
 
 _MIB = 1 << 20

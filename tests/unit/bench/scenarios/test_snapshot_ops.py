@@ -12,9 +12,9 @@ import pytest
 
 from snapmgr.api import CommandError, StorageError
 from snapmgr.bench.load import background as backgroundload
-from snapmgr.bench.storage import rawsnapshot
 from snapmgr.bench.model import Stack
 from snapmgr.bench.scenarios import snapshot_ops
+from snapmgr.bench.storage import rawsnapshot
 from snapmgr.command import CommandRunner
 from snapmgr.errors import ConfigError
 from snapmgr.records import Completed

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.bench.statistics.advice import Advice, Conditions, advise
-from snapmgr.bench.statistics.findings import Finding, comparisons, findings, narrow_enough
 from snapmgr.bench.model import MetricInfo
 from snapmgr.bench.run.schedule import Course, slots
+from snapmgr.bench.statistics.advice import Advice, Conditions, advise
+from snapmgr.bench.statistics.findings import Finding, comparisons, findings, narrow_enough
 from snapmgr.bench.statistics.ratio import Noise, Ratio
 from support.bench.sim import DISK, INFO, document
 

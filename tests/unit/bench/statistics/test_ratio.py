@@ -17,7 +17,7 @@ from snapmgr.bench.statistics.ratio import LEAST_PAIRS, Ratio, noise_floor, pair
 from support.thoroughness import CAMPAIGN
 
 # [pairs, kind, comparisons, value, low, high]: each resample's averages were made and put in order one by one.
-ONE_BY_ONE = json.loads((Path(__file__).parents[1] / "golden" / "bench" / "ratios.json").read_text())
+ONE_BY_ONE = json.loads((Path(__file__).parents[3] / "golden" / "bench" / "ratios.json").read_text())
 figures = st.floats(min_value=1e-6, max_value=1e12)
 pair_lists = st.lists(st.tuples(figures, figures), min_size=1, max_size=25)
 

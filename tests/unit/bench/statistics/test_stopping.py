@@ -9,8 +9,9 @@ import math
 
 import pytest
 
-from snapmgr.bench.statistics import findings, ratio as stats
 from snapmgr.bench.run.schedule import Course
+from snapmgr.bench.statistics import findings
+from snapmgr.bench.statistics import ratio as stats
 from support.bench.sim import Machine, run
 from support.thoroughness import CAMPAIGN
 

@@ -9,9 +9,9 @@ import pytest
 
 from snapmgr.api import LackingError, Provisioner, Reason, StorageError
 from snapmgr.bench.measure import memory
-from snapmgr.bench.storage import stacks
-from snapmgr.bench.model import Parameters
 from snapmgr.bench.measure.quiet import requests, wait_until_idle
+from snapmgr.bench.model import Parameters
+from snapmgr.bench.storage import stacks
 from snapmgr.bench.storage.stacks import STACKS, backend_table, lacking, provisioner_of
 from snapmgr.command import CommandRunner
 from snapmgr.mount import KernelMounter
