@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from snapmgr.units import format_duration
+from snapmgr.contract.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

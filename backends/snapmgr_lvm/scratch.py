@@ -15,15 +15,7 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from snapmgr.api import (
-    CommandError,
-    Found,
-    Reason,
-    SnapmgrError,
-    SnapshotRef,
-    StorageError,
-    format_size,
-)
+from snapmgr.api import CommandError, Found, Reason, SnapmgrError, SnapshotRef, StorageError, format_size
 from snapmgr_lvm import dm, loop, marks, scratchfolder
 from snapmgr_lvm.config import size_of
 from snapmgr_lvm.inventory import pool_of, snapshot_ref

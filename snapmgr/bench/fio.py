@@ -17,14 +17,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapmgr.command import find_program
-from snapmgr.errors import CommandError, ConfigError
+from snapmgr.contract.errors import CommandError, ConfigError
+from snapmgr.system.command import find_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from snapmgr.api import Runner
+    from snapmgr.contract.backend import Runner
 
 Direction = Literal["read", "write", "sync"]
 WINDOW_S = 1.0

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from snapmgr.api import Completed, FolderCloning, Found, Reason, Usage
     from snapmgr.bench.fio import FioRun
+    from snapmgr.contract.abilities import FolderCloning
+    from snapmgr.contract.records import Completed, Found, Reason, Usage
 
 Better = Literal["less", "more", "neither"]
 ProfileName = Literal["smoke", "quick", "standard", "paper"]

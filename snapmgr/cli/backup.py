@@ -10,15 +10,15 @@ from snapmgr.cli.failures import foreseen
 from snapmgr.cli.output import end_document, print_lines
 from snapmgr.cli.params import JobName, dry_run_option, json_option
 from snapmgr.cli.signals import Interrupted
-from snapmgr.errors import ConfigError, InterruptedRunError, SnapmgrError, gravest
-from snapmgr.units import format_duration, format_size
+from snapmgr.contract.errors import ConfigError, InterruptedRunError, SnapmgrError, gravest
+from snapmgr.contract.units import format_duration, format_size
 
 if TYPE_CHECKING:
+    from snapmgr.backup.run import Plan
     from snapmgr.cli.session import Session
-    from snapmgr.config import Job
-    from snapmgr.jobs.backup import Plan
-    from snapmgr.jobs.context import Context
-    from snapmgr.jobs.run import Outcome
+    from snapmgr.config.model import Job
+    from snapmgr.context import Context
+    from snapmgr.jobrun import Outcome
 
 
 @click.command(
@@ -67,8 +67,8 @@ def command(
 
 
 def _plan(session: Session, ctx: Context, jobs: list[Job]) -> int:
+    from snapmgr.backup.run import plan_backup
     from snapmgr.cli.documents import backup_plan
-    from snapmgr.jobs.backup import plan_backup
 
     documents: list[dict[str, Any]] = []
     for job in jobs:
@@ -88,7 +88,7 @@ def _plan(session: Session, ctx: Context, jobs: list[Job]) -> int:
 
 
 def _run(session: Session, ctx: Context, jobs: list[Job], *, with_verify: bool, with_prune: bool) -> int:
-    from snapmgr.jobs.run import Outcome, run_job
+    from snapmgr.jobrun import Outcome, run_job
 
     documents: list[dict[str, Any]] = []
     interruption: InterruptedRunError | None = None
@@ -159,7 +159,7 @@ def _run_document(session: Session, outcome: Outcome) -> dict[str, Any]:
     document: dict[str, Any] = {"job": outcome.job, **end_document(outcome.error)}
     if not session.json:
         return document
-    from snapmgr.catalog import Entry
+    from snapmgr.catalog.store import Entry
     from snapmgr.cli.documents import pruned, snapshot
 
     taken = None

@@ -17,8 +17,8 @@ from snapmgr.cli.benchshow import show, write_page
 from snapmgr.cli.output import format_table, is_terminal, print_lines
 from snapmgr.cli.params import DurationText, SizeText, dry_run_option, json_option
 from snapmgr.cli.signals import Interrupted
-from snapmgr.errors import EXIT_OK, CatalogError, ConfigError, InterruptedRunError, SnapmgrError
-from snapmgr.units import format_duration, format_size
+from snapmgr.contract.errors import EXIT_OK, CatalogError, ConfigError, InterruptedRunError, SnapmgrError
+from snapmgr.contract.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ import click
 
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.params import json_option
-from snapmgr.errors import EXIT_OK, CatalogError, SnapmgrError
-from snapmgr.units import format_quantity
+from snapmgr.contract.errors import EXIT_OK, CatalogError, SnapmgrError
+from snapmgr.contract.units import format_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

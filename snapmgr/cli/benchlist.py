@@ -8,8 +8,8 @@ import click
 
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.params import json_option
-from snapmgr.errors import EXIT_OK
-from snapmgr.units import format_duration, format_size
+from snapmgr.contract.errors import EXIT_OK
+from snapmgr.contract.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from snapmgr.bench.model import ProfileName, Scenario
@@ -84,7 +84,7 @@ def _scenario(scenario: Scenario) -> dict[str, Any]:
 def _needs(scenario: Scenario, profile: ProfileName) -> dict[str, Any]:
     from snapmgr.bench.measure.memory import memory_bytes
     from snapmgr.bench.run.plan import Wish, sized
-    from snapmgr.errors import ConfigError
+    from snapmgr.contract.errors import ConfigError
 
     try:
         parameters, needs = sized(scenario, Wish(profile=profile), memory_bytes=memory_bytes(), room_bytes=_ROOM_BYTES)

@@ -10,8 +10,8 @@ import click
 
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.params import json_option
-from snapmgr.errors import EXIT_OK, CatalogError, ConfigError, NotFoundError, SnapmgrError
-from snapmgr.units import format_quantity
+from snapmgr.contract.errors import EXIT_OK, CatalogError, ConfigError, NotFoundError, SnapmgrError
+from snapmgr.contract.units import format_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -119,7 +119,7 @@ def _table(found: Found) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    from snapmgr.files import replace_file, space_hint
+    from snapmgr.system.files import replace_file, space_hint
 
     if path.is_dir():
         raise ConfigError(f"{path} is a folder")

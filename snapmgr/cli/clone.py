@@ -8,13 +8,13 @@ import click
 
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import SizeText, SnapshotName, dry_run_option, json_option
-from snapmgr.errors import EXIT_OK
-from snapmgr.units import format_size
+from snapmgr.contract.errors import EXIT_OK
+from snapmgr.contract.units import format_size
 
 if TYPE_CHECKING:
+    from snapmgr.catalog.manifest import CloneServer, Lease
     from snapmgr.cli.session import Session
-    from snapmgr.jobs.clone import ClonePlan
-    from snapmgr.manifest import CloneServer, Lease
+    from snapmgr.verify.clone import ClonePlan
 
 
 @click.command(
@@ -65,7 +65,7 @@ def command(
     The clone is mounted at DIR. Its server goes on running, with the accounts of the source, until "snapmgr umount DIR"
     shuts it down and removes the clone. It replicates nothing and runs no events. The snapshot does not change.
     """
-    from snapmgr.jobs.clone import clear_dead, clone, plan_clone
+    from snapmgr.verify.clone import clear_dead, clone, plan_clone
 
     ctx = session.context()
     entry = ctx.catalog.resolve(snapshot)
@@ -110,7 +110,7 @@ def _plan_line(plan: ClonePlan) -> str:
 
 
 def _lines(lease: Lease, server: CloneServer) -> list[str]:
-    from snapmgr.jobs.attach import data_path
+    from snapmgr.access.attach import data_path
 
     ids = f"server_id {server.server_id}" + (f", UUID {server.server_uuid}" if server.server_uuid else "")
     pid = server.process.pid if server.process is not None else "?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from snapmgr.cli.output import write_result
-from snapmgr.errors import EXIT_OK
+from snapmgr.contract.errors import EXIT_OK
 
 
 @click.command(

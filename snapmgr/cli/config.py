@@ -10,11 +10,11 @@ import click
 
 from snapmgr.cli.output import print_lines, write_result
 from snapmgr.cli.params import json_option
-from snapmgr.errors import EXIT_OK, ConfigError, LackingError, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, LackingError, SnapmgrError
 
 if TYPE_CHECKING:
     from snapmgr.cli.session import Session
-    from snapmgr.config import Config
+    from snapmgr.config.model import Config
 
 
 @click.group(
@@ -49,8 +49,8 @@ def init(session: Session, *, socket: str | None, defaults_file: str | None, out
 
     It is valid as it stands. A file that exists is never overwritten.
     """
-    from snapmgr.config import example_config
-    from snapmgr.jobs.servers import running_servers
+    from snapmgr.config.example import example_config
+    from snapmgr.doctor.servers import running_servers
 
     servers = running_servers()
     found = next((server for server in servers if socket in (None, server.socket)), None)
@@ -104,8 +104,8 @@ def validate(session: Session, file: Path | None) -> int:
 
     Everything that is wrong is named at once, with the key's path; the exit code is 2 then.
     """
-    from snapmgr.config import load_config
-    from snapmgr.config import validate as find_problems
+    from snapmgr.config.load import load_config
+    from snapmgr.config.load import validate as find_problems
 
     path = file or session.config_path
     problems = find_problems(path) or _backend_problems(load_config(path))
@@ -133,9 +133,9 @@ def _backend_problems(config: Config) -> list[str]:
 
     The configuration itself knows no backends: their keys are theirs. That one cannot work here is for doctor to say.
     """
-    from snapmgr.command import CommandRunner
-    from snapmgr.mount import KernelMounter
-    from snapmgr.plugins import make_backend
+    from snapmgr.config.plugins import make_backend
+    from snapmgr.system.command import CommandRunner
+    from snapmgr.system.mount import KernelMounter
 
     named = {f"job.{job.name}.backend": job.backend for job in config.jobs.values() if job.backend != "auto"}
     named |= {f"backend.{name}": name for name in config.backends}

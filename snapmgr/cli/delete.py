@@ -9,14 +9,14 @@ import click
 
 from snapmgr.cli.output import end_document, print_lines
 from snapmgr.cli.params import SnapshotName, dry_run_option, json_option
-from snapmgr.errors import ConfigError, SnapmgrError, gravest
+from snapmgr.contract.errors import ConfigError, SnapmgrError, gravest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from snapmgr.cli.session import Session
-    from snapmgr.jobs.context import Context
-    from snapmgr.jobs.delete import Deletion, Verdict
+    from snapmgr.context import Context
+    from snapmgr.keep.delete import Deletion, Verdict
 
 
 @click.command(
@@ -40,7 +40,7 @@ def command(session: Session, snapshots: tuple[str, ...], *, force: bool, yes: b
     Refused are the newest READY and the newest VERIFIED one of a job, and what is pinned: --force goes further, says
     first what is lost, and asks. What is mounted or being read is never deleted. All are checked before the first goes.
     """
-    from snapmgr.jobs.delete import Deletion, delete_snapshots, examine
+    from snapmgr.keep.delete import Deletion, delete_snapshots, examine
 
     ctx = session.context()
     verdicts = examine(ctx, snapshots)

@@ -9,14 +9,14 @@ import click
 
 from snapmgr.cli.output import clean, error_document, format_table, is_terminal, print_lines
 from snapmgr.cli.params import JobName, dry_run_option, json_option
-from snapmgr.errors import ConfigError, gravest
+from snapmgr.contract.errors import ConfigError, gravest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from snapmgr.cli.session import Session
-    from snapmgr.jobs.finding import Finding
-    from snapmgr.jobs.fix import Action, Fixed
+    from snapmgr.doctor.finding import Finding
+    from snapmgr.doctor.fix import Action, Fixed
 
 
 @click.command(
@@ -56,7 +56,7 @@ def command(session: Session, jobs: tuple[str, ...], *, mend: bool, pool_paths: 
         raise click.UsageError("--dry-run belongs to --fix: without it nothing is changed anyway.")
     if jobs and pool_paths and not mend:
         raise click.UsageError("With JOB the storage is compared by --fix only: leave JOB or --pool away.")
-    from snapmgr.jobs.finding import exit_code
+    from snapmgr.doctor.finding import exit_code
 
     fixed: Fixed | None = None
     try:
@@ -91,8 +91,8 @@ def command(session: Session, jobs: tuple[str, ...], *, mend: bool, pool_paths: 
 
 
 def _without_config(error: ConfigError) -> list[Finding]:
-    from snapmgr.jobs.doctor import examine_backends
-    from snapmgr.jobs.finding import Finding
+    from snapmgr.doctor.examine import examine_backends
+    from snapmgr.doctor.finding import Finding
 
     problems = [Finding(area="config", subject="", level="problem", what=line) for line in error.message.split("\n")]
     return problems + examine_backends(None)
@@ -101,10 +101,10 @@ def _without_config(error: ConfigError) -> list[Finding]:
 def _examine(
     session: Session, names: tuple[str, ...], pool_paths: tuple[str, ...], *, mend: bool, dry_run: bool
 ) -> tuple[list[Finding], Fixed | None]:
-    from snapmgr.jobs.diagnosis import diagnose
-    from snapmgr.jobs.doctor import examine_jobs
-    from snapmgr.jobs.fix import fix, plan_fix
-    from snapmgr.jobs.leftovers import look, pools_at
+    from snapmgr.doctor.diagnose import diagnose
+    from snapmgr.doctor.examine import examine_jobs
+    from snapmgr.doctor.fix import fix, plan_fix
+    from snapmgr.doctor.look import look, pools_at
 
     ctx = session.context()
     named = [pool for path in pool_paths for pool in pools_at(ctx, path)]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.units import format_duration
+from snapmgr.contract.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from snapmgr.catalog import Entry
-    from snapmgr.jobs.backup import Plan
-    from snapmgr.jobs.fill import Reading
-    from snapmgr.jobs.prune import Pruned
-    from snapmgr.manifest import Lease, Manifest, Verification
+    from snapmgr.backup.run import Plan
+    from snapmgr.capacity.series import Reading
+    from snapmgr.catalog.manifest import Lease, Manifest, Verification
+    from snapmgr.catalog.store import Entry
+    from snapmgr.keep.prune import Pruned
     from snapmgr.retention import Decision
 
 
@@ -221,7 +221,7 @@ def verification(one: Verification | None) -> dict[str, Any] | None:
 
 def mount(lease: Lease) -> dict[str, Any]:
     """Return a lease's document."""
-    from snapmgr.jobs.attach import data_path
+    from snapmgr.access.attach import data_path
 
     return {
         "lease_id": lease.id,
@@ -239,7 +239,7 @@ def mount(lease: Lease) -> dict[str, Any]:
 
 
 def _clone_server(lease: Lease) -> dict[str, Any] | None:
-    from snapmgr.host import is_alive
+    from snapmgr.system.host import is_alive
 
     server = lease.server
     if server is None:
@@ -259,7 +259,7 @@ def _clone_server(lease: Lease) -> dict[str, Any] | None:
 
 def show_server(lease: Lease) -> str:
     """Return for people where a clone's server listens, and whether it runs."""
-    from snapmgr.host import is_alive
+    from snapmgr.system.host import is_alive
 
     server = lease.server
     if server is None:

@@ -8,7 +8,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from snapmgr import __version__
-from snapmgr.errors import SnapmgrError
+from snapmgr.contract.errors import SnapmgrError
 
 if TYPE_CHECKING:
     from snapmgr.cli.session import Session

@@ -9,24 +9,24 @@ import click
 
 from snapmgr.cli.documents import iso, show_time
 from snapmgr.cli.output import end_document, print_lines
-from snapmgr.errors import EXIT_OK, ConfigError, SnapmgrError, gravest
-from snapmgr.units import format_size
+from snapmgr.contract.errors import EXIT_OK, ConfigError, SnapmgrError, gravest
+from snapmgr.contract.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from snapmgr.cli.session import Session
-    from snapmgr.jobs.revert import Reverted
-    from snapmgr.jobs.reverting import OriginPlan, Plan
+    from snapmgr.restore.inplace.plan import OriginPlan, Plan
+    from snapmgr.restore.inplace.run import Reverted
 
 _NAMES_SHOWN = 12
 
 
 def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry_run: bool) -> int:
     """Put the origins of a snapshot back, or say what that would mean; return the exit code."""
-    from snapmgr.jobs.reversion import refuse_reverted
-    from snapmgr.jobs.revert import revert, take_up
-    from snapmgr.jobs.reverting import plan_revert
+    from snapmgr.catalog.inplace import refuse_reverted
+    from snapmgr.restore.inplace.plan import plan_revert
+    from snapmgr.restore.inplace.run import revert, take_up
 
     ctx = session.context()
     entry = ctx.catalog.resolve(name)

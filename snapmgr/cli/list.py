@@ -10,15 +10,15 @@ import click
 
 from snapmgr.cli.output import clean, format_table, is_terminal, print_lines
 from snapmgr.cli.params import JobName, json_option
-from snapmgr.errors import EXIT_OK, ConfigError
+from snapmgr.contract.errors import EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.catalog import Catalog, Entry
+    from snapmgr.capacity.read import Fills
+    from snapmgr.catalog.manifest import Lease, Manifest
+    from snapmgr.catalog.store import Catalog, Entry
     from snapmgr.cli.session import Session
-    from snapmgr.jobs.filling import Fills
-    from snapmgr.manifest import Lease, Manifest
 
 _HEADS = ("ID", "JOB", "TAKEN", "STATE", "LEVEL", "HELD", "VERIFIED", "NOTES")
 
@@ -60,8 +60,8 @@ def command(session: Session, job: str | None) -> int:
 
 
 def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog) -> None:
+    from snapmgr.capacity.read import read_fills
     from snapmgr.cli.documents import show_held, show_time, show_verified
-    from snapmgr.jobs.filling import read_fills
 
     now = datetime.now(UTC)
     fills = read_fills(catalog, (entry.manifest for entry in entries if entry.manifest.state == "ready"))
@@ -94,7 +94,7 @@ def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog) -> None:
 
 
 def _fullness(manifest: Manifest, fills: Fills, now: datetime) -> Iterator[str]:
-    from snapmgr.jobs.fill import forecast, own_series
+    from snapmgr.capacity.series import forecast, own_series
 
     if manifest.state != "ready":
         return

@@ -16,7 +16,7 @@ from snapmgr.cli.failures import foreseen
 from snapmgr.cli.output import Voice, flush_results, prepare_streams
 from snapmgr.cli.session import Session
 from snapmgr.cli.signals import Interrupted, ending_by_signal
-from snapmgr.errors import EXIT_OK, ConfigError, InterruptedRunError, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, InterruptedRunError, SnapmgrError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,11 +10,11 @@ import click
 
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.params import DurationText, SnapshotName, dry_run_option, json_option
-from snapmgr.errors import EXIT_OK
+from snapmgr.contract.errors import EXIT_OK
 
 if TYPE_CHECKING:
+    from snapmgr.catalog.manifest import Lease
     from snapmgr.cli.session import Session
-    from snapmgr.manifest import Lease
 
 
 @click.command(
@@ -60,8 +60,8 @@ def command(
         return _list(session)
     if snapshot is None:
         raise click.UsageError("Missing argument 'ID'.")
+    from snapmgr.access.attach import attach, data_path
     from snapmgr.cli.documents import mount
-    from snapmgr.jobs.attach import attach, data_path
 
     ctx = session.context()
     entry = ctx.catalog.resolve(snapshot)

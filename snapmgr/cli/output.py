@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from snapmgr.errors import EXIT_OK, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, SnapmgrError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

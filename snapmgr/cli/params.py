@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from snapmgr.config import Config
+    from snapmgr.config.model import Config
 
     # Generic only in click's newest versions.
     _NameType = click.ParamType[str]
@@ -26,8 +26,8 @@ _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 def _completion_config(ctx: click.Context) -> Config | None:
     """Return the configuration while a shell completes a word; what is wrong with it is not the moment to say."""
-    from snapmgr.config import load_config
-    from snapmgr.errors import SnapmgrError
+    from snapmgr.config.load import load_config
+    from snapmgr.contract.errors import SnapmgrError
 
     path: Path | None = ctx.find_root().params.get("config_path")
     try:
@@ -63,8 +63,8 @@ class SnapshotName(_NameType):
         incomplete: str,
     ) -> list[click.shell_completion.CompletionItem]:
         """Return the ids, and the names of the newest ones, that begin with `incomplete`."""
-        from snapmgr.catalog import Catalog
-        from snapmgr.errors import SnapmgrError
+        from snapmgr.catalog.store import Catalog
+        from snapmgr.contract.errors import SnapmgrError
 
         config = _completion_config(ctx)
         if config is None:
@@ -107,8 +107,8 @@ class MountName(SnapshotName):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
         """Return the mount points, and the ids of what is mounted, that begin with `incomplete`."""
-        from snapmgr.catalog import Catalog
-        from snapmgr.errors import SnapmgrError
+        from snapmgr.catalog.store import Catalog
+        from snapmgr.contract.errors import SnapmgrError
 
         config = _completion_config(ctx)
         if config is None:
@@ -139,7 +139,7 @@ class DurationText(_NumberType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
         """Return seconds."""
-        from snapmgr.units import parse_duration
+        from snapmgr.contract.units import parse_duration
 
         if isinstance(value, float):
             return value
@@ -159,7 +159,7 @@ class SizeText(_SizeType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
         """Return bytes."""
-        from snapmgr.units import parse_size
+        from snapmgr.contract.units import parse_size
 
         if isinstance(value, int):
             return value
@@ -181,7 +181,7 @@ class ShareText(_NumberType):
         """Return the share."""
         if isinstance(value, float):
             return value
-        from snapmgr.config import Verify
+        from snapmgr.config.model import Verify
         from snapmgr.config.values import read_table
 
         errors: list[str] = []

@@ -8,15 +8,15 @@ import click
 
 from snapmgr.cli.output import end_document, print_lines
 from snapmgr.cli.params import SnapshotName, dry_run_option, json_option
-from snapmgr.errors import SnapmgrError, gravest
+from snapmgr.contract.errors import SnapmgrError, gravest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from snapmgr.catalog import Entry
+    from snapmgr.catalog.manifest import Manifest
+    from snapmgr.catalog.store import Entry
     from snapmgr.cli.session import Session
-    from snapmgr.jobs.context import Context
-    from snapmgr.manifest import Manifest
+    from snapmgr.context import Context
 
 
 @click.command(
@@ -37,7 +37,7 @@ def command(session: Session, snapshots: tuple[str, ...], *, reason: str | None,
     A pinned snapshot is deleted by nothing but `snapmgr delete --force`. Pinned again it keeps its reason, unless there
     is a new one. A run of its job that is active does not matter.
     """
-    from snapmgr.jobs.pin import pin
+    from snapmgr.keep.pin import pin
 
     return change_pins(session, snapshots, lambda ctx, one: pin(ctx, one, reason), "pinned", dry_run=dry_run)
 

@@ -13,14 +13,14 @@ from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import DurationText, SizeText, SnapshotOrFolder, dry_run_option, json_option
 from snapmgr.cli.preparefolder import RESULTS, STRATEGIES, Wishes, is_path, prepare_path, prepare_snapshot_backup
 from snapmgr.cli.preparetune import TunableCommand, tune_path, tune_snapshot
-from snapmgr.errors import EXIT_OK, ConfigError
-from snapmgr.units import format_duration, format_size
+from snapmgr.contract.errors import EXIT_OK, ConfigError
+from snapmgr.contract.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from snapmgr.catalog import Entry
+    from snapmgr.catalog.store import Entry
     from snapmgr.cli.session import Session
-    from snapmgr.jobs.context import Context
-    from snapmgr.jobs.prepare import Prepared
+    from snapmgr.context import Context
+    from snapmgr.verify.prepare import Prepared
 
 
 @click.command(
@@ -145,8 +145,8 @@ def command(
 def _recover_snapshot(
     session: Session, ctx: Context, entry: Entry, folder: Path | None, *, pool_bytes: int | None, dry_run: bool
 ) -> int:
-    from snapmgr.config import Verify
-    from snapmgr.jobs.prepare import prepare
+    from snapmgr.config.model import Verify
+    from snapmgr.verify.prepare import prepare
 
     manifest = entry.manifest
     point = Path(os.path.abspath(folder)) if folder is not None else None

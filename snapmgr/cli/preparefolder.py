@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from snapmgr.cli.output import format_table, print_lines
-from snapmgr.errors import EXIT_OK
-from snapmgr.units import format_duration, format_size, parse_duration, parse_size
+from snapmgr.contract.errors import EXIT_OK
+from snapmgr.contract.units import format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from snapmgr.catalog import Entry
+    from snapmgr.catalog.store import Entry
     from snapmgr.cli.session import Session
-    from snapmgr.config import Config, Prepare
-    from snapmgr.jobs.context import Context
-    from snapmgr.records import ClientOptions
+    from snapmgr.config.model import Config, Prepare
+    from snapmgr.context import Context
+    from snapmgr.contract.records import ClientOptions
     from snapmgr.stage.prepare.order import Order, Plan, Ready
 
 STRATEGIES = ("auto", "storage", "scratch", "overlay")
@@ -84,7 +84,7 @@ def parse_mount_options(options: tuple[str, ...]) -> tuple[ClientOptions | None,
 
     None: no private mount. Raises click.UsageError.
     """
-    from snapmgr.records import ClientOptions
+    from snapmgr.contract.records import ClientOptions
 
     if not options:
         return None, False
@@ -153,7 +153,7 @@ def make_order(source: str, folder: Path | None, wishes: Wishes, config: Config)
 
 def prepare_path(session: Session, path: str, folder: Path | None, wishes: Wishes, *, dry_run: bool) -> int:
     """Prepare the backup folder at `path`, or say what would be done; return the exit code."""
-    from snapmgr.jobs.cloner import find_cloner
+    from snapmgr.access.cloner import find_cloner
     from snapmgr.stage.prepare.backupfolder import inspect
     from snapmgr.stage.prepare.preparing import plan, prepare_folder
 
@@ -176,7 +176,7 @@ def prepare_snapshot_backup(
 
     What the command line leaves open, the job's table ``prepare`` says.
     """
-    from snapmgr.jobs.preparebackup import plan_backup_prepare, prepare_backup
+    from snapmgr.physical.snapshots import plan_backup_prepare, prepare_backup
 
     manifest = entry.manifest
     manifest.require_ready("prepared")
@@ -217,10 +217,10 @@ def _show_ready(session: Session, ready: Ready, **what: Any) -> int:  # noqa: AN
 
 def context_without_state(session: Session) -> Context:
     """Return what jobs are handed, also on a machine without a configuration; the state directory is not touched."""
-    from snapmgr.catalog import Catalog
+    from snapmgr.catalog.store import Catalog
     from snapmgr.cli.running import VerboseRunner
-    from snapmgr.config import DEFAULT_PATH, default_config
-    from snapmgr.jobs.context import Context
+    from snapmgr.config.load import DEFAULT_PATH, default_config
+    from snapmgr.context import Context
 
     config = session.config() if session.config_path is not None or DEFAULT_PATH.exists() else default_config()
     return Context(

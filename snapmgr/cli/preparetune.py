@@ -13,13 +13,13 @@ import click
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.preparefolder import context_without_state, parse_mount_options
 from snapmgr.cli.signals import Interrupted
-from snapmgr.errors import EXIT_OK, ConfigError, InterruptedRunError, LackingError, SnapmgrError
-from snapmgr.units import format_duration, format_size, parse_duration
+from snapmgr.contract.errors import EXIT_OK, ConfigError, InterruptedRunError, LackingError, SnapmgrError
+from snapmgr.contract.units import format_duration, format_size, parse_duration
 
 if TYPE_CHECKING:
     from snapmgr.cli.preparefolder import Wishes
     from snapmgr.cli.session import Session
-    from snapmgr.jobs.context import Context
+    from snapmgr.context import Context
     from snapmgr.stage.tuning.bench import StorageBench
     from snapmgr.stage.tuning.tune import Tuning
 
@@ -66,7 +66,7 @@ def tune_snapshot(
     session: Session, snapshot: str, wishes: Wishes, *, time_s: float, report: Path | None, dry_run: bool
 ) -> int:
     """Tune the prepare of a physical job's snapshots by one of them; return the exit code."""
-    from snapmgr.jobs.attach import reached
+    from snapmgr.access.attach import reached
 
     ctx = session.context()
     entry = ctx.catalog.resolve(snapshot)
@@ -137,8 +137,8 @@ def _tune(
 def _begin(
     ctx: Context, source: str, wishes: Wishes, time_s: float, *, beside: str | None, job: str | None
 ) -> tuple[StorageBench, Tuning]:
-    from snapmgr.api import FolderCloning, Remounting
-    from snapmgr.jobs.cloner import find_cloner
+    from snapmgr.access.cloner import find_cloner
+    from snapmgr.contract.abilities import FolderCloning, Remounting
     from snapmgr.stage.prepare.backupfolder import inspect
     from snapmgr.stage.tool import tool_for
     from snapmgr.stage.tuning.bench import StorageBench
@@ -223,9 +223,9 @@ def _conclude(
     session: Session, tuning: Tuning, source: str, target: Path, *, job: str | None, error: SnapmgrError | None
 ) -> None:
     """Write the report, and say what was found."""
-    from snapmgr.files import replace_file
     from snapmgr.stage.tuning.outcome import command_line, document, job_table, lines, summary
     from snapmgr.stage.tuning.page import render
+    from snapmgr.system.files import replace_file
 
     now = tuning.standing
     written: str | None = str(target)

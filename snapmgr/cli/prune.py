@@ -10,13 +10,13 @@ import click
 from snapmgr.cli.failures import foreseen
 from snapmgr.cli.output import error_document, format_table, print_lines
 from snapmgr.cli.params import JobName, dry_run_option, json_option
-from snapmgr.errors import EXIT_OK, SnapmgrError, gravest
+from snapmgr.contract.errors import EXIT_OK, SnapmgrError, gravest
 
 if TYPE_CHECKING:
     from snapmgr.cli.session import Session
-    from snapmgr.config import Job
-    from snapmgr.jobs.context import Context
-    from snapmgr.jobs.prune import Pruned
+    from snapmgr.config.model import Job
+    from snapmgr.context import Context
+    from snapmgr.keep.prune import Pruned
     from snapmgr.retention import Plan
 
 
@@ -59,7 +59,7 @@ def _name_orphans(session: Session, ctx: Context) -> None:
 
 def _prune(session: Session, ctx: Context, job: Job, *, dry_run: bool) -> dict[str, Any]:
     from snapmgr.cli.documents import decisions, pruned
-    from snapmgr.jobs.prune import plan_prune, prune
+    from snapmgr.keep.prune import plan_prune, prune
 
     document: dict[str, Any] = {"job": job.name}
     document |= {"keep": [], "delete": [], "deleted": [], "kept_in_use": [], "failures": []}

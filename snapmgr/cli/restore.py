@@ -10,14 +10,14 @@ import click
 
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import SnapshotName, dry_run_option, json_option
-from snapmgr.errors import EXIT_OK
-from snapmgr.units import format_duration, format_size
+from snapmgr.contract.errors import EXIT_OK
+from snapmgr.contract.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from snapmgr.cli.session import Session
-    from snapmgr.jobs.replica import Place, Restored
+    from snapmgr.restore.copy import Place, Restored
 
 _LEADS_SHOWN = 10
 
@@ -72,7 +72,7 @@ def command(
         raise click.UsageError("--yes and --force go with --in-place.")
     if dest is None:
         raise click.UsageError("Missing argument 'DEST'.")
-    from snapmgr.jobs.restore import RestoreDiffersError, plan, restore
+    from snapmgr.restore.run import RestoreDiffersError, plan, restore
 
     ctx = session.context()
     entry = ctx.catalog.resolve(snapshot)

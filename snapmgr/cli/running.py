@@ -6,13 +6,13 @@ import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.command import CommandRunner, redact
-from snapmgr.units import format_duration
+from snapmgr.contract.units import format_duration
+from snapmgr.system.command import CommandRunner, redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from snapmgr.records import Completed
+    from snapmgr.contract.records import Completed
 
 
 class VerboseRunner(CommandRunner):

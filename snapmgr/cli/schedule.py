@@ -11,14 +11,14 @@ import click
 
 from snapmgr.cli.output import print_lines, write_result
 from snapmgr.cli.params import DurationText, JobName, dry_run_option, json_option
-from snapmgr.errors import EXIT_OK, ConfigError, LackingError, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, LackingError, SnapmgrError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from snapmgr.catalog.manifest import Schedule
     from snapmgr.cli.session import Session
-    from snapmgr.manifest import Schedule
     from snapmgr.schedule.machine import Kind, Machine, Plan
 
 _SHOWN_TIMES = 3
@@ -111,8 +111,8 @@ def install(
 
 
 def _do_install(session: Session, machine: Machine, plan: Plan, *, unchecked: bool, yes: bool) -> None:
+    from snapmgr.contract.units import format_duration
     from snapmgr.schedule.machine import check_command, install
-    from snapmgr.units import format_duration
 
     _ask(plan, yes=yes)
     if not unchecked:
@@ -138,7 +138,7 @@ def _plan(
     kind: Kind | None,
     now: datetime,
 ) -> Plan:
-    from snapmgr.manifest import Schedule
+    from snapmgr.catalog.manifest import Schedule
     from snapmgr.schedule.machine import plan_install
     from snapmgr.schedule.times import local_zone, next_time, read_expression
 

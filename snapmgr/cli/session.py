@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.cli.output import Voice, print_document
-from snapmgr.errors import ConfigError, NotFoundError
+from snapmgr.contract.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from snapmgr.catalog import Catalog, Damaged
-    from snapmgr.config import Config, Job
-    from snapmgr.errors import SnapmgrError
-    from snapmgr.jobs.context import Context
+    from snapmgr.catalog.store import Catalog, Damaged
+    from snapmgr.config.model import Config, Job
+    from snapmgr.context import Context
+    from snapmgr.contract.errors import SnapmgrError
 
 
 @dataclass(kw_only=True)
@@ -36,7 +36,7 @@ class Session:
     def config(self) -> Config:
         """Return the configuration, read once. Raises ConfigError."""
         if self._config is None:
-            from snapmgr.config import load_config
+            from snapmgr.config.load import load_config
 
             self._config = load_config(self.config_path)
             self.voice.detail(f"configuration: {', '.join(map(str, self._config.files))}")
@@ -47,8 +47,8 @@ class Session:
 
         Raises ConfigError, CatalogError, LackingError.
         """
-        from snapmgr.catalog import Catalog
-        from snapmgr.jobs.resume import resume_servers
+        from snapmgr.access.resume import resume_servers
+        from snapmgr.catalog.store import Catalog
 
         catalog = Catalog(self.config().state_dir)
         for line in resume_servers(catalog):
@@ -58,7 +58,7 @@ class Session:
     def context(self) -> Context:
         """Return what jobs are handed, with our voice. Raises as `catalog`."""
         from snapmgr.cli.running import VerboseRunner
-        from snapmgr.jobs.context import Context
+        from snapmgr.context import Context
 
         return Context(
             config=self.config(),

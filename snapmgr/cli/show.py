@@ -9,18 +9,18 @@ import click
 
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import SnapshotName, json_option
-from snapmgr.errors import EXIT_OK, SnapmgrError
-from snapmgr.units import format_duration, format_size
+from snapmgr.contract.errors import EXIT_OK, SnapmgrError
+from snapmgr.contract.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.catalog import Entry
+    from snapmgr.capacity.series import Reading
+    from snapmgr.catalog.manifest import Lease, Manifest, SourcePosition
+    from snapmgr.catalog.physical import PhysicalRecord
+    from snapmgr.catalog.store import Entry
     from snapmgr.cli.session import Session
-    from snapmgr.jobs.context import Context
-    from snapmgr.jobs.fill import Reading
-    from snapmgr.manifest import Lease, Manifest, SourcePosition
-    from snapmgr.physical import PhysicalRecord
+    from snapmgr.context import Context
 
 
 _STATES = {
@@ -65,9 +65,9 @@ def command(session: Session, snapshot: str) -> int:
 
 def _readings(ctx: Context, manifest: Manifest, now: datetime) -> tuple[Reading, ...]:
     """Return how full its own room is, as it was seen last; of a job that is not configured with the default limits."""
-    from snapmgr.config import Job
-    from snapmgr.jobs.fill import limits_of, read_gauges
-    from snapmgr.jobs.filling import read_fills
+    from snapmgr.capacity.read import read_fills
+    from snapmgr.capacity.series import limits_of, read_gauges
+    from snapmgr.config.model import Job
 
     if manifest.state != "ready":
         return ()
@@ -77,7 +77,7 @@ def _readings(ctx: Context, manifest: Manifest, now: datetime) -> tuple[Reading,
 
 
 def _fullness(readings: tuple[Reading, ...], now: datetime) -> Iterator[str]:
-    from snapmgr.jobs.fill import describe
+    from snapmgr.capacity.series import describe
 
     for one in readings:
         yield f"filled      {describe(one.series, one.forecast, now)}"

@@ -9,15 +9,15 @@ import click
 
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.params import JobName, json_option
-from snapmgr.errors import EXIT_OK, ConfigError
-from snapmgr.units import format_duration
+from snapmgr.contract.errors import EXIT_OK, ConfigError
+from snapmgr.contract.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from snapmgr.catalog.manifest import Lease
     from snapmgr.cli.session import Session
-    from snapmgr.jobs.status import JobStatus
-    from snapmgr.manifest import Lease
+    from snapmgr.doctor.status import JobStatus
 
 _HEADS = ("JOB", "STATUS", "NEWEST", "AGE", "NEWEST VERIFIED", "NEXT")
 
@@ -45,10 +45,10 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     Only the state directory is read: quick, locks nothing, asks no storage and no server. How full storage is, is told
     as it was seen last, by a backup, prune or verify.
     """
+    from snapmgr.capacity.read import read_fills
     from snapmgr.cli.documents import mount
-    from snapmgr.jobs.filling import read_fills
-    from snapmgr.jobs.rebuild import job_of
-    from snapmgr.jobs.status import judge
+    from snapmgr.doctor.rebuild import job_of
+    from snapmgr.doctor.status import judge
     from snapmgr.schedule.times import local_zone
 
     chosen = session.jobs(jobs or session.config().jobs)
@@ -109,7 +109,7 @@ def _lines(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans: 
 
 def _gauge_lines(one: JobStatus, now: datetime) -> Iterator[str]:
     """Say of each job how full the storage is that its snapshots share, and which snapshot will be full first."""
-    from snapmgr.jobs.fill import describe
+    from snapmgr.capacity.series import describe
 
     calm = [reading for reading in one.gauges if reading.alarm is None and reading.series.last is not None]
     own = [reading for reading in calm if reading.series.native_id]

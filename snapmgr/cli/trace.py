@@ -13,9 +13,9 @@ import click
 
 from snapmgr.cli.output import clean, format_table, print_lines
 from snapmgr.cli.params import DurationText, SizeText, json_option
-from snapmgr.errors import EXIT_OK, ConfigError, NotFoundError, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, NotFoundError, SnapmgrError
+from snapmgr.contract.units import format_duration, format_size
 from snapmgr.trace.analysis import By
-from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

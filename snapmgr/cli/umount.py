@@ -8,12 +8,12 @@ import click
 
 from snapmgr.cli.output import end_document, print_lines
 from snapmgr.cli.params import MountName, dry_run_option, json_option
-from snapmgr.errors import InUseError, NotFoundError, SnapmgrError, gravest
+from snapmgr.contract.errors import InUseError, NotFoundError, SnapmgrError, gravest
 
 if TYPE_CHECKING:
+    from snapmgr.catalog.manifest import Lease
     from snapmgr.cli.session import Session
-    from snapmgr.jobs.context import Context
-    from snapmgr.manifest import Lease
+    from snapmgr.context import Context
 
 
 @click.command(
@@ -62,7 +62,7 @@ def _release(
     session: Session, ctx: Context, what: str, lease: Lease | None, *, force: bool, dry_run: bool
 ) -> dict[str, Any]:
     from snapmgr.cli.documents import mount
-    from snapmgr.jobs.clone import end_clone
+    from snapmgr.verify.clone import end_clone
 
     failure: SnapmgrError | None = None
     try:
@@ -84,7 +84,7 @@ def _release(
 
 def _find(ctx: Context, what: str) -> Lease:
     """Return the lease that `what` names: by itself, or by the snapshot that it names ("latest")."""
-    from snapmgr.jobs.attach import find_lease
+    from snapmgr.access.attach import find_lease
 
     try:
         return find_lease(ctx, what)
@@ -97,7 +97,7 @@ def _find(ctx: Context, what: str) -> Lease:
 
 
 def _refuse_busy(lease: Lease) -> None:
-    from snapmgr.host import is_alive
+    from snapmgr.system.host import is_alive
 
     if not lease.stays and is_alive(lease.holder):
         raise InUseError(

@@ -25,6 +25,6 @@ Examples:
 @click.pass_obj
 def command(session: Session, snapshots: tuple[str, ...], *, dry_run: bool) -> int:
     """Leave pinned snapshots to the retention rules again."""
-    from snapmgr.jobs.pin import unpin
+    from snapmgr.keep.pin import unpin
 
     return change_pins(session, snapshots, unpin, "unpinned", dry_run=dry_run)

@@ -8,13 +8,13 @@ import click
 
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import ShareText, SnapshotName, dry_run_option, json_option
-from snapmgr.errors import EXIT_OK, VerificationError
-from snapmgr.units import format_duration
+from snapmgr.contract.errors import EXIT_OK, VerificationError
+from snapmgr.contract.units import format_duration
 
 if TYPE_CHECKING:
-    from snapmgr.catalog import Entry
+    from snapmgr.catalog.store import Entry
     from snapmgr.cli.session import Session
-    from snapmgr.config import Verify
+    from snapmgr.config.model import Verify
 
 
 @click.command(
@@ -38,7 +38,7 @@ def command(session: Session, snapshot: str, *, check: str | None, tables: float
     the job's check command runs on the clone. The result is recorded. Exit code 6: the snapshot does not restore. Exit
     code 7: there is no server program here to try it with, which says nothing about the snapshot.
     """
-    from snapmgr.jobs.verify import verify
+    from snapmgr.verify.run import verify
 
     ctx = session.context()
     entry = ctx.catalog.resolve(snapshot)
@@ -67,7 +67,7 @@ def _how(session: Session, entry: Entry, check: str | None, tables: float | None
     """Return the job's verify table with what the command line says instead."""
     import msgspec
 
-    from snapmgr.config import Verify
+    from snapmgr.config.model import Verify
 
     manifest = entry.manifest
     job = session.config().jobs.get(manifest.job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 
 _HEAD = """\
 # snapmgr's configuration. Check it with `snapmgr config validate` and `snapmgr doctor`.

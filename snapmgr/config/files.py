@@ -8,8 +8,8 @@ import stat
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.errors import ConfigError
-from snapmgr.trust import changeable
+from snapmgr.contract.errors import ConfigError
+from snapmgr.system.trust import changeable
 
 if TYPE_CHECKING:
     from pathlib import Path

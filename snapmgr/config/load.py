@@ -11,7 +11,7 @@ from snapmgr.config import model
 from snapmgr.config.files import list_files, read_toml
 from snapmgr.config.model import Config, Job, Prepare, Retention, Verify
 from snapmgr.config.values import describe_unknown, read_table, show
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 
 DEFAULT_PATH = Path("/etc/snapmgr/snapmgr.toml")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from snapmgr.errors import NotFoundError
+from snapmgr.contract.errors import NotFoundError
 
 # Markers for the texts that become numbers or must have a form; `snapmgr.config.values` parses them.
 Duration = Annotated[float, "duration"]
@@ -148,7 +148,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     jobs: dict[str, Job]
     """By name, in the order of the files."""
     backends: dict[str, dict[str, Any]]
-    """``[backend.NAME]`` as it is written; `snapmgr.plugins.make_backend` knows its types."""
+    """``[backend.NAME]`` as it is written; `snapmgr.config.plugins.make_backend` knows its types."""
 
     def job(self, name: str) -> Job:
         """Return the job called `name`. Raises NotFoundError, which names the jobs that there are."""

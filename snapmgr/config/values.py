@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 
 import msgspec
 
-from snapmgr.units import parse_duration, parse_size
+from snapmgr.contract.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 
 
 def own_command(config_path: Path, job: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 from snapmgr.schedule.systemd import PATH
 from snapmgr.schedule.times import cron_fields
 

@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.command import CommandRunner
-from snapmgr.errors import CommandError, LackingError, SnapmgrError
-from snapmgr.files import is_abandoned, replace_file
+from snapmgr.contract.errors import CommandError, LackingError, SnapmgrError
 from snapmgr.schedule.command import own_command
 from snapmgr.schedule.cron import ENVIRONMENT, cron_text, shell_command
 from snapmgr.schedule.systemd import PATH, service_text, timer_text
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.files import is_abandoned, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.catalog import Catalog
-    from snapmgr.config import Job
-    from snapmgr.manifest import Schedule
+    from snapmgr.catalog.manifest import Schedule
+    from snapmgr.catalog.store import Catalog
+    from snapmgr.config.model import Job
 
 Kind = Literal["systemd", "cron"]
 

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 from oncalendar import BaseIterator, OnCalendarError, TzIterator, parse_tz
 
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -13,24 +13,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.command import CommandRunner
-from snapmgr.errors import ConfigError, LackingError, NotQuiescedError, StorageError
-from snapmgr.files import write_file
-from snapmgr.manifest import Position
-from snapmgr.mysql.client import ConnectionLostError, MysqlError, connect
-from snapmgr.mysql.engines import SYSTEM_SCHEMAS
-from snapmgr.mysql.rundir import as_user
-from snapmgr.records import Reason
+from snapmgr.catalog.manifest import Position
+from snapmgr.contract.errors import ConfigError, LackingError, NotQuiescedError, StorageError
+from snapmgr.contract.records import Reason
+from snapmgr.contract.units import format_duration
+from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError, connect
+from snapmgr.mysql.datadir.engines import SYSTEM_SCHEMAS
+from snapmgr.mysql.server.rundir import as_user
 from snapmgr.stage.infofile import parse_binlog_info, read_state, read_text
 from snapmgr.stage.request import ApplyRequest, BrokenChainError, Filled, FillRequest, Progress
 from snapmgr.stage.source import Source, open_source
 from snapmgr.stage.stagefolder import measure, require_empty
 from snapmgr.stage.toolreason import explain, missing_privileges
-from snapmgr.units import format_duration
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.files import write_file
 
 if TYPE_CHECKING:
-    from snapmgr.mysql.client import Connection
-    from snapmgr.physical import ToolName
+    from snapmgr.catalog.physical import ToolName
+    from snapmgr.mysql.connect.client import Connection
 
 _POLL_S = 0.5
 _INNER = "clone"

@@ -9,24 +9,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from snapmgr.command import CommandRunner, find_program
-from snapmgr.errors import CommandError, ConfigError, LackingError, NotQuiescedError, StorageError
-from snapmgr.mysql.identity import program_of
-from snapmgr.mysql.origin import version_number
-from snapmgr.records import Reason
+from snapmgr.contract.errors import CommandError, ConfigError, LackingError, NotQuiescedError, StorageError
+from snapmgr.contract.records import Reason
+from snapmgr.mysql.connect.identity import program_of
+from snapmgr.mysql.datadir.origin import version_number
 from snapmgr.stage.infofile import read_state
 from snapmgr.stage.request import BrokenChainError, Filled, Staged
 from snapmgr.stage.source import Source, open_source
 from snapmgr.stage.stagefolder import give_to, measure, require_empty
 from snapmgr.stage.toolrun import login_file, require_completed, run_tool
 from snapmgr.stage.toolwatch import Watch
-from snapmgr.trust import changeable, exchangeable
+from snapmgr.system.command import CommandRunner, find_program
+from snapmgr.system.trust import changeable, exchangeable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.manifest import Position, SourcePosition
-    from snapmgr.physical import ToolName
+    from snapmgr.catalog.manifest import Position, SourcePosition
+    from snapmgr.catalog.physical import ToolName
     from snapmgr.stage.request import ApplyRequest, FillRequest
 
 _VERSION = re.compile(r"(?:MariaDB server|version) (?P<version>\d+\.\d+\.\d+\S*)")

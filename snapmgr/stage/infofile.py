@@ -11,11 +11,11 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from snapmgr.errors import LackingError, NotFoundError, StorageError
-from snapmgr.manifest import Position
-from snapmgr.mysql.origin import read_origin
-from snapmgr.mysql.plainfile import open_plain
-from snapmgr.physical import State
+from snapmgr.catalog.manifest import Position
+from snapmgr.catalog.physical import State
+from snapmgr.contract.errors import LackingError, NotFoundError, StorageError
+from snapmgr.mysql.datadir.origin import read_origin
+from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.stage.request import Staged
 
 BackupType = Literal["full-backuped", "incremental", "log-applied", "full-prepared"]

@@ -10,8 +10,8 @@ import os
 import re
 from contextlib import suppress
 
-from snapmgr.errors import StorageError
-from snapmgr.mysql.plainfile import open_plain
+from snapmgr.contract.errors import StorageError
+from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.stage.request import Filled
 
 _IGNORED = re.compile(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
-from snapmgr.manifest import Position, SourcePosition
-from snapmgr.mysql.client import MysqlError
+from snapmgr.catalog.manifest import Position, SourcePosition
+from snapmgr.mysql.connect.client import MysqlError
 from snapmgr.stage.copytool import CopyTool, apply_options, fill_options
 from snapmgr.stage.infofile import SlaveInfo, read_slave_info
 
 if TYPE_CHECKING:
-    from snapmgr.mysql.replication import Channel
-    from snapmgr.physical import ToolName
+    from snapmgr.catalog.physical import ToolName
+    from snapmgr.mysql.lock.replication import Channel
     from snapmgr.stage.request import ApplyRequest, FillRequest, Staged
     from snapmgr.stage.source import Source
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import StorageError
+from snapmgr.contract.errors import StorageError
 from snapmgr.tree.walk import FOLDER_FLAGS, reach, shown
 
 if TYPE_CHECKING:

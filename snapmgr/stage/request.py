@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from snapmgr.errors import StorageError
-from snapmgr.manifest import Position, SourcePosition
-from snapmgr.mysql.client import Credentials
-from snapmgr.mysql.identity import ServerIdentity
-from snapmgr.mysql.origin import Flavor
-from snapmgr.physical import State, ToolName
-from snapmgr.records import Reason
+from snapmgr.catalog.manifest import Position, SourcePosition
+from snapmgr.catalog.physical import State, ToolName
+from snapmgr.contract.errors import StorageError
+from snapmgr.contract.records import Reason
+from snapmgr.mysql.connect.client import Credentials
+from snapmgr.mysql.connect.identity import ServerIdentity
+from snapmgr.mysql.datadir.origin import Flavor
 
 
 class BrokenChainError(StorageError):
@@ -47,7 +47,7 @@ class FillRequest:
     """Where the tool's log goes: a file of mode 0600, replaced. It stays, whatever comes."""
     credentials: Credentials
     identity: ServerIdentity
-    """The server that is meant: `snapmgr.mysql.identity.identify`."""
+    """The server that is meant: `snapmgr.mysql.connect.identity.identify`."""
     from_lsn: int = 0
     """0 for a full backup; else what has changed since."""
     throttle: int = 0

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from snapmgr.errors import CatalogError, NotFoundError, StorageError
-from snapmgr.files import write_file
+from snapmgr.contract.errors import CatalogError, NotFoundError, StorageError
 from snapmgr.stage.crew import Crew, Piece
 from snapmgr.stage.opened import open_file, open_folder
+from snapmgr.system.files import write_file
 from snapmgr.tree.facts import facts_of
 from snapmgr.tree.walk import reach, shown, walk
 

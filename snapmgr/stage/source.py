@@ -7,24 +7,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import LackingError, NotQuiescedError
-from snapmgr.mysql.abilities import probe_abilities
-from snapmgr.mysql.client import ConnectionLostError, MysqlError, connect
-from snapmgr.mysql.identity import identify
-from snapmgr.mysql.layout import read_layout
-from snapmgr.mysql.levels import Needs
-from snapmgr.mysql.replication import applies_in_parallel, read_channels, rows_are_ahead
+from snapmgr.contract.errors import LackingError, NotQuiescedError
+from snapmgr.mysql.connect.abilities import probe_abilities
+from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.datadir.layout import read_layout
+from snapmgr.mysql.lock.levels import Needs
+from snapmgr.mysql.lock.replication import applies_in_parallel, read_channels, rows_are_ahead
 from snapmgr.stage.request import BrokenChainError
 from snapmgr.stage.toolreason import missing_privileges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.mysql.abilities import Abilities
-    from snapmgr.mysql.client import Connection, Credentials
-    from snapmgr.mysql.identity import ServerIdentity
-    from snapmgr.mysql.layout import Layout
-    from snapmgr.mysql.replication import Channel
+    from snapmgr.mysql.connect.abilities import Abilities
+    from snapmgr.mysql.connect.client import Connection, Credentials
+    from snapmgr.mysql.connect.identity import ServerIdentity
+    from snapmgr.mysql.datadir.layout import Layout
+    from snapmgr.mysql.lock.replication import Channel
 
 _REDO_NAMES = ("innodb_log_file_size", "innodb_log_files_in_group", "innodb_redo_log_capacity")
 _LSN_NAMES = ("Innodb_lsn_current", "Innodb_redo_log_current_lsn")
@@ -95,7 +95,7 @@ class Source:
     def why_inexact(self) -> str:
         """Return why no position is exact though commits are blocked by BACKUP STAGE; "" if it is. Raises MysqlError.
 
-        As in `snapmgr.mysql.levels`, where each was measured.
+        As in `snapmgr.mysql.lock.levels`, where each was measured.
         """
         needs = self.needs
         if needs.unstaged_engines:

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import StorageError
+from snapmgr.contract.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

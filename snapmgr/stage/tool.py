@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from snapmgr.errors import ConfigError, LackingError
-from snapmgr.mysql.origin import Flavor
-from snapmgr.physical import State, ToolName
+from snapmgr.catalog.physical import State, ToolName
+from snapmgr.contract.errors import ConfigError, LackingError
+from snapmgr.mysql.datadir.origin import Flavor
 from snapmgr.stage.cloneplugin import CloneTool
 from snapmgr.stage.infofile import read_state
 from snapmgr.stage.mariabackup import MariabackupTool
-from snapmgr.stage.request import (
-    ApplyRequest,
-    BrokenChainError,
-    Filled,
-    FillRequest,
-    Progress,
-    Staged,
-    Tool,
-)
+from snapmgr.stage.request import ApplyRequest, BrokenChainError, Filled, FillRequest, Progress, Staged, Tool
 from snapmgr.stage.xtrabackup import XtrabackupTool
 
 __all__ = [

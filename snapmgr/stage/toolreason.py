@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from snapmgr.errors import LackingError, SnapmgrError, StorageError
+from snapmgr.contract.errors import LackingError, SnapmgrError, StorageError
 from snapmgr.stage.request import BrokenChainError, FullError
 
 _SHOWN_LINES = 4

@@ -8,16 +8,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from snapmgr.command import dying_with_us, running
-from snapmgr.errors import CatalogError, StorageError
-from snapmgr.mysql.client import login_options
+from snapmgr.contract.errors import CatalogError, StorageError
+from snapmgr.contract.units import format_duration
+from snapmgr.mysql.connect.client import login_options
 from snapmgr.stage.toolreason import explain
-from snapmgr.units import format_duration
+from snapmgr.system.command import dying_with_us, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from snapmgr.mysql.client import Credentials
+    from snapmgr.mysql.connect.client import Credentials
 
 COMPLETED = "completed OK!"
 """The tools' last words. An exit code of 0 without them is a failure (both manuals say so)."""

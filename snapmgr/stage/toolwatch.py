@@ -6,10 +6,10 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import StorageError
+from snapmgr.contract.errors import StorageError
+from snapmgr.contract.units import format_size
 from snapmgr.stage.request import Progress
 from snapmgr.stage.toolrun import written_bytes
-from snapmgr.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 from snapmgr.stage.copytool import CopyTool, apply_options, fill_options
 
 if TYPE_CHECKING:
-    from snapmgr.manifest import Position, SourcePosition
-    from snapmgr.physical import ToolName
+    from snapmgr.catalog.manifest import Position, SourcePosition
+    from snapmgr.catalog.physical import ToolName
     from snapmgr.stage.request import ApplyRequest, FillRequest, Staged
     from snapmgr.stage.source import Source
 

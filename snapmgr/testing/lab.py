@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from snapmgr.api import AttachRecord, NotMine
-from snapmgr.blockdev import find_target
-from snapmgr.command import CommandRunner
-from snapmgr.host import boot_id
-from snapmgr.mount import KernelMounter, mounted
-from snapmgr.trigger import Trigger
+from snapmgr.backup.trigger import Trigger
+from snapmgr.system.blockdev import find_target
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.host import boot_id
+from snapmgr.system.mount import KernelMounter, mounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

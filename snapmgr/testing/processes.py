@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.host import is_alive, this_process
+from snapmgr.system.host import is_alive, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from snapmgr.manifest import Process
+    from snapmgr.system.host import Process
 
 _ORPHANS_S = 2.0
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from snapmgr.api import FireError, StorageError
+from snapmgr.backup.trigger import Trigger
 from snapmgr.testing import processes, trees
 from snapmgr.testing.lab import Contract, Lab, new_id
 from snapmgr.testing.trees import fingerprint, plant, same
-from snapmgr.trigger import Trigger
 
 if TYPE_CHECKING:
     from pathlib import Path

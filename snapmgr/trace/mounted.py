@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.errors import ConfigError, LackingError, NotFoundError, SnapmgrError
+from snapmgr.contract.errors import ConfigError, LackingError, NotFoundError, SnapmgrError
 from snapmgr.trace.counters import read_counters
 
 if TYPE_CHECKING:

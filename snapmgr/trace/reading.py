@@ -7,7 +7,7 @@ import zlib
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, BinaryIO
 
-from snapmgr.errors import NotFoundError, SnapmgrError
+from snapmgr.contract.errors import NotFoundError, SnapmgrError
 from snapmgr.trace.accesslog import Reader
 
 if TYPE_CHECKING:

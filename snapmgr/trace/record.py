@@ -19,15 +19,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapmgr import __version__
-from snapmgr.command import start_for_user, wait_for
-from snapmgr.errors import ConfigError, LackingError, SnapmgrError
+from snapmgr.contract.errors import ConfigError, LackingError, SnapmgrError
+from snapmgr.system.command import start_for_user, wait_for
 from snapmgr.trace.accesslog import HEADER, TRAILER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from snapmgr.command import Process
+    from snapmgr.system.command import Process
     from snapmgr.trace.mounted import Mounted
 
 StoppedBy = Literal["command", "signal", "time", "size", "mount"]

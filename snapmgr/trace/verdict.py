@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.units import format_duration, format_size
+from snapmgr.contract.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

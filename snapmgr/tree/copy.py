@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import StorageError
+from snapmgr.contract.errors import StorageError
 from snapmgr.tree import kernel
 from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.walk import FOLDER_FLAGS, Step, allocated, is_full, reach, shown, walk

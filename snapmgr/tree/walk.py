@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.errors import StorageError
+from snapmgr.contract.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator

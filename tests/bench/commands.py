@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import btrfsutil
 
-from snapmgr.jobs.backup import backup
+from snapmgr.backup.run import backup
 from support.scene import Scene, btrfs_scene
 
 if TYPE_CHECKING:

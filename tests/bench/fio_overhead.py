@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from snapmgr.bench.fio import parse_document, run_fio
 from snapmgr.bench.measure.counters import Counters
 from snapmgr.bench.statistics.ratio import paired_ratio
-from snapmgr.command import CommandRunner
+from snapmgr.system.command import CommandRunner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,8 +18,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.sweep import delete
+from snapmgr.access.deletion import delete
+from snapmgr.backup.run import backup
 from support.load import WriteLoad, write_load
 from support.samples import quantile
 from support.scene import Scene

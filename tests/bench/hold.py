@@ -19,9 +19,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.sweep import delete
-from snapmgr.mysql import client
+from snapmgr.access.deletion import delete
+from snapmgr.backup.run import backup
+from snapmgr.mysql.connect import client
 from support.bare import bare_snapshot
 from support.load import WriteLoad, write_load
 from support.samples import quantile

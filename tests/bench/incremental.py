@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from snapmgr.units import format_size, parse_size
+from snapmgr.contract.units import format_size, parse_size
 from support import faults
 from support.extents import occupied_bytes
 from support.juicefs import juicefs_volume

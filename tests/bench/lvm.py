@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Self
 import pymysql
 
 from bench.inguest import enter_guest
-from snapmgr.command import clean_environment
-from snapmgr.jobs.attach import attached, data_path
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.sweep import delete
+from snapmgr.access.attach import attached, data_path
+from snapmgr.access.deletion import delete
+from snapmgr.backup.run import backup
+from snapmgr.system.command import clean_environment
 from snapmgr_lvm.armed import LvmArmed
 from support.exactness import Taken, check_copy
 from support.load import write_load
@@ -119,7 +119,7 @@ def watched_commands(seen: list[tuple[str, ...]]) -> Iterator[None]:
 
 
 def _lock(cursor: pymysql.cursors.Cursor) -> None:
-    """Take the lock, giving way to a circle of waiting writers as snapmgr does (snapmgr.mysql.quiesce)."""
+    """Take the lock, giving way to a circle of waiting writers as snapmgr does (snapmgr.mysql.lock.quiesce)."""
     cursor.execute("SET SESSION lock_wait_timeout = 1")
     while True:
         try:

@@ -25,7 +25,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.units import format_duration, parse_duration, parse_size
+from snapmgr.contract.units import format_duration, parse_duration, parse_size
 from support.kinds import cache_folder
 from support.preparelab import samples as samples_file
 from support.preparelab.cells import BASE_DATA_BYTES, BASE_REDO_BYTES, WAYS, Cell, Way, all_cells, guess_s

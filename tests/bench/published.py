@@ -31,7 +31,7 @@ from snapmgr.bench.published.judgement import compare_published
 from snapmgr.bench.results.samples import Results, read
 from snapmgr.bench.scenarios.blog import scenario as blog
 from snapmgr.bench.statistics.comparison import groups
-from snapmgr.units import format_duration, format_quantity
+from snapmgr.contract.units import format_duration, format_quantity
 from support.spinningdisk import disk_library, preloading
 from support.storage import work_folder
 

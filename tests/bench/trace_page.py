@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from snapmgr.contract.units import format_size
 from snapmgr.trace.page import write_page
-from snapmgr.units import format_size
 from support.browser import Browser, browser
 from support.operations import prepare_operations
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.command import CommandRunner
+from snapmgr.system.command import CommandRunner
 from snapmgr.testing import BackendContract, Lab
 from snapmgr_btrfs import BtrfsBackend
 from support.storage import LoopFileSystem, loop_filesystem

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr import blockdev
-from snapmgr.blockdev import MountTree, backing_file, btrfs_devices, device_stack, parse_blkid, parse_lsblk
-from snapmgr.errors import CommandError, LackingError, StorageError
-from snapmgr.records import Completed
+from snapmgr.contract.errors import CommandError, LackingError, StorageError
+from snapmgr.contract.records import Completed
+from snapmgr.system import blockdev
+from snapmgr.system.blockdev import MountTree, backing_file, btrfs_devices, device_stack, parse_blkid, parse_lsblk
 
 RECORDING = json.loads((Path(__file__).parent / "blockdev/lvm-luks-md-btrfs.json").read_text())
 MOUNTS = blockdev.parse_mountinfo(os.fsencode(RECORDING["mountinfo"]))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from snapmgr.api import StorageError
-from snapmgr.errors import CommandError
-from snapmgr.records import BlockDevice, Completed, Mount, Pool, Target
+from snapmgr.contract.errors import CommandError
+from snapmgr.contract.records import BlockDevice, Completed, Mount, Pool, Target
 from snapmgr_lvm import gauges, inventory
 from snapmgr_lvm.config import LvmConfig
 from snapmgr_lvm.locating import locate

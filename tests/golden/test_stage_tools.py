@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.errors import LackingError, StorageError
-from snapmgr.manifest import Position
-from snapmgr.mysql.client import Credentials
-from snapmgr.mysql.identity import ServerIdentity
+from snapmgr.catalog.manifest import Position
+from snapmgr.contract.errors import LackingError, StorageError
+from snapmgr.mysql.connect.client import Credentials
+from snapmgr.mysql.connect.identity import ServerIdentity
 from snapmgr.stage.infofile import read_state
 from snapmgr.stage.mariabackup import MariabackupTool
 from snapmgr.stage.request import ApplyRequest, BrokenChainError, FillRequest, Staged

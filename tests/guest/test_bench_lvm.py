@@ -14,7 +14,7 @@ import pytest
 
 from snapmgr.bench.results.samples import read
 from snapmgr.bench.storage.stacks import STACKS, lacking
-from snapmgr.host import start_ticks
+from snapmgr.system.host import start_ticks
 from snapmgr.testing.processes import spawn
 from snapmgr_lvm import dm
 from support import lvm

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.jobs import backup as backup_job
+from snapmgr.backup import run as backup_job
 from snapmgr_lvm import report
 from support import lvm
 from support.lvm import run

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from snapmgr.access import autoextend as relief
+from snapmgr.capacity import series as fill
 from snapmgr.cli.main import main
-from snapmgr.jobs import fill, relief
 from support.lvm import run
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from snapmgr.jobs import firing
+from snapmgr.backup import fire as firing
 from snapmgr_lvm import report
 from support import lvm, tracer
 from support.thoroughness import CAMPAIGN, crash_every

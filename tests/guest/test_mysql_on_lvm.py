@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.jobs.attach import attached, data_path
+from snapmgr.access.attach import attached, data_path
 from support.exactness import check_copy
 from support.lvmscene import lvm_scene, take_by_command
 from support.thoroughness import CAMPAIGN

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from snapmgr.catalog.inplace import reversions
 from snapmgr.cli.main import main
-from snapmgr.jobs.reversion import reversions
 from snapmgr.testing.processes import spawn
 from support import lvm
 from support.scene import Scene

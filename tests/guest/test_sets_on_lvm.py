@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.jobs.attach import attached, copies, data_path
+from snapmgr.access.attach import attached, copies, data_path
 from support.exactness import check_copy
 from support.lvmscene import lvm_scene, take_by_command
 
 if TYPE_CHECKING:
-    from snapmgr.manifest import Lease, Manifest
+    from snapmgr.catalog.manifest import Lease, Manifest
 
 pytestmark = pytest.mark.needs("root", "mariadbd")
 SETS = 2

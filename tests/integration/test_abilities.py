@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.config import Job
-from snapmgr.errors import NotQuiescedError
-from snapmgr.jobs.account import grant_statements, missing_privileges, needed_privileges, read_grants
-from snapmgr.jobs.source import probe_server
-from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.levels import Needs, choose
-from snapmgr.mysql.quiesce import Bounds, locked
+from snapmgr.config.model import Job
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.doctor.account import grant_statements, missing_privileges, needed_privileges, read_grants
+from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.lock.levels import Needs, choose
+from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.source.locate import probe_server
 from support.kinds import KINDS, kinds
 from support.server import private_server
 from support.storage import work_folder

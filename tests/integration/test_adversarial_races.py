@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.blockdev import read_mounts
-from snapmgr.catalog import Catalog
-from snapmgr.config import Config
-from snapmgr.errors import ConfigError, SnapmgrError, StorageError
-from snapmgr.jobs.attach import attach, release
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.context import Context
-from snapmgr.jobs.fix import fix
-from snapmgr.jobs.restore import restore
-from snapmgr.mount import bind, remove_point, unmount
-from snapmgr.mysql.rundir import make_run_dir
-from snapmgr.mysql.server import run_folder
+from snapmgr.access.attach import attach, release
+from snapmgr.backup.run import backup
+from snapmgr.catalog.store import Catalog
+from snapmgr.config.model import Config
+from snapmgr.context import Context
+from snapmgr.contract.errors import ConfigError, SnapmgrError, StorageError
+from snapmgr.doctor.fix import fix
+from snapmgr.mysql.server.rundir import make_run_dir
+from snapmgr.mysql.server.throwaway import run_folder
+from snapmgr.restore.run import restore
+from snapmgr.system.blockdev import read_mounts
+from snapmgr.system.mount import bind, remove_point, unmount
 from support.btrfs import run
 from support.scene import btrfs_scene
 from support.storage import work_folder

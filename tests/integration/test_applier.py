@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from snapmgr.errors import NotQuiescedError
-from snapmgr.mysql import applier
-from snapmgr.mysql.abilities import probe_abilities
-from snapmgr.mysql.applier import applier_stopped, restart_leftovers
-from snapmgr.mysql.client import Credentials, MysqlError, connect
-from snapmgr.mysql.identity import identify
-from snapmgr.mysql.replication import read_channels, read_sources
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.mysql.connect.abilities import probe_abilities
+from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.lock import applier
+from snapmgr.mysql.lock.applier import applier_stopped, restart_leftovers
+from snapmgr.mysql.lock.replication import read_channels, read_sources
 from support.processes import ended, wait_until
 from support.replicas import Pair, applies, inserting, receives, replica_pair
 from support.server import free_port
@@ -27,8 +27,8 @@ from support.storage import work_folder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from snapmgr.mysql.abilities import Abilities
-    from snapmgr.mysql.client import Connection
+    from snapmgr.mysql.connect.abilities import Abilities
+    from snapmgr.mysql.connect.client import Connection
 
 pytestmark = [pytest.mark.needs("mariadbd"), pytest.mark.timeout(120)]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.errors import BusyError, NotQuiescedError, VerificationError
-from snapmgr.jobs.attach import attached, data_path
-from snapmgr.jobs.backup import backup, plan_backup
-from snapmgr.jobs.prune import prune
-from snapmgr.jobs.verify import verify
+from snapmgr.access.attach import attached, data_path
+from snapmgr.backup.run import backup, plan_backup
+from snapmgr.contract.errors import BusyError, NotQuiescedError, VerificationError
+from snapmgr.keep.prune import prune
+from snapmgr.verify.run import verify
 from support.exactness import take_and_check
 from support.scene import Scene, btrfs_scene
 from support.server import private_server, server_user

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import LaterStepError, NotQuiescedError
-from snapmgr.jobs import firing
-from snapmgr.jobs import run as run_module
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.prune import plan_prune, prune
-from snapmgr.jobs.run import run_job
+from snapmgr import jobrun as run_module
+from snapmgr.backup import fire as firing
+from snapmgr.backup.run import backup
+from snapmgr.contract.errors import LaterStepError, NotQuiescedError
+from snapmgr.jobrun import run_job
+from snapmgr.keep.prune import plan_prune, prune
 from support.scene import Scene, btrfs_scene
 from support.server import server_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.manifest import Manifest
+    from snapmgr.catalog.manifest import Manifest
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "mariadbd")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.errors import StorageError
-from snapmgr.jobs.attach import attached
-from snapmgr.jobs.backup import backup, plan_backup
-from snapmgr.jobs.sweep import sweep
+from snapmgr.access.attach import attached
+from snapmgr.backup.run import backup, plan_backup
+from snapmgr.backup.sweep import sweep
+from snapmgr.contract.errors import StorageError
 from support.faults import Faults
 from support.scene import Scene
 

@@ -11,8 +11,7 @@ import pytest
 from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.event import GtidEvent, MariadbGtidEvent, XidEvent
 
-from snapmgr.mysql.binlog import read_tail
-from snapmgr.mysql.binlog_events import (
+from snapmgr.mysql.binlog.events import (
     EventType,
     GtidList,
     MariadbTransaction,
@@ -21,7 +20,8 @@ from snapmgr.mysql.binlog_events import (
     Rotate,
     Xid,
 )
-from snapmgr.mysql.binlog_reader import iterate
+from snapmgr.mysql.binlog.reader import iterate
+from snapmgr.mysql.binlog.tail import read_tail
 from support import binlogs
 from support.kinds import KINDS, SYSTEM, each_kind
 from support.server import private_server

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pymysql
 import pytest
 
-from snapmgr.mysql.binlog import read_tail, tail
-from snapmgr.mysql.binlog_events import GtidList, PreviousGtids
-from snapmgr.mysql.binlog_reader import iterate
-from snapmgr.mysql.gtid import MariadbGtidPosition, MysqlGtidSet
+from snapmgr.mysql.binlog.events import GtidList, PreviousGtids
+from snapmgr.mysql.binlog.gtid import MariadbGtidPosition, MysqlGtidSet
+from snapmgr.mysql.binlog.reader import iterate
+from snapmgr.mysql.binlog.tail import read_tail, tail
 from support import binlogs
 from support.copies import frozen
 from support.kinds import KINDS, each_kind

@@ -12,9 +12,9 @@ from textwrap import dedent
 
 import pytest
 
-from snapmgr import blockdev
-from snapmgr.blockdev import backing_file, find_target
-from snapmgr.command import CommandRunner
+from snapmgr.system import blockdev
+from snapmgr.system.blockdev import backing_file, find_target
+from snapmgr.system.command import CommandRunner
 from support.storage import loop_filesystem, shielded, work_folder
 
 MIB = 1024**2
@@ -89,8 +89,8 @@ def test_a_subvolume_mounted_elsewhere_and_nested_mounts():
         output = isolated(
             f"""
             import os, sys
-            from snapmgr.blockdev import find_target
-            from snapmgr.command import CommandRunner
+            from snapmgr.system.blockdev import find_target
+            from snapmgr.system.command import CommandRunner
             run = CommandRunner().run
             odd = sys.argv[1] + "/odd\\tna\\\\me\\nx é"
             os.mkdir(odd)
@@ -152,8 +152,8 @@ def test_the_walk_of_the_table_agrees_with_the_kernel():
         output = isolated(
             """
             import os, sys
-            from snapmgr.blockdev import _mount_id, MountTree, read_mounts
-            from snapmgr.command import CommandRunner
+            from snapmgr.system.blockdev import _mount_id, MountTree, read_mounts
+            from snapmgr.system.command import CommandRunner
             run = CommandRunner().run
             base = sys.argv[1] + "/t"
             os.makedirs(base)
@@ -204,8 +204,8 @@ def test_udevs_database_is_believed_where_it_fits_and_only_there():
         output = isolated(
             f"""
             import json, os
-            from snapmgr.blockdev import find_target
-            from snapmgr.command import CommandRunner
+            from snapmgr.system.blockdev import find_target
+            from snapmgr.system.command import CommandRunner
             os.makedirs("/run/udev", exist_ok=True)
             CommandRunner().run(["mount", "-t", "tmpfs", "udev", "/run/udev"])
             os.mkdir("/run/udev/data")
@@ -213,7 +213,7 @@ def test_udevs_database_is_believed_where_it_fits_and_only_there():
 
             class Silent:
                 def run(self, argv, **_):
-                    from snapmgr.errors import CommandError
+                    from snapmgr.contract.errors import CommandError
                     raise CommandError(argv[0])
 
             seen = []

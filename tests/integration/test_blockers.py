@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pymysql
 import pytest
 
-from snapmgr.errors import NotQuiescedError
-from snapmgr.mysql import blockers
-from snapmgr.mysql.abilities import probe_abilities
-from snapmgr.mysql.blockers import find_blockers, wait_for_blockers
-from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.identity import identify
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.mysql.connect.abilities import probe_abilities
+from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.lock import blockers
+from snapmgr.mysql.lock.blockers import find_blockers, wait_for_blockers
 from support.kinds import KINDS, SYSTEM
 from support.load import write_load
 from support.server import private_server
@@ -25,9 +25,9 @@ from support.storage import work_folder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from snapmgr.mysql.blockers import Blocker
-    from snapmgr.mysql.client import Connection
-    from snapmgr.mysql.levels import LockLevel
+    from snapmgr.mysql.connect.client import Connection
+    from snapmgr.mysql.lock.blockers import Blocker
+    from snapmgr.mysql.lock.levels import LockLevel
     from support.server import PrivateServer
 
 SHOWS_LOCKS = ("--performance-schema=ON", "--performance-schema-instrument=wait/lock/metadata/sql/mdl=ON")

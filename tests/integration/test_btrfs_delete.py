@@ -11,7 +11,7 @@ import time
 import pytest
 
 from snapmgr.api import InUseError, StorageError
-from snapmgr.mount import bind, unmount
+from snapmgr.system.mount import bind, unmount
 from support.btrfs import attached, btrfs_disk, locate, make_backend, make_subvolume, new_record, run, take
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from snapmgr.api import InUseError, NotFoundError, Pool, StorageError
-from snapmgr.mount import mount_device, unmount
+from snapmgr.system.mount import mount_device, unmount
 from support.btrfs import attached, btrfs_disk, locate, make_backend, make_subvolume, new_record, run, take
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from snapmgr.api import LackingError, NotMine, StorageError
-from snapmgr.blockdev import find_target
-from snapmgr.mount import bind, mount_device, unmount
+from snapmgr.system.blockdev import find_target
+from snapmgr.system.mount import bind, mount_device, unmount
 from support.btrfs import attached, btrfs_disk, locate, make_backend, make_subvolume, new_record, run, take
 from support.crc32c import crc32c
 from support.storage import loop_filesystem, work_folder

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from snapmgr.api import FireError, LackingError, NotFoundError, StorageError
-from snapmgr.blockdev import read_mounts
-from snapmgr.trigger import Trigger
+from snapmgr.backup.trigger import Trigger
+from snapmgr.system.blockdev import read_mounts
 from support.btrfs import btrfs_disk, locate, make_backend, make_subvolume, run, take
 from support.storage import work_folder
 
@@ -115,7 +115,7 @@ def test_firing_starts_no_program_and_mounts_nothing(disk, monkeypatch):
 
         monkeypatch.setattr(subprocess.Popen, "__init__", forbidden)
         monkeypatch.setattr(os, "fork", forbidden)
-        monkeypatch.setattr("snapmgr.mountapi.new_mount", forbidden)
+        monkeypatch.setattr("snapmgr.system.mountapi.new_mount", forbidden)
         armed.launched = True
         assert len(armed.fire(_in(5))) == 1
 

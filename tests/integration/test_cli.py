@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.catalog import Catalog
-from snapmgr.jobs.sweep import delete
+from snapmgr.access.deletion import delete
+from snapmgr.catalog.store import Catalog
 from support.faults import Faults
 from support.scene import Scene, btrfs_scene
 from support.server import private_server

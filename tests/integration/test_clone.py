@@ -12,9 +12,9 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from snapmgr.catalog import Catalog
-from snapmgr.errors import InUseError, LackingError
-from snapmgr.jobs.clone import clone, end_clone, plan_clone
+from snapmgr.catalog.store import Catalog
+from snapmgr.contract.errors import InUseError, LackingError
+from snapmgr.verify.clone import clone, end_clone, plan_clone
 from support.clones import ask, clones_of, ending_clones, leases, nothing_left, problems
 from support.crashsite import tree_digest
 from support.kinds import each_kind

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.catalog import Catalog
+from snapmgr.catalog.store import Catalog
 from support.clones import ask, clones_of, leases, nothing_left, problems, unmounted
 from support.faults import Faults
 from support.processes import ended, wait_until
@@ -32,7 +32,7 @@ def _scene(scene):
 # Ends the command by SIGKILL at the Nth time that it writes its lease, before or after that.
 KILLED = """
 import os, signal, sys
-from snapmgr.catalog import Catalog
+from snapmgr.catalog.store import Catalog
 from snapmgr.cli.main import main
 number, after = int(sys.argv[1]), sys.argv[2] == "after"
 write, calls = Catalog.write_lease, []

@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.jobs.attach import attach, release
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.delete import delete_snapshots, examine
-from snapmgr.jobs.diagnosis import GONE
-from snapmgr.jobs.sweep import sweep
-from snapmgr.manifest import Verification
+from snapmgr.access.attach import attach, release
+from snapmgr.backup.run import backup
+from snapmgr.backup.sweep import sweep
+from snapmgr.catalog.manifest import GONE, Verification
+from snapmgr.keep.delete import delete_snapshots, examine
 from snapmgr.testing import processes
 from snapmgr.testing.trees import flush
 from support.scene import Scene
 
 if TYPE_CHECKING:
     from snapmgr.api import SnapshotRef
-    from snapmgr.manifest import Manifest
+    from snapmgr.catalog.manifest import Manifest
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
 

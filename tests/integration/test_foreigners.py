@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.host import lasting_machine_id
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.prune import prune
+from snapmgr.backup.run import backup
+from snapmgr.keep.prune import prune
+from snapmgr.system.host import lasting_machine_id
 from support.btrfs import run
 from support.scene import Scene, btrfs_scene
 from support.storage import loop_filesystem, work_folder
@@ -255,8 +255,8 @@ def test_a_clock_that_was_set_back_a_year(storage: Storage, monkeypatch: pytest.
 
     late = SimpleNamespace(now=lambda zone: datetime.now(zone) - back)
     with monkeypatch.context() as patched:
-        for module in ("backup", "prune", "attach", "verify"):
-            patched.setattr(f"snapmgr.jobs.{module}.datetime", late)
+        for module in ("backup.run", "keep.prune", "access.attach", "verify.run"):
+            patched.setattr(f"snapmgr.{module}.datetime", late)
         ctx = scene.context()
         (storage.source / "file").write_text("taken last")
         last = backup(ctx, ctx.config.job("demo"))

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import NotQuiescedError
-from snapmgr.host import is_alive, this_process
-from snapmgr.mysql.freeze import frozen, refuse_unsafe, thaw_leftovers
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.mysql.lock.freeze import frozen, refuse_unsafe, thaw_leftovers
+from snapmgr.system.host import is_alive, this_process
 from support.load import write_load
 from support.processes import state, wait_until
 from support.server import private_server

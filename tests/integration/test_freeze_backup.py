@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import NotQuiescedError
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.verify import verify
+from snapmgr.backup.run import backup
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.verify.run import verify
 from support.exactness import take_and_check
 from support.faults import Faults
 from support.freezing import traced

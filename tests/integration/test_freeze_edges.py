@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import LackingError, NotQuiescedError
-from snapmgr.host import this_process
-from snapmgr.mysql import freeze, guard
-from snapmgr.mysql.freeze import frozen, refuse_unsafe, thaw_leftovers
+from snapmgr.contract.errors import LackingError, NotQuiescedError
+from snapmgr.mysql.lock import freeze, guard
+from snapmgr.mysql.lock.freeze import frozen, refuse_unsafe, thaw_leftovers
+from snapmgr.system.host import this_process
 from support import faults, processes
 from support.freezing import frozen_file_system, traced
 from support.processes import wait_until
@@ -27,7 +27,7 @@ from support.storage import loop_filesystem, work_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.manifest import Process
+    from snapmgr.system.host import Process
     from support.server import PrivateServer
 
 TOLERANCE_S = 10.0

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Never
 
 import pytest
 
-from snapmgr.errors import InUseError, StorageError
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.prune import prune
-from snapmgr.jobs.sweep import delete
+from snapmgr.access.deletion import delete
+from snapmgr.backup.run import backup
+from snapmgr.contract.errors import InUseError, StorageError
+from snapmgr.keep.prune import prune
 from support.scene import Scene
 from support.storage import fill, loop_filesystem, work_folder
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import InUseError
-from snapmgr.jobs.directory import fingerprint
+from snapmgr.backup.directory import fingerprint
+from snapmgr.contract.errors import InUseError
 from support import faults
 from support.btrfs import run
 from support.faults import Faults

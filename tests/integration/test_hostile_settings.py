@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import NotQuiescedError
-from snapmgr.mysql.abilities import probe_abilities
-from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.identity import identify
-from snapmgr.mysql.levels import Needs, choose
-from snapmgr.mysql.lockless import lockless
-from snapmgr.mysql.quiesce import Bounds
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.mysql.connect.abilities import probe_abilities
+from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.lock.levels import Needs, choose
+from snapmgr.mysql.lock.lockless import lockless
+from snapmgr.mysql.lock.quiesce import Bounds
 from support.exactness import take_and_check
 from support.kinds import KINDS, each_kind
 from support.scene import btrfs_scene

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr import probe
-from snapmgr.catalog import Catalog
-from snapmgr.errors import SnapmgrError, StorageError
-from snapmgr.jobs.attach import attach, release
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.pin import pin
-from snapmgr.jobs.prune import prune
-from snapmgr.jobs.sweep import sweep
+from snapmgr.access.attach import attach, release
+from snapmgr.backup.run import backup
+from snapmgr.backup.sweep import sweep
+from snapmgr.catalog.store import Catalog
+from snapmgr.contract.errors import SnapmgrError, StorageError
+from snapmgr.keep.pin import pin
+from snapmgr.keep.prune import prune
+from snapmgr.system import probe
 from support.faults import Faults
 from support.freezing import frozen_file_system
 from support.scene import Scene, btrfs_scene

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import NotQuiescedError, VerificationError
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.source import LiveServer
-from snapmgr.jobs.verify import verify
-from snapmgr.mysql import levels
+from snapmgr.backup.run import backup
+from snapmgr.contract.errors import NotQuiescedError, VerificationError
+from snapmgr.mysql.lock import levels
+from snapmgr.source.locate import LiveServer
+from snapmgr.verify.run import verify
 from support.exactness import take
 from support.faults import Faults
 from support.kinds import KINDS, SYSTEM
@@ -31,8 +31,8 @@ from support.thoroughness import CAMPAIGN
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.jobs.context import Context
-    from snapmgr.mysql.client import Connection
+    from snapmgr.context import Context
+    from snapmgr.mysql.connect.client import Connection
     from support.exactness import Taken
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")

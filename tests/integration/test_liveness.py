@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import pymysql
 import pytest
 
-from snapmgr.manifest import QuiesceRecord
-from snapmgr.mysql.abilities import probe_abilities
-from snapmgr.mysql.client import Connection, Credentials, connect
-from snapmgr.mysql.identity import identify
-from snapmgr.mysql.levels import Needs, choose
-from snapmgr.mysql.quiesce import Bounds, locked
+from snapmgr.catalog.manifest import QuiesceRecord
+from snapmgr.mysql.connect.abilities import probe_abilities
+from snapmgr.mysql.connect.client import Connection, Credentials, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.lock.levels import Needs, choose
+from snapmgr.mysql.lock.quiesce import Bounds, locked
 from support.freezing import frozen_file_system
 from support.kinds import each_kind, kinds
 from support.locksite import (
@@ -45,7 +45,7 @@ from support.processes import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from snapmgr.mysql.heldlock import HeldLock
+    from snapmgr.mysql.lock.heldlock import HeldLock
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pymysql
 import pytest
 
-from snapmgr.errors import NotQuiescedError
-from snapmgr.mysql.abilities import probe_abilities
-from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.identity import identify
-from snapmgr.mysql.levels import Needs, choose
-from snapmgr.mysql.lockless import lockless
-from snapmgr.mysql.quiesce import Bounds
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.mysql.connect.abilities import probe_abilities
+from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.lock.levels import Needs, choose
+from snapmgr.mysql.lock.lockless import lockless
+from snapmgr.mysql.lock.quiesce import Bounds
 from support.kinds import KINDS, kinds
 from support.scene import btrfs_scene
 from support.server import private_server
@@ -25,7 +25,7 @@ from support.storage import work_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.mysql.lockless import NoLock
+    from snapmgr.mysql.lock.lockless import NoLock
     from support.server import PrivateServer
 
 pytestmark = pytest.mark.needs("mariadbd")

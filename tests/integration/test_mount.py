@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.blockdev import read_mounts
-from snapmgr.errors import InUseError, LackingError, NotFoundError, StorageError
-from snapmgr.mount import KernelMounter, bind, mount_device, remove_point, unmount
+from snapmgr.contract.errors import InUseError, LackingError, NotFoundError, StorageError
+from snapmgr.system.blockdev import read_mounts
+from snapmgr.system.mount import KernelMounter, bind, mount_device, remove_point, unmount
 from support.storage import loop_filesystem, work_folder
 
 pytestmark = pytest.mark.needs("root", "loop", "ext4")
@@ -69,7 +69,7 @@ def test_nothing_of_a_private_mount_survives_sigkill():
     with loop_filesystem("ext4", 32 << 20, base=Path("/dev/shm")) as disk:
         unmount(str(disk.point))
         script = (
-            "import sys, time\nfrom snapmgr.mount import KernelMounter\n"
+            "import sys, time\nfrom snapmgr.system.mount import KernelMounter\n"
             f"with KernelMounter().private({disk.device!r}, 'ext4') as private:\n"
             "    print('mounted', flush=True)\n    time.sleep(60)\n"
         )

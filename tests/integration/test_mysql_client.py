@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import ConfigError
-from snapmgr.mysql.client import ConnectionLostError, Credentials, MysqlError, connect
+from snapmgr.contract.errors import ConfigError
+from snapmgr.mysql.connect.client import ConnectionLostError, Credentials, MysqlError, connect
 from support.processes import halt
 from support.server import PrivateServer, private_server
 from support.storage import work_folder

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.command import find_program
-from snapmgr.errors import LackingError, NotQuiescedError, SnapmgrError
-from snapmgr.mysql.client import Credentials, MysqlError, connect
-from snapmgr.mysql.identity import identify, still_same
+from snapmgr.contract.errors import LackingError, NotQuiescedError, SnapmgrError
+from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
+from snapmgr.mysql.connect.identity import identify, still_same
+from snapmgr.system.command import find_program
 from support.server import PrivateServer, install, private_server, server_user
 from support.storage import work_folder
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from snapmgr.mysql.identity import ServerIdentity
+    from snapmgr.mysql.connect.identity import ServerIdentity
 
 pytestmark = pytest.mark.needs("root", "mariadbd")
 
@@ -188,7 +188,7 @@ def test_a_server_in_another_mount_namespace_is_refused(base):
 def test_from_another_pid_namespace_the_server_is_not_visible_and_that_is_said(servers):
     a, _ = servers
     program = (
-        "from snapmgr.mysql.client import *; from snapmgr.mysql.identity import identify\n"
+        "from snapmgr.mysql.connect.client import *; from snapmgr.mysql.connect.identity import identify\n"
         f"c = connect(Credentials(socket={a.socket!r}))\n"
         "try: identify(c)\n"
         "except Exception as error: print(type(error).__name__, error, error.hint)\n"

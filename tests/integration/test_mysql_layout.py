@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.mysql.client import Credentials, MysqlError, connect
-from snapmgr.mysql.identity import identify
-from snapmgr.mysql.layout import Layout, Place, _beside, read_layout
-from snapmgr.mysql.openfiles import open_files
+from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.connect.openfiles import open_files
+from snapmgr.mysql.datadir.layout import Layout, Place, _beside, read_layout
 from support.kinds import KINDS, kinds
 from support.layouts import moved
 from support.server import PrivateServer, private_server, server_user

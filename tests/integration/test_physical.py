@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import ConfigError, NotQuiescedError, SnapmgrError, StorageError, VerificationError
-from snapmgr.jobs import physical as physical_module
-from snapmgr.jobs.backup import backup, plan_backup
-from snapmgr.jobs.restore import restore
-from snapmgr.jobs.verify import verify
-from snapmgr.manifest import Verification
+from snapmgr.backup.run import backup, plan_backup
+from snapmgr.catalog.manifest import Verification
+from snapmgr.contract.errors import ConfigError, NotQuiescedError, SnapmgrError, StorageError, VerificationError
+from snapmgr.physical import run as physical_module
+from snapmgr.restore.run import restore
+from snapmgr.verify.run import verify
 from support.exactness import take
 from support.kinds import SYSTEM
 from support.load import check_invariant
@@ -30,7 +30,7 @@ from support.storage import loop_filesystem, work_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.manifest import Manifest
+    from snapmgr.catalog.manifest import Manifest
     from support.server import PrivateServer
 
 pytestmark = pytest.mark.needs("root", "loop", "xfs", "mariadbd", "mariadb-backup")

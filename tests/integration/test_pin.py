@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import SnapmgrError
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.note import decode_note
-from snapmgr.jobs.pin import pin
-from snapmgr.jobs.prune import prune
-from snapmgr.jobs.sweep import delete
+from snapmgr.access.deletion import delete
+from snapmgr.access.note import decode_note
+from snapmgr.backup.run import backup
+from snapmgr.contract.errors import SnapmgrError
+from snapmgr.keep.pin import pin
+from snapmgr.keep.prune import prune
 from snapmgr.testing import processes
 from support.scene import Scene
 from support.thoroughness import CAMPAIGN
 
 if TYPE_CHECKING:
-    from snapmgr.manifest import Manifest
+    from snapmgr.catalog.manifest import Manifest
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
 

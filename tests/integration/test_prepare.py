@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.blockdev import read_mounts
-from snapmgr.catalog import Catalog
-from snapmgr.jobs.backup import backup
+from snapmgr.backup.run import backup
+from snapmgr.catalog.store import Catalog
+from snapmgr.system.blockdev import read_mounts
 from support.load import check_invariant, write_load
 from support.scene import btrfs_scene, scattered_scene
 from support.server import private_server

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import pymysql
 import pytest
 
-from snapmgr.errors import NotQuiescedError
-from snapmgr.mysql import quiesce
-from snapmgr.mysql.abilities import probe_abilities
-from snapmgr.mysql.client import Connection, Credentials, connect
-from snapmgr.mysql.heldlock import LockLostError
-from snapmgr.mysql.identity import identify
-from snapmgr.mysql.levels import Needs, choose
-from snapmgr.mysql.quiesce import Bounds, locked
-from snapmgr.mysql.stopped import server_process, stopped
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.mysql.connect.abilities import probe_abilities
+from snapmgr.mysql.connect.client import Connection, Credentials, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.lock import quiesce
+from snapmgr.mysql.lock.heldlock import LockLostError
+from snapmgr.mysql.lock.levels import Needs, choose
+from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.mysql.lock.stopped import server_process, stopped
 from support.load import write_load
 from support.server import private_server
 from support.storage import work_folder
@@ -26,8 +26,8 @@ from support.storage import work_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.mysql.abilities import Abilities
-    from snapmgr.mysql.heldlock import HeldLock
+    from snapmgr.mysql.connect.abilities import Abilities
+    from snapmgr.mysql.lock.heldlock import HeldLock
     from support.server import PrivateServer
 
 pytestmark = pytest.mark.needs("mariadbd")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.manifest import SourcePosition
+from snapmgr.catalog.manifest import SourcePosition
 from support.processes import wait_until
 from support.replicas import Pair, applies, inserting, replica_pair, server_on, snapshot, sql_error
 from support.scene import Scene

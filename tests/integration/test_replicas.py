@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import NotQuiescedError
-from snapmgr.mysql.abilities import probe_abilities
-from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.identity import identify
-from snapmgr.mysql.levels import Needs, choose
-from snapmgr.mysql.quiesce import Bounds, locked
-from snapmgr.mysql.replication import settle_sources
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.mysql.connect.abilities import probe_abilities
+from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.lock.levels import Needs, choose
+from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.mysql.lock.replication import settle_sources
 from support.processes import wait_until
 from support.replicas import By, Pair, inserting, replica_pair, server_on, snapshot
 from support.storage import loop_filesystem, work_folder
@@ -27,9 +27,9 @@ from support.storage import loop_filesystem, work_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.manifest import SourcePosition
-    from snapmgr.mysql.abilities import Abilities
-    from snapmgr.mysql.client import Connection
+    from snapmgr.catalog.manifest import SourcePosition
+    from snapmgr.mysql.connect.abilities import Abilities
+    from snapmgr.mysql.connect.client import Connection
 
 pytestmark = [pytest.mark.needs("root", "loop", "btrfs", "mariadbd"), pytest.mark.timeout(180)]
 

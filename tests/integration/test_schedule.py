@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapmgr.catalog import Catalog
-from snapmgr.config import load_config
-from snapmgr.errors import SnapmgrError
-from snapmgr.manifest import Schedule
+from snapmgr.catalog.manifest import Schedule
+from snapmgr.catalog.store import Catalog
+from snapmgr.config.load import load_config
+from snapmgr.contract.errors import SnapmgrError
 from snapmgr.schedule.machine import Machine, check_command, install, plan_install, remove
 from snapmgr.schedule.systemd import CAPABILITIES, PATH, quote_word
 from snapmgr.schedule.times import next_times, read_expression

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pymysql
 import pytest
 
-from snapmgr.errors import NotQuiescedError, StorageError
-from snapmgr.jobs.attach import attach, copies, release
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.sweep import delete
-from snapmgr.jobs.verify import verify
+from snapmgr.access.attach import attach, copies, release
+from snapmgr.access.deletion import delete
+from snapmgr.backup.run import backup
+from snapmgr.contract.errors import NotQuiescedError, StorageError
+from snapmgr.verify.run import verify
 from support.exactness import take_and_check
 from support.faults import Faults
 from support.scene import Scene
@@ -27,7 +27,7 @@ from support.thoroughness import CAMPAIGN
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.manifest import Lease, Manifest
+    from snapmgr.catalog.manifest import Lease, Manifest
 
 pytestmark = pytest.mark.needs("root", "loop", "xfs", "mariadbd")
 # 20 were shown once; CI repeats a few.

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import NotQuiescedError
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.source import LiveServer
-from snapmgr.jobs.verify import verify
+from snapmgr.backup.run import backup
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.source.locate import LiveServer
+from snapmgr.verify.run import verify
 from support.scene import Scene
 from support.server import private_server, server_user
 from support.storage import loop_filesystem, work_folder

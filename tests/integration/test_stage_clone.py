@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pymysql
 import pytest
 
-from snapmgr.errors import LackingError, NotQuiescedError, StorageError
-from snapmgr.mysql.client import Credentials
-from snapmgr.mysql.program import ServerBinary
-from snapmgr.mysql.server import throwaway
+from snapmgr.contract.errors import LackingError, NotQuiescedError, StorageError
+from snapmgr.mysql.connect.client import Credentials
+from snapmgr.mysql.server.program import ServerBinary
+from snapmgr.mysql.server.throwaway import throwaway
 from snapmgr.stage.cloneplugin import read_position
 from snapmgr.stage.seal import compare, seal
 from snapmgr.stage.tool import BrokenChainError, read_state

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from snapmgr.blockdev import read_mounts
-from snapmgr.command import CommandRunner
-from snapmgr.errors import NotFoundError, StorageError
-from snapmgr.mount import KernelMounter
+from snapmgr.contract.errors import NotFoundError, StorageError
+from snapmgr.system.blockdev import read_mounts
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.mount import KernelMounter
 from snapmgr_reflink import ReflinkBackend
 from snapmgr_reflink.backend import ReflinkConfig
 from support.backupfolder import checksums, loaded_backup

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import NotQuiescedError, StorageError
-from snapmgr.mysql.client import Credentials
+from snapmgr.contract.errors import NotQuiescedError, StorageError
+from snapmgr.mysql.connect.client import Credentials
 from snapmgr.stage.seal import compare, seal
 from snapmgr.stage.tool import BrokenChainError, read_state
 from support.kinds import kinds
@@ -239,8 +239,8 @@ def require_nothing_left(server: PrivateServer, folder: Path) -> None:
 
 _FILL = """
 import sys
-from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.identity import identify
+from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.connect.identity import identify
 from snapmgr.stage.tool import FillRequest, choose_tool
 
 credentials = Credentials(socket=sys.argv[1], user="root")

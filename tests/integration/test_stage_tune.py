@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from snapmgr.blockdev import read_mounts
-from snapmgr.command import CommandRunner
-from snapmgr.mount import KernelMounter
 from snapmgr.stage.prepare.backupfolder import inspect
 from snapmgr.stage.tool import tool_for
 from snapmgr.stage.tuning.bench import StorageBench
 from snapmgr.stage.tuning.rungs import Settings
+from snapmgr.system.blockdev import read_mounts
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.mount import KernelMounter
 from snapmgr_juicefs import JuicefsBackend
 from snapmgr_juicefs.config import JuicefsConfig
 from support.backupfolder import loaded_backup

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.catalog import Catalog
-from snapmgr.config import Verify
-from snapmgr.errors import LackingError
-from snapmgr.jobs.backup import backup
-from snapmgr.jobs.clone import clone, plan_clone
-from snapmgr.jobs.prepare import prepare
-from snapmgr.jobs.restore import restore
-from snapmgr.jobs.verify import verify
-from snapmgr.records import Reason
+from snapmgr.backup.run import backup
+from snapmgr.catalog.store import Catalog
+from snapmgr.config.model import Verify
+from snapmgr.contract.errors import LackingError
+from snapmgr.contract.records import Reason
+from snapmgr.restore.run import restore
+from snapmgr.verify.clone import clone, plan_clone
+from snapmgr.verify.prepare import prepare
+from snapmgr.verify.run import verify
 from snapmgr_btrfs import BtrfsBackend, BtrfsConfig
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil")
@@ -35,7 +35,7 @@ def full(monkeypatch):
             return _FULL
 
     monkeypatch.setattr(
-        "snapmgr.jobs.context.make_backend",
+        "snapmgr.context.make_backend",
         lambda _name, _table, runner, mounter: Unsound(BtrfsConfig(), runner, mounter),
     )
     return asked

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from threading import Thread
 
-from snapmgr.mysql.abilities import probe_abilities
-from snapmgr.mysql.blockers import find_blockers
-from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.identity import identify
+from snapmgr.mysql.connect.abilities import probe_abilities
+from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.lock.blockers import find_blockers
 from support.kinds import kinds
 from support.server import private_server
 from support.storage import work_folder

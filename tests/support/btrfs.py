@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.api import AttachRecord, NotMine
-from snapmgr.blockdev import find_target
-from snapmgr.command import CommandRunner
-from snapmgr.mount import KernelMounter, mount_device, unmount
+from snapmgr.system.blockdev import find_target
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.mount import KernelMounter, mount_device, unmount
 from snapmgr_btrfs import BtrfsBackend, BtrfsConfig
 from support.storage import loop_filesystem, work_folder
 

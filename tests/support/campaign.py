@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from snapmgr.catalog import Catalog
+from snapmgr.catalog.store import Catalog
 from support.thoroughness import crash_every
 from support.tracer import Kill, read_log
 

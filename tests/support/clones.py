@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 
-from snapmgr.blockdev import read_mounts
-from snapmgr.catalog import Catalog
+from snapmgr.catalog.store import Catalog
+from snapmgr.system.blockdev import read_mounts
 from support.processes import ended, wait_until
 from support.storage import processes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.manifest import Lease
+    from snapmgr.catalog.manifest import Lease
     from support.scene import Scene
 
 

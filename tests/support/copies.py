@@ -8,14 +8,14 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapmgr.mysql.check import check_tables
+from snapmgr.mysql.server.check import check_tables
 from support.processes import halt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.mysql.check import CheckReport
-    from snapmgr.mysql.server import ThrowawayServer
+    from snapmgr.mysql.server.check import CheckReport
+    from snapmgr.mysql.server.throwaway import ThrowawayServer
     from support.server import PrivateServer
 
 MEMORY = 96 * 1024 * 1024

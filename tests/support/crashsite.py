@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.catalog import Catalog
+from snapmgr.catalog.store import Catalog
 from support import faults, tracer
 from support.disk import Disk
 from support.faults import Faults
@@ -24,7 +24,7 @@ from support.storage import loop_devices, loop_filesystem, mounts_of, processes_
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from snapmgr.catalog import Entry
+    from snapmgr.catalog.store import Entry
     from support.server import PrivateServer
     from support.tracer import Kill
 

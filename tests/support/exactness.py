@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.jobs.attach import attached, data_path
-from snapmgr.jobs.backup import backup
+from snapmgr.access.attach import attached, data_path
+from snapmgr.backup.run import backup
 from support.load import check_invariant, write_load
 from support.server import private_server
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from snapmgr.jobs.context import Context
-    from snapmgr.manifest import Lease, Manifest
+    from snapmgr.catalog.manifest import Lease, Manifest
+    from snapmgr.context import Context
     from support.kinds import Kind
     from support.load import Acknowledged, LoadStatistics
     from support.server import PrivateServer

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pymysql
 
-from snapmgr.config import Verify
-from snapmgr.jobs.agreement import Findings, check_binlog, compare_gtid
-from snapmgr.jobs.attach import attached, copies, data_path
-from snapmgr.mysql.program import server_for
-from snapmgr.mysql.server import run_folder, throwaway
+from snapmgr.access.attach import attached, copies, data_path
+from snapmgr.config.model import Verify
+from snapmgr.mysql.server.program import server_for
+from snapmgr.mysql.server.throwaway import run_folder, throwaway
+from snapmgr.verify.binlog_check import Findings, check_binlog, compare_gtid
 from support.kinds import KINDS
 from support.load import check_invariant
 from support.scene import Scene
@@ -24,7 +24,7 @@ from support.storage import loop_filesystem, work_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.jobs.context import Context
+    from snapmgr.context import Context
     from support.exactness import Taken
 
 _GIB = 1 << 30

@@ -44,7 +44,7 @@ _PAUSE_S = 0.02
 # Statements that wait in the server: FLUSH TABLES WITH READ LOCK, or MariaDB's stages.
 _LOCKS = ("FLUSH TABLES WITH READ LOCK", "BACKUP STAGE")
 
-UNSEEN = "import snapmgr.mysql.quiesce as q; q.wait_for_blockers = lambda *_, **__: None"
+UNSEEN = "import snapmgr.mysql.lock.quiesce as q; q.wait_for_blockers = lambda *_, **__: None"
 """What holds the lock off comes right after it was looked for."""
 SLOW_JITTER = "q.random.uniform = lambda *_: 3.0"
 """More than half a second of rest after the first try; after `UNSEEN`."""
@@ -64,7 +64,7 @@ q.random.uniform = _rest
 """Rest after each try that failed until `Run.release`; after `UNSEEN`."""
 LONG_FIRST_TRY = "q._FIRST_WAIT_S = 1.0"
 """Time enough to see it; after `UNSEEN`."""
-DEAF_TO_TIME = "import snapmgr.mysql.client as c; c.Connection.set_read_timeout = lambda *_: None"
+DEAF_TO_TIME = "import snapmgr.mysql.connect.client as c; c.Connection.set_read_timeout = lambda *_: None"
 """Wait for what the server answers."""
 
 

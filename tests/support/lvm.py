@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.command import CommandRunner
-from snapmgr.errors import CommandError
+from snapmgr.contract.errors import CommandError
+from snapmgr.system.command import CommandRunner
 from support.storage import LeftBehindError, work_folder
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.blockdev import read_mounts
+from snapmgr.system.blockdev import read_mounts
 from snapmgr.testing import Lab
 from snapmgr_lvm import LvmBackend, LvmConfig
 from support.lvm import run

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from snapmgr.manifest import Manifest
+    from snapmgr.catalog.manifest import Manifest
     from support.exactness import Taken
     from support.lvm import Origin, VolumeGroup
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.prepare.redobackup import SCHEMA, SHARE_BEFORE, TABLES, RedoLoad, change_statement, fill_statements
-from snapmgr.command import find_program
+from snapmgr.system.command import find_program
 from support.kinds import cache_folder
 from support.server import PrivateServer, private_server, server_user
 from support.storage import work_folder

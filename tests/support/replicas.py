@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from snapmgr.manifest import SourcePosition
+    from snapmgr.catalog.manifest import SourcePosition
 
 By = Literal["gtid", "file"]
 TABLES = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from snapmgr.catalog import Catalog
+from snapmgr.catalog.store import Catalog
 
 if TYPE_CHECKING:
     from support.scene import Scene

@@ -7,15 +7,15 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.records import Completed, Found, Mount, RevertPlan
+from snapmgr.contract.records import Completed, Found, Mount, RevertPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from snapmgr.errors import SnapmgrError
-    from snapmgr.manifest import Manifest
-    from snapmgr.records import Gauge, Pool, Reason, SnapshotRef
+    from snapmgr.catalog.manifest import Manifest
+    from snapmgr.contract.errors import SnapmgrError
+    from snapmgr.contract.records import Gauge, Pool, Reason, SnapshotRef
 
 # Any device node whose number is known: nothing is done with it.
 _DEVICE, _NUMBER = "/dev/null", "1:3"
@@ -141,7 +141,7 @@ class World:
         self.data(mounts=[*rows, row | {"fs_type": "ext4", "source": _DEVICE, "options": ["rw"]}])
 
     def unmount(self, point: str, *, mount_id: int) -> None:
-        """Stand in for `snapmgr.mount.unmount`."""
+        """Stand in for `snapmgr.system.mount.unmount`."""
         self.step(f"umount {os.path.basename(point)}")
         self.data(mounts=[row for row in self.data()["mounts"] if row["id"] != mount_id])
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from snapmgr.manifest import Lease, LeasePart, Manifest, Member, Position, Process, QuiesceRecord, ServerRecord
-from snapmgr.mysql.abilities import Abilities
-from snapmgr.records import AttachRecord, Intent, Pool, SnapshotRef
+from snapmgr.catalog.manifest import Lease, LeasePart, Manifest, Member, Position, QuiesceRecord, ServerRecord
+from snapmgr.contract.records import AttachRecord, Intent, Pool, SnapshotRef
+from snapmgr.mysql.connect.abilities import Abilities
+from snapmgr.system.host import Process
 
 NOW = datetime(2026, 1, 31, 2, 30, tzinfo=UTC)
 POOL = Pool(backend="reflink", id="/nowhere/snapshots", hint="/nowhere/snapshots")

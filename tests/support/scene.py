@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.catalog import Catalog
-from snapmgr.config import load_config
-from snapmgr.jobs.context import Context
+from snapmgr.catalog.store import Catalog
+from snapmgr.config.load import load_config
+from snapmgr.context import Context
 from support import faults
 from support.kinds import SYSTEM
 from support.server import private_server
@@ -19,7 +19,7 @@ from support.storage import loop_filesystem, work_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.catalog import Entry
+    from snapmgr.catalog.store import Entry
     from support.faults import Faults
     from support.server import PrivateServer
     from support.storage import LoopFileSystem

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 
-from snapmgr.command import CommandRunner, clean_environment, find_program
+from snapmgr.system.command import CommandRunner, clean_environment, find_program
 from support.kinds import KINDS, SYSTEM
 from support.storage import shielded, work_folder
 

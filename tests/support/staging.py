@@ -6,9 +6,9 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.errors import LackingError
-from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.identity import ServerIdentity, identify
+from snapmgr.contract.errors import LackingError
+from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.connect.identity import ServerIdentity, identify
 from snapmgr.stage.tool import ApplyRequest, Filled, FillRequest, Tool, choose_tool
 from support.kinds import KINDS
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.command import CommandRunner
-from snapmgr.errors import CommandError
+from snapmgr.contract.errors import CommandError
+from snapmgr.system.command import CommandRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr import command
 from snapmgr.cli.main import main
+from snapmgr.system import command
 from support import lvm, tracer
 from support.scene import Scene
 from support.storage import LoopFileSystem, work_folder

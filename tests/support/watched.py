@@ -10,9 +10,9 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.catalog import Catalog
+from snapmgr.catalog.store import Catalog
 from snapmgr.cli.main import main
-from snapmgr.manifest import Process
+from snapmgr.system.host import Process
 from support.btrfs import run
 from support.scene import Scene
 from support.storage import loop_filesystem, work_folder
@@ -20,7 +20,7 @@ from support.storage import loop_filesystem, work_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.manifest import Manifest
+    from snapmgr.catalog.manifest import Manifest
     from support.storage import LoopFileSystem
 
 DEAD = Process(pid=99_999_999, start_ticks=1, boot_id="another")

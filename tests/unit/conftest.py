@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.catalog import Catalog
+from snapmgr.catalog.manifest import Verification
+from snapmgr.catalog.store import Catalog
 from snapmgr.cli.main import main
-from snapmgr.manifest import Verification
 from support.processes import children
 from support.sample import NOW, lease, manifest
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from snapmgr.config import Job
-from snapmgr.jobs.account import Privilege, grant_statements, missing_privileges, needed_privileges
+from snapmgr.config.model import Job
+from snapmgr.doctor.account import Privilege, grant_statements, missing_privileges, needed_privileges
 from support.sample import abilities_of
 
 MARIADB, MYSQL = abilities_of("mariadb"), abilities_of("mysql")

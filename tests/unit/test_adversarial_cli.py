@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from snapmgr.catalog.manifest import Position, encode
 from snapmgr.cli.main import COMMANDS, LazyGroup, cli, main
-from snapmgr.manifest import Position, encode
 from support.sample import lease, manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from snapmgr.catalog import Catalog
+    from snapmgr.catalog.store import Catalog
 
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 130}
 FEW = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])

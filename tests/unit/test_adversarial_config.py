@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapmgr.config import Config, load_config, validate
-from snapmgr.config.model import Job, Retention, Verify
-from snapmgr.errors import ConfigError
-from snapmgr.plugins import list_plugins, make_backend
+from snapmgr.config.load import load_config, validate
+from snapmgr.config.model import Config, Job, Retention, Verify
+from snapmgr.config.plugins import list_plugins, make_backend
+from snapmgr.contract.errors import ConfigError
 
 FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 VALID = (

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.errors import LackingError
-from snapmgr.mysql.copy import absolute_paths, prepare_copy
-from snapmgr.mysql.layout import read_files
-from snapmgr.mysql.plainfile import open_plain, read_isl
+from snapmgr.contract.errors import LackingError
+from snapmgr.mysql.datadir.copy import absolute_paths, prepare_copy
+from snapmgr.mysql.datadir.layout import read_files
+from snapmgr.mysql.datadir.plainfile import open_plain, read_isl
 
 
 @pytest.fixture

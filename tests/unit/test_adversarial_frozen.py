@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from snapmgr.cli.main import main
-from snapmgr.host import boot_id, start_ticks
-from snapmgr.mysql.freeze import thaw_leftovers
+from snapmgr.mysql.lock.freeze import thaw_leftovers
+from snapmgr.system.host import boot_id, start_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from snapmgr.catalog import Catalog
+    from snapmgr.catalog.store import Catalog
 
 
 @contextmanager

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapmgr.catalog import Catalog
+from snapmgr.catalog.manifest import Lease, Manifest, Schedule, Verification, decode, encode
+from snapmgr.catalog.store import Catalog
 from snapmgr.cli.main import main
-from snapmgr.errors import CatalogError, SnapmgrError
-from snapmgr.manifest import Lease, Manifest, Schedule, Verification, decode, encode
+from snapmgr.contract.errors import CatalogError, SnapmgrError
 from support.sample import NOW, lease, manifest
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from snapmgr.jobs.agreement import Findings, check_binlog, compare_gtid, logs_absent
-from snapmgr.manifest import Manifest, Position, QuiesceRecord, ServerRecord
+from snapmgr.catalog.manifest import Manifest, Position, QuiesceRecord, ServerRecord
+from snapmgr.verify.binlog_check import Findings, check_binlog, compare_gtid, logs_absent
 
 UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 

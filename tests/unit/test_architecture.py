@@ -37,14 +37,17 @@ def test_contracts_are_kept():
 @pytest.mark.parametrize(
     ("module", "statement", "contract"),
     [
-        ("snapmgr/units.py", "import snapmgr.catalog", "Imports go one way"),
-        ("snapmgr/retention.py", "import subprocess", "subprocess only in command"),
-        ("snapmgr/catalog.py", "import rich.table", "click and rich only in the command line"),
-        ("snapmgr/catalog.py", "import pymysql", "PyMySQL only in mysql.client"),
-        ("snapmgr/mount.py", "import pyudev", "pyudev only in blockdev"),
+        ("snapmgr/contract/units.py", "import snapmgr.catalog.store", "Imports go one way"),
+        ("snapmgr/keep/pin.py", "import snapmgr.verify.run", "Imports go one way"),
+        ("snapmgr/capacity/series.py", "if TYPE_CHECKING:\n    import snapmgr.capacity.lost", "No import cycle"),
+        ("snapmgr/mysql/connect/client.py", "import snapmgr.mysql.lock.levels", "Rooms of mysql"),
+        ("snapmgr/retention.py", "import subprocess", "subprocess only in system.command"),
+        ("snapmgr/catalog/store.py", "import rich.table", "click and rich only in the command line"),
+        ("snapmgr/catalog/store.py", "import pymysql", "PyMySQL only in mysql.connect.client"),
+        ("snapmgr/system/mount.py", "import pyudev", "pyudev only in system.blockdev"),
         ("snapmgr/retention.py", "import msgspec", "retention stands on the standard library alone"),
-        ("snapmgr/plugins.py", "import snapmgr_btrfs", "snapmgr never imports a backend"),
-        ("backends/snapmgr_reflink/__init__.py", "import snapmgr.command", "A backend imports snapmgr.api"),
+        ("snapmgr/config/plugins.py", "import snapmgr_btrfs", "snapmgr never imports a backend"),
+        ("backends/snapmgr_reflink/__init__.py", "import snapmgr.system.command", "A backend imports snapmgr.api"),
         ("backends/snapmgr_reflink/__init__.py", "import snapmgr_btrfs", "Backends do not know each other"),
     ],
 )
@@ -75,6 +78,23 @@ def test_backend_contract_names_every_module_but_the_api():
     contract = CONTRACTS["A backend imports snapmgr.api and nothing else of snapmgr"]
     named = {name for name in contract["forbidden_modules"] if name.startswith("snapmgr.")}
     assert named == modules - {"snapmgr.api", "snapmgr.__main__"}
+    facade = CONTRACTS["The facade for plugins re-exports the contract and the machine"]
+    assert set(facade["forbidden_modules"]) == named - {"snapmgr.contract", "snapmgr.system"}
+
+
+def test_no_room_is_a_drawer():
+    for folder in [ROOT / "snapmgr", *(path.parent for path in (ROOT / "snapmgr").rglob("__init__.py"))]:
+        files = list(folder.glob("*.py"))
+        if folder.name != "cli" and "stage" not in folder.parts:
+            assert len(files) <= 16, f"{folder} holds {len(files)} Python files"
+        summary = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+        assert summary, f"{folder}/__init__.py does not say what lives there"
+
+
+def test_no_file_is_over_400_lines():
+    sources = [*(ROOT / "snapmgr").rglob("*.py")]
+    long = {str(path.relative_to(ROOT)): n for path in sources if (n := len(path.read_text().splitlines())) > 400}
+    assert long == {}
 
 
 def test_every_backend_is_shipped_registered_and_under_contract():

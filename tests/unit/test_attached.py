@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from snapmgr.access import attach
 from snapmgr.cli.signals import Interrupted
-from snapmgr.errors import InUseError
-from snapmgr.jobs import attach
+from snapmgr.contract.errors import InUseError
 
 
 @pytest.fixture

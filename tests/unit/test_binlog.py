@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.mysql.binlog import tail
-from snapmgr.mysql.binlog_events import (
+from snapmgr.mysql.binlog.events import (
     CHECKSUM_CRC32,
     FormatDescription,
     GtidList,
@@ -24,7 +23,8 @@ from snapmgr.mysql.binlog_events import (
     Query,
     Xid,
 )
-from snapmgr.mysql.binlog_reader import BinlogError, EncryptedBinlogError, TruncatedBinlogError, iterate
+from snapmgr.mysql.binlog.reader import BinlogError, EncryptedBinlogError, TruncatedBinlogError, iterate
+from snapmgr.mysql.binlog.tail import tail
 from support.binlogs import made_event, shown_once
 
 RECORDED = Path(__file__).parents[1] / "golden/binlog"

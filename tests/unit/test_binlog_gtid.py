@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.mysql.gtid import LAST_NUMBER, GtidError, MariadbGtid, MariadbGtidPosition, MysqlGtidSet
+from snapmgr.mysql.binlog.gtid import LAST_NUMBER, GtidError, MariadbGtid, MariadbGtidPosition, MysqlGtidSet
 
 A, B = "0000000a-0000-0000-0000-00000000000a", "ffffffff-0000-0000-0000-00000000000b"
 

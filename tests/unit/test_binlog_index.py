@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.mysql.binlog import read_tail
-from snapmgr.mysql.binlog_reader import BinlogError
+from snapmgr.mysql.binlog.reader import BinlogError
+from snapmgr.mysql.binlog.tail import read_tail
 from support.binlogs import made_event
 
 RECORDED = Path(__file__).parents[1] / "golden/binlog"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.blockdev import MountTree, find_target, parse_mountinfo, read_mounts
-from snapmgr.errors import ConfigError, LackingError, NotFoundError, StorageError
-from snapmgr.records import Mount
+from snapmgr.contract.errors import ConfigError, LackingError, NotFoundError, StorageError
+from snapmgr.contract.records import Mount
+from snapmgr.system.blockdev import MountTree, find_target, parse_mountinfo, read_mounts
 
 
 def escape(name: bytes, also: bytes = b"") -> bytes:
@@ -202,6 +202,6 @@ def test_file_systems_without_devices_have_none():
 
 
 def test_importing_it_is_cheap():
-    code = "import sys, snapmgr.blockdev; print({'pyudev', 'subprocess', 'msgspec'} & set(sys.modules))"
+    code = "import sys, snapmgr.system.blockdev; print({'pyudev', 'subprocess', 'msgspec'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

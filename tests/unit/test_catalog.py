@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.catalog import Catalog
-from snapmgr.errors import BusyError, CatalogError, ConfigError, InUseError, NotFoundError
-from snapmgr.host import boot_id, this_process
-from snapmgr.manifest import Lease, LeasePart, Manifest, Verification, encode
-from snapmgr.records import AttachRecord, Pool, SnapshotRef
+from snapmgr.catalog.manifest import Lease, LeasePart, Manifest, Verification, encode
+from snapmgr.catalog.store import Catalog
+from snapmgr.contract.errors import BusyError, CatalogError, ConfigError, InUseError, NotFoundError
+from snapmgr.contract.records import AttachRecord, Pool, SnapshotRef
+from snapmgr.system.host import boot_id, this_process
 
 NOW = datetime(2026, 3, 1, 2, 30, tzinfo=UTC)
 
@@ -108,7 +108,7 @@ def test_a_damaged_manifest_is_reported_beside_the_good_ones(catalog: Catalog) -
 
 def test_only_one_run_of_a_job(catalog: Catalog) -> None:
     script = (
-        "import sys; from pathlib import Path; from snapmgr.catalog import Catalog\n"
+        "import sys; from pathlib import Path; from snapmgr.catalog.store import Catalog\n"
         "with Catalog(Path(sys.argv[1])).job_lock('nightly'): pass"
     )
     with catalog.job_lock("nightly"):

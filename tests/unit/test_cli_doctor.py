@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from snapmgr.catalog import Catalog
-from snapmgr.config import load_config
-from snapmgr.errors import StorageError
-from snapmgr.host import this_process
-from snapmgr.jobs.context import Context
-from snapmgr.jobs.diagnosis import diagnose
-from snapmgr.jobs.finding import Finding, exit_code
-from snapmgr.jobs.leftovers import active_run, look
-from snapmgr.jobs.servers import running_servers
-from snapmgr.manifest import encode
-from snapmgr.records import Found
+from snapmgr.catalog.manifest import encode
+from snapmgr.catalog.store import Catalog
+from snapmgr.config.load import load_config
+from snapmgr.context import Context
+from snapmgr.contract.errors import StorageError
+from snapmgr.contract.records import Found
+from snapmgr.doctor.diagnose import diagnose
+from snapmgr.doctor.finding import Finding, exit_code
+from snapmgr.doctor.look import active_run, look
+from snapmgr.doctor.servers import running_servers
+from snapmgr.system.host import this_process
 from support.sample import lease, manifest
 
 
@@ -88,7 +88,7 @@ def test_servers_are_found_by_the_sockets_that_they_listen_on(tmp_path):
 
 def test_an_active_run_is_seen_without_touching_its_lock(catalog):
     code = (
-        "import sys; from pathlib import Path; from snapmgr.catalog import Catalog\n"
+        "import sys; from pathlib import Path; from snapmgr.catalog.store import Catalog\n"
         f"with Catalog(Path({str(catalog.path)!r})).job_lock('nightly'): print('held', flush=True); sys.stdin.read()"
     )
     assert active_run(catalog, "nightly") is None
@@ -105,7 +105,7 @@ def test_a_lock_on_another_file_system_is_no_run_of_ours(catalog, monkeypatch):
         pass
     lock = (catalog.path / "locks/nightly.lock").stat()
     table = f"1: FLOCK  ADVISORY  WRITE {os.getppid()} fe:fe:{lock.st_ino} 0 EOF\n"
-    monkeypatch.setattr("snapmgr.jobs.leftovers.open", lambda *_, **__: io.StringIO(table), raising=False)
+    monkeypatch.setattr("snapmgr.doctor.look.open", lambda *_, **__: io.StringIO(table), raising=False)
     assert active_run(catalog, "nightly") is None
     # btrfs: stat(2) and /proc/locks name its device differently; who holds it has it open.
     with (catalog.path / "locks/nightly.lock").open():
@@ -141,7 +141,7 @@ def test_unfinished_is_no_problem_while_its_run_is_active(ctx):
     ctx.catalog.drop_lease(lease(manifest(0)))
     assert len(_problems(_examine(ctx))) == 1
     code = (
-        "import sys; from pathlib import Path; from snapmgr.catalog import Catalog\n"
+        "import sys; from pathlib import Path; from snapmgr.catalog.store import Catalog\n"
         f"with Catalog(Path({str(ctx.catalog.path)!r})).job_lock('nightly'): "
         "print('held', flush=True); sys.stdin.read()"
     )

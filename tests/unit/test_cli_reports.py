@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from snapmgr import jobrun as run_module
+from snapmgr.catalog.manifest import QuiesceRecord
 from snapmgr.cli.main import COMPLETE_VARIABLE, main
 from snapmgr.cli.output import Voice
-from snapmgr.errors import NotQuiescedError
-from snapmgr.jobs import run as run_module
-from snapmgr.manifest import QuiesceRecord
+from snapmgr.contract.errors import NotQuiescedError
 from support.sample import manifest
 
 DOCS = Path(__file__).parents[2] / "docs"

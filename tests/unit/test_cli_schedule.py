@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.catalog import Catalog
-from snapmgr.manifest import Schedule, Verification
+from snapmgr.catalog.manifest import Schedule, Verification
+from snapmgr.catalog.store import Catalog
 from snapmgr.schedule import machine as machine_module
 from support.sample import manifest
 

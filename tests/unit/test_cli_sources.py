@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from snapmgr.catalog import Entry
+from snapmgr.catalog.manifest import Manifest, SourcePosition
+from snapmgr.catalog.store import Entry
 from snapmgr.cli.documents import details
 from snapmgr.cli.show import _lines
-from snapmgr.manifest import Manifest, SourcePosition
 
 MANIFEST = Manifest(
     id="nightly.20260131T023000Z.3f9a2c1b",

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 import pytest
 
-from snapmgr.command import end_process, let_go, start_held
-from snapmgr.errors import CatalogError, ConfigError
-from snapmgr.host import boot_id, this_process
-from snapmgr.manifest import CloneServer, Lease, decode, encode
-from snapmgr.mysql.copy import Copy
-from snapmgr.mysql.lasting import check_options, end_server, lasting_options, port_problem, unneeded
-from snapmgr.mysql.program import ServerBinary
-from snapmgr.records import Mount
+from snapmgr.catalog.manifest import CloneServer, Lease, decode, encode
+from snapmgr.contract.errors import CatalogError, ConfigError
+from snapmgr.contract.records import Mount
+from snapmgr.mysql.datadir.copy import Copy
+from snapmgr.mysql.server.lasting import check_options, end_server, lasting_options, port_problem, unneeded
+from snapmgr.mysql.server.program import ServerBinary
+from snapmgr.system.command import end_process, let_go, start_held
+from snapmgr.system.host import boot_id, this_process
 from support.processes import children, ended, wait_until
 from support.sample import NOW, lease, manifest
 
@@ -152,7 +152,7 @@ def test_a_held_program_ends_with_us_and_one_that_was_let_go_does_not(tmp_path, 
     log, pid_file = tmp_path / "log", tmp_path / "pid"
     script = f"""
 import os, pathlib, signal
-from snapmgr.command import let_go, start_held
+from snapmgr.system.command import let_go, start_held
 with open({str(log)!r}, "wb") as output:
     process = start_held(["sh", "-c", "echo began; sleep 60"], output=output)
     pathlib.Path({str(pid_file)!r}).write_text(str(process.pid))

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.config import DEFAULT_PATH, Job, Prepare, Retention, Verify, load_config, validate
 from snapmgr.config import load as load_module
-from snapmgr.errors import ConfigError, NotFoundError
+from snapmgr.config.load import DEFAULT_PATH, load_config, validate
+from snapmgr.config.model import Job, Prepare, Retention, Verify
+from snapmgr.contract.errors import ConfigError, NotFoundError
 from snapmgr.retention import Policy
 
 MYSQL = '[job.db]\nsource = "mysql"\nsocket = "/run/mysqld/mysqld.sock"\n'

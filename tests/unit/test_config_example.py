@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.config import Job, Retention, Verify, example_config, load_config
-from snapmgr.config.model import Check, Mode, Prepare, Quiesce, Source, Step, Strategy, Tool
-from snapmgr.errors import ConfigError
+from snapmgr.config.example import example_config
+from snapmgr.config.load import load_config
+from snapmgr.config.model import Check, Job, Mode, Prepare, Quiesce, Retention, Source, Step, Strategy, Tool, Verify
+from snapmgr.contract.errors import ConfigError
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs/configuration.md"
 

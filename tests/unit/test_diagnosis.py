@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.catalog import Entry
-from snapmgr.errors import StorageError
-from snapmgr.jobs.diagnosis import diagnose
-from snapmgr.jobs.facts import Facts, FileFacts, LeaseFacts, PoolFacts
-from snapmgr.manifest import Process, encode
-from snapmgr.records import Found, Pool
+from snapmgr.catalog.manifest import encode
+from snapmgr.catalog.store import Entry
+from snapmgr.contract.errors import StorageError
+from snapmgr.contract.records import Found, Pool
+from snapmgr.doctor.diagnose import diagnose
+from snapmgr.doctor.facts import Facts, FileFacts, LeaseFacts, PoolFacts
+from snapmgr.system.host import Process
 from support.sample import NOW, POOL, lease, manifest
 
 US = {"state_dir": "/state", "machine_id": "m"}

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from snapmgr.errors import NotFoundError
-from snapmgr.jobs import doctor
+from snapmgr.contract.errors import NotFoundError
+from snapmgr.doctor import examine as doctor
 
 JOB = SimpleNamespace(name="demo")
 

@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from snapmgr import errors
-from snapmgr.errors import SnapmgrError, gravest
+from snapmgr.contract import errors
+from snapmgr.contract.errors import SnapmgrError, gravest
 
 CODES = {
     "SnapmgrError": 1,

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.errors import CatalogError
-from snapmgr.jobs.facts import key_of
-from snapmgr.jobs.fill import (
+from snapmgr.capacity.series import (
     SAMPLES_KEPT,
     Limits,
     PoolFill,
@@ -25,8 +23,9 @@ from snapmgr.jobs.fill import (
     read_gauges,
     thin,
 )
-from snapmgr.manifest import decode, encode
-from snapmgr.records import Gauge
+from snapmgr.catalog.manifest import decode, encode
+from snapmgr.contract.errors import CatalogError
+from snapmgr.contract.records import Gauge
 from support.sample import NOW, POOL, manifest
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -217,7 +216,7 @@ def test_what_is_shared_alarms_only_the_jobs_that_it_concerns():
     def alarms(*volume_ids):
         one = replace(gauge(used=GIB - MIB, own=False, name="data"), volume_ids=volume_ids)
         fill = add_samples(None, POOL, (one,), NOW)
-        found = read_gauges((manifest(),), {key_of(POOL): fill}, LIMITS, NOW)
+        found = read_gauges((manifest(),), {POOL.key: fill}, LIMITS, NOW)
         return [reading.series.name for reading in found if reading.alarm is not None]
 
     assert alarms() == alarms("another", OWN.volume_id) == ["data"]

@@ -10,24 +10,25 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from snapmgr.catalog import Entry
-from snapmgr.config import load_config
-from snapmgr.errors import InUseError, LackingError, LostError, StorageError
-from snapmgr.host import boot_id
-from snapmgr.jobs import relief
-from snapmgr.jobs.attach import attach
-from snapmgr.jobs.context import Context
-from snapmgr.jobs.delete import examine
-from snapmgr.jobs.diagnosis import diagnose
-from snapmgr.jobs.facts import Facts, PoolFacts
-from snapmgr.jobs.fill import Limits, add_samples
-from snapmgr.jobs.filling import look_at_gauges, read_fill, require_believable, settle_losses
-from snapmgr.jobs.fix import fix
-from snapmgr.jobs.leftovers import look as look_around
-from snapmgr.jobs.presence import look
-from snapmgr.jobs.sweep import sweep
-from snapmgr.manifest import encode
-from snapmgr.records import Found, Gauge, Reason
+from snapmgr.access import autoextend as relief
+from snapmgr.access.attach import attach
+from snapmgr.access.storage_check import look
+from snapmgr.backup.sweep import sweep
+from snapmgr.capacity.lost import require_believable, settle_losses
+from snapmgr.capacity.read import look_at_gauges, read_fill
+from snapmgr.capacity.series import Limits, add_samples
+from snapmgr.catalog.manifest import encode
+from snapmgr.catalog.store import Entry
+from snapmgr.config.load import load_config
+from snapmgr.context import Context
+from snapmgr.contract.errors import InUseError, LackingError, LostError, StorageError
+from snapmgr.contract.records import Found, Gauge, Reason
+from snapmgr.doctor.diagnose import diagnose
+from snapmgr.doctor.facts import Facts, PoolFacts
+from snapmgr.doctor.fix import fix
+from snapmgr.doctor.look import look as look_around
+from snapmgr.keep.delete import examine
+from snapmgr.system.host import boot_id
 from support.sample import NOW, POOL, lease, manifest
 
 GIB = 1 << 30

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr import landing as module
-from snapmgr.catalog import Catalog
-from snapmgr.destination import choose_destination
-from snapmgr.errors import BusyError, CatalogError, ConfigError, StorageError
-from snapmgr.landing import FinishedMeanwhileError, clear, landing
+from snapmgr.catalog.store import Catalog
+from snapmgr.contract.errors import BusyError, CatalogError, ConfigError, StorageError
+from snapmgr.restore import landing as module
+from snapmgr.restore.destination import choose_destination
+from snapmgr.restore.landing import FinishedMeanwhileError, clear, landing
 from snapmgr.testing import trees
 
 NAMES = ("a", "b", "c", "\udcff")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from snapmgr.api import NotMine
-from snapmgr.records import BlockDevice, Mount, Target
+from snapmgr.contract.records import BlockDevice, Mount, Target
 from snapmgr_lvm.config import LvmConfig
 from snapmgr_lvm.locating import Place, find_place, fstab_by_name
 

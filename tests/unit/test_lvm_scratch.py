@@ -12,17 +12,9 @@ from typing import Any
 
 import pytest
 
-from snapmgr.api import (
-    AttachRecord,
-    InUseError,
-    LackingError,
-    Mount,
-    Pool,
-    SnapshotRef,
-    StorageError,
-)
-from snapmgr.command import CommandRunner
-from snapmgr.mount import KernelMounter
+from snapmgr.api import AttachRecord, InUseError, LackingError, Mount, Pool, SnapshotRef, StorageError
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.mount import KernelMounter
 from snapmgr_lvm import dm, loop, luks, scratchfolder
 from snapmgr_lvm.config import LvmConfig
 from snapmgr_lvm.report import Group, LogicalVolume

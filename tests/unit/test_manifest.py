@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.errors import CatalogError
-from snapmgr.manifest import Manifest, Member, Position, Process, QuiesceRecord, ServerRecord, decode, encode, new_id
-from snapmgr.records import Intent, Pool, SnapshotRef
+from snapmgr.catalog.manifest import Manifest, Member, Position, QuiesceRecord, ServerRecord, decode, encode, new_id
+from snapmgr.contract.errors import CatalogError
+from snapmgr.contract.records import Intent, Pool, SnapshotRef
+from snapmgr.system.host import Process
 
 NOW = datetime(2026, 3, 1, 2, 30, tzinfo=UTC)
 POOL = Pool(backend="btrfs", id="f00d", hint="/srv")

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from snapmgr import mount, mountapi
-from snapmgr.errors import LackingError, StorageError
-from snapmgr.records import Mount
+from snapmgr.contract.errors import LackingError, StorageError
+from snapmgr.contract.records import Mount
+from snapmgr.system import mount, mountapi
 
 
 def _error(number):

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.errors import NotQuiescedError
-from snapmgr.mysql import blockers
-from snapmgr.mysql.blockers import Blocker, find_blockers, wait_for_blockers
-from snapmgr.mysql.client import ConnectionLostError, MysqlError
-from snapmgr.mysql.lookout import Holder, Lookout
-from snapmgr.mysql.statements import code, is_only_a_select, kind, reads_tables, target
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError
+from snapmgr.mysql.connect.statements import code, is_only_a_select, kind, reads_tables, target
+from snapmgr.mysql.lock import blockers
+from snapmgr.mysql.lock.blockers import Blocker, find_blockers, wait_for_blockers
+from snapmgr.mysql.lock.probe import Holder, Lookout
 from support.sample import abilities_of
 
 ABILITIES = abilities_of("mysql")

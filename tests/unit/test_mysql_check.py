@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.mysql.check import check_tables, is_true, judge, run_assertions, sample
-from snapmgr.mysql.client import ConnectionLostError, MysqlError
+from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError
+from snapmgr.mysql.server.check import check_tables, is_true, judge, run_assertions, sample
 
 OPEN_TABLE = "1 client is using or hasn't closed the table properly"
 

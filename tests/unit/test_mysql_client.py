@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.errors import ConfigError, NotQuiescedError
-from snapmgr.mysql.client import ConnectionLostError, Credentials, MysqlError, connect, quote
-from snapmgr.mysql.statements import first_words
+from snapmgr.contract.errors import ConfigError, NotQuiescedError
+from snapmgr.mysql.connect.client import ConnectionLostError, Credentials, MysqlError, connect, quote
+from snapmgr.mysql.connect.statements import first_words
 
 
 def test_errors_end_with_the_exit_code_of_a_database_that_was_not_quiesced():
@@ -123,6 +123,6 @@ def test_a_password_sent_in_the_handshake_only_as_a_scramble_is_not_in_the_error
 
 
 def test_the_driver_is_not_loaded_until_it_is_needed():
-    program = "import sys, snapmgr.mysql.client; sys.exit('pymysql' in sys.modules)"
+    program = "import sys, snapmgr.mysql.connect.client; sys.exit('pymysql' in sys.modules)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from snapmgr import host
-from snapmgr.mysql import identity
-from snapmgr.mysql.identity import ServerIdentity, process_name, still_same
+from snapmgr.mysql.connect import identity
+from snapmgr.mysql.connect.identity import ServerIdentity, process_name, still_same
+from snapmgr.system import host
 
 
 def of(pid: int, start_ticks: int) -> ServerIdentity:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from snapmgr.mysql.copy import Copy
-from snapmgr.mysql.keyring import provide_keys
-from snapmgr.mysql.keys import key_settings
-from snapmgr.mysql.program import ServerBinary
+from snapmgr.mysql.datadir.copy import Copy
+from snapmgr.mysql.datadir.keys import key_settings
+from snapmgr.mysql.server.keyring import provide_keys
+from snapmgr.mysql.server.program import ServerBinary
 
 ME = (os.getuid(), os.getgid())
 

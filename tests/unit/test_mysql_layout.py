@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.mysql.layout import Layout, Place, _Scan, _settings, data_files, gather
+from snapmgr.mysql.datadir.layout import Layout, Place, _Scan, _settings, data_files, gather
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from snapmgr.errors import NotQuiescedError
-from snapmgr.mysql.levels import Needs, choose
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.mysql.lock.levels import Needs, choose
 from support.sample import abilities_of
 
 MARIADB, MYSQL = abilities_of("mariadb"), abilities_of("mysql")

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from snapmgr.errors import LackingError
-from snapmgr.manifest import ServerRecord
-from snapmgr.mysql.options import plugin_folder, program_folders
-from snapmgr.mysql.origin import Origin, read_origin, version_number
-from snapmgr.mysql.program import ServerBinary, choose_server, find_server, running_programs, wrote_last
+from snapmgr.catalog.manifest import ServerRecord
+from snapmgr.contract.errors import LackingError
+from snapmgr.mysql.datadir.origin import Origin, read_origin, version_number
+from snapmgr.mysql.server.options import plugin_folder, program_folders
+from snapmgr.mysql.server.program import ServerBinary, choose_server, find_server, running_programs, wrote_last
 
 
 def binary(version: str) -> ServerBinary:

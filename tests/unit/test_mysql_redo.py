@@ -7,9 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from snapmgr.errors import NotQuiescedError
-from snapmgr.mysql.client import Connection
-from snapmgr.mysql.redo import await_redo
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.mysql.connect.client import Connection
+from snapmgr.mysql.lock.redo import await_redo
 
 
 def server(*states: tuple[int, int]) -> Mock:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from snapmgr.manifest import SourcePosition
-from snapmgr.mysql.replication import (
+from snapmgr.catalog.manifest import SourcePosition
+from snapmgr.mysql.lock.replication import (
     Applier,
     mariadb_position,
     mysql_position,

@@ -9,15 +9,15 @@ from typing import Literal
 
 import pytest
 
-from snapmgr.errors import LackingError
-from snapmgr.manifest import ServerRecord
-from snapmgr.mysql.copy import Copy, absolute_paths, prepare_copy
-from snapmgr.mysql.options import server_options
-from snapmgr.mysql.program import ServerBinary, find_server
-from snapmgr.mysql.relocation import server_options as relocated_options
-from snapmgr.mysql.server import _as_owner
-from snapmgr.mysql.serverlog import damage, describe_end, excerpt, lacks_keys
-from snapmgr.mysql.tablespace import dictionary_paths, name_spaces, page_size
+from snapmgr.catalog.manifest import ServerRecord
+from snapmgr.contract.errors import LackingError
+from snapmgr.mysql.datadir.copy import Copy, absolute_paths, prepare_copy
+from snapmgr.mysql.datadir.relocation import server_options as relocated_options
+from snapmgr.mysql.datadir.tablespace import dictionary_paths, name_spaces, page_size
+from snapmgr.mysql.server.log import damage, describe_end, excerpt, lacks_keys
+from snapmgr.mysql.server.options import server_options
+from snapmgr.mysql.server.program import ServerBinary, find_server
+from snapmgr.mysql.server.throwaway import _as_owner
 
 MARIADB = ServerBinary(path="/usr/sbin/mariadbd", flavor="mariadb", version="10.11.6-MariaDB-0+deb12u1")
 MYSQL = ServerBinary(path="/usr/sbin/mysqld", flavor="mysql", version="8.4.3")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from snapmgr.mysql.statements import is_only_a_select, kind, target
+from snapmgr.mysql.connect.statements import is_only_a_select, kind, target
 
 
 @pytest.mark.parametrize("verb", ["ALTER TABLE d.t FORCE", "UPDATE d.t SET a = 1"])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.jobs.pieces import arrange, expected
-from snapmgr.manifest import Member, ServerRecord
-from snapmgr.mysql.relocation import absolute_folders, absolute_names, server_options
+from snapmgr.catalog.manifest import Member, ServerRecord
+from snapmgr.mysql.datadir.relocation import absolute_folders, absolute_names, server_options
+from snapmgr.restore.folder_map import arrange, expected
 from support import sample
 
 

@@ -9,8 +9,8 @@ from textwrap import dedent
 import pytest
 
 from snapmgr.api import API_VERSION, Backend
-from snapmgr.errors import ConfigError, LackingError, SnapmgrError
-from snapmgr.plugins import _contract, list_plugins, load_backend, make_backend
+from snapmgr.config.plugins import _contract, list_plugins, load_backend, make_backend
+from snapmgr.contract.errors import ConfigError, LackingError, SnapmgrError
 
 GOOD = """
     from dataclasses import dataclass
@@ -211,6 +211,8 @@ def test_the_contract_that_is_checked_is_the_one_in_api():
 
 
 def test_listing_backends_imports_no_msgspec():
-    code = "import sys, snapmgr.plugins as p; p._points(); print('msgspec' in sys.modules, 'pyudev' in sys.modules)"
+    code = (
+        "import sys, snapmgr.config.plugins as p; p._points(); print('msgspec' in sys.modules, 'pyudev' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"

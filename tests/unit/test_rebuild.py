@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.catalog import Entry
-from snapmgr.jobs.attach import part_folders
-from snapmgr.jobs.note import decode_note, encode_note
-from snapmgr.jobs.rebuild import Adoption, Refusal, adopt, claimed_by, job_of
-from snapmgr.manifest import Verification, encode
-from snapmgr.records import Found, Intent, Pool
+from snapmgr.access.attach import part_folders
+from snapmgr.access.note import decode_note, encode_note
+from snapmgr.catalog.manifest import Verification, encode
+from snapmgr.catalog.store import Entry
+from snapmgr.contract.records import Found, Intent, Pool
+from snapmgr.doctor.rebuild import Adoption, Refusal, adopt, claimed_by, job_of
 from support.sample import NOW, POOL, manifest
 
 PASSED = Verification(at=NOW, result="passed", duration_s=2.5, checks=("it started",))

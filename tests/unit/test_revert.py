@@ -9,23 +9,23 @@ from datetime import UTC, datetime
 
 import pytest
 
-from snapmgr.catalog import Catalog
-from snapmgr.config import Config
-from snapmgr.errors import BusyError, CommandError, InUseError, SnapmgrError, StorageError
-from snapmgr.host import boot_id, machine_id, this_process
-from snapmgr.jobs import remount
-from snapmgr.jobs import revert as module
-from snapmgr.jobs.attach import attach
-from snapmgr.jobs.context import Context
-from snapmgr.jobs.delete import delete_snapshots, examine
-from snapmgr.jobs.diagnosis import diagnose
-from snapmgr.jobs.leftovers import look
-from snapmgr.jobs.reversion import reversions
-from snapmgr.jobs.revert import reversion_leftovers, revert, take_up
-from snapmgr.jobs.reverting import plan_revert
-from snapmgr.jobs.sweep import sweep
-from snapmgr.manifest import Member
-from snapmgr.records import Intent, Pool, Reason, SnapshotRef
+from snapmgr.access.attach import attach
+from snapmgr.backup.sweep import sweep
+from snapmgr.catalog.inplace import reversions
+from snapmgr.catalog.manifest import Member
+from snapmgr.catalog.store import Catalog
+from snapmgr.config.model import Config
+from snapmgr.context import Context
+from snapmgr.contract.errors import BusyError, CommandError, InUseError, SnapmgrError, StorageError
+from snapmgr.contract.records import Intent, Pool, Reason, SnapshotRef
+from snapmgr.doctor.diagnose import diagnose
+from snapmgr.doctor.look import look
+from snapmgr.keep.delete import delete_snapshots, examine
+from snapmgr.restore.inplace import remount
+from snapmgr.restore.inplace import run as module
+from snapmgr.restore.inplace.plan import plan_revert
+from snapmgr.restore.inplace.run import revert, take_up, unfinished_inplace
+from snapmgr.system.host import boot_id, machine_id, this_process
 from support.revertible import KILLED, World
 from support.sample import lease
 from support.sample import manifest as sample
@@ -275,7 +275,7 @@ def test_killed_at_any_step_it_is_undone_or_completed(ctx, world, number):
     problems = [one for one in diagnose(look(ctx)) if one.level == "problem"]
     assert [(one.subject, one.job) for one in problems] == [("vg/v", "nightly")]
     if by == "doctor":
-        (leftover,) = reversion_leftovers(ctx)
+        (leftover,) = unfinished_inplace(ctx)
         assert not leftover.active
         said = leftover.remove()
         assert ("is undone" in said) != _is_put_back(ctx, world)
@@ -297,7 +297,7 @@ def test_one_that_is_under_way_is_left_alone(ctx, world):
     document["holder"] = {"pid": holder.pid, "start_ticks": holder.start_ticks, "boot_id": boot_id()}
     path.write_text(json.dumps(document))
     path.chmod(0o600)
-    (leftover,) = reversion_leftovers(ctx)
+    (leftover,) = unfinished_inplace(ctx)
     assert leftover.active
     assert not [one for one in diagnose(look(ctx)) if one.cure is not None]
     with pytest.raises(BusyError, match=f"is being put back in place to {world.manifest.id}"):

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.catalog import Catalog
-from snapmgr.command import CommandRunner
-from snapmgr.config import Job
-from snapmgr.errors import CommandError, ConfigError, SnapmgrError
-from snapmgr.manifest import Schedule
-from snapmgr.records import Completed
+from snapmgr.catalog.manifest import Schedule
+from snapmgr.catalog.store import Catalog
+from snapmgr.config.model import Job
+from snapmgr.contract.errors import CommandError, ConfigError, SnapmgrError
+from snapmgr.contract.records import Completed
 from snapmgr.schedule.command import own_command
 from snapmgr.schedule.cron import cron_text, quote_command, shell_command
 from snapmgr.schedule.machine import (
@@ -32,6 +31,7 @@ from snapmgr.schedule.machine import (
     remove,
 )
 from snapmgr.schedule.systemd import quote_word, service_text
+from snapmgr.system.command import CommandRunner
 from support.calendars import cron_command, systemd_words
 from support.sample import NOW
 
@@ -276,8 +276,9 @@ def test_a_full_disk_leaves_nothing(machine, state, monkeypatch):
 def test_a_killed_install_leaves_a_schedule_that_status_waits_for(machine, state, tmp_path):
     code = (
         "import os, signal, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
-        "import snapmgr.schedule.machine as m; from snapmgr.catalog import Catalog\n"
-        "from snapmgr.config import Job; from snapmgr.manifest import Schedule; from support.sample import NOW\n"
+        "import snapmgr.schedule.machine as m; from snapmgr.catalog.store import Catalog\n"
+        "from snapmgr.config.model import Job; from snapmgr.catalog.manifest import Schedule\n"
+        "from support.sample import NOW\n"
         "m._write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "root = Path(sys.argv[1]); machine = m.Machine(root=root / 'root')\n"
         "s = Schedule(job='nightly', kind='cron', expression='02:30', installed_at=NOW)\n"

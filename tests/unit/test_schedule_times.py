@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 from snapmgr.schedule.times import cron_fields, local_zone, next_time, next_times, read_expression
 from support.calendars import expressions, matches_cron
 

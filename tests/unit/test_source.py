@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from snapmgr.jobs.volumes import Share, Wanted, locate_all, name_excluded
-from snapmgr.mysql.layout import Place
-from snapmgr.records import NotMine, Pool, Volume
+from snapmgr.contract.records import NotMine, Pool, Volume
+from snapmgr.mysql.datadir.layout import Place
+from snapmgr.source.volumes import Share, Wanted, locate_all, name_excluded
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from snapmgr.records import Target
+    from snapmgr.contract.records import Target
 
 
 @dataclass

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.errors import LackingError, NotFoundError, StorageError
-from snapmgr.manifest import Position
+from snapmgr.catalog.manifest import Position
+from snapmgr.contract.errors import LackingError, NotFoundError, StorageError
 from snapmgr.stage.infofile import (
     parse_binlog_info,
     parse_checkpoints,

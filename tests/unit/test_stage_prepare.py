@@ -14,9 +14,9 @@ import pytest
 
 from snapmgr.api import FolderCloning, Remounting
 from snapmgr.cli.preparefolder import Wishes, is_path, make_order, parse_mount_options
-from snapmgr.config import default_config
-from snapmgr.errors import BusyError, ConfigError, LackingError, StorageError
-from snapmgr.records import ClientOptions
+from snapmgr.config.load import default_config
+from snapmgr.contract.errors import BusyError, ConfigError, LackingError, StorageError
+from snapmgr.contract.records import ClientOptions
 from snapmgr.stage.prepare import inplace, preparing
 from snapmgr.stage.prepare.backupfolder import Backup
 from snapmgr.stage.prepare.forecast import Speeds

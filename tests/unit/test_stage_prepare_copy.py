@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from snapmgr.errors import StorageError
+from snapmgr.contract.errors import StorageError
 from snapmgr.stage.crew import Crew, Piece, pieces
 from snapmgr.stage.prepare import scratchcopy
 from snapmgr.stage.prepare.forecast import BLOCK_BYTES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.errors import CatalogError, NotFoundError, StorageError
+from snapmgr.contract.errors import CatalogError, NotFoundError, StorageError
 from snapmgr.stage import seal as module
 from snapmgr.stage.seal import compare, load, seal, store
 

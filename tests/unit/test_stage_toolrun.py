@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.errors import CatalogError, ConfigError, LackingError, StorageError
-from snapmgr.mysql.client import Credentials
-from snapmgr.mysql.replication import Channel
+from snapmgr.contract.errors import CatalogError, ConfigError, LackingError, StorageError
+from snapmgr.mysql.connect.client import Credentials
+from snapmgr.mysql.lock.replication import Channel
 from snapmgr.stage.copytool import fits, require_applicable
 from snapmgr.stage.infofile import SlaveInfo
 from snapmgr.stage.mariabackup import MariabackupTool, exact_sources

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from snapmgr.errors import LackingError, VerificationError
+from snapmgr.contract.errors import LackingError, VerificationError
 from snapmgr.stage.tuning.rungs import Run, Settings
 from snapmgr.stage.tuning.tune import Checked, Measured, ScratchRun, Tuning, tables_compared, tune
 from support.simulated import GIB, LIMITS, SimulatedStorage

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snapmgr.contract.units import parse_duration, parse_size
 from snapmgr.stage.tuning.outcome import PUBLISHED, arguments, document, job_table, lines, summary
 from snapmgr.stage.tuning.page import render
 from snapmgr.stage.tuning.page.chart import Bar, bars, nice_step, timeline
 from snapmgr.stage.tuning.rungs import Limits, Run, Settings
 from snapmgr.stage.tuning.tune import Checked, Measured, Sample, ScratchRun, Stop, Tuning
 from snapmgr.trace.counters import growth
-from snapmgr.units import parse_duration, parse_size
 
 MIB = 1 << 20
 NOW = datetime(2026, 11, 22, 1, 0, tzinfo=UTC)

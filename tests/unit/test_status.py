@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.catalog import Entry
-from snapmgr.config import Job, Verify
-from snapmgr.jobs.reversion import MERGED
-from snapmgr.jobs.status import judge
-from snapmgr.manifest import Schedule, Verification
+from snapmgr.catalog.inplace import MERGED
+from snapmgr.catalog.manifest import Schedule, Verification
+from snapmgr.catalog.store import Entry
+from snapmgr.config.model import Job, Verify
+from snapmgr.doctor.status import judge
 from snapmgr.schedule.times import next_time
 from support.sample import NOW, manifest
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from snapmgr import provisioning
 from snapmgr.api import Completed, ProvisionOrder, StorageMaker
+from snapmgr.system import provisioning
 
 
 class _Runner:

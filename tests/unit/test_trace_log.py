@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.errors import NotFoundError, SnapmgrError
+from snapmgr.contract.errors import NotFoundError, SnapmgrError
 from snapmgr.trace.accesslog import Reader, read_blocks
 from snapmgr.trace.line import read_line, time_us
 from snapmgr.trace.reading import read_trace

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.errors import ConfigError, LackingError, NotFoundError, SnapmgrError
+from snapmgr.contract.errors import ConfigError, LackingError, NotFoundError, SnapmgrError
 from snapmgr.trace.analysis import analyse
 from snapmgr.trace.mounted import find_mount
 from snapmgr.trace.reading import read_trace

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapmgr.errors import StorageError
+from snapmgr.contract.errors import StorageError
 from snapmgr.testing import trees
 from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.compare import compare

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from snapmgr.errors import StorageError
-from snapmgr.host import is_alive
-from snapmgr.records import FireError, Intent, Pool, Shot, SnapshotRef
+from snapmgr.backup.trigger import DeadlineError, Trigger
+from snapmgr.contract.errors import StorageError
+from snapmgr.contract.records import FireError, Intent, Pool, Shot, SnapshotRef
+from snapmgr.system.host import is_alive
 from snapmgr.testing.processes import spawn
-from snapmgr.trigger import DeadlineError, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.units import format_duration, format_quantity, format_size, parse_duration, parse_size
+from snapmgr.contract.units import format_duration, format_quantity, format_size, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(

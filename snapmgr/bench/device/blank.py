@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.blockdev import parse_blkid, read_mounts, udev_properties
-from snapmgr.errors import CommandError, SnapmgrError
+from snapmgr.contract.errors import CommandError, SnapmgrError
+from snapmgr.system.blockdev import parse_blkid, read_mounts, udev_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.api import Runner
     from snapmgr.bench.device.mark import Signature
-    from snapmgr.records import BlockDevice
+    from snapmgr.contract.backend import Runner
+    from snapmgr.contract.records import BlockDevice
 
 _SYSFS = Path("/sys")
 _PROC = Path("/proc")

@@ -16,15 +16,15 @@ from snapmgr.bench.device.blank import Found, refused_exclusively, signatures, u
 from snapmgr.bench.device.identity import Identity, identify, normal
 from snapmgr.bench.device.loopfile import MIB
 from snapmgr.bench.device.mark import Mark, ours, read_content, read_mark, usable_bytes, write_mark
-from snapmgr.blockdev import device_stack, udev_properties
-from snapmgr.errors import BusyError, CommandError, ConfigError, LackingError, SnapmgrError, StorageError
-from snapmgr.units import format_size
+from snapmgr.contract.errors import BusyError, CommandError, ConfigError, LackingError, SnapmgrError, StorageError
+from snapmgr.contract.units import format_size
+from snapmgr.system.blockdev import device_stack, udev_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from snapmgr.api import Runner
-    from snapmgr.records import BlockDevice
+    from snapmgr.contract.backend import Runner
+    from snapmgr.contract.records import BlockDevice
 
 MIN_BYTES = 128 * MIB
 # linux/fs.h

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import snapmgr
 from snapmgr.bench.device.identity import identify
-from snapmgr.blockdev import backing_file, device_stack, find_target, udev_properties
-from snapmgr.command import CommandRunner
-from snapmgr.errors import CommandError, LackingError, SnapmgrError
+from snapmgr.contract.errors import CommandError, LackingError, SnapmgrError
+from snapmgr.system.blockdev import backing_file, device_stack, find_target, udev_properties
+from snapmgr.system.command import CommandRunner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from snapmgr.api import Runner
-    from snapmgr.records import BlockDevice
+    from snapmgr.contract.backend import Runner
+    from snapmgr.contract.records import BlockDevice
 
 _SYSFS = Path("/sys")
 _PROC = Path("/proc")

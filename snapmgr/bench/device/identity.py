@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.blockdev import backing_file, udev_properties
+from snapmgr.system.blockdev import backing_file, udev_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.records import BlockDevice
+    from snapmgr.contract.records import BlockDevice
 
 _SYSFS = Path("/sys")
 _BY_ID = Path("/dev/disk/by-id")

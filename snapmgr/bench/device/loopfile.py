@@ -16,15 +16,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapmgr.blockdev import find_target
-from snapmgr.errors import ConfigError, LackingError, StorageError
-from snapmgr.loopdevice import attach_loop
-from snapmgr.units import format_size
+from snapmgr.contract.errors import ConfigError, LackingError, StorageError
+from snapmgr.contract.units import format_size
+from snapmgr.system.blockdev import find_target
+from snapmgr.system.loopdevice import attach_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from snapmgr.api import Runner
+    from snapmgr.contract.backend import Runner
 
 MIB = 1 << 20
 _NAME = "snapmgr-bench"

@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from snapmgr.units import format_size
+from snapmgr.contract.units import format_size
 
 MIB = 1 << 20
 MARK_BYTES = 4096

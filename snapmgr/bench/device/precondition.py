@@ -14,14 +14,14 @@ from statistics import linear_regression, mean
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.fio import run_fio
-from snapmgr.command import dying_with_us
-from snapmgr.units import format_duration, format_size
+from snapmgr.contract.units import format_duration, format_size
+from snapmgr.system.command import dying_with_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from snapmgr.api import Runner
     from snapmgr.bench.device.target import OpenTarget
+    from snapmgr.contract.backend import Runner
 
 TIMES = 2
 """So often all of it is written in order."""

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from snapmgr.bench.device.blockdevice import claimed, examined, node_of, opened_device, require_size, title_of
 from snapmgr.bench.device.loopfile import MIB, loop_target, require_room
-from snapmgr.command import CommandRunner
-from snapmgr.errors import ConfigError, LackingError
-from snapmgr.units import format_size, parse_size
+from snapmgr.contract.errors import ConfigError, LackingError
+from snapmgr.contract.units import format_size, parse_size
+from snapmgr.system.command import CommandRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from snapmgr.api import Runner
+    from snapmgr.contract.backend import Runner
 
 DEFAULT_FOLDER = "/var/tmp"  # noqa: S108 - on a disk, where /tmp and /run often are memory; the file gets no name there
 _FORMS = "--on takes loop:SIZE, loop:SIZE:FOLDER, a block device or a folder"

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError
-from snapmgr.command import Process, running
+from snapmgr.contract.errors import CommandError
+from snapmgr.system.command import Process, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

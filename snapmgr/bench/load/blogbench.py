@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError, StorageError
 from snapmgr.bench.load.blogrun import BlogRun
+from snapmgr.contract.errors import CommandError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,24 +8,23 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.command import dying_with_us, find_program, running
-from snapmgr.errors import CommandError, LackingError
-from snapmgr.host import boot_id
-from snapmgr.manifest import Process
-from snapmgr.mysql.abilities import probe_abilities
-from snapmgr.mysql.client import Credentials, MysqlError, connect
-from snapmgr.mysql.freeze import frozen
-from snapmgr.mysql.identity import identify
-from snapmgr.mysql.levels import Needs, choose
-from snapmgr.mysql.quiesce import Bounds, locked
+from snapmgr.contract.errors import CommandError, LackingError
+from snapmgr.mysql.connect.abilities import probe_abilities
+from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.lock.freeze import frozen
+from snapmgr.mysql.lock.levels import Needs, choose
+from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.system.command import dying_with_us, find_program, running
+from snapmgr.system.host import Process, boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from snapmgr.api import Runner
-    from snapmgr.command import Process as Child
-    from snapmgr.mysql.client import Connection
+    from snapmgr.contract.backend import Runner
+    from snapmgr.mysql.connect.client import Connection
+    from snapmgr.system.command import Process as Child
 
 PROGRAMS = ("mariadbd", "mariadb-install-db")
 _START_S = 120.0

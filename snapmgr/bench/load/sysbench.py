@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import CommandError
+from snapmgr.contract.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from snapmgr.api import Completed
+    from snapmgr.contract.records import Completed
 
 _TEST = "oltp_read_write"
 _DATABASE = "sbtest"

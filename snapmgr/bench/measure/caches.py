@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.api import LackingError
+from snapmgr.contract.errors import LackingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

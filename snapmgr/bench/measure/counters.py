@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.model import Spent
-from snapmgr.errors import StorageError
+from snapmgr.contract.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

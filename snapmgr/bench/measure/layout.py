@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.errors import StorageError
+from snapmgr.contract.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.api import LackingError, Reason, StorageError, format_size
+from snapmgr.contract.errors import LackingError, StorageError
+from snapmgr.contract.records import Reason
+from snapmgr.contract.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

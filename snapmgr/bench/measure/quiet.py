@@ -6,13 +6,13 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from snapmgr.blockdev import find_target
+from snapmgr.system.blockdev import find_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from snapmgr.api import Runner
+    from snapmgr.contract.backend import Runner
 
 # As long without any request: the device is idle.
 _IDLE_S = 0.3

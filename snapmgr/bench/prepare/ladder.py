@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from snapmgr.api import FolderCloning, Remounting
     from snapmgr.bench.model import Workbench
+    from snapmgr.contract.abilities import FolderCloning, Remounting
     from snapmgr.stage.prepare.backupfolder import Backup
 
 _LIMIT_S = 3600.0

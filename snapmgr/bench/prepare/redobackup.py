@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.load.mariadb import install, private_mariadb
-from snapmgr.mysql.identity import identify
+from snapmgr.mysql.connect.identity import identify
 from snapmgr.stage.mariabackup import MariabackupTool
 from snapmgr.stage.request import FillRequest
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from snapmgr.api import Runner
     from snapmgr.bench.load.mariadb import PrivateMariadb
-    from snapmgr.mysql.client import Connection
+    from snapmgr.contract.backend import Runner
+    from snapmgr.mysql.connect.client import Connection
 
 SCHEMA = "lab"
 TABLES = 8

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.api import LackingError, Remounting, StorageError
+from snapmgr.contract.abilities import Remounting
+from snapmgr.contract.errors import LackingError, StorageError
 from snapmgr.stage.prepare.inplace import Settings, apply_in_place
 from snapmgr.stage.prepare.overlay import copied_up, overlay
 from snapmgr.stage.prepare.ownership import take_owners
@@ -18,8 +19,8 @@ from snapmgr.stage.tool import tool_for
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from snapmgr.api import FolderCloning
     from snapmgr.bench.model import Workbench
+    from snapmgr.contract.abilities import FolderCloning
     from snapmgr.stage.prepare.backupfolder import Backup
 
 

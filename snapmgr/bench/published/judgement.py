@@ -9,8 +9,8 @@ from snapmgr.bench.published.figures import CLAIMS, STALLS, Claim, StallClaim
 from snapmgr.bench.statistics.comparison import by_block, groups, interval_words, pairs, ratio_document
 from snapmgr.bench.statistics.machine import is_guest, is_loop, is_rotational
 from snapmgr.bench.statistics.ratio import LEAST_PAIRS, LEVEL, Ratio, have_ratio, paired_ratio
-from snapmgr.host import regression_side
-from snapmgr.units import format_quantity
+from snapmgr.contract.units import format_quantity
+from snapmgr.system.host import regression_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

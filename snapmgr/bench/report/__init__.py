@@ -13,7 +13,7 @@ from markupsafe import Markup
 from snapmgr.bench.report import drawing
 from snapmgr.bench.report.content import SCHEMA, document
 from snapmgr.bench.report.rows import COLUMNS, rows
-from snapmgr.units import format_quantity
+from snapmgr.contract.units import format_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

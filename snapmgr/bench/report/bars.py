@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.report.svg import WIDE, Scale, box, cut, dots, line, picture, text
-from snapmgr.units import format_quantity
+from snapmgr.contract.units import format_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

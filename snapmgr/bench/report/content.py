@@ -17,7 +17,7 @@ from snapmgr.bench.statistics.comparison import failure_of, groups
 from snapmgr.bench.statistics.findings import findings
 from snapmgr.bench.statistics.machine import device_words, facts, is_guest, is_loop, is_virtual, machine_words, telling
 from snapmgr.bench.storage.stacks import STACKS
-from snapmgr.units import format_size
+from snapmgr.contract.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

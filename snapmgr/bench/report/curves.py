@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.report.svg import COLOURS, Scale, line, path, picture, text, text_width, tick_words
-from snapmgr.units import format_quantity
+from snapmgr.contract.units import format_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

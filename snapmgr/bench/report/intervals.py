@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.report.svg import WIDE, Scale, box, cut, line, picture, text
-from snapmgr.units import format_quantity
+from snapmgr.contract.units import format_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import CatalogError, ConfigError, NoRoomError
-from snapmgr.files import space_hint
+from snapmgr.contract.errors import CatalogError, ConfigError, NoRoomError
+from snapmgr.system.files import space_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

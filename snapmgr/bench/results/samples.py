@@ -20,8 +20,8 @@ import msgspec
 
 from snapmgr.bench.results import folder as resultsfolder
 from snapmgr.bench.results.documents import Run, Sample, require_whole
-from snapmgr.errors import BusyError, CatalogError, ConfigError, LackingError, NotFoundError
-from snapmgr.files import is_abandoned, replace_file
+from snapmgr.contract.errors import BusyError, CatalogError, ConfigError, LackingError, NotFoundError
+from snapmgr.system.files import is_abandoned, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

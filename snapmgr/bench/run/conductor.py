@@ -28,19 +28,19 @@ from snapmgr.bench.run.schedule import (
 from snapmgr.bench.statistics.findings import comparisons, experiment_of, narrow_enough
 from snapmgr.bench.storage.scene import neighbours
 from snapmgr.bench.storage.workbench import workbench
-from snapmgr.command import CommandRunner
-from snapmgr.errors import ConfigError, SnapmgrError
+from snapmgr.contract.errors import ConfigError, SnapmgrError
+from snapmgr.system.command import CommandRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from snapmgr.api import Runner
     from snapmgr.bench.device.target import OpenTarget
     from snapmgr.bench.model import Measuring, Outcome, Scenario, Stack
     from snapmgr.bench.results.samples import Results
     from snapmgr.bench.run.plan import Experiment, Plan
+    from snapmgr.contract.backend import Runner
 
 FAILURES = 3
 """In a row: so many end a stack in an experiment."""

@@ -7,14 +7,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.model import Parameters
-from snapmgr.errors import ConfigError
-from snapmgr.units import format_duration, format_size
+from snapmgr.contract.errors import ConfigError
+from snapmgr.contract.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from snapmgr.api import Reason
     from snapmgr.bench.model import Needs, ProfileName, Scenario, Stack
+    from snapmgr.contract.records import Reason
 
 _MIB = 1 << 20
 LEAST_BYTES = 16 * _MIB

@@ -22,7 +22,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from snapmgr.bench.statistics.ratio import LEAST_PAIRS
-from snapmgr.units import format_duration
+from snapmgr.contract.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -22,18 +22,18 @@ from snapmgr.bench.run.plan import LEAST_TARGET_BYTES, PROFILE, differences, mak
 from snapmgr.bench.scenarios import chosen, scenarios
 from snapmgr.bench.storage.leftovers import clear_leftovers
 from snapmgr.bench.storage.stacks import STACKS, lacking
-from snapmgr.blockdev import device_stack
-from snapmgr.errors import CommandError, ConfigError, LackingError
-from snapmgr.units import format_size
+from snapmgr.contract.errors import CommandError, ConfigError, LackingError
+from snapmgr.contract.units import format_size
+from snapmgr.system.blockdev import device_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from snapmgr.api import Runner
     from snapmgr.bench.device.target import OpenTarget
     from snapmgr.bench.results.samples import Results
     from snapmgr.bench.run.conductor import Advance, Ended
     from snapmgr.bench.run.plan import Plan, Wish
+    from snapmgr.contract.backend import Runner
 
 # Of what is free in a folder: its owner may need some, too.
 _SHARE = 0.8

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,13 +7,14 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import Reason, StorageError, format_size
 from snapmgr.bench.load.write_pass import WritePass, linear_read, settle, write_pass
 from snapmgr.bench.measure.directio import buffers_direct_writes
 from snapmgr.bench.measure.proof import block_digests, flush
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.command import missing_programs
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError, StorageError
+from snapmgr.contract.records import Reason
+from snapmgr.contract.units import format_size
+from snapmgr.system.command import missing_programs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,21 +8,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import CommandError, LackingError, StorageError, format_size
 from snapmgr.bench.load import blogbench
 from snapmgr.bench.load.blogengine import BLOG_BYTES
 from snapmgr.bench.load.blogrun import ALL_WRITTEN, COMMENTED, READ, REWRITTEN, WRITTEN, BlogRun
 from snapmgr.bench.measure.proof import TreeFacts, flush, tree_facts
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.command import find_program
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import CommandError, ConfigError, LackingError, StorageError
+from snapmgr.contract.units import format_size
+from snapmgr.system.command import find_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from snapmgr.api import Reason
     from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Spent, Stack, Workbench
+    from snapmgr.contract.records import Reason
 
 _MIB = 1 << 20
 _WINDOW_S = 1

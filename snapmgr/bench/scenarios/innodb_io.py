@@ -6,11 +6,12 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import Reason, format_size
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.command import missing_programs
-from snapmgr.errors import ConfigError
-from snapmgr.host import regression_side
+from snapmgr.contract.errors import ConfigError
+from snapmgr.contract.records import Reason
+from snapmgr.contract.units import format_size
+from snapmgr.system.command import missing_programs
+from snapmgr.system.host import regression_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

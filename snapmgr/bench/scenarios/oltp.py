@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import Reason, format_size
 from snapmgr.bench.load.mariadb import PROGRAMS, Hold, PrivateMariadb, install, private_mariadb
 from snapmgr.bench.load.sysbench import Report, Sysbench
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.command import CommandRunner, missing_programs
-from snapmgr.errors import CommandError, ConfigError
+from snapmgr.contract.errors import CommandError, ConfigError
+from snapmgr.contract.records import Reason
+from snapmgr.contract.units import format_size
+from snapmgr.system.command import CommandRunner, missing_programs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import Reason, Remounting
 from snapmgr.bench.device.target import DEFAULT_FOLDER
 from snapmgr.bench.load.mariadb import PROGRAMS
 from snapmgr.bench.measure.layout import read_layout
@@ -18,13 +17,15 @@ from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.prepare.ladder import TITLES, climb
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, make_backup
 from snapmgr.bench.prepare.ways import Site, cloned, copied, overlaid, overlay_refused, scratch
-from snapmgr.command import CommandRunner, missing_programs
-from snapmgr.errors import ConfigError, VerificationError
+from snapmgr.contract.abilities import Remounting
+from snapmgr.contract.errors import ConfigError, VerificationError
+from snapmgr.contract.records import Reason
+from snapmgr.contract.units import format_size
 from snapmgr.stage.prepare.backupfolder import inspect
 from snapmgr.stage.prepare.inplace import Settings, choose_memory
 from snapmgr.stage.seal import compare, seal
 from snapmgr.stage.tuning.checksums import table_checksums
-from snapmgr.units import format_size
+from snapmgr.system.command import CommandRunner, missing_programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

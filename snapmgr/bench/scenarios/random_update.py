@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import Reason, StorageError, format_size
 from snapmgr.bench.load.write_pass import (
     linear_read,
     settle,
@@ -23,8 +22,10 @@ from snapmgr.bench.measure.digests import digest_units
 from snapmgr.bench.measure.directio import buffers_direct_writes
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.published import script as printed
-from snapmgr.command import missing_programs
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError, StorageError
+from snapmgr.contract.records import Reason
+from snapmgr.contract.units import format_size
+from snapmgr.system.command import missing_programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -10,13 +10,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import Reason, format_size
 from snapmgr.bench.load import background as backgroundload
 from snapmgr.bench.measure.proof import block_digests, flush
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.storage.rawsnapshot import RawWay, raw_ways
-from snapmgr.command import missing_programs
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
+from snapmgr.contract.records import Reason
+from snapmgr.contract.units import format_size
+from snapmgr.system.command import missing_programs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.measure.memory import nominal_bytes
-from snapmgr.units import format_size
+from snapmgr.contract.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

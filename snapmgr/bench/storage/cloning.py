@@ -5,14 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from snapmgr.api import FolderCloning, NotMine, SnapmgrError
-from snapmgr.blockdev import find_target
-from snapmgr.plugins import list_plugins, make_backend
+from snapmgr.config.plugins import list_plugins, make_backend
+from snapmgr.contract.abilities import FolderCloning
+from snapmgr.contract.errors import SnapmgrError
+from snapmgr.contract.records import NotMine
+from snapmgr.system.blockdev import find_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.api import Backend, Mounter, Runner
+    from snapmgr.contract.backend import Backend, Mounter, Runner
 
 
 def cloning_of(own: Backend, path: str, runner: Runner, mounter: Mounter) -> FolderCloning | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapmgr.api import StorageMaker, provisioned, unmake
+from snapmgr.system.provisioning import StorageMaker, provisioned, unmake
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from snapmgr.api import Mounter, Provisioned, ProvisionOrder, Runner
+    from snapmgr.contract.backend import Mounter, Runner
+    from snapmgr.contract.records import Provisioned, ProvisionOrder
 
 # A full file system would be measured for being full.
 _SHARE = 0.9

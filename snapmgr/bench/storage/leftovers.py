@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from snapmgr.bench.device.blank import refused_exclusively
 from snapmgr.bench.storage.scene import sweep
 from snapmgr.bench.storage.stacks import STACKS, backend_of, provisioner_of
-from snapmgr.errors import StorageError
-from snapmgr.mount import KernelMounter
+from snapmgr.contract.errors import StorageError
+from snapmgr.system.mount import KernelMounter
 
 if TYPE_CHECKING:
-    from snapmgr.api import Provisioner, Runner
+    from snapmgr.contract.abilities import Provisioner
+    from snapmgr.contract.backend import Runner
 
 # Who holds it for longer is told by whoever wants to use it.
 _RELEASE_S = 10.0

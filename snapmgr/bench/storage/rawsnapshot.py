@@ -13,8 +13,8 @@ import struct
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from snapmgr.api import StorageError
-from snapmgr.blockdev import find_target
+from snapmgr.contract.errors import StorageError
+from snapmgr.system.blockdev import find_target
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,21 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.api import LackingError, ProvisionOrder, SnapmgrError, StorageError
 from snapmgr.bench.measure.memory import bounded, remove_group
-from snapmgr.blockdev import lies_in, parse_mountinfo, read_mounts
-from snapmgr.command import CommandRunner
-from snapmgr.files import is_abandoned, replace_file, space_hint
-from snapmgr.host import is_alive, signals_held, this_process
-from snapmgr.manifest import Process
-from snapmgr.mount import mount_device, remove_point
-from snapmgr.mountapi import may_mount
-from snapmgr.mysql.guard import guarded
+from snapmgr.contract.errors import LackingError, SnapmgrError, StorageError
+from snapmgr.contract.records import ProvisionOrder
+from snapmgr.mysql.lock.guard import guarded
+from snapmgr.system.blockdev import lies_in, parse_mountinfo, read_mounts
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.files import is_abandoned, replace_file, space_hint
+from snapmgr.system.host import Process, is_alive, signals_held, this_process
+from snapmgr.system.mount import mount_device, remove_point
+from snapmgr.system.mountapi import may_mount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from snapmgr.api import Provisioner
+    from snapmgr.contract.abilities import Provisioner
 
 RUN = Path("/run/snapmgr/bench")
 """One file ID.json for each sample that is being measured, and its folder ID."""

@@ -7,18 +7,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import LackingError, Provisioner, Reason, SnapmgrError
 from snapmgr.bench.model import Stack
 from snapmgr.bench.storage.controls import Controls
-from snapmgr.command import CommandRunner, find_program
-from snapmgr.mount import KernelMounter
-from snapmgr.plugins import make_backend
+from snapmgr.config.plugins import make_backend
+from snapmgr.contract.abilities import Provisioner
+from snapmgr.contract.errors import LackingError, SnapmgrError
+from snapmgr.contract.records import Reason
+from snapmgr.system.command import CommandRunner, find_program
+from snapmgr.system.mount import KernelMounter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from snapmgr.api import Backend, Mounter, Runner
     from snapmgr.bench.model import Parameters
+    from snapmgr.contract.backend import Backend, Mounter, Runner
 
 _XFS, _EXT4, _THIN = {"file_system": "xfs"}, {"file_system": "ext4"}, {"thin": "yes"}
 
@@ -162,7 +164,7 @@ def backend_table(stack: Stack, parameters: Parameters, *, point: str | None = N
 def backend_of(stack: Stack, table: Mapping[str, Any], runner: Runner, mounter: Mounter) -> Backend | None:
     """Return the backend that takes a stack's snapshots; None for a control. `table` is its configuration.
 
-    Raises what `snapmgr.plugins.make_backend` raises.
+    Raises what `snapmgr.config.plugins.make_backend` raises.
     """
     return make_backend(stack.backend, table, runner, mounter) if stack.backend is not None else None
 

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapmgr.api import AttachRecord, LackingError, NotMine, Readying, StorageError
 from snapmgr.bench.fio import run_fio
 from snapmgr.bench.measure.caches import drop_caches
 from snapmgr.bench.measure.counters import Counters
@@ -20,30 +19,24 @@ from snapmgr.bench.storage.cloning import cloning_of
 from snapmgr.bench.storage.leftovers import restored
 from snapmgr.bench.storage.scene import end_users, staged
 from snapmgr.bench.storage.stacks import backend_of, backend_table, provisioner_of
-from snapmgr.blockdev import find_target
-from snapmgr.host import boot_id
-from snapmgr.mount import KernelMounter, mounted
+from snapmgr.contract.backend import Readying
+from snapmgr.contract.errors import LackingError, StorageError
+from snapmgr.contract.records import AttachRecord, NotMine
+from snapmgr.system.blockdev import find_target
+from snapmgr.system.host import boot_id
+from snapmgr.system.mount import KernelMounter, mounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from snapmgr.api import (
-        Backend,
-        Completed,
-        FolderCloning,
-        Found,
-        Held,
-        Provisioned,
-        Runner,
-        SnapshotRef,
-        Usage,
-        Volume,
-    )
     from snapmgr.bench.fio import FioRun
     from snapmgr.bench.measure.layout import Layout
     from snapmgr.bench.model import Measuring, Parameters, Stack
     from snapmgr.bench.storage.scene import Scene
+    from snapmgr.contract.abilities import FolderCloning
+    from snapmgr.contract.backend import Backend, Held, Runner
+    from snapmgr.contract.records import Completed, Found, Provisioned, SnapshotRef, Usage, Volume
 
 _FIRE_S = 60.0
 _SETTLE_S = 600.0

@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.blockdev import lies_in
-from snapmgr.errors import ConfigError, InUseError, LackingError
-from snapmgr.mysql.identity import process_name, server_processes
+from snapmgr.contract.errors import ConfigError, InUseError, LackingError
+from snapmgr.mysql.connect.identity import process_name, server_processes
 from snapmgr.stage.prepare.ownership import stamps
 from snapmgr.stage.tool import read_state, tool_for
+from snapmgr.system.blockdev import lies_in
 from snapmgr.tree.walk import shown
 
 if TYPE_CHECKING:

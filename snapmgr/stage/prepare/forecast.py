@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from snapmgr.units import format_duration, format_size
+from snapmgr.contract.units import format_duration, format_size
 
 Strategy = Literal["storage", "scratch", "overlay"]
 Result = Literal["scratch", "storage"]

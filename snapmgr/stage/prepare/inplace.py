@@ -8,14 +8,15 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import LackingError, SnapmgrError, StorageError
+from snapmgr.contract.errors import LackingError, SnapmgrError, StorageError
+from snapmgr.contract.units import format_size
 from snapmgr.stage.request import ApplyRequest, Progress
-from snapmgr.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from snapmgr.api import ClientMount, ClientOptions, Remounting
+    from snapmgr.contract.abilities import ClientMount, Remounting
+    from snapmgr.contract.records import ClientOptions
     from snapmgr.stage.tool import Tool
 
 _LEAST_MEMORY_BYTES = 128 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 from snapmgr.stage.prepare.backupfolder import Backup
 from snapmgr.stage.prepare.forecast import Choice, Facts, Result, Strategy, Way
 from snapmgr.stage.prepare.inplace import Settings

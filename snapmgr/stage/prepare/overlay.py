@@ -7,9 +7,9 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from snapmgr import mountapi
-from snapmgr.errors import LackingError, StorageError
-from snapmgr.mount import unmount
+from snapmgr.contract.errors import LackingError, StorageError
+from snapmgr.system import mountapi
+from snapmgr.system.mount import unmount
 from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.walk import FOLDER_FLAGS, shown
 

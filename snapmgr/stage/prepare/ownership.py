@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import StorageError
+from snapmgr.contract.errors import StorageError
 from snapmgr.stage.opened import open_file
 from snapmgr.tree.walk import FOLDER_FLAGS, reach, shown, walk
 

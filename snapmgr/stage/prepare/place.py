@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.blockdev import MountTree, lies_in, read_mounts
-from snapmgr.errors import ConfigError, LackingError, StorageError
-from snapmgr.mount import require_own
+from snapmgr.contract.errors import ConfigError, LackingError, StorageError
+from snapmgr.system.blockdev import MountTree, lies_in, read_mounts
+from snapmgr.system.mount import require_own
 from snapmgr.tree.walk import shown
 
 if TYPE_CHECKING:

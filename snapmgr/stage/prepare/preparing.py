@@ -8,9 +8,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from snapmgr.api import FolderCloning, Remounting
-from snapmgr.errors import LackingError, SnapmgrError, StorageError
-from snapmgr.records import ClientOptions
+from snapmgr.contract.abilities import FolderCloning, Remounting
+from snapmgr.contract.errors import LackingError, SnapmgrError, StorageError
+from snapmgr.contract.records import ClientOptions
+from snapmgr.contract.units import format_duration, format_size
 from snapmgr.stage.prepare.backupfolder import Backup, inspect
 from snapmgr.stage.prepare.forecast import (
     NAMES,
@@ -36,7 +37,6 @@ from snapmgr.stage.prepare.workplace import Workplace, workplace
 from snapmgr.stage.prepare.writeback import Written, outline_of, write_back
 from snapmgr.stage.tool import read_state, tool_for
 from snapmgr.tree.kernel import sync_file_system
-from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

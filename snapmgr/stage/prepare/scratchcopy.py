@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import SnapmgrError, StorageError
+from snapmgr.contract.errors import SnapmgrError, StorageError
 from snapmgr.stage.crew import Crew, Piece, pieces
 from snapmgr.stage.opened import open_file, open_folder
 from snapmgr.stage.prepare.forecast import BLOCK_BYTES, COPY_THREADS

@@ -17,10 +17,10 @@ import secrets
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from snapmgr.blockdev import lies_in, read_mounts
-from snapmgr.errors import BusyError, ConfigError, LackingError, SnapmgrError, StorageError
-from snapmgr.host import signals_held
-from snapmgr.mount import unmount
+from snapmgr.contract.errors import BusyError, ConfigError, LackingError, SnapmgrError, StorageError
+from snapmgr.system.blockdev import lies_in, read_mounts
+from snapmgr.system.host import signals_held
+from snapmgr.system.mount import unmount
 from snapmgr.tree.kernel import rename_new
 from snapmgr.tree.walk import FOLDER_FLAGS, deep_trees, remove, shown
 

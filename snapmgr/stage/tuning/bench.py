@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import LackingError, NotFoundError, SnapmgrError, VerificationError
+from snapmgr.contract.errors import LackingError, NotFoundError, SnapmgrError, VerificationError
+from snapmgr.contract.units import format_duration
 from snapmgr.stage.prepare.inplace import Ran, apply_in_place
 from snapmgr.stage.prepare.inplace import Settings as InPlace
 from snapmgr.stage.prepare.ownership import take_owners
@@ -25,13 +26,12 @@ from snapmgr.stage.tuning.rungs import Run, Settings
 from snapmgr.stage.tuning.tune import Checked, Measured, Sample, ScratchRun
 from snapmgr.trace.counters import growth
 from snapmgr.trace.verdict import facts_from_counters, judge
-from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from snapmgr.api import ClientMount, FolderCloning, Remounting
-    from snapmgr.records import ClientOptions
+    from snapmgr.contract.abilities import ClientMount, FolderCloning, Remounting
+    from snapmgr.contract.records import ClientOptions
     from snapmgr.stage.request import Staged, Tool
 
 _SAMPLE_S = 0.5

@@ -6,14 +6,14 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from snapmgr.mysql.client import quote
-from snapmgr.mysql.origin import Flavor
-from snapmgr.mysql.plainfile import open_plain
-from snapmgr.mysql.program import find_server
-from snapmgr.mysql.server import run_folder, throwaway
+from snapmgr.mysql.connect.client import quote
+from snapmgr.mysql.datadir.origin import Flavor
+from snapmgr.mysql.datadir.plainfile import open_plain
+from snapmgr.mysql.server.program import find_server
+from snapmgr.mysql.server.throwaway import run_folder, throwaway
 
 if TYPE_CHECKING:
-    from snapmgr.mysql.client import Connection
+    from snapmgr.mysql.connect.client import Connection
 
 _MEMORY_BYTES = 256 << 20
 _QUERY_S = 3600.0

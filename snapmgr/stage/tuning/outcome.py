@@ -6,9 +6,9 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from snapmgr.contract.units import format_duration, format_size
 from snapmgr.stage.tuning.rungs import changes
 from snapmgr.stage.tuning.tune import tables_compared
-from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from snapmgr.stage.tuning.rungs import Settings

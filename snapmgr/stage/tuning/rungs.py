@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from snapmgr.records import ClientOptions
-from snapmgr.units import format_duration, format_size
+from snapmgr.contract.records import ClientOptions
+from snapmgr.contract.units import format_duration, format_size
 
 Dimension = Literal[
     "use-memory",

@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from snapmgr.errors import LackingError, VerificationError
+from snapmgr.contract.errors import LackingError, VerificationError
+from snapmgr.contract.units import format_duration
 from snapmgr.stage.tuning.ladder import Standing, Stop, next_rung, standing
 from snapmgr.stage.tuning.rungs import Limits, Run, Settings, changes
-from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

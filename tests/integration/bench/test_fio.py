@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from snapmgr.bench.fio import run_fio
-from snapmgr.command import CommandRunner
-from snapmgr.errors import CommandError
+from snapmgr.contract.errors import CommandError
+from snapmgr.system.command import CommandRunner
 
 pytestmark = pytest.mark.needs("fio")
 

@@ -8,7 +8,7 @@ import pytest
 
 from snapmgr.bench.model import Parameters
 from snapmgr.bench.scenarios import oltp
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 from support.bench.device import scenario_bench
 from support.thoroughness import CAMPAIGN
 

@@ -21,7 +21,7 @@ from snapmgr.bench.results.samples import Results, read
 from snapmgr.bench.run.conductor import Conductor
 from snapmgr.bench.run.plan import Wish, make_plan
 from snapmgr.bench.storage.stacks import STACKS, lacking
-from snapmgr.errors import CatalogError, CommandError, ConfigError
+from snapmgr.contract.errors import CatalogError, CommandError, ConfigError
 from support.bench.documents import bench_run
 from support.bench.fakes import STACKS as FAKE_STACKS
 from support.bench.fakes import FakeBench, FakeScenario, FakeTarget, fake_counted

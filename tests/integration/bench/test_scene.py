@@ -17,11 +17,11 @@ from snapmgr.bench.run.plan import Plan, Wish
 from snapmgr.bench.run.session import Place, Request, conductor
 from snapmgr.bench.storage import scene
 from snapmgr.bench.storage.stacks import STACKS, backend_of, provisioner_of
-from snapmgr.blockdev import read_mounts
-from snapmgr.command import CommandRunner
-from snapmgr.errors import ConfigError, LackingError, StorageError
-from snapmgr.host import start_ticks
-from snapmgr.mount import KernelMounter
+from snapmgr.contract.errors import ConfigError, LackingError, StorageError
+from snapmgr.system.blockdev import read_mounts
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.host import start_ticks
+from snapmgr.system.mount import KernelMounter
 from snapmgr.testing.processes import spawn
 from support.bench.device import bench_device
 from support.killing import kill_at

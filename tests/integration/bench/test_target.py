@@ -21,9 +21,9 @@ from snapmgr.bench.device import blockdevice as bench_device
 from snapmgr.bench.device.mark import usable_bytes
 from snapmgr.bench.device.precondition import make_steady
 from snapmgr.bench.device.target import opened_target, preview_target
-from snapmgr.blockdev import read_mounts
-from snapmgr.command import CommandRunner
-from snapmgr.errors import BusyError, ConfigError, StorageError
+from snapmgr.contract.errors import BusyError, ConfigError, StorageError
+from snapmgr.system.blockdev import read_mounts
+from snapmgr.system.command import CommandRunner
 from support.storage import loop_devices, loop_filesystem, shielded, work_folder
 
 pytestmark = pytest.mark.needs("root", "loop", "ext4")

@@ -11,8 +11,8 @@ import pytest
 from snapmgr.api import CommandError, ConfigError, LackingError, ProvisionOrder, StorageError
 from snapmgr.bench.storage.controls import Controls
 from snapmgr.bench.storage.stacks import STACKS, backend_of, lacking, provisioner_of
-from snapmgr.command import CommandRunner
-from snapmgr.mount import KernelMounter
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.mount import KernelMounter
 from snapmgr_juicefs.client import recognise
 from support.bench.device import USED_BYTES, BenchDevice, bench_device
 from support.storage import processes_of

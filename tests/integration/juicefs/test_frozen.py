@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import NotQuiescedError
-from snapmgr.jobs.backup import backup
+from snapmgr.backup.run import backup
+from snapmgr.contract.errors import NotQuiescedError
 from support.exactness import take_and_check
 from support.juicefs import juicefs_volume
 from support.scene import Scene

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.identity import identify
-from snapmgr.mysql.layout import read_layout
-from snapmgr.mysql.program import find_server
+from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.datadir.layout import read_layout
+from snapmgr.mysql.server.program import find_server
 from support.copies import ROWS, frozen
 from support.server import PrivateServer, private_server
 from support.storage import work_folder
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from snapmgr.mysql.layout import Layout
+    from snapmgr.mysql.datadir.layout import Layout
 
 
 @pytest.fixture(scope="module")

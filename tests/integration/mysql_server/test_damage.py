@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import LackingError, VerificationError
-from snapmgr.mysql.server import throwaway
+from snapmgr.contract.errors import LackingError, VerificationError
+from snapmgr.mysql.server.throwaway import throwaway
 from support.copies import MEMORY, check, frozen
 from support.processes import servers_on
 from support.storage import work_folder

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.jobs.backup import backup
+from snapmgr.backup.run import backup
 from support.kinds import KINDS, kinds
 from support.load import Acknowledged, check_invariant, write_load
 from support.scene import Scene, btrfs_scene
@@ -18,7 +18,7 @@ from support.server import private_server, server_user
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.manifest import Manifest
+    from snapmgr.catalog.manifest import Manifest
     from support.kinds import Kind
     from support.server import PrivateServer
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.errors import LackingError
-from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.identity import identify
-from snapmgr.mysql.layout import read_layout
-from snapmgr.mysql.origin import read_origin
-from snapmgr.mysql.program import find_server, server_for
-from snapmgr.mysql.server import throwaway
+from snapmgr.contract.errors import LackingError
+from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.datadir.layout import read_layout
+from snapmgr.mysql.datadir.origin import read_origin
+from snapmgr.mysql.server.program import find_server, server_for
+from snapmgr.mysql.server.throwaway import throwaway
 from support.copies import MEMORY, check, frozen
 from support.kinds import KINDS
 from support.server import private_server, server_user
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from snapmgr.mysql.layout import Layout
+    from snapmgr.mysql.datadir.layout import Layout
     from support.server import PrivateServer
 
 pytestmark = pytest.mark.needs("root", "mysql-9")

@@ -8,11 +8,11 @@ import subprocess
 
 import pytest
 
-from snapmgr.errors import LackingError
-from snapmgr.mysql.client import Credentials, connect
-from snapmgr.mysql.identity import identify
-from snapmgr.mysql.layout import read_layout
-from snapmgr.mysql.server import throwaway
+from snapmgr.contract.errors import LackingError
+from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.connect.identity import identify
+from snapmgr.mysql.datadir.layout import read_layout
+from snapmgr.mysql.server.throwaway import throwaway
 from support.copies import MEMORY, check, frozen
 from support.processes import wait_until
 from support.server import private_server, server_user

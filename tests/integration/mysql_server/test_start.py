@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.errors import LackingError, VerificationError
-from snapmgr.mysql.check import check_tables, run_assertions
-from snapmgr.mysql.program import find_server
-from snapmgr.mysql.server import throwaway
+from snapmgr.contract.errors import LackingError, VerificationError
+from snapmgr.mysql.server.check import check_tables, run_assertions
+from snapmgr.mysql.server.program import find_server
+from snapmgr.mysql.server.throwaway import throwaway
 from support.copies import MEMORY, ROWS, check
 from support.processes import ended, halt, servers_on, wait_until
 from support.server import private_server, server_user
@@ -195,8 +195,8 @@ def test_our_own_death_by_sigkill_takes_the_server_with_us(source, copy, run_dir
     _, layout = source
     program = (
         "import sys, time\n"
-        "from snapmgr.mysql.program import find_server\n"
-        "from snapmgr.mysql.server import throwaway\n"
+        "from snapmgr.mysql.server.program import find_server\n"
+        "from snapmgr.mysql.server.throwaway import throwaway\n"
         f"with throwaway(find_server('mariadb'), {str(copy)!r}, settings={layout.settings!r}, memory_bytes={MEMORY}, "
         f"run_dir={run_dir!r}) as server:\n"
         "    print(server.pid, flush=True)\n"

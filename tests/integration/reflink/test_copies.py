@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from snapmgr.api import FireError, InUseError, StorageError
-from snapmgr.command import CommandRunner
-from snapmgr.mount import bind, unmount
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.mount import bind, unmount
 from snapmgr.testing import FolderLab, plant, processes
 from snapmgr.testing.lab import new_id, new_record
 from snapmgr.testing.trees import flush

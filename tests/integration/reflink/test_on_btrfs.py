@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from snapmgr.api import StorageError
-from snapmgr.command import CommandRunner
+from snapmgr.system.command import CommandRunner
 from snapmgr.testing import FolderLab, fingerprint
 from snapmgr.testing.lab import new_record
 from snapmgr.testing.trees import same

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from snapmgr.api import BusyError, LackingError, NotFoundError, NotMine, StorageError
-from snapmgr.command import CommandRunner
+from snapmgr.system.command import CommandRunner
 from snapmgr.testing import FolderLab, fingerprint, plant, processes
 from snapmgr.testing.lab import new_id, new_record
 from snapmgr.testing.trees import flush, same

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.blockdev import read_mounts
+from snapmgr.system.blockdev import read_mounts
 from snapmgr.testing import trees
 from support.restored import LARGE_BYTES
 from support.scene import btrfs_scene

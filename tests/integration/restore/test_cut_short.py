@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr import landing
-from snapmgr.catalog import Catalog
-from snapmgr.errors import StorageError
-from snapmgr.jobs import replica
-from snapmgr.jobs.restore import RestoreDiffersError, restore, restore_leftovers
+from snapmgr.catalog.store import Catalog
+from snapmgr.contract.errors import StorageError
+from snapmgr.restore import copy as replica
+from snapmgr.restore import landing
+from snapmgr.restore.run import RestoreDiffersError, restore
+from snapmgr.restore.unfinished import unfinished_restores
 from snapmgr.testing import trees
 from snapmgr.tree.kernel import rename_new
 from support.restored import LARGE_BYTES, require_nothing_left
@@ -107,19 +108,19 @@ def test_leftovers_are_named_and_removed_and_nothing_else(large, other):
     dest = other.point / "left"
     with _caught_copying(large, dest) as process:
         ctx = large.context()
-        (active,) = restore_leftovers(ctx)
+        (active,) = unfinished_restores(ctx)
         assert active.active
         assert "under way after all" in active.remove()
         assert len(list(dest.iterdir())) == 1
         process.kill()
         process.communicate()
     (dest / "somebody's").touch()
-    (leftover,) = restore_leftovers(ctx)
+    (leftover,) = unfinished_restores(ctx)
     assert not leftover.active
     assert str(dest) in leftover.what
     assert "is removed" in leftover.remove()
     assert os.listdir(dest) == ["somebody's"]
-    assert restore_leftovers(ctx) == ()
+    assert unfinished_restores(ctx) == ()
     assert "is removed" in leftover.remove()
     (dest / "somebody's").unlink()
     dest.rmdir()
@@ -158,7 +159,7 @@ def test_a_copy_of_a_half_made_tree_is_not_ours(large, other):
     assert done.returncode == 2
     assert "is not empty" in done.stderr
     trees.same(before, trees.fingerprint(theirs))
-    (leftover,) = restore_leftovers(large.context())
+    (leftover,) = unfinished_restores(large.context())
     leftover.remove()
     assert not dest.exists()
     subprocess.run(["rm", "-r", theirs], check=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.jobs.backup import backup
+from snapmgr.backup.run import backup
 from support.load import check_invariant, write_load
 from support.restored import require_nothing_left
 from support.scene import Scene, btrfs_scene, scattered_scene

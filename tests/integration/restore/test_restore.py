@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr import probe
-from snapmgr.catalog import Catalog
-from snapmgr.errors import StorageError
-from snapmgr.jobs import replica
-from snapmgr.jobs.restore import restore
+from snapmgr.catalog.store import Catalog
+from snapmgr.contract.errors import StorageError
+from snapmgr.restore import copy as replica
+from snapmgr.restore.run import restore
+from snapmgr.system import probe
 from snapmgr.testing import trees
 from support.restored import require_nothing_left
 from support.server import server_user

@@ -14,8 +14,8 @@ from snapmgr.bench.model import Parameters
 from snapmgr.bench.storage import scene
 from snapmgr.bench.storage.stacks import STACKS
 from snapmgr.bench.storage.workbench import StackWorkbench, workbench
-from snapmgr.blockdev import parse_mountinfo
-from snapmgr.command import CommandRunner
+from snapmgr.system.blockdev import parse_mountinfo
+from snapmgr.system.command import CommandRunner
 from support.storage import work_folder
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from snapmgr.bench.fio import FioRun, run_fio
 from snapmgr.bench.measure.counters import Counters
 from snapmgr.bench.measure.layout import Layout, lay_out
 from snapmgr.bench.model import Parameters, Scenario, Stack
-from snapmgr.command import CommandRunner
+from snapmgr.system.command import CommandRunner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.jobs.attach import attached, data_path
+from snapmgr.access.attach import attached, data_path
 from support.load import InvariantError, check_invariant
 from support.matrix.binlogs import PositionError, checksums, commits_behind, replay
 from support.matrix.sites import log_files
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from snapmgr.manifest import Position
+    from snapmgr.catalog.manifest import Position
     from support.load import Acknowledged
     from support.matrix.binlogs import Counters, Prefix
     from support.matrix.cells import Cell

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.jobs.sweep import delete
+from snapmgr.access.deletion import delete
 from support.load import write_load
 from support.matrix.binlogs import Prefix
 from support.matrix.checking import check

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.jobs.attach import copies, data_path
+from snapmgr.access.attach import copies, data_path
 from support import binlogs
 from support.kinds import KINDS
 from support.layouts import owned, subvolume
@@ -18,7 +18,7 @@ from support.storage import loop_filesystem, work_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.manifest import Lease, Manifest
+    from snapmgr.catalog.manifest import Lease, Manifest
     from support.kinds import Kind
     from support.matrix.cells import Cell
     from support.storage import LoopFileSystem

@@ -7,12 +7,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from snapmgr.errors import SnapmgrError
-from snapmgr.jobs.backup import backup
+from snapmgr.backup.run import backup
+from snapmgr.contract.errors import SnapmgrError
 from support.bare import bare_snapshot
 
 if TYPE_CHECKING:
-    from snapmgr.manifest import Manifest
+    from snapmgr.catalog.manifest import Manifest
     from support.load import Acknowledged, WriteLoad
     from support.matrix.cells import Cell
     from support.matrix.sites import Site

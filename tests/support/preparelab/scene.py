@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.command import find_program
+from snapmgr.system.command import find_program
 from support.juicefs import juicefs_volume
 from support.objectstore import ACCESS_KEY, SECRET_KEY, Pace, object_store
 from support.preparelab.cells import client_options, tool_options

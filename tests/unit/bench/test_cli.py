@@ -17,7 +17,7 @@ from snapmgr.bench.run.conductor import Conductor
 from snapmgr.cli.benchcompare import _conclusion
 from snapmgr.cli.main import main
 from snapmgr.cli.signals import Interrupted
-from snapmgr.errors import CommandError, ConfigError
+from snapmgr.contract.errors import CommandError, ConfigError
 from support.bench.fakes import STACKS, FakeBench, FakeClock, FakeScenario, FakeTarget, fake_counted
 
 

@@ -8,7 +8,7 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.units import format_size
+from snapmgr.contract.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ import pytest
 
 from snapmgr.bench.device import blank
 from snapmgr.bench.device.blank import partitions, signatures, uses
-from snapmgr.errors import CommandError
-from snapmgr.records import BlockDevice, Completed
+from snapmgr.contract.errors import CommandError
+from snapmgr.contract.records import BlockDevice, Completed
 
 NUMBER = "8:16"
 

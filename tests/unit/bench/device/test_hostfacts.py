@@ -11,9 +11,9 @@ import pytest
 
 from snapmgr.bench.device import hostfacts
 from snapmgr.bench.device.hostfacts import cpu_facts, host_facts, tool_versions, virtualisation
-from snapmgr.command import CommandRunner
-from snapmgr.errors import CommandError, LackingError
-from snapmgr.records import Completed
+from snapmgr.contract.errors import CommandError, LackingError
+from snapmgr.contract.records import Completed
+from snapmgr.system.command import CommandRunner
 
 
 class Programs:

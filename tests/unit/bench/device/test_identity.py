@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snapmgr.bench.device.identity import identify, normal
-from snapmgr.records import BlockDevice
+from snapmgr.contract.records import BlockDevice
 
 
 class Tree:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from snapmgr.bench import fio
 from snapmgr.bench.device.precondition import ROUNDS, WINDOW, is_steady, make_steady
-from snapmgr.records import Completed
+from snapmgr.contract.records import Completed
 from support.bench.fakes import FakeClock, FakeTarget
 
 _NOTHING = {"total_ios": 0, "io_bytes": 0, "runtime": 0}

@@ -9,7 +9,7 @@ import pytest
 from snapmgr.bench.device import loopfile
 from snapmgr.bench.device.loopfile import require_room
 from snapmgr.bench.device.target import DEFAULT_FOLDER, Order, opened_target, parse_target, preview_target
-from snapmgr.errors import ConfigError, LackingError
+from snapmgr.contract.errors import ConfigError, LackingError
 
 MIB = 1 << 20
 GIB = 1 << 30

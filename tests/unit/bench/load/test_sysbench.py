@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from snapmgr.bench.load.sysbench import parse
-from snapmgr.errors import CommandError
+from snapmgr.contract.errors import CommandError
 
 PRINTED = """sysbench 1.0.20 (using system LuaJIT 2.1.0-beta3)
 

@@ -9,7 +9,7 @@ import pytest
 
 from snapmgr.bench.measure import counters
 from snapmgr.bench.measure.counters import Counters, CpuCounts, DeviceCounts, parse_cpu, parse_diskstats
-from snapmgr.errors import StorageError
+from snapmgr.contract.errors import StorageError
 
 _DISKSTATS = """\
    7       3 loop3 10 1 800 5 20 2 1600 6 0 9 11 3 0 99 1 4 2

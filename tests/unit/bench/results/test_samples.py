@@ -12,7 +12,7 @@ import pytest
 from snapmgr.bench.results import folder as resultsfolder
 from snapmgr.bench.results.samples import SCHEMA, Results, read
 from snapmgr.bench.statistics.findings import comparisons
-from snapmgr.errors import BusyError, CatalogError, ConfigError, NotFoundError
+from snapmgr.contract.errors import BusyError, CatalogError, ConfigError, NotFoundError
 from support.bench.documents import bench_run, bench_sample
 
 

@@ -18,8 +18,8 @@ from snapmgr.bench.run.conductor import Conductor
 from snapmgr.bench.run.plan import Wish, make_plan
 from snapmgr.bench.statistics.findings import findings
 from snapmgr.bench.storage import scene
-from snapmgr.errors import CatalogError, CommandError, ConfigError, NoRoomError
-from snapmgr.host import this_process
+from snapmgr.contract.errors import CatalogError, CommandError, ConfigError, NoRoomError
+from snapmgr.system.host import this_process
 from support.bench.documents import bench_run
 from support.bench.fakes import STACKS, FakeBench, FakeClock, FakeScenario, FakeTarget, fake_counted
 

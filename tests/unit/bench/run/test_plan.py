@@ -11,7 +11,7 @@ from snapmgr.api import Reason
 from snapmgr.bench.model import Needs
 from snapmgr.bench.run.forecast import forecast
 from snapmgr.bench.run.plan import PROFILE, Wish, differences, make_plan
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 from support.bench.fakes import STACKS, FakeScenario
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ import pytest
 from snapmgr.api import Usage
 from snapmgr.bench.model import Stack
 from snapmgr.bench.scenarios import aging
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 from support.bench.plain import PlainBench, completed
 from support.storage import work_folder
 

@@ -17,7 +17,7 @@ from snapmgr.api import CommandError, StorageError
 from snapmgr.bench.load.blogengine import BLOG_BYTES
 from snapmgr.bench.load.blogrun import COMMENTED, READ, REWRITTEN, WRITTEN, BlogRun
 from snapmgr.bench.scenarios import blog
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 from support.bench.plain import PlainBench, completed
 from support.storage import work_folder
 from support.thoroughness import CAMPAIGN
@@ -282,7 +282,7 @@ def test_blogbench_is_run_where_it_is_installed(folder, monkeypatch):
         "echo 'Final score for writes:             4'; echo 'Final score for reads :            40'\n"
     )
     fake.chmod(0o755)
-    monkeypatch.setattr("snapmgr.command._PATH", f"{folder}:/usr/sbin:/usr/bin:/sbin:/bin")
+    monkeypatch.setattr("snapmgr.system.command._PATH", f"{folder}:/usr/sbin:/usr/bin:/sbin:/bin")
     outcome = blog.scenario.run(bench)
     assert [check for check in outcome.checks if not check.ok] == []
     assert (outcome.metrics["reads_after"], outcome.metrics["writes_after"]) == (40, 4)

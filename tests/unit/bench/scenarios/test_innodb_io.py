@@ -6,8 +6,8 @@ import pytest
 
 from snapmgr.bench.model import PROFILES, Parameters, Stack
 from snapmgr.bench.scenarios.innodb_io import scenario
-from snapmgr.errors import ConfigError
-from snapmgr.host import regression_side
+from snapmgr.contract.errors import ConfigError
+from snapmgr.system.host import regression_side
 
 _MIB = 1 << 20
 

@@ -15,7 +15,7 @@ from snapmgr.bench.prepare.ladder import TITLES, climb, rungs
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, change_statement, fill_statements
 from snapmgr.bench.scenarios import prepare
 from snapmgr.bench.storage import cloning
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 from snapmgr.stage.tuning.rungs import Run
 from snapmgr.stage.tuning.tune import Checked, Measured, ScratchRun
 from support.bench.plain import PlainBench, completed
@@ -245,7 +245,7 @@ def test_missing_programs_are_named(monkeypatch):
             raise LackingError("there is no mariadb-backup", hint="apt-get install mariadb-backup")
         return f"/bin/{name}"
 
-    monkeypatch.setattr("snapmgr.command.find_program", find)
+    monkeypatch.setattr("snapmgr.system.command.find_program", find)
     (reason,) = SCENARIO.missing()
     assert reason.what == "there is no mariadb-backup"
     assert reason.hint == "apt-get install mariadb-backup"

@@ -17,7 +17,7 @@ from snapmgr.bench.model import PROFILES, Parameters
 from snapmgr.bench.published import script as printed
 from snapmgr.bench.scenarios import random_update
 from snapmgr.bench.scenarios.random_update import scenario
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 
 _MIB = 1 << 20
 

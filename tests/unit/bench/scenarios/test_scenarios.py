@@ -12,7 +12,7 @@ import snapmgr.bench.scenarios as package
 from snapmgr.bench.model import PROFILES, Parameters
 from snapmgr.bench.scenarios import chosen, scenarios
 from snapmgr.bench.storage.stacks import STACKS
-from snapmgr.errors import ConfigError
+from snapmgr.contract.errors import ConfigError
 
 ALL = scenarios()
 # Buffered data must not fit into memory; a server's buffer pool must.

@@ -15,9 +15,9 @@ from snapmgr.bench.load import background as backgroundload
 from snapmgr.bench.model import Stack
 from snapmgr.bench.scenarios import snapshot_ops
 from snapmgr.bench.storage import rawsnapshot
-from snapmgr.command import CommandRunner
-from snapmgr.errors import ConfigError
-from snapmgr.records import Completed
+from snapmgr.contract.errors import ConfigError
+from snapmgr.contract.records import Completed
+from snapmgr.system.command import CommandRunner
 from support.bench.plain import PlainBench, completed
 from support.processes import children
 from support.storage import work_folder

@@ -13,9 +13,9 @@ from snapmgr.bench.measure.quiet import requests, wait_until_idle
 from snapmgr.bench.model import Parameters
 from snapmgr.bench.storage import stacks
 from snapmgr.bench.storage.stacks import STACKS, backend_table, lacking, provisioner_of
-from snapmgr.command import CommandRunner
-from snapmgr.mount import KernelMounter
-from snapmgr.plugins import make_backend
+from snapmgr.config.plugins import make_backend
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.mount import KernelMounter
 from snapmgr_lvm.config import LvmConfig, size_of
 
 _PARAMETERS = Parameters(profile="smoke", reading="", size_bytes=1, memory_bytes=1, seed=1)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from snapmgr.api import Provisioned
 from snapmgr.bench.storage import workbench
 from snapmgr.bench.storage.stacks import STACKS
-from snapmgr.command import CommandRunner
+from snapmgr.system.command import CommandRunner
 
 
 def test_a_volume_is_located_once_so_that_no_list_contains_the_search_for_it(monkeypatch, tmp_path):

@@ -1,0 +1,353 @@
+"""Making snapshots reachable: the lease on disk first, then the backend's attachment, then the mount."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import secrets
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapmgr.access.autoextend import relieved
+from snapmgr.capacity.lost import refuse_lost
+from snapmgr.catalog.inplace import refuse_reverted
+from snapmgr.catalog.manifest import Lease, LeasePart
+from snapmgr.contract.errors import ConfigError, InUseError, LackingError, NotFoundError, SnapmgrError, StorageError
+from snapmgr.contract.records import AttachRecord
+from snapmgr.mysql.server.lasting import end_server
+from snapmgr.mysql.server.rundir import remove_folder
+from snapmgr.system.blockdev import lies_in
+from snapmgr.system.host import boot_id, signals_held, this_process
+from snapmgr.system.mount import mount_attachment, remove_point, require_own, unmount
+from snapmgr.system.probe import require_pools_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from snapmgr.catalog.manifest import Manifest, Purpose
+    from snapmgr.catalog.store import Entry
+    from snapmgr.context import Context
+    from snapmgr.contract.records import Mount
+
+# io_uring closes what a killed server had open a moment after its end.
+_SETTLE_S = 5.0
+
+
+def attach(
+    ctx: Context,
+    entry: Entry,
+    *,
+    writable: bool,
+    why: Purpose,
+    point: Path | None = None,
+    for_s: float | None = None,
+) -> Lease:
+    """Attach a READY snapshot at `point` (by default a fresh folder in the scratch directory) and return its lease.
+
+    Writable means a clone: the original never changes. The members of a set are mounted in folders of the point.
+    Without root nothing can be mounted, so there a clone's own folder is the point. Raises StorageError for a snapshot
+    that is not READY, or where a symlink leads out of it, LostError for one that ran full, and what the backend raises.
+    """
+    manifest = entry.manifest
+    manifest.require_ready("attached")
+    can_mount = os.geteuid() == 0
+    if point is not None and not can_mount:
+        raise ConfigError("mounting at a folder of your choice needs root", hint="leave DIR away, or run as root")
+    several = len(manifest.members) > 1
+    if several and not can_mount:
+        raise LackingError(
+            f"attaching the {len(manifest.members)} members of {manifest.id} needs root", hint="run as root"
+        )
+    if several and point is not None and point.exists() and any(point.iterdir()):
+        raise StorageError(f"the folder {point} is not empty", hint="name an empty folder, or one that does not exist")
+    if point is None:
+        require_own(ctx.config.scratch_dir)
+    parts = tuple(
+        LeasePart(
+            record=AttachRecord(
+                id=secrets.token_hex(8), ref=member.ref, writable=writable or not can_mount, boot_id=boot_id()
+            ),
+            subpath=member.subpath,
+            folder=folder,
+        )
+        for member, folder in zip(manifest.members, part_folders(manifest), strict=True)
+    )
+    lease = _new_lease(ctx, manifest, parts, why=why, point=point, for_s=for_s)
+    _require_sound(ctx, lease, manifest)
+    with ctx.catalog.reading(manifest.id):
+        ctx.catalog.write_lease(lease)
+        try:
+            for number in range(len(parts)):
+                lease = _attach_part(ctx, lease, number, mount=can_mount)
+            _refuse_detours(lease, manifest)
+        except BaseException:
+            release_or_tell(ctx, lease)
+            raise
+    return lease
+
+
+def _new_lease(
+    ctx: Context,
+    manifest: Manifest,
+    parts: tuple[LeasePart, ...],
+    *,
+    why: Purpose,
+    point: Path | None = None,
+    for_s: float | None = None,
+) -> Lease:
+    now = datetime.now(UTC)
+    where = point or ctx.config.scratch_dir / f"{manifest.short_id}-{parts[0].record.id[:6]}"
+    return Lease(
+        parts=parts,
+        holder=this_process(),
+        user=pwd.getpwuid(os.getuid()).pw_name,
+        why=why,
+        created_at=now,
+        until=now + timedelta(seconds=for_s) if for_s is not None else None,
+        point=str(where.absolute()),
+    )
+
+
+def _require_sound(ctx: Context, lease: Lease, manifest: Manifest) -> None:
+    _require_answer(ctx, lease)
+    refuse_reverted(ctx.catalog, manifest.id)
+    refuse_lost(ctx, manifest)
+
+
+@contextmanager
+def reached(ctx: Context, entry: Entry, *, why: Purpose) -> Iterator[str]:
+    """The folder in the storage itself that holds a snapshot's copy of its source, for calls of the storage; only read.
+
+    Unlike `attached` it is mounted nowhere else: a storage clones its own folders, not what a bind mount shows of them.
+    Raises StorageError for a snapshot of several volumes, or of a storage that has no such folder.
+    """
+    manifest = entry.manifest
+    manifest.require_ready("read")
+    if len(manifest.members) > 1:
+        raise StorageError(f"{manifest.id} is in {len(manifest.members)} volumes: it has no folder of its own")
+    member = manifest.members[0]
+    record = AttachRecord(id=secrets.token_hex(8), ref=member.ref, writable=False, boot_id=boot_id())
+    lease = _new_lease(ctx, manifest, (LeasePart(record=record, subpath=member.subpath),), why=why)
+    _require_sound(ctx, lease, manifest)
+    with ctx.catalog.reading(manifest.id):
+        ctx.catalog.write_lease(lease)
+        try:
+            folder = ctx.backend(member.ref.backend).attach(record).directory
+            if folder is None:
+                raise StorageError(f"the {member.ref.backend} storage keeps {manifest.id} on a device, in no folder")
+            yield os.path.join(folder, member.subpath) if member.subpath else folder
+        finally:
+            release_or_tell(ctx, lease)
+
+
+def _require_answer(ctx: Context, lease: Lease) -> None:
+    """Raise StorageError if the storage or the state directory hangs: even a read-only attachment is written down."""
+    ctx.catalog.require_answer()
+    require_pools_answer((part.record.ref.pool for part in lease.parts), ctx.mounter.mounts())
+
+
+def part_folders(manifest: Manifest) -> tuple[str, ...]:
+    """Return where each member goes below the point: at the point itself if it is alone, else by its volume's name."""
+    if len(manifest.members) == 1:
+        return ("",)
+    names: list[str] = []
+    for number, member in enumerate(manifest.members):
+        name = os.path.basename(member.path) or "volume"
+        while name in names:
+            name += f"-{number}"
+        names.append(name)
+    return tuple(names)
+
+
+def _attach_part(ctx: Context, lease: Lease, number: int, *, mount: bool) -> Lease:
+    """Attach and mount one part; return the lease with what is known of it now, on disk."""
+    part = lease.parts[number]
+    attachment = ctx.backend(part.record.ref.backend).attach(part.record)
+    if mount:
+        point = part_point(lease, part)
+        mount_attachment(attachment, point, writable=part.record.writable)
+        there = _mounted_at(ctx, point)
+        part = replace(part, mounted=_identity(there) if there is not None else None)
+        lease = replace(lease, parts=(*lease.parts[:number], part, *lease.parts[number + 1 :]))
+    else:
+        lease = replace(lease, point=str(attachment.directory))
+    ctx.catalog.write_lease(lease)
+    return lease
+
+
+def _refuse_detours(lease: Lease, manifest: Manifest) -> None:
+    """Raise StorageError if a symlink in the snapshot stands where a folder of the source was: it may lead outside.
+
+    Who owns the folder above may have put it there just before the snapshot, or it is a disk from elsewhere.
+    """
+    for number, member in enumerate(manifest.members):
+        root = os.path.realpath(part_point(lease, lease.parts[number]))
+        for subpath in (member.subpath, *member.places.values()):
+            path = os.path.normpath(os.path.join(root, subpath))
+            if os.path.realpath(path) != path:
+                raise StorageError(
+                    f"in snapshot {manifest.id} a symlink stands on the way to {subpath}: it is not followed",
+                    hint="take another snapshot, of a folder that is reached without symlinks",
+                )
+
+
+def part_point(lease: Lease, part: LeasePart) -> str:
+    """Return where a part is (to be) mounted."""
+    return os.path.join(lease.point, part.folder) if part.folder else lease.point
+
+
+def _mounted_at(ctx: Context, point: str) -> Mount | None:
+    path = os.path.realpath(point)
+    return next((mount for mount in reversed(ctx.mounter.mounts()) if mount.point == path), None)
+
+
+def _identity(mount: Mount) -> str:
+    return f"{mount.device} {mount.root}"
+
+
+def _is_ours(part: LeasePart, mount: Mount) -> bool:
+    """Whether `mount` is the one that was made for `part`, and nothing that somebody mounted there."""
+    if part.mounted is not None:
+        return part.mounted == _identity(mount)
+    # Nothing was mounted yet, or we were killed right after it: what a backend makes bears one of these names.
+    record = part.record
+    return any(name in mount.root or name in mount.source for name in (record.id, record.ref.name))
+
+
+def data_path(lease: Lease) -> Path:
+    """Return where the copy of the source's own folder is: the volume may hold it further down."""
+    return _inside(lease, 0, lease.parts[0].subpath)
+
+
+def copies(lease: Lease, manifest: Manifest) -> dict[str, Path]:
+    """Return every folder of the source, as it was called, and where its copy is now; the source's own comes first.
+
+    The others are those outside of it, which the server wrote as well: redo log, tablespaces, binary logs.
+    """
+    found = {manifest.path: data_path(lease)}
+    for number, member in enumerate(manifest.members):
+        for path, subpath in member.places.items():
+            found.setdefault(path, _inside(lease, number, subpath))
+    return found
+
+
+def place_of(path: str, there: Mapping[str, Path]) -> Path | None:
+    """Given a file or folder of the source and what `copies` returned, return where its copy is, if it has one."""
+    path = os.path.normpath(path)
+    holders = [folder for folder in there if lies_in(path, folder)]
+    if not holders:
+        return None
+    folder = max(holders, key=len)
+    return there[folder] / os.path.relpath(path, folder)
+
+
+def _inside(lease: Lease, number: int, subpath: str) -> Path:
+    return Path(part_point(lease, lease.parts[number]), subpath)
+
+
+def release(ctx: Context, lease: Lease) -> None:
+    """Undo an attachment, however far it got and whatever boot it is from; the lease goes last. Idempotent.
+
+    The server of a clone is killed if it still runs: who wants it to end by itself has ended it before. Raises
+    InUseError while a process uses the mount, StorageError with nothing undone if the storage hangs.
+    """
+    _require_answer(ctx, lease)
+    # Half of it undone would be left to the next run.
+    with signals_held():
+        _kill_server(lease)
+        for part in reversed(lease.parts):
+            point = part_point(lease, part)
+            if os.geteuid() == 0 and lease.boot_id == boot_id():
+                there = _mounted_at(ctx, point)
+                if there is not None and _is_ours(part, there):
+                    unmount(point, mount_id=there.id, patience_s=_SETTLE_S if lease.server is not None else 0.0)
+            ctx.backend(part.record.ref.backend).detach(part.record)
+            if part.folder:
+                remove_point(point)
+        if lease.server is not None:
+            remove_folder(lease.server.folder)
+        # A folder that somebody named may have been there before.
+        if Path(lease.point).parent == ctx.config.scratch_dir.absolute():
+            remove_point(lease.point)
+        ctx.catalog.drop_lease(lease)
+
+
+def _kill_server(lease: Lease) -> None:
+    process = lease.server.process if lease.server is not None else None
+    if process is not None and not end_server(process, kill=True):
+        raise InUseError(
+            f"the server on {lease.point} (pid {process.pid}) does not die: it hangs in the kernel",
+            hint=f"see /proc/{process.pid}/stack and the kernel log",
+        )
+
+
+def release_or_tell(ctx: Context, lease: Lease) -> None:
+    """Undo an attachment after a failure, which matters more than that it cannot be undone now."""
+    try:
+        release(ctx, lease)
+    except SnapmgrError as error:
+        ctx.tell(f"could not clear up ({error.message}); later: snapmgr umount {lease.id}")
+
+
+def find_lease(ctx: Context, what: str) -> Lease:
+    """Given a mount point (or a path in it), a lease id or a snapshot's id, return its one lease.
+
+    Raises NotFoundError, or ConfigError when a snapshot has several.
+    """
+    leases = ctx.catalog.leases()[0]
+    path = os.path.realpath(what)
+    by_point = [lease for lease in leases if path == lease.point or path.startswith(lease.point + "/")]
+    if by_point:
+        return by_point[-1]
+    by_id = [
+        lease
+        for lease in leases
+        if what in (lease.id, lease.snapshot_id) or (what and lease.snapshot_id.rsplit(".", 1)[-1].startswith(what))
+    ]
+    if not by_id:
+        raise NotFoundError(f"{what} is not mounted by snapmgr", hint="see: snapmgr mount --list")
+    if len(by_id) > 1:
+        raise ConfigError(
+            f"{what} is mounted {len(by_id)} times: {', '.join(lease.point for lease in by_id)}",
+            hint="name the mount point",
+        )
+    return by_id[0]
+
+
+@contextmanager
+def attached(ctx: Context, entry: Entry, *, writable: bool = True, why: Purpose = "verify") -> Iterator[Lease]:
+    """A snapshot, by default a writable clone of it, attached for as long as the context lasts.
+
+    Meanwhile it is given more room, where that can be done and is wanted.
+    """
+    lease = attach(ctx, entry, writable=writable, why=why)
+    try:
+        with relieved(ctx, entry.manifest):
+            yield lease
+    finally:
+        try:
+            release(ctx, lease)
+        except Exception:
+            raise
+        except BaseException:
+            # A signal just before they were held back, of which only the first is raised.
+            release_or_tell(ctx, lease)
+            raise
+
+
+@contextmanager
+def room_wanted(task: str) -> Iterator[None]:
+    """Raise LackingError for an OSError in the context that says that there is no room; `task` is what needs it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise LackingError(
+            f"there is no room to {task}: {error}",
+            hint="a clone needs some on its own file system, and its server's files in scratch_dir",
+        ) from None

@@ -1,0 +1,70 @@
+"""Deleting a snapshot's storage, and what there is of one that was never proven."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from snapmgr.contract.errors import InUseError, NoRoomError, SnapmgrError
+from snapmgr.system.probe import require_pools_answer
+
+if TYPE_CHECKING:
+    from snapmgr.catalog.manifest import Manifest
+    from snapmgr.context import Context
+    from snapmgr.contract.records import Pool
+
+
+def delete(ctx: Context, snapshot_id: str, *, pinned: bool = False) -> None:
+    """Delete a snapshot's storage and then its manifest; one that is pinned only if `pinned` allows it.
+
+    Raises InUseError while somebody uses it, or if it is pinned. What fails in the middle leaves it DELETING.
+    """
+    with ctx.catalog.deleting(snapshot_id):
+        # Read under this lock, under which it is pinned: whatever was planned, somebody may have pinned it since.
+        manifest = ctx.catalog.load(snapshot_id).manifest
+        if manifest.pinned and manifest.state == "ready" and not pinned:
+            raise InUseError(f"snapshot {manifest.id} is pinned", hint=f"snapmgr unpin {manifest.short_id}")
+        require_storage_answers(ctx, manifest)
+        deleting = manifest.with_state("deleting", reason=manifest.reason)
+        try:
+            ctx.catalog.write(deleting)
+        except NoRoomError as error:
+            # Deleting is what makes room. Killed now, it is READY without its storage: doctor and prune see that.
+            ctx.tell(f"{manifest.id}: is deleted all the same: {error.message}")
+        backend = ctx.backend(manifest.backend)
+        for number, member in enumerate(manifest.members):
+            try:
+                backend.delete(member.ref)
+            except SnapmgrError as error:
+                # In use, and nothing is gone yet: it is as good as before. Else there may be the room by now.
+                untouched = number == 0 and isinstance(error, InUseError)
+                with suppress(NoRoomError):
+                    ctx.catalog.write(manifest if untouched else deleting)
+                raise
+        ctx.catalog.forget(manifest.id)
+
+
+def remove_traces(ctx: Context, manifest: Manifest) -> None:
+    """Remove all that exists in the storage of an unproven snapshot, by asking the storage itself."""
+    if not manifest.intents:
+        return
+    require_storage_answers(ctx, manifest)
+    backend = ctx.backend(manifest.backend)
+    for found in backend.inventory(intended_pools(manifest)):
+        if found.snapshot_id != manifest.id:
+            continue
+        if found.ref is not None and found.kind == "snapshot":
+            backend.delete(found.ref)
+        elif found.kind == "debris":
+            backend.repair(found)
+
+
+def require_storage_answers(ctx: Context, manifest: Manifest) -> None:
+    """Raise StorageError if the storage of a snapshot hangs."""
+    pools = (*intended_pools(manifest), *(member.ref.pool for member in manifest.members))
+    require_pools_answer(pools, ctx.mounter.mounts())
+
+
+def intended_pools(manifest: Manifest) -> tuple[Pool, ...]:
+    """Return the pools in which a backup announced that it would make something."""
+    return tuple(dict.fromkeys(intent.pool for intent in manifest.intents))

@@ -1,0 +1,200 @@
+"""The snapshot itself, of a source that is held still: locked, frozen, stopped, watched, or a plain directory."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from snapmgr.backup.directory import fingerprint
+from snapmgr.catalog.manifest import Position, QuiesceRecord, SourcePosition
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.contract.records import FireError
+from snapmgr.contract.units import format_duration
+from snapmgr.mysql.lock.applier import applier_stopped
+from snapmgr.mysql.lock.freeze import frozen
+from snapmgr.mysql.lock.lockless import lockless
+from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.mysql.lock.replication import name_inexact
+from snapmgr.mysql.lock.stopped import stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from snapmgr.backup.trigger import Trigger
+    from snapmgr.config.model import Job
+    from snapmgr.context import Context
+    from snapmgr.contract.backend import Armed
+    from snapmgr.contract.records import Shot
+    from snapmgr.mysql.lock.levels import Choice
+    from snapmgr.source.locate import LiveServer, Source
+
+_SYNC_TRIES = 8
+_SYNC_GAIN = 0.9
+# A directory has no lock whose time could run out; this bounds a storage call that hangs.
+_DIRECTORY_FIRE_S = 3600.0
+# What a try for the lock takes beside waiting for it: looking at the server, flushing dirty data.
+_TRY_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What the quiesced section brings back."""
+
+    shots: tuple[Shot, ...]
+    quiesce: QuiesceRecord
+    position: Position | None
+    sources: tuple[SourcePosition, ...] = ()
+
+
+def fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger) -> Evidence:
+    """Hold the source still as it needs it, let the helper take the snapshot, and let go.
+
+    Raises NotQuiescedError if it was not provably held still, what the storage raises, and LackingError.
+    """
+    sync = partial(_sync_until_short, armed, job.sync_target_s)
+    if source.live is not None and source.choice is not None:
+        with _standing_applier(ctx, job, source.live):
+            if source.choice.level == "crash-consistent":
+                evidence = _fire_unlocked(job, source.live, source.choice, trigger, sync)
+            else:
+                _refuse_long_stall(armed, job.lock_hold_s)
+                evidence = _fire_locked(ctx, job, source.live, source.choice, trigger=trigger, sync=sync)
+        source.refuse_new_places()
+        return evidence
+    sync()
+    if job.source == "mysql":
+        with stopped(source.path) as still:
+            trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
+            source.refuse_new_places()
+            return Evidence(shots=trigger.shots(), quiesce=still.record(), position=None)
+    if source.staged is not None:
+        trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
+        source.staged.require_unchanged()
+        proof = "no file changed from the seal to after the snapshot"
+        evidence = _still_evidence(trigger, "a finished backup, sealed", proof)
+        return replace(evidence, position=source.staged.position, sources=source.staged.sources)
+    atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
+    unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
+    with unchanged:
+        trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
+    proof = "the storage takes the volume in one instant" if atomic else "no file had changed after the copy"
+    return _still_evidence(trigger, "a plain directory", proof)
+
+
+def _still_evidence(trigger: Trigger, why: str, proof: str) -> Evidence:
+    return Evidence(
+        shots=trigger.shots(),
+        quiesce=QuiesceRecord(level="none", why=why, proof=proof, attempts=1, waited_s=0.0, held_s=0.0),
+        position=None,
+    )
+
+
+def _fire_unlocked(job: Job, live: LiveServer, choice: Choice, trigger: Trigger, sync: Callable[[], None]) -> Evidence:
+    with lockless(live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync) as free:
+        trigger.fire(free.deadline)
+        free.prove()
+    # Its position comes from its own binlog, once that can be read (`snapmgr.backup.publish.publish`).
+    return Evidence(shots=trigger.shots(), quiesce=free.record(), position=None)
+
+
+def _fire_locked(
+    ctx: Context, job: Job, live: LiveServer, choice: Choice, *, trigger: Trigger, sync: Callable[[], None]
+) -> Evidence:
+    with locked(
+        live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync, tell=ctx.tell
+    ) as lock:
+        frozen_s = 0.0
+        if choice.freeze:
+            lock.expect_freeze()
+            frozen_s = _fire_frozen(ctx, live, lock.deadline, trigger)
+        else:
+            trigger.fire(lock.deadline)
+        lock.prove()
+        lock.release()
+    for problem in name_inexact(lock.sources):
+        ctx.tell(f"warning: {problem}")
+    record = replace(lock.record(), frozen_s=frozen_s)
+    shots = trigger.shots()
+    call_s = sum(shot.finish_ns - shot.start_ns for shot in shots) / 1e9
+    ctx.tell(
+        f"{record.level}: waited {format_duration(record.waited_s)}, held {format_duration(record.held_s)} "
+        f"(storage call {format_duration(call_s)})"
+        + (f", the server stood still for {format_duration(frozen_s)}" if choice.freeze else "")
+    )
+    return Evidence(shots=shots, quiesce=record, position=lock.position, sources=lock.sources)
+
+
+def _standing_applier(ctx: Context, job: Job, live: LiveServer) -> AbstractContextManager[None]:
+    if not job.stop_replica or not live.channels:
+        return nullcontext()
+    # All that may be waited for before the lock is granted, and the lock itself.
+    tries_s = job.lock_attempts * (job.lock_wait_s + _TRY_S)
+    return applier_stopped(
+        live.credentials,
+        live.abilities,
+        time_limit_s=job.blocker_wait_s + tries_s + job.lock_hold_s,
+        record=ctx.catalog.appliers / str(live.process.pid),
+        check=live.check,
+    )
+
+
+def _bounds(job: Job) -> Bounds:
+    return Bounds(
+        lock_wait_s=job.lock_wait_s,
+        lock_attempts=job.lock_attempts,
+        lock_hold_s=job.lock_hold_s,
+        blocker_wait_s=job.blocker_wait_s,
+        kill_selects_after_s=job.kill_selects_after_s,
+    )
+
+
+def _fire_frozen(ctx: Context, live: LiveServer, deadline: float, trigger: Trigger) -> float:
+    """Fire while the server process stands still; return for how long it did, in seconds."""
+    with frozen(live.process, deadline - time.monotonic(), ctx.catalog.frozen / str(live.process.pid)) as still:
+        trigger.fire(still.deadline)
+        still.prove()
+    return still.frozen_s or 0.0
+
+
+@contextmanager
+def _unchanged(path: str) -> Iterator[None]:
+    before = fingerprint(path)
+    failure: FireError | None = None
+    try:
+        yield
+    except FireError as error:
+        failure = error  # often only because a file vanished under the copy
+    if fingerprint(path) != before:
+        raise NotQuiescedError(
+            f"{path} changed while it was copied file by file" + (f": {failure.message}" if failure else ""),
+            hint="stop what writes there, or move it to storage that snapshots a volume in one instant (btrfs)",
+        )
+    if failure is not None:
+        raise failure
+
+
+def _refuse_long_stall(armed: Armed, lock_hold_s: float) -> None:
+    if armed.stall_s > lock_hold_s:
+        raise NotQuiescedError(
+            f"the storage call is forecast to take {format_duration(armed.stall_s)}, "
+            f"longer than the lock may be held ({format_duration(lock_hold_s)})",
+            hint="raise lock_hold in the job if writers can stand it",
+        )
+
+
+def _sync_until_short(armed: Armed, target_s: float) -> None:
+    """Flush until a flush is quick: what is dirty at the lock is written under the lock.
+
+    Or until it gets no shorter: then somebody dirties as fast as the storage writes, and further flushes only delay us.
+    """
+    last_s = float("inf")
+    for _ in range(_SYNC_TRIES):
+        start = time.monotonic()
+        armed.sync()
+        took_s = time.monotonic() - start
+        if took_s <= target_s or took_s > last_s * _SYNC_GAIN:
+            return
+        last_s = took_s

@@ -1,0 +1,89 @@
+"""Making a proven snapshot READY: durable, with its position, and with its manifest beside it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from snapmgr.access.attach import attached, copies, place_of
+from snapmgr.access.deletion import remove_traces, require_storage_answers
+from snapmgr.capacity.lost import require_believable
+from snapmgr.catalog.manifest import Manifest, encode
+from snapmgr.catalog.store import Entry
+from snapmgr.contract.errors import LaterStepError, SnapmgrError, VerificationError
+
+if TYPE_CHECKING:
+    from snapmgr.context import Context
+
+
+def publish(ctx: Context, manifest: Manifest, *, settle_timeout_s: float) -> Manifest:
+    """Make a proven snapshot durable and READY, and store its manifest beside it.
+
+    Raises StorageError if it is not durable in time, or if the storage hangs: it stays PENDING with its proof, and the
+    next run tries again.
+    Raises LaterStepError if the copy beside it could not be stored: the snapshot is READY all the same.
+    """
+    require_storage_answers(ctx, manifest)
+    backend = ctx.backend(manifest.backend)
+    backend.settle(tuple(member.ref for member in manifest.members), settle_timeout_s)
+    manifest = _with_position(ctx, manifest).with_state("ready")
+    failure: SnapmgrError | None = None
+    # The copy first: a crash in between leaves it PENDING with its proof, and all of this is done again.
+    for member in manifest.members:
+        try:
+            backend.annotate(member.ref, encode(manifest))
+        except SnapmgrError as error:
+            failure = error
+    ctx.catalog.write(manifest)
+    if failure is not None:
+        raise LaterStepError(
+            f"snapshot {manifest.id} is READY, but its manifest could not be stored beside it: {failure.message}",
+            hint=failure.hint,
+            snapshot_id=manifest.id,
+        )
+    return manifest
+
+
+def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
+    """Return the manifest with the position at the end of its own binlog, if it is to come from there.
+
+    Raises BinlogError if that cannot be read: the snapshot is BROKEN then.
+    """
+    from snapmgr.mysql.binlog.reader import BinlogError  # noqa: PLC0415
+    from snapmgr.mysql.binlog.tail import read_tail  # noqa: PLC0415 - for few snapshots
+
+    quiesce, server = manifest.quiesce, manifest.server
+    if manifest.physical is not None and manifest.physical.tool == "clone":
+        return _with_clones_position(ctx, manifest)
+    if quiesce is None or quiesce.position_from != "binlog" or server is None or not server.log_bin:
+        return manifest
+    try:
+        # To be attached it has to look READY; on disk it is not yet.
+        entry = Entry(manifest=manifest.with_state("ready"), verification=None)
+        with attached(ctx, entry, writable=False, why="position") as lease:
+            there = copies(lease, manifest)
+            base = place_of(os.path.join(server.datadir, server.log_bin), there)
+            index = server.settings.get("log_bin_index", f"{server.log_bin}.index")
+            if base is None:
+                return manifest
+            tail = read_tail(
+                base, index=place_of(os.path.join(server.datadir, index), there), gtid_purged=server.gtid_purged
+            )
+            require_believable(ctx, lease, manifest)
+            return replace(manifest, position=tail.position)
+    except BinlogError as error:
+        remove_traces(ctx, manifest)
+        ctx.catalog.write(manifest.with_state("broken", reason=error.message))
+        raise
+
+
+def _with_clones_position(ctx: Context, manifest: Manifest) -> Manifest:
+    from snapmgr.physical.position import with_recovered_position  # noqa: PLC0415 - for few snapshots
+
+    try:
+        return with_recovered_position(ctx, manifest)
+    except VerificationError as error:
+        remove_traces(ctx, manifest)
+        ctx.catalog.write(manifest.with_state("broken", reason=error.message))
+        raise

@@ -1,0 +1,197 @@
+"""Taking a snapshot: quiesce → snapshot → release, with the proof on disk before anything is called READY."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from snapmgr.access.deletion import remove_traces
+from snapmgr.backup.fire import fire
+from snapmgr.backup.publish import publish
+from snapmgr.backup.sweep import sweep
+from snapmgr.backup.trigger import Trigger
+from snapmgr.capacity.read import look_at_gauges
+from snapmgr.catalog.manifest import Manifest, Member, new_id
+from snapmgr.contract.errors import LaterStepError, LostError, SnapmgrError
+from snapmgr.source.locate import locate_source
+from snapmgr.source.volumes import name_excluded
+from snapmgr.system.host import machine_id
+from snapmgr.system.probe import require_answer
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from snapmgr.config.model import Job
+    from snapmgr.context import Context
+    from snapmgr.contract.backend import Armed
+    from snapmgr.contract.records import Volume
+    from snapmgr.source.locate import Source
+    from snapmgr.source.toolbackup import ToolBackup
+
+# How long a helper may take to come back after a failure, when no lock is held any more.
+_REAP_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a backup would do, for --dry-run."""
+
+    job: str
+    path: str
+    backend: str
+    volumes: tuple[Volume, ...]
+    level: str
+    why: str
+    excluded: tuple[str, ...]
+    absent: tuple[str, ...]
+    """Folders of logs that the server writes and that are not in it."""
+    warnings: tuple[str, ...]
+
+
+def plan_backup(ctx: Context, job: Job) -> Plan:
+    """Return what `backup` would do; locks nothing, writes nothing."""
+    source = locate_source(ctx, job)
+    level, why = ("none", "a plain directory") if job.source == "directory" else ("stopped", "asked for by the job")
+    if job.source == "physical":
+        from snapmgr.physical.run import plan_fill  # noqa: PLC0415 - for few jobs
+
+        level, why = "none", plan_fill(ctx, job).words
+    if source.choice is not None:
+        level, why = source.choice.name, source.choice.why
+    return Plan(
+        job=job.name,
+        path=source.path,
+        backend=source.backend.name,
+        volumes=source.volumes,
+        level=level,
+        why=why,
+        excluded=name_excluded(source.shares, source.absent),
+        absent=source.absent,
+        warnings=source.warnings,
+    )
+
+
+def backup(ctx: Context, job: Job) -> Manifest:
+    """Take one snapshot for `job` and return its READY manifest.
+
+    First it clears up after earlier runs of this job that crashed. Raises BusyError if another run is active,
+    NotQuiescedError if the source was not provably held still (nothing is kept), StorageError or LackingError if the
+    storage cannot. Raises LaterStepError if the snapshot is READY but its note could not be stored beside it, or what
+    an earlier run left could not be cleared up, or if an earlier snapshot was lost because its room ran full.
+    """
+    ctx.catalog.make()
+    with ctx.catalog.job_lock(job.name):
+        left = sweep(ctx, job.name)
+        with _filled(ctx, job) as filled:
+            source = locate_source(ctx, job, filled)
+            for warning in source.warnings:
+                ctx.tell(f"warning: {warning}")
+            for volume in source.volumes:
+                require_answer(volume.path)
+            manifest = _take(ctx, job, source)
+        # The first sample of its room.
+        look_at_gauges(ctx, (manifest,))
+    if left:
+        raise LaterStepError(
+            f"snapshot {manifest.id} is READY, but {_remarks(left)}",
+            hint=left[0].hint or "snapmgr doctor",
+            snapshot_id=manifest.id,
+        )
+    return manifest
+
+
+def _filled(ctx: Context, job: Job) -> AbstractContextManager[ToolBackup | None]:
+    """Return the context in which a physical job's backup lies in its staging folder."""
+    if job.source != "physical":
+        return nullcontext()
+    from snapmgr.physical.run import staged  # noqa: PLC0415 - for few jobs
+
+    return staged(ctx, job)
+
+
+def _remarks(left: tuple[SnapmgrError, ...]) -> str:
+    lost = [error.message for error in left if isinstance(error, LostError)]
+    others = [error.message for error in left if not isinstance(error, LostError)]
+    if others:
+        lost.append(f"what an earlier run left could not be cleared up: {'; '.join(others)}")
+    return "; ".join(lost)
+
+
+def _take(ctx: Context, job: Job, source: Source) -> Manifest:
+    now = datetime.now(UTC)
+    manifest = Manifest(
+        id=new_id(job.name, now),
+        job=job.name,
+        source=job.source,
+        path=source.path,
+        state="pending",
+        created_at=now,
+        machine_id=machine_id(),
+        number=ctx.catalog.next_number(now),
+        state_dir=str(ctx.catalog.path.absolute()),
+        excluded=name_excluded(source.shares, source.absent),
+        absent=source.absent,
+        server=source.server,
+        physical=source.staged.record if source.staged is not None else None,
+    )
+    backend = source.backend
+    ctx.tell(f"{manifest.id}: arming: {backend.name}, {', '.join(volume.shown for volume in source.volumes)}")
+    with (
+        # Left last: what a killed helper had begun can be removed only when we have let go of it, too.
+        ExitStack() as afterwards,
+        backend.arm(source.volumes, manifest.id) as armed,
+        # Before any connection to the database exists, so that the helper has no copy of it.
+        Trigger(armed, undo=lambda shot: backend.delete(shot.ref)) as trigger,
+    ):
+        manifest = replace(manifest, intents=armed.intents, helper=trigger.process)
+        ctx.catalog.write(manifest)
+        try:
+            evidence = fire(ctx, job, source, armed, trigger)
+            manifest = replace(
+                manifest,
+                members=tuple(
+                    Member(
+                        ref=shot.ref,
+                        subpath=share.volume.subpath,
+                        call_s=(shot.finish_ns - shot.start_ns) / 1e9,
+                        path=share.volume.path,
+                        places=share.places,
+                    )
+                    for share, shot in zip(source.shares, evidence.shots, strict=True)
+                ),
+                taken_at=_wall_clock(evidence.shots[-1].finish_ns),
+                proved_at=datetime.now(UTC),
+                quiesce=evidence.quiesce,
+                position=evidence.position,
+                sources=evidence.sources,
+                helper=None,
+            )
+            ctx.catalog.write(manifest)
+        except BaseException as error:
+            afterwards.callback(_give_up, ctx, manifest, armed, trigger, error)
+            raise
+        ctx.catalog.keep_tool_log(manifest)
+    return publish(ctx, manifest, settle_timeout_s=job.settle_timeout_s)
+
+
+def _wall_clock(monotonic_ns: int) -> datetime:
+    return datetime.now(UTC) - timedelta(microseconds=(time.monotonic_ns() - monotonic_ns) / 1000)
+
+
+def _give_up(ctx: Context, manifest: Manifest, armed: Armed, trigger: Trigger, error: BaseException) -> None:
+    """After a failure remove what was made and write down why; what cannot be done now is left to the sweep."""
+    reason = error.message if isinstance(error, SnapmgrError) else str(error) or type(error).__name__
+    if not armed.launched:
+        ctx.catalog.forget(manifest.id)
+        return
+    if not trigger.reap(timeout_s=_REAP_S):
+        ctx.tell(f"{manifest.id}: the storage call still hangs; the next run removes what it may leave")
+        return
+    try:
+        remove_traces(ctx, manifest)
+        ctx.catalog.write(manifest.with_state("broken", reason=reason))
+    except SnapmgrError as failure:
+        ctx.tell(f"{manifest.id}: could not clear up now ({failure.message}); the next run will")

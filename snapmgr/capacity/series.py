@@ -1,0 +1,351 @@
+"""How full storage was at which time, and when it will be full. Pure: samples in, forecasts and alarms out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from snapmgr.catalog.manifest import SCHEMA
+from snapmgr.contract.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from snapmgr.catalog.manifest import Manifest, Member
+    from snapmgr.config.model import Job
+    from snapmgr.contract.records import Gauge, Pool, PoolKey, Reservoir
+
+_OVERFLOWED = "its CoW table overflowed"
+"""How the reason begins of a snapshot that was lost because its room was too small."""
+SAMPLES_KEPT = 16
+# Just after a snapshot nearly every write is the first one to its place: minutes say nothing of a day.
+_LEAST_SPAN_S = 600.0
+# What is shared goes up and down with each prune: a week of it shows where it goes.
+_PAST = timedelta(days=7)
+_RECENT = timedelta(hours=1)
+_FRESH_S = 120.0
+# Whoever sets the clock back makes samples of the future; what clocks are corrected by in daily life is no matter.
+_CLOCK_SLACK = timedelta(minutes=5)
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_FOREVER_S = 10 * 365 * 86400.0
+
+_Time = Annotated[datetime, msgspec.Meta(tz=True)]
+_Bytes = Annotated[int, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """How full something was."""
+
+    at: _Time
+    used_bytes: _Bytes
+    size_bytes: _Bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One thing that can run full, and how full it was."""
+
+    name: str
+    """For people, and what is shared is known by it: "data of the thin pool vg0/pool"."""
+    when_full: Literal["snapshot_lost", "origin_errors", "no_snapshots"]
+    samples: tuple[Sample, ...] = ()
+    """Oldest first, at most `SAMPLES_KEPT`."""
+    native_id: str = ""
+    """`SnapshotRef.native_id` of the snapshot whose own room it is; "" for what is shared."""
+    snapshot_id: str = ""
+    volume_ids: tuple[str, ...] = ()
+    """`Gauge.volume_ids`."""
+    size_bytes: _Bytes = 0
+    """As it is now."""
+    wanted_bytes: _Bytes = 0
+    """`Reservoir.wanted_bytes`."""
+    full_since: _Time | None = None
+    """When it was first seen that it had run full; it was after the last sample."""
+
+    @property
+    def last(self) -> Sample | None:
+        """The newest sample."""
+        return self.samples[-1] if self.samples else None
+
+    @property
+    def share(self) -> float:
+        """How full it was last, 0 to 1."""
+        if self.full_since is not None:
+            return 1.0
+        last = self.last
+        return min(last.used_bytes / last.size_bytes, 1.0) if last is not None and last.size_bytes else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolFill:
+    """All that can run full in one pool."""
+
+    backend: str
+    pool_id: str
+    series: tuple[Series, ...] = ()
+    schema: int = SCHEMA
+
+    def of_snapshot(self, native_id: str) -> Series | None:
+        """Return the series of a snapshot's own room."""
+        return next((one for one in self.series if native_id and one.native_id == native_id), None)
+
+    def of_name(self, name: str) -> Series | None:
+        """Return the series of something shared."""
+        return next((one for one in self.series if one.name == name and not one.native_id), None)
+
+    @property
+    def shared(self) -> tuple[Series, ...]:
+        """The series of what all snapshots of the pool share."""
+        return tuple(one for one in self.series if not one.native_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Where the samples lead."""
+
+    rate_bytes_s: float | None
+    """None: not known yet."""
+    full_at: datetime | None = None
+    """None: never, or not known."""
+
+    def words(self, now: datetime) -> str:
+        """Return it for people: "full in 5 h 40 min", "may be full by now", "not filling", or "" if it is not known."""
+        if self.rate_bytes_s is None:
+            return ""
+        if self.full_at is None:
+            return "not filling"
+        left_s = (self.full_at - now).total_seconds()
+        return f"full in {format_duration(left_s)}" if left_s > 0 else "may be full by now"
+
+
+def add_samples(old: PoolFill | None, pool: Pool, gauges: Iterable[Gauge], now: datetime) -> PoolFill:
+    """Return what is known of a pool after another look; what is not in it any more is forgotten.
+
+    Something that ran full gets no further sample: its last one is of when it still was good.
+    """
+    series = []
+    for gauge in gauges:
+        ref = gauge.ref
+        known = None
+        if old is not None:
+            known = old.of_snapshot(ref.native_id) if ref is not None else old.of_name(gauge.name)
+        native_id, snapshot_id = (ref.native_id, ref.snapshot_id) if ref is not None else ("", "")
+        if gauge.valid:
+            one = add_sample(known, gauge, now)
+        else:
+            one = replace(
+                known or Series(name=gauge.name, when_full=gauge.when_full),
+                size_bytes=gauge.size_bytes,
+                full_since=known.full_since if known is not None and known.full_since is not None else now,
+            )
+        series.append(replace(one, native_id=native_id, snapshot_id=snapshot_id, volume_ids=gauge.volume_ids))
+    return PoolFill(backend=pool.backend, pool_id=pool.id, series=tuple(series))
+
+
+def add_sample(known: Series | None, read: Reservoir, now: datetime) -> Series:
+    """Return the series of something that is not lost, after another look."""
+    earlier = (one for one in known.samples if one.at <= now) if known is not None else ()
+    fresh = Sample(at=now, used_bytes=read.used_bytes, size_bytes=read.size_bytes)
+    return Series(
+        name=read.name,
+        when_full=read.when_full,
+        samples=thin((*earlier, fresh)),
+        native_id=known.native_id if known is not None else "",
+        size_bytes=read.size_bytes,
+        wanted_bytes=read.wanted_bytes,
+    )
+
+
+def thin(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """Return at most `SAMPLES_KEPT` of `samples`: the first, the last, and the denser the younger."""
+    kept = list(samples)
+    while len(kept) > SAMPLES_KEPT:
+        end = kept[-1].at
+
+        def worth(number: int, end: datetime = end) -> float:
+            gap_s = (kept[number + 1].at - kept[number - 1].at).total_seconds()
+            return gap_s / ((end - kept[number].at).total_seconds() + 1.0)
+
+        del kept[min(range(1, len(kept) - 1), key=worth)]
+    return tuple(kept)
+
+
+def forecast(series: Series, now: datetime, since: datetime | None = None) -> Forecast:
+    """Return when `series` will be full, by the straight line through its samples of the last week.
+
+    Args:
+        series: what was seen.
+        now: aware; what is said to be later than that is not believed.
+        since: when it was empty (a snapshot's own room, when it was taken).
+
+    Of a snapshot's own room the last hour counts as well, if it filled faster in that: a snapshot that is lost does not
+    come back. Room that was added or taken away changes what is left and not the rate. Nothing is said of a volume
+    group: it is not written full, it is given away in pieces whenever somebody makes a volume.
+    """
+    if series.when_full == "no_snapshots":
+        return Forecast(rate_bytes_s=None)
+    samples = [one for one in series.samples if one.at <= now + _CLOCK_SLACK]
+    if not samples:
+        return Forecast(rate_bytes_s=None)
+    last = samples[-1]
+    points = [(one.at, one.used_bytes) for one in samples if one.at >= last.at - _PAST]
+    if since is not None and last.at - _PAST <= since < points[0][0]:
+        points.insert(0, (since, 0))
+    rate = _slope(points)
+    if rate is None:
+        return Forecast(rate_bytes_s=None)
+    if series.native_id:
+        before = [point for point in points if point[0] <= last.at - _RECENT]
+        recent = _slope(points[len(before) - 1 :]) if before else None
+        rate = max(rate, recent if recent is not None else rate)
+    left_bytes = max(last.size_bytes - last.used_bytes, 0)
+    if rate <= 0 or left_bytes > rate * _FOREVER_S:
+        return Forecast(rate_bytes_s=max(rate, 0.0))
+    return Forecast(rate_bytes_s=rate, full_at=last.at + timedelta(seconds=left_bytes / rate))
+
+
+def _slope(points: Sequence[tuple[datetime, int]]) -> float | None:
+    """Return the slope of the line of least squares, in bytes a second; None if the points are too near in time."""
+    times = [(at - points[0][0]).total_seconds() for at, _ in points]
+    if max(times) - min(times) < _LEAST_SPAN_S:
+        return None
+    middle = sum(times) / len(times)
+    mean = sum(used for _, used in points) / len(points)
+    over = sum((time - middle) * (used - mean) for time, (_, used) in zip(times, points, strict=True))
+    return over / sum((time - middle) ** 2 for time in times)
+
+
+def loss_of(manifest: Manifest, fills: Mapping[PoolKey, PoolFill]) -> str | None:
+    """Return why a snapshot is lost, as the reason of its manifest, or None; of a set one lost member is enough."""
+    for series in lost_series(manifest.members, fills):
+        now_lost = series.full_since
+        if now_lost is not None:
+            good = series.last.at if series.last is not None else manifest.taken_at or manifest.created_at
+            # The clock may have been set back meanwhile.
+            first, then = sorted((good, now_lost))
+            size = format_size(series.size_bytes)
+            return f"{_OVERFLOWED} between {first:{_TIME}} and {then:{_TIME}}: {size} of {size}"
+    return None
+
+
+def lost_series(members: Iterable[Member], fills: Mapping[PoolKey, PoolFill]) -> tuple[Series, ...]:
+    """Return the room of those members of a snapshot that are lost, as far as they are still in the storage."""
+    return tuple(series for series in own_series(members, fills) if series.full_since is not None)
+
+
+def was_lost(manifest: Manifest) -> bool:
+    """Whether a snapshot is BROKEN because it ran full."""
+    return manifest.state == "broken" and (manifest.reason or "").startswith(_OVERFLOWED)
+
+
+# -------------------------------------------------------------------------------------------------------------- alarms
+
+WHEN_FULL = {
+    "snapshot_lost": "the snapshot is lost",
+    "origin_errors": "the database itself cannot write",
+    "no_snapshots": "no snapshot can be taken",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """From when on somebody should look."""
+
+    share: float
+    """So full, 0 to 1."""
+    until: datetime
+    """A forecast says that it will be full before that."""
+
+
+def limits_of(job: Job, now: datetime, next_due: datetime | None = None) -> Limits:
+    """Return from when on storage is too full for a job."""
+    until = now + timedelta(seconds=job.fill_warn_in_s)
+    return Limits(share=job.fill_warn_share, until=max(until, next_due) if next_due is not None else until)
+
+
+def alarm(series: Series, foreseen: Forecast, limits: Limits, now: datetime) -> str | None:
+    """Return in words what is alarming, or None.
+
+    A volume group may well be given away to its last byte: it matters whether the next snapshot has room.
+    """
+    last = series.last
+    then = WHEN_FULL[series.when_full]
+    if series.full_since is not None:
+        lost = series.when_full == "snapshot_lost"
+        return f"{series.name} overflowed: {then}" if lost else f"{series.name} ran full or is damaged: {then}"
+    if last is None:
+        return None
+    if series.when_full == "no_snapshots":
+        free_bytes = max(last.size_bytes - last.used_bytes, 0)
+        if series.wanted_bytes <= free_bytes:
+            return None
+        wanted = format_size(series.wanted_bytes)
+        return f"{series.name} has {format_size(free_bytes)} free, and the next snapshot takes about {wanted}: {then}"
+    soon = foreseen.full_at is not None and foreseen.full_at < limits.until
+    if series.share < limits.share and not soon:
+        return None
+    return f"{describe(series, foreseen, now)}: then {then}"
+
+
+def describe(series: Series, foreseen: Forecast, now: datetime) -> str:
+    """Return for people how full something is: "data of … is 81 % full (8.1 GiB of 10.0 GiB), full in 5 h 40 min"."""
+    last = series.last
+    if series.full_since is not None:
+        return f"{series.name} ran full"
+    if last is None:
+        return f"{series.name}: not known"
+    age_s = (now - last.at).total_seconds()
+    was, ago = ("was", f" {format_duration(age_s)} ago") if age_s > _FRESH_S else ("is", "")
+    sizes = f"{format_size(last.used_bytes)} of {format_size(last.size_bytes)}"
+    words = foreseen.words(now)
+    return f"{series.name} {was} {series.share:.0%} full{ago} ({sizes})" + (f", {words}" if words else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How full one thing is, and what is to be said of it."""
+
+    series: Series
+    forecast: Forecast
+    alarm: str | None
+    """What is alarming, in words."""
+
+
+def read_gauges(
+    manifests: Iterable[Manifest], fills: Mapping[PoolKey, PoolFill], limits: Limits, now: datetime
+) -> tuple[Reading, ...]:
+    """Return what can run full of the storage of these snapshots: what they share, then the own room of each."""
+    manifests = list(manifests)
+    volumes: dict[PoolKey, set[str]] = {}
+    for member in (member for manifest in manifests for member in manifest.members):
+        volumes.setdefault(member.ref.pool.key, set()).add(member.ref.volume_id)
+    found: list[tuple[Series, datetime | None]] = [
+        (series, None)
+        for key, ids in volumes.items()
+        if key in fills
+        for series in fills[key].shared
+        # A job on one thin pool has nothing to do with another one in the same volume group.
+        if not series.volume_ids or not ids.isdisjoint(series.volume_ids)
+    ]
+    for manifest in manifests:
+        found += [(series, manifest.taken_at) for series in own_series(manifest.members, fills)]
+    readings = []
+    for series, since in found:
+        foreseen = forecast(series, now, since)
+        readings.append(Reading(series=series, forecast=foreseen, alarm=alarm(series, foreseen, limits, now)))
+    return tuple(readings)
+
+
+def own_series(members: Iterable[Member], fills: Mapping[PoolKey, PoolFill]) -> tuple[Series, ...]:
+    """Return what is known of the own room of a snapshot's members."""
+    found = []
+    for member in members:
+        fill = fills.get(member.ref.pool.key)
+        series = fill.of_snapshot(member.ref.native_id) if fill is not None else None
+        if series is not None:
+            found.append(series)
+    return tuple(found)

@@ -1,0 +1,121 @@
+"""Whether the state directory may be believed: who else may write to it, what hides it, whose machine's it is."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from snapmgr.contract.errors import CatalogError, LackingError
+from snapmgr.system.host import lasting_machine_id
+from snapmgr.system.trust import changeable, exchangeable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MACHINE = "machine"
+_MACHINE_BYTES = 4096
+
+
+def require_sound(path: Path) -> None:
+    """Raise CatalogError if what lies in the state directory cannot be believed; LackingError without the right to it.
+
+    What is not there yet is sound. Looked at are the directory, the folders in it, the way to it, and the machine that
+    it belongs to.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LackingError(f"cannot look at the state directory {path}: {error.strerror}") from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise CatalogError(f"the state directory {path} is not a directory", hint="see state_dir in the configuration")
+    _refuse_changeable(path, status)
+    way = exchangeable(path)
+    if way is not None:
+        raise CatalogError(
+            f"others could put another state directory in the place of {path}: {way}",
+            hint="set state_dir to a folder that only root can reach the place of, as /var/lib/snapmgr",
+        )
+    with suppress(PermissionError):  # the first read says it better
+        for name in sorted(os.listdir(path)):
+            _require_sound_folder(path / name, status.st_dev)
+    _refuse_other_machine(path)
+
+
+def _require_sound_folder(folder: Path, device: int) -> None:
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(status.st_mode):
+        raise CatalogError(
+            f"{folder} in the state directory is a symlink", hint="make it a plain folder; or move all of state_dir"
+        )
+    if not stat.S_ISDIR(status.st_mode):
+        return
+    _refuse_changeable(folder, status)
+    if status.st_dev != device:
+        raise CatalogError(
+            f"something is mounted at {folder}: it hides what is known of the snapshots",
+            hint=f"umount {folder}; a file system of its own belongs at the whole of the state directory",
+        )
+
+
+def _refuse_changeable(folder: Path, status: os.stat_result) -> None:
+    why = changeable(status)
+    if why is not None:
+        raise CatalogError(
+            f"the state directory cannot be trusted: others could change what is to be deleted, as of {folder} {why}",
+            hint=f"chown {os.geteuid()} {folder} && chmod go-w {folder}",
+        )
+
+
+def _refuse_other_machine(path: Path) -> None:
+    """Two machines in one state directory would take each other's live runs for dead ones."""
+    owner, us = _read_machine(path), lasting_machine_id()
+    if owner is None or us is None or owner[0] == us:
+        return
+    raise CatalogError(
+        f"the state directory {path} belongs to another machine: {owner[1]} (machine id {owner[0]}; this one is "
+        f"{os.uname().nodename}, {us})",
+        hint="give each machine a state_dir of its own; if that machine is gone for good, or is this one with a new "
+        f"machine id: rm {path / MACHINE}",
+    )
+
+
+def _read_machine(path: Path) -> tuple[str, str] | None:
+    """Return id and host name of the machine that the state directory belongs to; None if it belongs to none yet."""
+    try:
+        fd = os.open(path / MACHINE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, _MACHINE_BYTES).decode("utf-8", "replace") if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+    finally:
+        os.close(fd)
+    machine, _, host = text.strip().partition(" ")
+    return (machine, host) if machine else None
+
+
+def claim(path: Path) -> None:
+    """Write down that the state directory is this machine's, unless that is on record. Raises OSError."""
+    us = lasting_machine_id()
+    if us is None or _read_machine(path) is not None:
+        return
+    fresh = path / f".{MACHINE}.{os.getpid()}"
+    try:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with open(fd, "wb") as file:
+            file.write(f"{us} {os.uname().nodename}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        # Unlike a rename this does not replace the word of a machine that was quicker.
+        with suppress(FileExistsError):
+            os.link(fresh, path / MACHINE)
+    finally:
+        with suppress(FileNotFoundError):
+            fresh.unlink()
+    _refuse_other_machine(path)

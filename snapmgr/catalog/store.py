@@ -1,0 +1,400 @@
+"""The state directory: manifests, verifications, leases and locks.
+
+::
+
+    STATE/snapshots/ID/manifest.json    the manifest; its folder carries the readers' and deleters' flock
+    STATE/snapshots/ID/verified.json    the last verification, if any
+    STATE/leases/LEASE.json             who uses which snapshot
+    STATE/schedules/JOB.json            when a job is to run, as `snapmgr schedule` installed it
+    STATE/locks/JOB.lock                flocked by the one active run of a job
+    STATE/frozen/PID                    a server process that is stopped, and who lets it go on
+    STATE/appliers/PID                  a replica whose appliers are stopped, and who starts them again
+    STATE/machine                       whose it is: two machines must not share it
+    STATE/restores/TOKEN.json           an unfinished restore (`snapmgr.restore.landing`)
+    STATE/reversions/TOKEN.json         an unfinished in-place restore (`snapmgr.catalog.inplace`)
+    STATE/snapshots/ID/tool.log         what the tool of a physical backup printed
+    STATE/tool-logs/JOB.log             the same of the run that is active, or failed
+    STATE/gauges/POOL.json              how full the storage was, and when (`snapmgr.capacity.read`)
+
+Every file is replaced as a whole (`snapmgr.system.files`): a crash leaves the old content or the new one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from snapmgr.catalog.manifest import Lease, Manifest, Restoration, Schedule, Verification, decode, decode_number, encode
+from snapmgr.catalog.statedir import claim, require_sound
+from snapmgr.contract.errors import (
+    BusyError,
+    CatalogError,
+    ConfigError,
+    InUseError,
+    LackingError,
+    NotFoundError,
+    SnapmgrError,
+)
+from snapmgr.system.files import drop_file, is_abandoned, read_file, space_hint, sync_folder, write_file
+from snapmgr.system.probe import require_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
+
+_SHOWN = 4
+# Files whose writer was killed before the rename.
+_BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
+
+_Record = TypeVar("_Record", Lease, Schedule, Restoration)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A manifest and its last verification."""
+
+    manifest: Manifest
+    verification: Verification | None
+
+    @property
+    def verified(self) -> bool:
+        """Whether the last verification proved that it restores."""
+        return self.verification is not None and self.verification.result == "passed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damaged:
+    """A file of the state directory that cannot be read as what it should be."""
+
+    path: Path
+    problem: str
+
+
+class Catalog:
+    """The state directory at `path`; made (0700) when first written to.
+
+    Raises LackingError without the right to it, CatalogError if others could write to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._snapshots = path / "snapshots"
+        self._leases = path / "leases"
+        self._schedules = path / "schedules"
+        self._restores = path / "restores"
+        self._locks = path / "locks"
+        self.frozen = path / "frozen"
+        """Folder of what is frozen right now (`snapmgr.mysql.lock.freeze`)."""
+        self.appliers = path / "appliers"
+        """Folder of the replicas whose appliers stand still right now (`snapmgr.mysql.lock.applier`)."""
+        self._answers = False
+        require_sound(path)
+
+    def require_answer(self) -> None:
+        """Raise StorageError if the file system of the state directory hangs; tried once."""
+        if not self._answers:
+            require_answer(str(self.path))
+            self._answers = True
+
+    def make(self) -> None:
+        """Make the folders that are missing. Raises CatalogError or LackingError, StorageError if it hangs."""
+        self.require_answer()
+        for folder in (self.path, self._snapshots, self._leases, self._schedules, self._restores, self._locks):
+            try:
+                folder.mkdir(mode=0o700, parents=folder is self.path, exist_ok=True)
+            except PermissionError:
+                raise LackingError(
+                    f"no right to make {folder}", hint="run as root, or set state_dir to a folder of yours"
+                ) from None
+            except OSError as error:
+                raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=space_hint(error)) from None
+        require_sound(self.path)
+        try:
+            claim(self.path)
+        except OSError as error:
+            raise CatalogError(f"cannot write to {self.path}: {error.strerror}", hint=space_hint(error)) from None
+        for path in (*self._leases.glob(".*.json.*"), *self.path.glob(".machine.*")):
+            if is_abandoned(path):
+                path.unlink(missing_ok=True)
+
+    # ---- snapshots
+
+    def entries(self, job: str | None = None) -> tuple[list[Entry], list[Damaged]]:
+        """Return all snapshots (or those of `job`), oldest first, and what could not be read."""
+        entries: list[Entry] = []
+        damaged: list[Damaged] = []
+        for name in _names(self._snapshots):
+            if job is not None and not name.startswith(job + "."):
+                continue
+            try:
+                entry, problem = self._load(name)
+            except NotFoundError:
+                continue  # deleted meanwhile, or a crash before its first manifest
+            except CatalogError as error:
+                damaged.append(Damaged(path=self._snapshots / name, problem=error.message))
+                continue
+            if problem is None:
+                entries.append(entry)
+            else:
+                # Whether it was verified is not known, so no rule may judge it.
+                damaged.append(Damaged(path=self._snapshots / name, problem=problem))
+        entries.sort(key=_order)
+        return entries, damaged
+
+    def next_number(self, now: datetime) -> int:
+        """Return the next `Manifest.number`: at least the time, to be above what a lost state directory had given."""
+        number = int(now.timestamp())
+        for name in _names(self._snapshots):
+            with suppress(SnapmgrError):
+                number = max(number, 1 + decode_number(read_file(self._snapshots / name / "manifest.json")))
+        return number
+
+    def load(self, snapshot_id: str) -> Entry:
+        """Return one snapshot; a damaged verification counts as none.
+
+        Raises NotFoundError, or CatalogError if its manifest is damaged.
+        """
+        return self._load(snapshot_id)[0]
+
+    def _load(self, snapshot_id: str) -> tuple[Entry, str | None]:
+        """Return one snapshot, and what is wrong with its verification."""
+        folder = self._snapshots / snapshot_id
+        if folder.is_symlink():
+            raise CatalogError(f"{folder} is a symlink", hint="make it a plain folder")
+        manifest = decode(read_file(folder / "manifest.json"), Manifest, str(folder / "manifest.json"))
+        if manifest.id != snapshot_id or not snapshot_id.startswith(f"{manifest.job}."):
+            whose = f"{manifest.id} of job {manifest.job}"
+            raise CatalogError(f"{folder / 'manifest.json'} is the manifest of {whose}, not of {snapshot_id}")
+        path = folder / "verified.json"
+        try:
+            return Entry(manifest=manifest, verification=decode(read_file(path), Verification, str(path))), None
+        except NotFoundError:
+            return Entry(manifest=manifest, verification=None), None
+        except CatalogError as error:
+            return Entry(manifest=manifest, verification=None), error.message
+
+    def resolve(self, text: str) -> Entry:
+        """Given an id, a unique start of one or of its random part, "latest" or "JOB@latest", return the snapshot.
+
+        "latest" is the newest READY one. Raises NotFoundError, or ConfigError if several fit.
+        """
+        job, at, which = text.rpartition("@")
+        if text == "latest" or (at and which == "latest"):
+            ready = [entry for entry in self.entries(job or None)[0] if entry.manifest.state == "ready"]
+            ready = [entry for entry in ready if not job or entry.manifest.job == job]
+            if not ready:
+                raise NotFoundError(
+                    f"there is no READY snapshot{f' of job {job}' if job else ''}", hint="see: snapmgr list"
+                )
+            return ready[-1]
+        names = list(_names(self._snapshots))
+        fitting = [name for name in names if name == text] or [
+            name for name in names if text and (name.startswith(text) or name.rsplit(".", 1)[-1].startswith(text))
+        ]
+        if not fitting:
+            raise NotFoundError(f"there is no snapshot {text!r}", hint="see: snapmgr list")
+        if len(fitting) > 1:
+            raise ConfigError(
+                f"{text!r} fits {len(fitting)} snapshots: {', '.join(sorted(fitting)[:_SHOWN])}"
+                + (", …" if len(fitting) > _SHOWN else ""),
+                hint="write more of the id, or JOB@latest",
+            )
+        return self.load(fitting[0])
+
+    def write(self, manifest: Manifest) -> None:
+        """Store a manifest durably. Raises CatalogError, with the old content still in place."""
+        folder = self._snapshots / manifest.id
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=space_hint(error)) from None
+        write_file(folder / "manifest.json", encode(manifest))
+        sync_folder(self._snapshots)
+
+    def write_verification(self, snapshot_id: str, verification: Verification) -> None:
+        """Store the result of a verification durably."""
+        write_file(self._snapshots / snapshot_id / "verified.json", encode(verification))
+
+    def forget(self, snapshot_id: str) -> None:
+        """Remove a manifest, after its storage is gone; idempotent. What somebody else put beside it stays."""
+        folder = self._snapshots / snapshot_id
+        with suppress(FileNotFoundError):
+            begun = [name for name in os.listdir(folder) if _BEGUN.fullmatch(name)]
+            # The manifest goes last: until then the snapshot is known.
+            for name in (*begun, "tool.log", "verified.json", "manifest.json"):
+                (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                folder.rmdir()
+        sync_folder(self._snapshots)
+
+    def tool_log(self, job: str) -> Path:
+        """Return where the tool of a job's active run is to print."""
+        folder = self.path / "tool-logs"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=space_hint(error)) from None
+        return folder / f"{job}.log"
+
+    def keep_tool_log(self, manifest: Manifest) -> None:
+        """Put what the tool printed beside the manifest of the snapshot of what it made."""
+        with suppress(FileNotFoundError):
+            self.tool_log(manifest.job).rename(self._snapshots / manifest.id / "tool.log")
+
+    # ---- locks
+
+    @contextmanager
+    def job_lock(self, job: str) -> Iterator[None]:
+        """Hold a job's lock. Raises BusyError if another run has it, StorageError as `require_answer`."""
+        self.require_answer()
+        path = self._locks / f"{job}.lock"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise CatalogError(f"cannot open {path}: {error.strerror}", hint=space_hint(error)) from None
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "?"
+                raise BusyError(
+                    f"another run of job {job} is active (pid {holder})", hint="wait for it to end"
+                ) from None
+            # Only for people: on a full disk the lock is as good without it.
+            with suppress(OSError):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def reading(self, snapshot_id: str) -> Iterator[None]:
+        """Keep a snapshot from being deleted while the context lasts. Raises InUseError if it is being deleted."""
+        with self._flock(snapshot_id, fcntl.LOCK_SH, "is being deleted"):
+            yield
+
+    @contextmanager
+    def deleting(self, snapshot_id: str) -> Iterator[None]:
+        """Own a snapshot alone. Raises InUseError if somebody reads it or holds a lease on it."""
+        with self._flock(snapshot_id, fcntl.LOCK_EX, "is being read"):
+            for lease in self.leases()[0]:
+                if lease.snapshot_id == snapshot_id:
+                    raise attached_error(lease)
+            yield
+
+    @contextmanager
+    def _flock(self, snapshot_id: str, how: int, why: str) -> Iterator[None]:
+        self.require_answer()
+        try:
+            fd = os.open(self._snapshots / snapshot_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise NotFoundError(f"there is no snapshot {snapshot_id!r}", hint="see: snapmgr list") from None
+        except OSError as error:
+            raise CatalogError(f"cannot open {self._snapshots / snapshot_id}: {error.strerror}") from None
+        try:
+            try:
+                fcntl.flock(fd, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InUseError(f"snapshot {snapshot_id} {why} by another process") from None
+            yield
+        finally:
+            os.close(fd)
+
+    # ---- leases
+
+    def leases(self) -> tuple[list[Lease], list[Damaged]]:
+        """Return all leases, oldest first, and what could not be read."""
+        leases, damaged = _read_all(self._leases, Lease, lambda lease: lease.id)
+        return sorted(leases, key=lambda lease: lease.created_at), damaged
+
+    def write_lease(self, lease: Lease) -> None:
+        """Store a lease durably; before anything is attached."""
+        write_file(self._leases / f"{lease.id}.json", encode(lease))
+
+    def drop_lease(self, lease: Lease) -> None:
+        """Remove a lease, after its attachment is gone; idempotent."""
+        drop_file(self._leases / f"{lease.id}.json")
+
+    # ---- schedules
+
+    def schedules(self) -> tuple[list[Schedule], list[Damaged]]:
+        """Return when jobs are to run, by job, and what could not be read."""
+        return _read_all(self._schedules, Schedule, lambda schedule: schedule.job)
+
+    def write_schedule(self, schedule: Schedule) -> None:
+        """Store when a job is to run, durably."""
+        write_file(self._schedules / f"{schedule.job}.json", encode(schedule))
+
+    def drop_schedule(self, job: str) -> None:
+        """Forget when a job is to run; idempotent."""
+        drop_file(self._schedules / f"{job}.json")
+
+    # ---- restores
+
+    def restorations(self) -> tuple[list[Restoration], list[Damaged]]:
+        """Return the restores that are under way or were cut short, oldest first, and what could not be read."""
+        restorations, damaged = _read_all(self._restores, Restoration, lambda record: record.token)
+        return sorted(restorations, key=lambda record: record.began_at), damaged
+
+    def write_restoration(self, record: Restoration) -> None:
+        """Store a restore durably; before anything is made."""
+        write_file(self._restores / f"{record.token}.json", encode(record))
+
+    def drop_restoration(self, record: Restoration) -> None:
+        """Forget a restore, after all that it made is gone or in place; idempotent."""
+        drop_file(self._restores / f"{record.token}.json")
+
+
+def attached_error(lease: Lease) -> InUseError:
+    """Return the error that says who uses a snapshot, and where."""
+    return InUseError(
+        f"snapshot {lease.snapshot_id} is attached at {lease.point} ({lease.why} by {lease.user})",
+        hint=f"snapmgr umount {lease.point}",
+    )
+
+
+def _read_all(
+    folder: Path, kind: type[_Record], name_of: Callable[[_Record], str]
+) -> tuple[list[_Record], list[Damaged]]:
+    """Return the records in a folder, by name, and what could not be read."""
+    records: list[_Record] = []
+    damaged: list[Damaged] = []
+    for name in sorted(_names(folder)):
+        path = folder / name
+        try:
+            record = decode(read_file(path), kind, str(path))
+            _require_name(path, f"{name_of(record)}.json")
+            records.append(record)
+        except NotFoundError:
+            continue  # dropped meanwhile
+        except CatalogError as error:
+            damaged.append(Damaged(path=path, problem=error.message))
+    return records, damaged
+
+
+def _order(entry: Entry) -> tuple[int, datetime, str]:
+    manifest = entry.manifest
+    return (manifest.number, manifest.taken_at or manifest.created_at, manifest.id)
+
+
+def _require_name(path: Path, name: str) -> None:
+    if path.name != name:
+        raise CatalogError(f"{path} does not belong here: by what is in it, it would be {name}")
+
+
+def _names(folder: Path) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from [entry.name for entry in entries if not entry.name.startswith(".")]
+    except FileNotFoundError:
+        return
+    except PermissionError:
+        raise LackingError(
+            f"no right to read {folder}", hint="run as root, or set state_dir to a folder of yours"
+        ) from None

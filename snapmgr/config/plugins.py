@@ -1,0 +1,177 @@
+"""Storage backends, found by the entry-point group ``snapmgr.backends``; ours are found like anyone else's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, cast
+
+from snapmgr.contract.backend import API_VERSION, Backend
+from snapmgr.contract.errors import ConfigError, LackingError, SnapmgrError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from snapmgr.contract.backend import Mounter, Runner
+
+GROUP = "snapmgr.backends"
+# Words of the configuration that cannot be a backend's name.
+_RESERVED = frozenset({"auto"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugin:
+    """One backend that is installed, and the class or why it cannot be used."""
+
+    name: str
+    distribution: str
+    """Name and version of what installed it, "snapmgr 1.0"."""
+    backend: type[Backend] | None
+    error: SnapmgrError | None
+
+
+def list_plugins() -> tuple[Plugin, ...]:
+    """Return every installed backend by name, broken ones with their error; one of them never hides the others."""
+    return tuple(_load_plugin(points) for _, points in sorted(_points().items()))
+
+
+def load_backend(name: str) -> type[Backend]:
+    """Return the class of one backend; no other one is imported.
+
+    Raises ConfigError if none has this name, LackingError if a module that it needs is not installed, and SnapmgrError
+    if it is broken or written for another version of the interface.
+    """
+    points = _points()
+    if name not in points:
+        known = ", ".join(sorted(points)) or "none: install snapmgr again, as its own backends are missing"
+        raise ConfigError(f"there is no backend {name!r}", hint=f"installed backends: {known}")
+    plugin = _load_plugin(points[name])
+    if plugin.error is not None:
+        raise plugin.error
+    return cast("type[Backend]", plugin.backend)
+
+
+def make_backend(name: str, config_table: Mapping[str, Any], runner: Runner, mounter: Mounter) -> Backend:
+    """Given ``[backend.NAME]`` (an empty table for the defaults), return the backend, constructed.
+
+    Raises ConfigError with the key's path if the table does not fit the backend's Config, and what `load_backend`
+    raises.
+    """
+    kind = load_backend(name)
+    return kind(_parse_config(name, kind.Config, config_table), runner, mounter)
+
+
+def _points() -> dict[str, list[EntryPoint]]:
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        # An editable install beside a wheel lists the same thing twice.
+        others = found.setdefault(point.name, [])
+        if all((other.value, _distribution(other)) != (point.value, _distribution(point)) for other in others):
+            others.append(point)
+    return found
+
+
+def _distribution(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unknown distribution"
+
+
+def _project(distribution: str) -> str:
+    """Given "snapmgr 1.0", return "snapmgr"."""
+    return distribution.partition(" ")[0]
+
+
+def _load_plugin(points: list[EntryPoint]) -> Plugin:
+    point = points[0]
+    distribution = _distribution(point)
+    backend: type[Backend] | None = None
+    error: SnapmgrError | None = None
+    if len(points) > 1:
+        rivals = " and ".join(_distribution(one) for one in points)
+        error = SnapmgrError(f"the backend {point.name} comes from both {rivals}", hint="uninstall one of them")
+    else:
+        try:
+            backend = _checked(_import(point, distribution), point.name, distribution)
+        except SnapmgrError as raised:
+            error = raised
+    return Plugin(name=point.name, distribution=distribution, backend=backend, error=error)
+
+
+def _import(point: EntryPoint, distribution: str) -> object:
+    of = f"the backend {point.name} (of {distribution})"
+    try:
+        return point.load()
+    except SnapmgrError:
+        raise
+    except ImportError as error:
+        # Not installed, or a compiled module that does not fit this system's libraries.
+        raise LackingError(
+            f"{of} cannot be imported: {error}", hint=f"install {_project(distribution)} again with all that it needs"
+        ) from error
+    except Exception as error:
+        # A plugin's import may raise anything; it must not take the other backends down.
+        raise SnapmgrError(
+            f"{of} cannot be imported: {type(error).__name__}: {error}",
+            hint=f"report this to the authors of {_project(distribution)}",
+        ) from error
+
+
+def _checked(backend: object, name: str, distribution: str) -> type[Backend]:
+    """Return `backend` if it has what the contract asks for. Raises SnapmgrError with everything that it lacks."""
+    of = f"the backend {name} (of {distribution})"
+    report = f"report this to the authors of {_project(distribution)}; docs/backend-guide.md has the contract"
+    if name in _RESERVED:
+        raise SnapmgrError(f"{of} has a name that means something else in the configuration", hint=report)
+    if not isinstance(backend, type):
+        raise SnapmgrError(f"{of} is no class but {backend!r}", hint=report)
+    version = getattr(backend, "api_version", None)
+    # First, as another version may well lack methods.
+    if version is not None and version != API_VERSION:
+        newer = isinstance(version, int) and version > API_VERSION
+        raise SnapmgrError(
+            f"{of} is written for version {version} of the backend interface; this snapmgr has version {API_VERSION}",
+            hint="upgrade snapmgr" if newer else f"upgrade {_project(distribution)}",
+        )
+    lacking = [attribute for attribute in _contract() if not hasattr(backend, attribute)]
+    if lacking:
+        raise SnapmgrError(f"{of} lacks {', '.join(lacking)}", hint=report)
+    if getattr(backend, "name", None) != name:
+        raise SnapmgrError(f"{of} calls itself {getattr(backend, 'name', None)!r}", hint=report)
+    return backend
+
+
+def _contract() -> list[str]:
+    """Return the names that `snapmgr.api.Backend` declares."""
+    methods = [name for name, value in vars(Backend).items() if not name.startswith("_") and callable(value)]
+    return sorted({*methods, *(name for name in Backend.__annotations__ if not name.startswith("_"))})
+
+
+def _parse_config(name: str, kind: type[Any], table: Mapping[str, Any]) -> object:
+    import msgspec  # noqa: PLC0415 - listing backends does not need it
+
+    from snapmgr.config.values import describe_unknown, in_users_words, show  # noqa: PLC0415 - it imports msgspec
+
+    where = f"backend.{name}"
+    shape = msgspec.inspect.type_info(kind)
+    if not isinstance(shape, msgspec.inspect.StructType | msgspec.inspect.DataclassType):
+        raise SnapmgrError(f"the backend {name} has a Config that is neither a dataclass nor a msgspec.Struct")
+    allowed = [field.encode_name for field in shape.fields]
+    # msgspec itself ignores keys that a dataclass does not have.
+    problems = [f"{where}.{key}: {describe_unknown(key, allowed)}" for key in table if key not in allowed]
+    parsed: object = None
+    try:
+        parsed = msgspec.convert({key: value for key, value in table.items() if key in allowed}, kind, strict=True)
+    except msgspec.ValidationError as error:
+        # "Expected `int`, got `str` - at `$.size`"
+        said, _, at = str(error).partition(" - at `$")
+        key = at.rstrip("`")
+        # "Invalid enum value 'fat'" names none that would do.
+        choices = [
+            field.type.values
+            for field in shape.fields
+            if f".{field.encode_name}" == key and isinstance(field.type, msgspec.inspect.LiteralType)
+        ]
+        said = f"allowed are {', '.join(map(show, choices[0]))}" if choices else in_users_words(said)
+        problems.append(f"{where}{key}: {said}")
+    if problems:
+        raise ConfigError("\n".join(problems), hint=f"it stands in [backend.{name}] of the configuration")
+    return parsed

@@ -1,0 +1,57 @@
+"""What every job gets handed: configuration, catalog, the machine's programs and mounts, and a way to be heard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from snapmgr.catalog.store import Catalog
+from snapmgr.config.plugins import make_backend
+from snapmgr.contract.errors import LackingError
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.mount import KernelMounter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from snapmgr.config.model import Config
+    from snapmgr.contract.backend import Backend
+
+
+def _silent(_line: str) -> None:
+    pass
+
+
+def _no_bar(_what: str, _done: int, _total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """One process's surroundings. `tell` takes a line for people, `progress` a step, how much is done, of how much."""
+
+    config: Config
+    catalog: Catalog
+    runner: CommandRunner = field(default_factory=CommandRunner)
+    mounter: KernelMounter = field(default_factory=KernelMounter)
+    tell: Callable[[str], None] = _silent
+    progress: Callable[[str, int, int], None] = _no_bar
+    _backends: dict[str, Backend] = field(default_factory=dict)
+
+    def backend(self, name: str) -> Backend:
+        """Return the backend `name`, configured. Raises LackingError if this machine lacks something for it."""
+        backend = self.unchecked_backend(name)
+        lacking = backend.missing()
+        if lacking:
+            raise LackingError(
+                f"the {name} backend cannot work here: {'; '.join(reason.what for reason in lacking)}",
+                hint="; ".join(reason.hint for reason in lacking),
+            )
+        return backend
+
+    def unchecked_backend(self, name: str) -> Backend:
+        """Return the backend `name`, configured, whatever it lacks here."""
+        if name not in self._backends:
+            table = self.config.backends.get(name, {})
+            self._backends[name] = make_backend(name, table, self.runner, self.mounter)
+        return self._backends[name]

@@ -1,0 +1,79 @@
+"""What dead runs left in the state directory: leases, snapshots that are not finished, restores. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from snapmgr.doctor.finding import Cure, Finding, of_state
+from snapmgr.doctor.rebuild import job_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.doctor.facts import Facts, LeaseFacts
+    from snapmgr.doctor.finding import CureKind
+
+
+def dead_runs(facts: Facts) -> Iterator[Finding]:
+    """Say what is left of runs that were cut short, and of mounts."""
+    yield from _leases(facts)
+    yield from _unfinished(facts)
+    yield from _restores(facts)
+
+
+def _leases(facts: Facts) -> Iterator[Finding]:
+    for one in facts.leases:
+        lease = one.lease
+        end = f"snapmgr umount {lease.id}"
+        why = _lease_is_over(facts, one)
+        if why is not None:
+            text = "removes the clone, with what was written to it" if lease.writable else "forgets it"
+            cure = Cure(kind="release", text=text, about=lease)
+            yield of_state(lease.point, why, job=job_of(lease.snapshot_id), hint=end, cure=cure)
+        elif one.problem is not None:
+            # Nor this: it may be read as far as it goes.
+            hint = f"{one.problem.hint}; to end it: {end}"
+            yield of_state(lease.point, one.problem.what, job=job_of(lease.snapshot_id), hint=hint)
+        elif lease.until is not None and lease.until < facts.now:
+            # Somebody may work there: never ours to end.
+            what = f"is mounted by {lease.user}, longer than until {lease.until:%Y-%m-%dT%H:%M:%SZ}"
+            yield of_state(lease.point, what, job=job_of(lease.snapshot_id), hint=end)
+
+
+def _lease_is_over(facts: Facts, one: LeaseFacts) -> str | None:
+    if one.lease.boot_id != facts.boot_id:
+        return "was mounted before the last boot; its clone may still be there"
+    if one.lease.server is not None and one.lease.stays:
+        return None if one.server_alive else "is a clone whose server is not running"
+    if one.alive or (one.lease.stays and one.mounted):
+        return None  # if it is alive, it may be just about to mount
+    if one.lease.stays:
+        return "has a lease, but nothing is mounted there"
+    return f"was attached by a {one.lease.why} that was killed"
+
+
+def _unfinished(facts: Facts) -> Iterator[Finding]:
+    for entry in facts.entries:
+        manifest = entry.manifest
+        if manifest.state not in ("pending", "deleting"):
+            continue
+        what = f"is {manifest.state.upper()}, left by a run that was cut short"
+        pending = manifest.state == "pending"
+        if pending and manifest.proved_at is not None:
+            text = "completes it: it was proven before"
+        else:
+            text = "removes what there is of it" if pending else "finishes its deletion"
+        kind: CureKind = "finish-pending" if pending else "finish-deletion"
+        cure: Cure | None = Cure(kind=kind, text=text, about=entry)
+        hint = f"the next run of its job does so, too: snapmgr prune {manifest.job}"
+        if manifest.id in facts.hanging and manifest.job not in facts.active and manifest.helper is not None:
+            pid = manifest.helper.pid
+            what, cure = f"its storage call still hangs in the helper process {pid}", None
+            hint = f"see /proc/{pid}/stack and the kernel log; a frozen file system? (fsfreeze -u)"
+        yield of_state(manifest.id, what, job=manifest.job, hint=hint, cure=cure)
+
+
+def _restores(facts: Facts) -> Iterator[Finding]:
+    for one in facts.restores:
+        cure = Cure(kind="clear-restore", text=one.cure, about=one)
+        yield of_state(one.place, one.what, job=one.job, cure=cure)

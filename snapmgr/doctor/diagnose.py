@@ -1,0 +1,353 @@
+"""What is wrong with the state directory and the storage, and what cures it. Pure: facts in, findings out.
+
+The one place that decides it: `snapmgr doctor` prints the findings, ``doctor --fix`` carries out their cures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from snapmgr.access.note import decode_note
+from snapmgr.capacity.series import was_lost
+from snapmgr.catalog.manifest import GONE
+from snapmgr.contract.errors import CatalogError
+from snapmgr.doctor.deadruns import dead_runs
+from snapmgr.doctor.finding import Cure, Finding, of_error, of_state
+from snapmgr.doctor.fullness import fullness, losses, lost_members, rest_of_set
+from snapmgr.doctor.rebuild import Adoption, adopt, job_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from snapmgr.catalog.manifest import Manifest
+    from snapmgr.catalog.store import Entry
+    from snapmgr.contract.records import Found, PoolKey
+    from snapmgr.doctor.facts import Facts
+    from snapmgr.doctor.finding import CureKind
+
+
+def diagnose(facts: Facts) -> list[Finding]:
+    """Return all that is worth saying; what concerns a job whose run is active is left to that run."""
+    view = _View.of(facts)
+    if not facts.exists:
+        what = "is not there yet; the first backup makes it"
+        findings = [Finding(area="state", subject=facts.state_dir, level="note", what=what)]
+    else:
+        findings = [*dead_runs(facts), *_files(facts, view), *_orphans(facts)]
+    findings += [*_members(facts, view), *fullness(facts), *_stored(facts, view), *_pools(facts, view)]
+    return [_leave_to_run(facts, finding) for finding in findings]
+
+
+def _leave_to_run(facts: Facts, finding: Finding) -> Finding:
+    pid = facts.active.get(finding.job or "")
+    if pid is None or finding.cure is None:
+        return finding
+    what = f"{finding.what}; left alone: a run of its job is active (pid {pid})"
+    return replace(finding, level="note", what=what, hint=None, cure=None)
+
+
+# ------------------------------------------------------------------------------------------------------ state directory
+
+
+def _files(facts: Facts, view: _View) -> Iterator[Finding]:
+    for one in facts.files:
+        job = job_of(one.snapshot_id) if one.snapshot_id else None
+        cure: Cure | None = None
+        hint: str | None = None
+        if one.kind == "manifest":
+            # Where the storage has a sound note, `_stored` restores it.
+            if one.snapshot_id in view.adoptable:
+                continue
+            hint = "no copy of it is in a storage that can be read: restore it from your backups, or move it away"
+        elif one.kind == "too-new":
+            hint = "use the newer snapmgr"
+        elif one.kind == "foreign":
+            hint = "look at it and move it away"
+        elif one.kind in ("verification", "lease"):
+            cure = Cure(kind="set-aside", text=f"moves it to {facts.state_dir}/damaged", about=one.path)
+        elif one.kind == "temporary":
+            cure = Cure(kind="remove-file", text="removes it", about=one.path)
+        else:
+            kind: CureKind = "remove-folder" if one.kind == "empty" else "remove-tree"
+            cure = Cure(kind=kind, text="removes it", about=one.path)
+        yield of_state(str(one.path), one.problem, job=job, hint=hint, cure=cure)
+
+
+def _orphans(facts: Facts) -> Iterator[Finding]:
+    for job in sorted({entry.manifest.job for entry in facts.entries} - facts.jobs):
+        what = "has snapshots but is not configured: nothing prunes them"
+        yield Finding(area="state", subject=job, level="note", what=what, job=job)
+    ready = sum(entry.manifest.state == "ready" for entry in facts.entries)
+    proved = sum(entry.verified for entry in facts.entries)
+    what = f"snapshots that are READY: {ready}, proved restorable: {proved}"
+    yield Finding(area="state", subject=facts.state_dir, level="ok", what=what)
+
+
+# -------------------------------------------------------------------------------------------------------------- storage
+
+
+@dataclass(frozen=True, kw_only=True)
+class _View:
+    """The facts, in the order in which they are asked for."""
+
+    entries: Mapping[str, Entry]
+    records: frozenset[str]
+    """The record ids that a lease, readable or not, knows."""
+    answered: frozenset[PoolKey]
+    found: tuple[Found, ...]
+    snapshots: Mapping[tuple[str, str, str], Found]
+    """Sound snapshots by their identity."""
+    adoptable: Mapping[str, tuple[Adoption, Found]]
+    """Snapshots that no sound manifest knows, and that their notes describe; with the first of their members."""
+    refused: Mapping[str, tuple[str, str | None]]
+    """Those that are not taken over: why, and what a person can do."""
+
+    @staticmethod
+    def of(facts: Facts) -> _View:
+        entries = {entry.manifest.id: entry for entry in facts.entries}
+        found = tuple(one for pool in facts.pools for one in pool.found)
+        answered = frozenset(pool.pool.key for pool in facts.pools if pool.error is None)
+        stems = {one.path.name.removesuffix(".json") for one in facts.files if one.path.parent.name == "leases"}
+        adoptable: dict[str, tuple[Adoption, Found]] = {}
+        refused: dict[str, tuple[str, str | None]] = {}
+        unknown: dict[str, list[Found]] = {}
+        named = entries.keys() | {one.snapshot_id for one in facts.files if one.kind in ("too-new", "foreign")}
+        for one in found:
+            if one.kind == "snapshot" and one.snapshot_id is not None and one.snapshot_id not in named:
+                unknown.setdefault(one.snapshot_id, []).append(one)
+        for snapshot_id, members in unknown.items():
+            if snapshot_id in facts.elsewhere:
+                continue
+            result = adopt(members, answered, state_dir=facts.state_dir, machine_id=facts.machine_id)
+            if isinstance(result, Adoption):
+                adoptable[snapshot_id] = (result, members[0])
+            else:
+                refused[snapshot_id] = (result.why, result.hint)
+        return _View(
+            entries=entries,
+            records=frozenset(part.record.id for one in facts.leases for part in one.lease.parts) | stems,
+            answered=answered,
+            found=found,
+            snapshots={one.ref.identity: one for one in found if one.kind == "snapshot" and one.ref is not None},
+            adoptable=adoptable,
+            refused=refused,
+        )
+
+
+def _members(facts: Facts, view: _View) -> Iterator[Finding]:
+    """Say of each READY or BROKEN snapshot whether the storage holds what it should."""
+    lost = losses(facts)
+    altered = {one.ref.identity for one in view.found if one.kind == "debris" and one.ref is not None}
+    for entry in facts.entries:
+        manifest = entry.manifest
+        if manifest.id in facts.reverting:
+            continue
+        refs = [member.ref for member in manifest.members]
+        missing = [
+            ref
+            for ref in refs
+            if ref.pool.key in view.answered and ref.identity not in view.snapshots and ref.identity not in altered
+        ]
+        if manifest.state == "ready" and missing:
+            yield _lost(entry, [ref.name for ref in missing])
+        elif manifest.id in lost:
+            yield lost[manifest.id]
+        elif manifest.state == "ready" and entry.verification is None:
+            yield from _unverified(view, entry)
+        elif manifest.state == "broken":
+            yield from _broken(facts, view, entry)
+
+
+def _lost(entry: Entry, missing: list[str]) -> Finding:
+    manifest = entry.manifest
+    what = f"the storage of {manifest.id} is gone"
+    hint = "somebody deleted it: restore from another one"
+    if len(missing) < len(manifest.members):
+        what = f"the storage of {manifest.id} is gone in part: {', '.join(missing)}"
+        hint += f"; what is left is kept: snapmgr delete {manifest.short_id} --force"
+    return Finding(
+        area="storage",
+        subject=manifest.members[0].ref.pool.title,
+        level="problem",
+        what=what,
+        hint=hint,
+        job=manifest.job,
+        cure=Cure(kind="mark-broken", text="marks it BROKEN", about=entry),
+    )
+
+
+def _unverified(view: _View, entry: Entry) -> Iterator[Finding]:
+    """A note never runs ahead of the state directory: a verification that it alone knows was lost there."""
+    one = view.snapshots.get(entry.manifest.members[0].ref.identity) if entry.manifest.members else None
+    if one is None or one.note is None:
+        return
+    try:
+        manifest, verification = decode_note(one.note, one.name)
+    except CatalogError:
+        return
+    if manifest.id == entry.manifest.id and verification is not None:
+        about = Adoption(entry=replace(entry, verification=verification))
+        cure = Cure(kind="restore-verification", text="restores it from the note beside the snapshot", about=about)
+        yield of_state(manifest.id, "its verification is not there any more", job=manifest.job, cure=cure)
+
+
+def _broken(facts: Facts, view: _View, entry: Entry) -> Iterator[Finding]:
+    """A BROKEN snapshot has no storage, unless it was lost and is back, or what removed it was cut short."""
+    manifest = entry.manifest
+    there = [member.ref for member in manifest.members if member.ref.identity in view.snapshots]
+    if manifest.reason is not None and manifest.reason.startswith(GONE) and manifest.proved_at is not None:
+        if there and len(there) == len(manifest.members):
+            what = f"the storage of {manifest.id} was gone, and is there again"
+            cure = Cure(kind="mark-ready", text="marks it READY", about=entry)
+            place = there[0].pool.title
+            yield Finding(area="storage", subject=place, level="problem", what=what, job=manifest.job, cure=cure)
+        elif there:
+            yield rest_of_set(entry, there)
+        return
+    if was_lost(manifest) and len(manifest.members) > 1:
+        lost = lost_members(facts, entry)
+        if lost:
+            what = f"{', '.join(lost)} of {manifest.id} ran full, and is still there"
+            cure = Cure(kind="mark-lost", text="deletes it", about=entry)
+            place = manifest.members[0].ref.pool.title
+            yield Finding(area="storage", subject=place, level="problem", what=what, job=manifest.job, cure=cure)
+        elif there:
+            yield rest_of_set(entry, there)
+        return
+    for one in view.found:
+        if is_of(manifest, one):
+            cure = Cure(kind="remove-remains", text="deletes it", about=entry)
+            what = f"{one.name} is there, though its manifest says BROKEN"
+            yield _problem(one, what, None, cure)
+
+
+def is_of(manifest: Manifest, one: Found) -> bool:
+    """Whether a snapshot in the storage is what a manifest is about: by its members, or else by what was intended."""
+    if one.kind != "snapshot" or one.ref is None or one.snapshot_id != manifest.id:
+        return False
+    if manifest.members:
+        return any(member.ref.identity == one.ref.identity for member in manifest.members)
+    made = (one.pool.key, one.name, one.ref.volume_id)
+    return any((intent.pool.key, intent.name, intent.volume_id) == made for intent in manifest.intents)
+
+
+def _stored(facts: Facts, view: _View) -> Iterator[Finding]:
+    """Say what is in the storage and should not be, or that nobody knows."""
+    for one in view.found:
+        if one.snapshot_id in facts.reverting:
+            continue
+        if one.kind == "attachment":
+            yield from _clone(facts, view, one)
+        elif one.kind == "debris":
+            yield from _debris(facts, view, one)
+        elif one.snapshot_id is not None:
+            yield from _snapshot(facts, view, one)
+
+
+def _problem(one: Found, what: str, hint: str | None, cure: Cure | None = None) -> Finding:
+    job = job_of(one.snapshot_id) if one.snapshot_id else None
+    return Finding(area="storage", subject=one.pool.title, level="problem", what=what, hint=hint, job=job, cure=cure)
+
+
+def _snapshot(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
+    snapshot_id = one.snapshot_id or ""
+    entry = view.entries.get(snapshot_id)
+    if entry is not None:
+        known = entry.manifest.members and not is_of(entry.manifest, one)
+        if known and entry.manifest.state != "pending":
+            hint = "somebody put it there: move it out of the folder"
+            yield _problem(one, f"{one.name} bears the name of {snapshot_id}, but is something else", hint)
+    elif snapshot_id in facts.elsewhere:
+        what = f"{one.name} belongs to the state directory {facts.elsewhere[snapshot_id]}"
+        yield Finding(area="storage", subject=one.pool.title, level="note", what=what)
+    elif snapshot_id in view.refused:
+        why, todo = view.refused[snapshot_id]
+        yield _problem(one, f"{one.name} is not in this state directory, and {why}", todo)
+    elif snapshot_id in view.adoptable and view.adoptable[snapshot_id][1] is one:
+        yield _adoptable(facts, one, view.adoptable[snapshot_id][0])
+
+
+def _adoptable(facts: Facts, one: Found, adoption: Adoption) -> Finding:
+    manifest = adoption.entry.manifest
+    remarks = f" ({'; '.join(adoption.remarks)})" if adoption.remarks else ""
+    damaged = [file for file in facts.files if file.kind == "manifest" and file.snapshot_id == manifest.id]
+    if damaged:
+        cure = Cure(
+            kind="restore-manifest",
+            text=f"restores it from the note beside the snapshot, and moves it to {facts.state_dir}/damaged",
+            about=adoption,
+        )
+        return of_state(str(damaged[0].path), damaged[0].problem + remarks, job=manifest.job, cure=cure)
+    cure = Cure(kind="adopt", text="takes it over as its note describes it", about=adoption)
+    return _problem(one, f"{one.name} is not in this state directory{remarks}", None, cure)
+
+
+def _clone(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
+    if one.record_id in view.records:
+        return
+    what = f"{one.name} is a clone that no lease knows"
+    snapshot_id = one.snapshot_id or ""
+    if snapshot_id in facts.elsewhere:
+        what = f"{one.name} is a clone of what belongs to the state directory {facts.elsewhere[snapshot_id]}"
+        yield Finding(area="storage", subject=one.pool.title, level="note", what=what)
+    elif one.record_id in facts.mounted:
+        yield _problem(one, f"{what}, and it is mounted", "unmount it once nobody works there; then: doctor --fix")
+    elif not _is_ours(facts, view, one):
+        hint = "whose it is cannot be told: delete it by hand once nobody uses it"
+        yield _problem(one, what, hint)
+    else:
+        cure = Cure(kind="remove-clone", text="removes it, with what was written to it", about=one)
+        yield _problem(one, what, None, cure)
+
+
+def _is_ours(facts: Facts, view: _View, one: Found) -> bool:
+    """Whether only this state directory can have made a clone: it is of a snapshot that was taken for it alone."""
+    entry = view.entries.get(one.snapshot_id or "")
+    if entry is None:
+        return False
+    manifest = entry.manifest
+    # Of a half-made one only the id is known.
+    of_it = one.ref is None or any(member.ref.identity == one.ref.identity for member in manifest.members)
+    return of_it and (manifest.state_dir, manifest.machine_id) == (facts.state_dir, facts.machine_id)
+
+
+def _debris(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
+    what = f"{one.name} is unfinished: {one.why}"
+    entry = view.entries.get(one.snapshot_id or "")
+    if one.record_id is not None:
+        if one.record_id in view.records:
+            return
+        if one.record_id in facts.mounted or not _is_ours(facts, view, one):
+            yield _problem(one, what, "whose it is cannot be told: delete it by hand once nobody uses it")
+            return
+    elif one.ref is not None:
+        # A whole snapshot that is not to be trusted any more: it may hold somebody's work.
+        yield _problem(one, f"{one.name}: {one.why}", "move it out of the folder to keep it, or delete it by hand")
+        return
+    elif one.note is not None and entry is None:
+        yield _problem(one, what, "the snapshot may have been moved: move it back, or delete the note by hand")
+        return
+    elif entry is not None and entry.manifest.state in ("pending", "deleting"):
+        return  # `_unfinished` sees to it
+    yield _problem(one, what, None, Cure(kind="repair", text=one.cure, about=one))
+
+
+def _pools(facts: Facts, view: _View) -> Iterator[Finding]:
+    lost = {
+        member.ref.pool.key
+        for entry in facts.entries
+        for member in entry.manifest.members
+        if entry.manifest.state == "ready" and member.ref.identity not in view.snapshots
+    }
+    for pool in facts.pools:
+        place = pool.pool.title
+        if pool.error is not None:
+            if pool.expected:
+                yield of_error("storage", place, pool.error)
+            else:
+                yield Finding(area="storage", subject=place, level="note", what="is not there yet")
+        elif pool.pool.key not in lost:
+            held = sum(one.kind == "snapshot" for one in pool.found)
+            what = f"snapshots in it: {held}; none is missing"
+            yield Finding(area="storage", subject=place, level="ok", what=what)

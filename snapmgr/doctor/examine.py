@@ -1,0 +1,279 @@
+"""Looking for what is lacking, wrong or left over. Changes and locks nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from snapmgr.capacity.read import read_fill
+from snapmgr.capacity.series import WHEN_FULL, add_sample, alarm, forecast, limits_of
+from snapmgr.config.plugins import list_plugins, make_backend
+from snapmgr.contract.errors import SnapmgrError
+from snapmgr.contract.units import format_size
+from snapmgr.doctor.account import grant_statements, missing_privileges, needed_privileges, read_grants, replicates
+from snapmgr.doctor.finding import Finding, of_error
+from snapmgr.doctor.look import pools_near
+from snapmgr.mysql.connect.abilities import probe_abilities
+from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.connect.identity import identify, program_of
+from snapmgr.mysql.lock.stopped import server_process
+from snapmgr.mysql.server.program import find_server, server_for
+from snapmgr.source.locate import locate_source
+from snapmgr.source.volumes import name_excluded
+from snapmgr.system.blockdev import find_target
+from snapmgr.system.command import CommandRunner
+from snapmgr.system.host import regression_side
+from snapmgr.system.mount import KernelMounter
+from snapmgr.system.probe import require_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from snapmgr.config.model import Config, Job
+    from snapmgr.context import Context
+    from snapmgr.contract.records import Pool, Volume
+    from snapmgr.doctor.finding import Level
+    from snapmgr.mysql.server.program import ServerBinary
+    from snapmgr.source.locate import Source
+
+
+def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Pool]]:
+    """Look at the backends and at `jobs`; return with it the pools that hold their snapshots, or may hold them.
+
+    What is in the state directory and in these pools: `snapmgr.doctor.look` and `snapmgr.doctor.diagnose`.
+    """
+    findings = examine_backends(ctx.config)
+    pools: list[Pool] = []
+    if not jobs:
+        findings.append(Finding(area="config", subject="", level="note", what="no job is configured"))
+    for job in jobs:
+        known = len(pools)
+        findings += _examine_job(ctx, job, pools)
+        if len(pools) == known:
+            pools += pools_near(ctx, job)
+    return findings, pools
+
+
+def examine_backends(config: Config | None) -> list[Finding]:
+    """Say of each installed backend whether it can work here.
+
+    What is missing is "lacking" only where a job names the backend, or where none works at all: nobody needs them all.
+    """
+    named = {job.backend for job in config.jobs.values()} if config is not None else set()
+    runner, mounter = CommandRunner(), KernelMounter()
+    findings: list[Finding] = []
+    works = False
+    for plugin in list_plugins():
+        try:
+            if plugin.error is not None:
+                raise plugin.error
+            table = config.backends.get(plugin.name, {}) if config is not None else {}
+            reasons = make_backend(plugin.name, table, runner, mounter).missing()
+        except SnapmgrError as error:
+            findings.append(of_error("backend", plugin.name, error))
+            continue
+        works = works or not reasons
+        if not reasons:
+            what = f"can work here (of {plugin.distribution})"
+            findings.append(Finding(area="backend", subject=plugin.name, level="ok", what=what))
+        findings += [
+            Finding(
+                area="backend",
+                subject=plugin.name,
+                level="lacking" if plugin.name in named else "note",
+                what=reason.what,
+                hint=reason.hint,
+            )
+            for reason in reasons
+        ]
+    if not works:
+        hint = "install what one of them lacks" if findings else "install snapmgr again: its own are missing"
+        what = "no backend can work here"
+        findings.append(Finding(area="backend", subject="", level="lacking", what=what, hint=hint))
+    return findings
+
+
+def _examine_job(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[Finding]:
+    """Say all about one job; the pool of its storage goes to `pools`."""
+    healthy = True
+    if job.source == "mysql" and job.quiesce != "stopped":
+        for finding in _examine_server(job):
+            healthy = healthy and finding.level in ("ok", "note")
+            yield finding
+    elif job.source == "mysql":
+        yield from _examine_stopped(job)
+    elif job.source == "physical":
+        for finding in _examine_tool(ctx, job):
+            healthy = healthy and finding.level in ("ok", "note")
+            yield finding
+    if healthy:
+        # Otherwise this would only find the same again.
+        yield from _examine_storage_of(ctx, job, pools)
+    yield from _examine_plans(job)
+
+
+def _finding(job: Job, level: Level, what: str, hint: str | None = None) -> Finding:
+    return Finding(area="job", subject=job.name, level=level, what=what, hint=hint)
+
+
+def _examine_server(job: Job) -> Iterator[Finding]:
+    credentials = Credentials(socket=job.socket, defaults_file=job.defaults_file, user=job.user)
+    try:
+        with connect(credentials) as connection:
+            account = str(connection.value("SELECT CURRENT_USER()"))
+            yield _finding(job, "ok", f"logged in as {account} at {connection.socket}")
+            if job.defaults_file is not None:
+                yield _finding(job, "ok", f"nobody else may read {job.defaults_file}")
+            identity = identify(connection)
+            server = f"{identity.flavor} {identity.version} (pid {identity.pid})"
+            yield _finding(job, "ok", f"{server} has the datadir {identity.datadir} open")
+            abilities = probe_abilities(connection, identity)
+            abilities.refuse_cluster()
+            replica = replicates(connection, abilities)
+            needed = needed_privileges(job, abilities, replica=replica)
+            missing = missing_privileges(read_grants(connection), needed)
+            method = connection.variables("innodb_flush_method").get("innodb_flush_method", "")
+    except SnapmgrError as error:
+        yield of_error("job", job.name, error)
+        return
+    if missing:
+        yield _finding(
+            job,
+            "lacking",
+            f"{account} lacks {', '.join(map(str, missing))}",
+            # Granted on the replica it would be in its binary logs only, and MySQL's GTIDs would go apart.
+            f"as root{', on the source' if replica else ''}: {grant_statements(account, missing)}",
+        )
+    else:
+        yield _finding(job, "ok", f"{account} has all privileges that a backup needs")
+    yield from _examine_kernel(job, identity.datadir, method)
+    explicit, ran = job.verify.server, program_of(identity.pid)
+    yield from _examine_program(job, lambda: find_server(identity.flavor, explicit, wrote=identity.version, ran=ran))
+
+
+def _examine_kernel(job: Job, datadir: str, flush_method: str) -> Iterator[Finding]:
+    """Tell who is slow for a reason that no setting of the server shows: see `snapmgr.system.host.regression_side`."""
+    release = os.uname().release
+    with suppress(SnapmgrError, ValueError):
+        slow = flush_method.startswith("O_DIRECT") and regression_side(release) == "within"
+        if slow and find_target(datadir).mount.fs_type == "ext4":
+            yield _finding(
+                job,
+                "note",
+                f"kernel {release} has ext4's regression (Linux 4.9 to 5.5), unless the distribution has cured it: "
+                f"with innodb_flush_method={flush_method}, writes in place keep reads of the same file waiting",
+                "measure it: snapmgr bench run innodb-io; a newer kernel, or XFS, does not have it",
+            )
+
+
+def _examine_stopped(job: Job) -> Iterator[Finding]:
+    datadir = str(job.datadir)
+    try:
+        pid = server_process(datadir)
+    except SnapmgrError as error:
+        yield of_error("job", job.name, error)
+        return
+    if pid is None:
+        yield _finding(job, "ok", f"level stopped: no server runs on {datadir}")
+    else:
+        yield _finding(job, "note", f"a server (pid {pid}) runs on {datadir} now", "stop it for the backup")
+    yield from _examine_program(job, lambda: server_for(None, datadir, job.verify.server))
+
+
+def _examine_tool(ctx: Context, job: Job) -> Iterator[Finding]:
+    from snapmgr.physical.run import plan_fill  # noqa: PLC0415 - for few jobs
+
+    try:
+        plan = plan_fill(ctx, job)
+    except SnapmgrError as error:
+        yield of_error("job", job.name, error)
+        # The error names one privilege at most; this all of them, with the statement.
+        yield from (one for one in _examine_server(job) if one.level == "lacking")
+        return
+    who = plan.live.identity
+    yield _finding(job, "ok", f"{who.flavor} {who.version} (pid {who.pid}) has the datadir {who.datadir} open")
+    yield _finding(job, "ok", f"next time {plan.words}")
+    yield from _examine_program(
+        job, lambda: find_server(who.flavor, job.verify.server, wrote=who.version, ran=program_of(who.pid))
+    )
+
+
+def _examine_program(job: Job, find: Callable[[], ServerBinary]) -> Iterator[Finding]:
+    """Say which server program a verification would start, if `find` finds one that opens these data."""
+    try:
+        binary = find()
+    except SnapmgrError as error:
+        finding = of_error("job", job.name, error)
+        needed = "verify" in job.after_backup
+        what = f"cannot be verified here: {finding.what}"
+        yield _finding(job, finding.level if needed else "note", what, finding.hint)
+    else:
+        yield _finding(job, "ok", f"can be verified by {binary.flavor} {binary.version}")
+
+
+def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[Finding]:
+    try:
+        source = locate_source(ctx, job)
+        atomicity = source.backend.capabilities(source.volumes).atomicity
+    except SnapmgrError as error:
+        yield of_error("job", job.name, error)
+        return
+    if source.choice is not None:
+        yield _finding(job, "ok", f"level {source.choice.name}: {source.choice.why}")
+    pools.extend(volume.pool for volume in source.volumes)
+    try:
+        for volume in source.volumes:
+            require_answer(volume.path)
+    except SnapmgrError as error:
+        yield of_error("job", job.name, error)
+        return
+    why = "in one instant" if atomicity == "volume" else "file by file"
+    chosen = "the best that can" if job.backend == "auto" else "asked for by the job"
+    for volume in source.volumes:
+        yield _finding(job, "ok", f"{volume.path}: {source.backend.name} ({chosen}) takes volume {volume.shown} {why}")
+    yield from (_finding(job, "note", what) for what in _caveats(source))
+    try:
+        for volume in source.volumes:
+            yield from _examine_headroom(ctx, job, volume)
+    except SnapmgrError as error:
+        yield of_error("job", job.name, error)
+
+
+def _caveats(source: Source) -> Iterator[str]:
+    for path in source.absent:
+        yield f"not in a snapshot: the logs in {path}, which {source.backend.name} cannot take"
+    for path in name_excluded(source.shares, source.absent):
+        yield f"not in a snapshot: {path} (a nested subvolume or mount)"
+    yield from source.warnings
+
+
+def _examine_headroom(ctx: Context, job: Job, volume: Volume) -> Iterator[Finding]:
+    now = datetime.now(UTC)
+    known = read_fill(ctx.catalog, volume.pool)
+    for reservoir in ctx.backend(volume.backend).headroom(volume):
+        series = add_sample(known.of_name(reservoir.name) if known is not None else None, reservoir, now)
+        foreseen = forecast(series, now)
+        what = f"{reservoir.name}: {format_size(reservoir.used_bytes)} of {format_size(reservoir.size_bytes)} used"
+        if foreseen.full_at is not None:
+            what += f", {foreseen.words(now)}"
+        if alarm(series, foreseen, limits_of(job, now), now) is None:
+            yield _finding(job, "ok", what)
+            continue
+        if reservoir.wanted_bytes:
+            what += f"; the next snapshot takes {format_size(reservoir.wanted_bytes)}"
+        what += f"; once it is full {WHEN_FULL[reservoir.when_full]}"
+        yield _finding(job, "problem", what, "make room, or prune; see docs/filling.md")
+
+
+def _examine_plans(job: Job) -> Iterator[Finding]:
+    if not any((getattr(job.retention, name) or 0) > 0 for name in job.retention.__struct_fields__):
+        yield _finding(job, "note", "no retention rule: every snapshot is kept for ever", "set keep-… in its retention")
+    if job.source == "directory" and job.verify.command:
+        program = job.verify.command[0]
+        if shutil.which(program) is None:
+            level: Level = "lacking" if "verify" in job.after_backup else "note"
+            what = f"its check command {program} is not there"
+            yield _finding(job, level, what, "install it, or correct verify.command")

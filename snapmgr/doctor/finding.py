@@ -1,0 +1,93 @@
+"""What an examination found, and what `doctor --fix` does about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from snapmgr.contract.errors import EXIT_OK, LackingError, SnapmgrError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from snapmgr.catalog.manifest import Lease
+    from snapmgr.catalog.store import Entry
+    from snapmgr.contract.records import Found
+    from snapmgr.doctor.rebuild import Adoption
+    from snapmgr.restore.unfinished import Unfinished
+
+Area = Literal["config", "backend", "job", "state", "storage"]
+Level = Literal["ok", "note", "problem", "lacking"]
+CureKind = Literal[
+    "finish-pending",
+    "finish-deletion",
+    "mark-broken",
+    "mark-lost",
+    "mark-ready",
+    "remove-remains",
+    "adopt",
+    "restore-manifest",
+    "restore-verification",
+    "release",
+    "clear-restore",
+    "remove-clone",
+    "repair",
+    "set-aside",
+    "remove-file",
+    "remove-folder",
+    "remove-tree",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cure:
+    """One thing that `doctor --fix` does."""
+
+    kind: CureKind
+    text: str
+    """What it does, for people: "finishes its deletion"."""
+    about: Entry | Adoption | Lease | Found | Unfinished | Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    "problem": something is wrong. "lacking": this machine lacks something that is needed. "note": worth knowing.
+    """
+
+    area: Area
+    subject: str
+    """Which backend, job, file, snapshot or pool."""
+    level: Level
+    what: str
+    hint: str | None = None
+    """What a person can do about it."""
+    job: str | None = None
+    """The job whose snapshots it concerns, and whose lock the cure takes."""
+    cure: Cure | None = None
+    """What `doctor --fix` does about it; None: it does nothing."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The same for the same finding in a later look."""
+        return (self.area, self.subject, self.what)
+
+
+def of_state(subject: str, what: str, *, job: str | None, hint: str | None = None, cure: Cure | None = None) -> Finding:
+    """Return a problem of the state directory."""
+    return Finding(area="state", subject=subject, level="problem", what=what, hint=hint, job=job, cure=cure)
+
+
+def of_error(area: Area, subject: str, error: SnapmgrError) -> Finding:
+    """Return an error as a finding."""
+    level: Level = "lacking" if isinstance(error, LackingError) else "problem"
+    return Finding(area=area, subject=subject, level=level, what=error.message, hint=error.hint)
+
+
+def exit_code(findings: list[Finding]) -> int:
+    """Return 1 if there is a problem, else 7 if something is lacking, else 0."""
+    levels = {finding.level for finding in findings}
+    if "problem" in levels:
+        return SnapmgrError.exit_code
+    return LackingError.exit_code if "lacking" in levels else EXIT_OK

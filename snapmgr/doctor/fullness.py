@@ -1,0 +1,93 @@
+"""What is to be said of storage that runs full, or did. Pure: facts in, findings out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from snapmgr.capacity.series import alarm, forecast, loss_of, lost_series, own_series
+from snapmgr.doctor.finding import Cure, Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from snapmgr.capacity.series import PoolFill
+    from snapmgr.catalog.store import Entry
+    from snapmgr.contract.records import PoolKey, SnapshotRef
+    from snapmgr.doctor.facts import Facts
+
+MORE_ROOM = "delete it if it is not needed, or give it more room; see docs/filling.md"
+
+
+def losses(facts: Facts) -> dict[str, Finding]:
+    """Return a finding, with its cure, for each READY snapshot that ran full, by its id."""
+    fills = _fills(facts)
+    found = {}
+    for entry in facts.entries:
+        manifest = entry.manifest
+        why = loss_of(manifest, fills) if manifest.state == "ready" else None
+        if why is not None:
+            found[manifest.id] = Finding(
+                area="storage",
+                subject=manifest.members[0].ref.pool.title,
+                level="problem",
+                what=f"{manifest.id} is lost: {why}",
+                hint="use another one",
+                job=manifest.job,
+                cure=Cure(kind="mark-lost", text="marks it BROKEN and deletes its storage", about=entry),
+            )
+    return found
+
+
+def lost_members(facts: Facts, entry: Entry) -> tuple[str, ...]:
+    """Return the names of a snapshot's members that ran full and are still there."""
+    lost = {series.native_id for series in lost_series(entry.manifest.members, _fills(facts))}
+    return tuple(member.ref.name for member in entry.manifest.members if member.ref.native_id in lost)
+
+
+def rest_of_set(entry: Entry, there: Sequence[SnapshotRef]) -> Finding:
+    """Return what is to be said of the members of a set that are left when others are gone or lost."""
+    manifest = entry.manifest
+    return Finding(
+        area="storage",
+        subject=there[0].pool.title,
+        level="note",
+        what=f"{', '.join(ref.name for ref in there)} is what is left of {manifest.id}, which is BROKEN",
+        hint=f"look at it if you need it; then: snapmgr delete {manifest.short_id} --force",
+        job=manifest.job,
+    )
+
+
+def fullness(facts: Facts) -> Iterator[Finding]:
+    """Say which snapshots will soon run full, and which pools did."""
+    fills = _fills(facts)
+    for entry in facts.entries:
+        if entry.manifest.state == "ready":
+            yield from _filling(facts, entry, fills)
+    for pool in facts.pools:
+        for series in pool.fill.shared if pool.fill is not None else ():
+            # How full it is otherwise is said of each job.
+            if series.full_since is not None:
+                what = f"{series.name} ran full or is damaged: the database itself cannot write"
+                hint = "enlarge it; see docs/filling.md"
+                yield Finding(area="storage", subject=pool.pool.title, level="problem", what=what, hint=hint)
+
+
+def _filling(facts: Facts, entry: Entry, fills: dict[PoolKey, PoolFill]) -> Iterator[Finding]:
+    manifest = entry.manifest
+    limits = facts.limits.get(manifest.job)
+    for series in own_series(manifest.members, fills) if limits is not None else ():
+        foreseen = forecast(series, facts.now, manifest.taken_at)
+        what = alarm(series, foreseen, limits, facts.now) if limits is not None else None
+        if what is not None and series.full_since is None:
+            yield Finding(
+                area="storage",
+                subject=manifest.members[0].ref.pool.title,
+                level="problem",
+                what=what,
+                hint=MORE_ROOM,
+                job=manifest.job,
+            )
+
+
+def _fills(facts: Facts) -> dict[PoolKey, PoolFill]:
+    return {one.pool.key: one.fill for one in facts.pools if one.fill is not None}

@@ -1,0 +1,355 @@
+"""Looking at the state directory, the storage, mounts and processes; `snapmgr.doctor.diagnose` judges what was seen."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from snapmgr.access.attach import part_point
+from snapmgr.capacity.read import attachment_problem, peek
+from snapmgr.capacity.series import limits_of
+from snapmgr.catalog.inplace import reversions
+from snapmgr.catalog.manifest import GONE, SCHEMA
+from snapmgr.config.plugins import list_plugins
+from snapmgr.contract.errors import CatalogError, ConfigError, NotFoundError, SnapmgrError
+from snapmgr.contract.records import NotMine, Pool
+from snapmgr.doctor.facts import Facts, FileFacts, LeaseFacts, PoolFacts
+from snapmgr.doctor.rebuild import claimed_by, job_of
+from snapmgr.restore.inplace.run import unfinished_inplace
+from snapmgr.restore.unfinished import unfinished_restores
+from snapmgr.system.blockdev import find_target
+from snapmgr.system.files import BEGUN, is_abandoned, read_file
+from snapmgr.system.host import boot_id, is_alive, machine_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from snapmgr.catalog.manifest import Lease
+    from snapmgr.catalog.store import Catalog, Damaged, Entry
+    from snapmgr.config.model import Job
+    from snapmgr.context import Context
+    from snapmgr.contract.records import Mount, PoolKey, Reason
+
+# As `snapmgr.verify.run`, `prepare` and `attach` name what they make in the scratch directory.
+_RUN_FOLDER = re.compile(r"v(?P<pid>[0-9]+)-[a-z0-9_]{8}")
+_POINT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{6}")
+_CLONE_FOLDER = re.compile(r"c[0-9a-f]{16}")
+# Another state directory may be just about to mount there.
+_POINT_AGE_S = 3600.0
+_RECORD_ID = re.compile(r"[0-9a-f]{16}")
+
+
+class _Versioned(msgspec.Struct):
+    schema: int
+
+
+def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -> Facts:
+    """Return what there is, in `pools`, in `named` (those that must be there), and in all that the catalog names.
+
+    Changes and locks nothing. Raises LackingError without the right to the state directory.
+    """
+    catalog = ctx.catalog
+    before = _active_runs(catalog)
+    seen = tuple(_read_pools(ctx, pools, named))
+    # After the storage: a snapshot, a clone is known before it is made.
+    entries, damaged = catalog.entries()
+    leases, damaged_leases = catalog.leases()
+    sound = [entry for one in damaged if (entry := _manifest_of(catalog, one)) is not None]
+    mounts = ctx.mounter.mounts()
+    us = str(catalog.path.absolute())
+    now = datetime.now(UTC)
+    return Facts(
+        state_dir=us,
+        machine_id=machine_id(),
+        boot_id=boot_id(),
+        now=now,
+        exists=catalog.path.exists(),
+        jobs=frozenset(ctx.config.jobs),
+        limits={job.name: limits_of(job, now) for job in ctx.config.jobs.values()},
+        entries=tuple(sorted((*entries, *sound), key=lambda entry: entry.manifest.created_at)),
+        leases=tuple(_lease_facts(ctx, lease, mounts) for lease in leases),
+        files=(
+            *(_manifest_facts(catalog, one, sound) for one in damaged),
+            *(_lease_file(one) for one in damaged_leases),
+            *_stray_files(catalog, {entry.manifest.id for entry in (*entries, *sound)}, damaged),
+            *_scratch(ctx.config.scratch_dir, leases, mounts),
+        ),
+        pools=seen,
+        hanging=frozenset(
+            entry.manifest.id
+            for entry in entries
+            if entry.manifest.helper is not None and is_alive(entry.manifest.helper)
+        ),
+        active=before | _active_runs(catalog),
+        mounted=frozenset(record for mount in mounts for record in _RECORD_ID.findall(mount.root)),
+        elsewhere=_known_elsewhere(seen, us),
+        restores=tuple(one for one in (*unfinished_restores(ctx), *unfinished_inplace(ctx)) if not one.active),
+        reverting=frozenset(one.snapshot_id for one in reversions(ctx.catalog)),
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- storage
+
+
+def _read_pools(ctx: Context, pools: Iterable[Pool], named: Iterable[Pool]) -> Iterator[PoolFacts]:
+    everywhere: dict[PoolKey, tuple[Pool, bool]] = {}
+
+    def add(pool: Pool, *, expected: bool) -> None:
+        known = everywhere.get(pool.key)
+        everywhere[pool.key] = (known[0] if known else pool, expected or (known is not None and known[1]))
+
+    for pool in pools:
+        add(pool, expected=False)
+    for pool in named:
+        add(pool, expected=True)
+    for entry in ctx.catalog.entries()[0]:
+        manifest = entry.manifest
+        # A BROKEN one has no storage, unless it was lost.
+        wanted = manifest.state != "broken" or (manifest.reason or "").startswith(GONE)
+        for pool in (*(one.pool for one in manifest.intents), *(one.ref.pool for one in manifest.members)):
+            add(pool, expected=wanted)
+    for lease in ctx.catalog.leases()[0]:
+        for part in lease.parts:
+            add(part.record.ref.pool, expected=True)
+    for pool, expected in everywhere.values():
+        try:
+            found = ctx.backend(pool.backend).inventory((pool,))
+            yield PoolFacts(pool=pool, found=found, fill=peek(ctx, pool), expected=expected)
+        except SnapmgrError as error:
+            yield PoolFacts(pool=pool, error=error, expected=expected)
+
+
+def _known_elsewhere(pools: Iterable[PoolFacts], us: str) -> dict[str, str]:
+    """Return the snapshots whose note names another state directory that is here and knows them."""
+    elsewhere: dict[str, str] = {}
+    for one in (found for pool in pools for found in pool.found):
+        # Before it becomes a path.
+        if one.snapshot_id is None or one.note is None or job_of(one.snapshot_id) is None:
+            continue
+        owner = claimed_by(one.note)
+        with suppress(OSError, ValueError):
+            if owner.startswith("/") and os.path.realpath(owner) != os.path.realpath(us):
+                os.lstat(os.path.join(owner, "snapshots", one.snapshot_id, "manifest.json"))
+                elsewhere[one.snapshot_id] = owner
+    return elsewhere
+
+
+def pools_at(ctx: Context, path: str) -> tuple[Pool, ...]:
+    """Given a folder on a storage, or a folder of copies itself, return the pools there that answer.
+
+    Raises ConfigError if no backend finds one.
+    """
+    try:
+        target = find_target(os.path.abspath(path), runner=ctx.runner)
+    except SnapmgrError as error:
+        raise ConfigError(f"--pool {path}: {error.message}", hint=error.hint) from None
+    answered: list[Pool] = []
+    refusals: list[str] = []
+    for plugin in list_plugins():
+        try:
+            backend = ctx.backend(plugin.name)
+            volume = backend.locate(target)
+            # For a backend whose pools are folders it may be one.
+            pool = (
+                Pool(backend=plugin.name, id=target.path, hint=target.path)
+                if isinstance(volume, NotMine)
+                else volume.pool
+            )
+            backend.inventory((pool,))
+            answered.append(pool)
+        except SnapmgrError as error:
+            refusals.append(f"{plugin.name}: {error.message}")
+    if not answered:
+        raise ConfigError(
+            f"--pool {path}: no backend finds snapshots there: {'; '.join(refusals)}",
+            hint="name a folder on the file system that holds them, or the folder of copies itself",
+        )
+    return tuple(answered)
+
+
+def pools_near(ctx: Context, job: Job) -> tuple[Pool, ...]:
+    """Return the pools where a job's snapshots may be though its source cannot be located: by where it was."""
+    path = {"directory": job.path, "physical": job.staging}.get(job.source, job.datadir)
+    if path is None:
+        return ()
+    folder = Path(path).absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    with suppress(ConfigError):
+        return pools_at(ctx, str(folder))
+    return ()
+
+
+# ------------------------------------------------------------------------------------------------------ state directory
+
+
+def active_run(catalog: Catalog, job: str) -> int | None:
+    """Return the pid of the run that holds a job's lock, or None.
+
+    Read from /proc/locks: trying the lock would, for a moment, make a real run fail.
+    """
+    try:
+        lock = os.stat(catalog.path / "locks" / f"{job}.lock")
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        # "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF"; "->" instead of FLOCK: only waits.
+        fields = line.split()
+        if len(fields) <= 5 or fields[1] != "FLOCK":  # noqa: PLR2004
+            continue
+        device, _, inode = fields[5].rpartition(":")
+        if inode == str(lock.st_ino) and (device == _device(lock) or _has_open(int(fields[4]), lock)):
+            return int(fields[4])
+    return None
+
+
+def _device(status: os.stat_result) -> str:
+    return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+
+
+def _has_open(pid: int, status: os.stat_result) -> bool:
+    """Whether a process has a file open: /proc/locks and stat(2) name a file of btrfs by different devices."""
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), status):
+                    return True
+    return False
+
+
+def _active_runs(catalog: Catalog) -> dict[str, int]:
+    """Return the jobs whose lock another process holds, and its pid."""
+    jobs = [path.name.removesuffix(".lock") for path in (catalog.path / "locks").glob("*.lock")]
+    return {job: pid for job in jobs if (pid := active_run(catalog, job)) not in (None, os.getpid())}
+
+
+def _lease_facts(ctx: Context, lease: Lease, mounts: tuple[Mount, ...]) -> LeaseFacts:
+    there = {(mount.point, f"{mount.device} {mount.root}") for mount in mounts}
+    points = {point for point, _ in there}
+
+    def is_there(number: int) -> bool:
+        part = lease.parts[number]
+        point = os.path.realpath(part_point(lease, part))
+        return (point, part.mounted) in there if part.mounted is not None else point in points
+
+    mounted = os.geteuid() != 0 or all(is_there(number) for number in range(len(lease.parts)))
+    server = lease.server.process if lease.server is not None else None
+    problem: Reason | None = None
+    if mounted and lease.boot_id == boot_id():
+        # Of a storage that does not answer it is said elsewhere.
+        with suppress(SnapmgrError):
+            problem = attachment_problem(ctx, lease)
+    return LeaseFacts(
+        lease=lease,
+        alive=is_alive(lease.holder),
+        mounted=mounted,
+        server_alive=server is not None and is_alive(server),
+        problem=problem,
+    )
+
+
+def _manifest_of(catalog: Catalog, damaged: Damaged) -> Entry | None:
+    """Return the snapshot of a damaged folder if only its verification cannot be read."""
+    try:
+        return catalog.load(damaged.path.name)
+    except (CatalogError, NotFoundError):
+        return None
+
+
+def _is_too_new(path: Path) -> bool:
+    with suppress(SnapmgrError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(read_file(path), type=_Versioned).schema > SCHEMA
+    return False
+
+
+def _manifest_facts(catalog: Catalog, one: Damaged, sound: list[Entry]) -> FileFacts:
+    snapshot_id = one.path.name
+    if one.path.is_symlink():
+        return FileFacts(path=one.path, kind="foreign", problem=one.problem, snapshot_id=snapshot_id)
+    is_sound = any(entry.manifest.id == snapshot_id for entry in sound)
+    path = catalog.path / "snapshots" / snapshot_id / ("verified.json" if is_sound else "manifest.json")
+    if _is_too_new(path):
+        return FileFacts(path=path, kind="too-new", problem=one.problem, snapshot_id=snapshot_id)
+    return FileFacts(
+        path=path, kind="verification" if is_sound else "manifest", problem=one.problem, snapshot_id=snapshot_id
+    )
+
+
+def _lease_file(one: Damaged) -> FileFacts:
+    return FileFacts(path=one.path, kind="too-new" if _is_too_new(one.path) else "lease", problem=one.problem)
+
+
+def _stray_files(catalog: Catalog, known: set[str], damaged: list[Damaged]) -> Iterator[FileFacts]:
+    """Find files that were never renamed to their names, then folders of snapshots without a manifest."""
+    known = known | {one.path.name for one in damaged}
+    snapshots = [path for path in _listed(catalog.path / "snapshots") if path.is_dir() and not path.is_symlink()]
+    for folder in (
+        catalog.path,
+        *(catalog.path / name for name in ("leases", "schedules", "restores", "reversions", "gauges")),
+        *snapshots,
+    ):
+        for path in _listed(folder):
+            if is_abandoned(path) and path.is_file():
+                what = "was begun by a process that was killed"
+                yield FileFacts(path=path, kind="temporary", problem=what)
+    for folder in snapshots:
+        names = [path.name for path in _listed(folder) if not BEGUN.fullmatch(path.name)]
+        if folder.name in known or "manifest.json" in names:
+            continue
+        if names:
+            path = folder / "manifest.json"
+            yield FileFacts(path=path, kind="manifest", problem="is not there", snapshot_id=folder.name)
+        else:
+            yield FileFacts(path=folder, kind="empty", problem="holds nothing", snapshot_id=folder.name)
+
+
+def _listed(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return sorted(folder.iterdir())
+    return []
+
+
+def _unknown_server(folder: Path) -> FileFacts:
+    """Return what is to be said of the folder of a clone's server that no lease knows: it may run all the same."""
+    told = f"--socket={folder}/s".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if told in (process / "cmdline").read_bytes().split(b"\0"):
+                what = f"is of a clone's server (pid {process.name}) that runs though no lease knows it"
+                return FileFacts(path=folder, kind="foreign", problem=what)
+    return FileFacts(path=folder, kind="scratch", problem="is of a clone's server that no lease knows")
+
+
+def _scratch(scratch: Path, leases: list[Lease], mounts: tuple[Mount, ...]) -> Iterator[FileFacts]:
+    """Find what dead servers on clones left in the scratch directory, and mount points that no lease knows."""
+    servers = {lease.server.folder for lease in leases if lease.server is not None}
+    points = {lease.point for lease in leases} | {mount.point for mount in mounts}
+    with suppress(OSError):
+        private = not scratch.stat().st_mode & 0o022
+        for path in sorted(scratch.absolute().iterdir()):
+            if path.is_symlink() or not path.is_dir():
+                continue
+            run, clone = _RUN_FOLDER.fullmatch(path.name), _CLONE_FOLDER.fullmatch(path.name)
+            # A server's folder belongs to the server's user.
+            if path.stat().st_uid != os.geteuid() and not ((run or clone) and private):
+                continue
+            if clone and str(path) not in servers and time.time() - path.stat().st_mtime > _POINT_AGE_S:
+                yield _unknown_server(path)
+            elif run is not None and not Path("/proc", run["pid"]).exists():
+                yield FileFacts(path=path, kind="scratch", problem="is of a server on a clone that was killed")
+            elif (
+                _POINT.fullmatch(path.name)
+                and {str(path), os.path.realpath(path)}.isdisjoint(points)
+                and time.time() - path.stat().st_mtime > _POINT_AGE_S
+                and not any(path.iterdir())
+            ):
+                yield FileFacts(path=path, kind="empty", problem="is a mount point that no lease knows")

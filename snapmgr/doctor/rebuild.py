@@ -1,0 +1,239 @@
+"""From the notes in the storage back to manifests. Pure: facts in, a snapshot or the reason against it out.
+
+A note is read as something that a stranger wrote, on a disk that came from elsewhere: it may say only what the storage
+itself says too (ids, names, pools), its paths may lead nowhere outside, and nothing of it becomes a file's name before
+it is checked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from snapmgr.access.note import decode_note
+from snapmgr.catalog.manifest import Manifest, ServerRecord, Verification, decode, encode
+from snapmgr.catalog.store import Entry
+from snapmgr.contract.errors import CatalogError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from snapmgr.catalog.manifest import Member
+    from snapmgr.contract.records import Found, Pool
+
+# As `snapmgr.catalog.manifest.new_id` makes them, of a job's name as the configuration allows it.
+_ID = re.compile(r"(?P<job>[A-Za-z0-9][A-Za-z0-9_-]{0,47})\.[0-9]{8}T[0-9]{6}Z\.[0-9a-f]{8}")
+_YEARS = range(2000, 2200)
+_GONE_HINT = "attach its disk, or name its storage: snapmgr doctor --fix --pool PATH"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adoption:
+    """A snapshot as its notes describe it."""
+
+    entry: Entry
+    rewritten: bool = False
+    """Whether it differs from its note."""
+    remarks: tuple[str, ...] = ()
+    """What differs from how it was taken: another machine, another state directory, another place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why a snapshot is not taken over."""
+
+    why: str
+    hint: str | None = None
+
+
+class _Claim(msgspec.Struct):
+    state_dir: str = ""
+
+
+def job_of(snapshot_id: str) -> str | None:
+    """Given a snapshot's id, return its job; None if it is no id of ours."""
+    match = _ID.fullmatch(snapshot_id)
+    return None if match is None else match["job"]
+
+
+def claimed_by(note: bytes) -> str:
+    """Return the state directory that a note names, "" if none; what it says is not checked."""
+    try:
+        return msgspec.json.decode(note, type=_Claim).state_dir
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+def adopt(
+    found: Sequence[Found], answered: Collection[tuple[str, str]], *, state_dir: str, machine_id: str
+) -> Adoption | Refusal:
+    """Given all that the storage holds of one snapshot's id, return the snapshot, or why it is not taken over.
+
+    Args:
+        found: its members, one or more, of one snapshot id.
+        answered: backend and id of every pool that was read.
+        state_dir: ours, which it will be of.
+        machine_id: this machine's.
+    """
+    snapshot_id = found[0].snapshot_id or ""
+    if job_of(snapshot_id) is None:
+        return Refusal(
+            why="its name is no id that snapmgr gives", hint="it is not snapmgr's: move it out of the folder"
+        )
+    natives = [one.ref.native_id for one in found if one.ref is not None]
+    if len(natives) > len(set(natives)):
+        return Refusal(why="it is there twice: one file system is a copy of the other", hint="detach the copy")
+    read = _agreed(found)
+    if isinstance(read, Refusal):
+        return read
+    manifest, verification = read
+    why = objection(manifest, snapshot_id)
+    if why is not None:
+        return Refusal(why=f"its note cannot be believed: {why}", hint="look at it, then delete it by hand")
+    placed = _place(manifest, found, answered)
+    if isinstance(placed, Refusal):
+        return placed
+    remarks: list[str] = []
+    if placed.machine_id != machine_id:
+        remarks.append(f"taken on another machine ({placed.machine_id})")
+    if placed.members != manifest.members:
+        remarks.append(f"its storage was at {', '.join(sorted({_pool(member).id for member in manifest.members}))}")
+    # An older note names none.
+    if placed.state_dir not in ("", state_dir):
+        remarks.append(f"taken for the state directory {placed.state_dir}")
+        placed = replace(placed, state_dir=state_dir)
+    entry = Entry(manifest=placed, verification=verification)
+    return Adoption(entry=entry, rewritten=placed != manifest, remarks=tuple(remarks))
+
+
+def _agreed(found: Sequence[Found]) -> tuple[Manifest, Verification | None] | Refusal:
+    """Return what the notes of all members say; a crash may have left them different only in what changes later."""
+    notes: list[tuple[Manifest, Verification | None]] = []
+    problem = "it has no note"
+    for one in found:
+        if one.note is None:
+            continue
+        try:
+            notes.append(decode_note(one.note, f"the note of {one.name}"))
+        except CatalogError as error:
+            problem = error.message
+    if not notes:
+        return Refusal(why=problem, hint="is it another state directory's? Else look at it and delete it by hand")
+    first = notes[0][0]
+    if any(_lasting(manifest) != _lasting(first) for manifest, _ in notes):
+        return Refusal(why="the notes of its members contradict each other", hint="look at them")
+    # Pinned by one of them is pinned: nothing is deleted by mistake.
+    manifest = next((manifest for manifest, _ in notes if manifest.pinned), first)
+    verifications = [verification for _, verification in notes if verification is not None]
+    return manifest, next(iter(verifications), None) if len(notes) == len(verifications) else None
+
+
+def _lasting(manifest: Manifest) -> Manifest:
+    return replace(manifest, pinned=False, pin_reason=None, state_dir="")
+
+
+def objection(manifest: Manifest, snapshot_id: str) -> str | None:
+    """Return what in a note is not as snapmgr writes it, or None."""
+    made = sorted((intent.pool.backend, intent.pool.id, intent.name) for intent in manifest.intents)
+    stored = sorted((member.ref.pool.backend, member.ref.pool.id, member.ref.name) for member in manifest.members)
+    of_it = all(member.ref.snapshot_id == snapshot_id for member in manifest.members)
+    times = (manifest.created_at, manifest.taken_at, manifest.proved_at)
+    paths = [manifest.path, *(path for member in manifest.members for path in member.places)]
+    sound = {
+        f"it is of the snapshot {manifest.id!r} of the job {manifest.job!r}": manifest.id == snapshot_id
+        and manifest.job == job_of(snapshot_id),
+        f"it says {manifest.state.upper()}": manifest.state == "ready" and manifest.helper is None,
+        "its members are not of this snapshot": bool(manifest.members) and of_it,
+        "what was made is not what was intended": made == stored and len(stored) == len(set(stored)),
+        "it has no sound times": all(time is not None and _is_time(time) for time in times),
+        "its paths lead outside": all(map(_is_absolute, paths)) and all(map(_is_sound, manifest.members)),
+        "its binlog is no file's name": manifest.position is None or _is_name(manifest.position.file),
+        "its server's settings are not as snapmgr writes them": manifest.server is None or _is_server(manifest.server),
+    }
+    return next((text for text, good in sound.items() if not good), None) or _loss(manifest)
+
+
+def _is_time(time: datetime) -> bool:
+    return time.tzinfo is not None and time.astimezone(UTC).year in _YEARS if time.year in _YEARS else False
+
+
+def _is_absolute(path: str) -> bool:
+    return path.startswith("/") and "\0" not in path
+
+
+def _is_sound(member: Member) -> bool:
+    below = (member.subpath, *member.places.values())
+    # The last name of the volume's path becomes a folder's when a set is mounted.
+    named = member.path == "" or (_is_absolute(member.path) and PurePath(member.path).name not in (".", ".."))
+    return named and all(_is_below(path) for path in below)
+
+
+def _is_below(path: str) -> bool:
+    return path == "" or (
+        os.path.normpath(path) == path and path.split("/", maxsplit=1)[0] not in ("", ".", "..") and "\0" not in path
+    )
+
+
+def _is_name(name: str) -> bool:
+    return name not in ("", ".", "..") and not re.search(r"[/\0]", name)
+
+
+def _is_server(server: ServerRecord) -> bool:
+    texts = (*server.settings.values(), server.log_bin or "", server.version)
+    names = all(re.fullmatch(r"[a-z0-9_]+", name) for name in server.settings)
+    return names and _is_absolute(server.datadir) and not any(re.search(r"[\0\r\n]", text) for text in texts)
+
+
+def _loss(manifest: Manifest) -> str | None:
+    """Return why it could not be written down again (infinite numbers, half surrogates), or None."""
+    try:
+        again = decode(encode(manifest), Manifest, "its copy")
+    except CatalogError as error:
+        return error.message
+    return None if again == manifest else "it cannot be written down again"
+
+
+def _place(manifest: Manifest, found: Sequence[Found], answered: Collection[tuple[str, str]]) -> Manifest | Refusal:
+    """Return the manifest with each member where the storage really has it, or why that does not fit together."""
+    there = {one.ref.native_id: one for one in found if one.ref is not None}
+    unknown = set(there) - {member.ref.native_id for member in manifest.members}
+    if unknown:
+        return Refusal(
+            why=f"its note is of another snapshot: what is there has the id {', '.join(sorted(unknown))}",
+            hint="somebody put it there: move it out of the folder",
+        )
+    members: list[Member] = []
+    moved: dict[tuple[str, str], Pool] = {}
+    for member in manifest.members:
+        one = there.get(member.ref.native_id)
+        if one is None or one.ref is None:
+            what = f"{member.ref.name} at {_pool(member).hint}"
+            return Refusal(why=f"it is not whole: {what} is not there", hint=_GONE_HINT)
+        ref, key = one.ref, (_pool(member).backend, _pool(member).id)
+        if (ref.backend, ref.volume_id, ref.name) != (member.ref.backend, member.ref.volume_id, member.ref.name):
+            return Refusal(why="its note is of a snapshot of something else", hint="look at it")
+        if key == (ref.pool.backend, ref.pool.id):
+            members.append(member)
+            continue
+        if key in answered:
+            return Refusal(
+                why=f"its note is of the storage {_pool(member).hint}, which is another one", hint="look at it"
+            )
+        # A folder of copies that is reachable under another path now: the storage's own id is what counts.
+        moved[key] = ref.pool
+        members.append(replace(member, ref=replace(member.ref, pool=ref.pool)))
+    intents = tuple(
+        replace(intent, pool=moved.get((intent.pool.backend, intent.pool.id), intent.pool))
+        for intent in manifest.intents
+    )
+    return replace(manifest, members=tuple(members), intents=intents)
+
+
+def _pool(member: Member) -> Pool:
+    return member.ref.pool

@@ -1,0 +1,77 @@
+"""Which database servers run here, as /proc tells; for the configuration's example, not for any proof."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapmgr.mysql.connect.identity import server_processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_USUAL_SOCKETS = ("/run/mysqld/mysqld.sock", "/var/lib/mysql/mysql.sock", "/tmp/mysql.sock")  # noqa: S108 - MySQL's own default
+# __SO_ACCEPTCON in proc_net(5): somebody listens.
+_LISTENING = 0x10000
+# MySQL's X protocol has a socket of its own, which does not speak ours.
+_OTHER_PROTOCOL = re.compile(r"mysqlx[^/]*$")
+_SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningServer:
+    """A server that listens on a unix socket."""
+
+    socket: str
+    datadir: str | None
+    """None where we may not look, or it is not clear."""
+
+
+def running_servers(proc: Path = Path("/proc")) -> list[RunningServer]:
+    """Return the servers found, those in the usual places first.
+
+    By the sockets that server processes listen on; where we may not look into these, by the usual paths.
+    """
+    listening = _listening(proc)
+    found: dict[str, RunningServer] = {}
+    for process in server_processes(proc):
+        for path in _sockets(process, listening):
+            found.setdefault(path, RunningServer(socket=path, datadir=_datadir(process)))
+    for path in listening.values():
+        if path in _USUAL_SOCKETS:
+            found.setdefault(path, RunningServer(socket=path, datadir=None))
+    return sorted(found.values(), key=lambda server: (server.socket not in _USUAL_SOCKETS, server.socket))
+
+
+def _listening(proc: Path) -> dict[str, str]:
+    """Return the paths of listening unix sockets by inode."""
+    sockets: dict[str, str] = {}
+    with suppress(OSError):
+        for line in (proc / "net/unix").read_text(errors="surrogateescape").splitlines()[1:]:
+            # Num RefCount Protocol Flags Type St Inode Path
+            fields = line.split(maxsplit=7)
+            if len(fields) == 8 and int(fields[3], 16) & _LISTENING and fields[7].startswith("/"):  # noqa: PLR2004
+                sockets[fields[6]] = fields[7]
+    return {inode: path for inode, path in sockets.items() if not _OTHER_PROTOCOL.search(path)}
+
+
+def _sockets(process: Path, listening: dict[str, str]) -> Iterator[str]:
+    with suppress(OSError):
+        for number in os.listdir(process / "fd"):
+            with suppress(OSError):
+                match = _SOCKET_LINK.fullmatch(os.readlink(process / "fd" / number))
+                if match and match[1] in listening:
+                    yield listening[match[1]]
+
+
+def _datadir(process: Path) -> str | None:
+    """Return the working directory, as both servers change into their datadir, if it looks like one."""
+    with suppress(OSError):
+        folder = os.readlink(process / "cwd")
+        if os.path.isdir(os.path.join(folder, "mysql")):
+            return folder
+    return None

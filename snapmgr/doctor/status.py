@@ -1,0 +1,261 @@
+"""Whether every job has its snapshots: told from the state directory alone, for monitoring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Literal
+
+from snapmgr.capacity.series import limits_of, read_gauges, was_lost
+from snapmgr.catalog.inplace import MERGED
+from snapmgr.contract.errors import ConfigError
+from snapmgr.contract.units import format_duration
+from snapmgr.doctor.fullness import MORE_ROOM
+from snapmgr.schedule.times import next_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import tzinfo
+
+    from snapmgr.capacity.series import PoolFill, Reading
+    from snapmgr.catalog.manifest import Schedule
+    from snapmgr.catalog.store import Entry
+    from snapmgr.config.model import Job
+    from snapmgr.contract.records import PoolKey
+
+# What clocks are set back by in daily life; more is a clock that was wrong.
+_CLOCK_SLACK = timedelta(minutes=5)
+# AccuracySec of our timers.
+_ACCURACY_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Something that a person should look at."""
+
+    kind: Literal["overdue", "never", "failed", "lost", "unfinished", "verification", "filling", "clock", "schedule"]
+    what: str
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """How a job stands. All times are UTC."""
+
+    job: str
+    problems: tuple[Problem, ...]
+    watched: bool
+    """Whether anything says when there is to be a snapshot; without it the job can never be overdue."""
+    newest: Entry | None
+    """The newest READY snapshot, those left out that are said to be from the future."""
+    age_s: float | None
+    """Its age."""
+    verified: Entry | None
+    """The newest READY snapshot that is VERIFIED."""
+    failed: Entry | None
+    """The newest run, if it came to nothing (BROKEN) and no newer one is READY."""
+    schedule: Schedule | None
+    next_due: datetime | None
+    overdue_since: datetime | None
+    """The time that was missed."""
+    gauges: tuple[Reading, ...] = ()
+    """How full the storage of its READY snapshots was, where that can run full, as it was seen last."""
+
+
+def judge(
+    job: Job,
+    entries: Iterable[Entry],
+    schedule: Schedule | None,
+    now: datetime,
+    zone: tzinfo,
+    *,
+    fills: Mapping[PoolKey, PoolFill] | None = None,
+) -> JobStatus:
+    """Say how `job` stands at `now`: pure.
+
+    Args:
+        job: as configured: `max_age_s`, `grace_s`, `after_backup`.
+        entries: the snapshots of this job, oldest first.
+        schedule: when it is to run, if it was scheduled.
+        now: aware.
+        zone: the machine's time zone, which the schedule's times are in.
+        fills: how full its storage was.
+
+    A scheduled job is due at the first time of its schedule after its newest READY snapshot, or after the schedule was
+    installed; it is overdue when `grace_s`, and what the timer may be late, have passed and there is no newer one. What
+    is said to have happened in the future is no evidence: a clock that was set back hides nothing.
+    """
+    horizon = now + _CLOCK_SLACK
+    entries = list(entries)
+    ready = [entry for entry in entries if entry.manifest.state == "ready"]
+    believed = [entry for entry in ready if _taken(entry) <= horizon]
+    newest = believed[-1] if believed else None
+    problems: list[Problem] = []
+    if len(believed) < len(ready):
+        problems.append(_future(f"snapshot {ready[-1].manifest.id} was taken", _taken(ready[-1])))
+    next_due, missed = None, None
+    if schedule is not None:
+        if schedule.installed_at > horizon:
+            problems.append(_future("the schedule was installed", schedule.installed_at))
+        try:
+            next_due, missed = _due(job, newest, schedule, now, zone)
+        except ConfigError as error:
+            problems.append(Problem(kind="schedule", what=error.message, hint=f"snapmgr schedule install {job.name} …"))
+    if newest is not None and job.max_age_s is not None:
+        end = _taken(newest) + timedelta(seconds=job.max_age_s)
+        if end < now:
+            missed = end if missed is None else min(missed, end)
+    problems += _late(job, newest=newest, schedule=schedule, next_due=next_due, missed=missed, now=now)
+    failed = _failed(entries, newest)
+    if failed is not None:
+        problems.append(_failure(job, failed))
+    problems += _unfinished(job, entries, newest, now)
+    problems += _unverified(job, believed, now)
+    limits = limits_of(job, now, next_due)
+    gauges = read_gauges((entry.manifest for entry in ready), fills or {}, limits, now)
+    problems += [_filling(job, one) for one in gauges if one.alarm is not None]
+    return JobStatus(
+        job=job.name,
+        problems=tuple(problems),
+        watched=schedule is not None or job.max_age_s is not None,
+        newest=newest,
+        age_s=max((now - _taken(newest)).total_seconds(), 0.0) if newest is not None else None,
+        verified=next((entry for entry in reversed(believed) if entry.verified), None),
+        failed=failed,
+        schedule=schedule,
+        next_due=next_due,
+        overdue_since=missed,
+        gauges=gauges,
+    )
+
+
+def _taken(entry: Entry) -> datetime:
+    return entry.manifest.taken_at or entry.manifest.created_at
+
+
+def _again(job: Job) -> str:
+    return f"snapmgr backup {job.name}"
+
+
+def _due(
+    job: Job, newest: Entry | None, schedule: Schedule, now: datetime, zone: tzinfo
+) -> tuple[datetime | None, datetime | None]:
+    """Return when the job is due next, and the time that it has missed, if it has."""
+    known = [schedule.installed_at] if newest is None else [schedule.installed_at, _taken(newest)]
+    past = [at for at in known if at <= now + _CLOCK_SLACK]
+    # With nothing to believe it counts from now on; the clock is a problem by itself then.
+    due = next_time(schedule.expression, max(past, default=now), zone)
+    if due is not None and due + timedelta(seconds=job.grace_s + schedule.delay_s + _ACCURACY_S) < now:
+        return next_time(schedule.expression, now, zone), due
+    return due, None
+
+
+def _late(
+    job: Job,
+    *,
+    newest: Entry | None,
+    schedule: Schedule | None,
+    next_due: datetime | None,
+    missed: datetime | None,
+    now: datetime,
+) -> list[Problem]:
+    hint = f"{_again(job)}; see also: snapmgr schedule show {job.name}" if schedule else _again(job)
+    if newest is None and (missed is not None or next_due is None):
+        return [
+            Problem(
+                kind="never",
+                what="there is no snapshot" + (f", and one was due at {_shown(missed)}" if missed else ""),
+                hint=hint,
+            )
+        ]
+    if missed is None:
+        return []
+    late = format_duration((now - missed).total_seconds())
+    return [Problem(kind="overdue", what=f"a snapshot has been overdue since {_shown(missed)} ({late})", hint=hint)]
+
+
+def _failed(entries: list[Entry], newest: Entry | None) -> Entry | None:
+    # A restore in place used its snapshot up because somebody wanted it.
+    broken = [
+        entry
+        for entry in entries
+        if entry.manifest.state == "broken" and not (entry.manifest.reason or "").startswith(MERGED)
+    ]
+    last = max(broken, key=lambda entry: entry.manifest.created_at, default=None)
+    if last is None or (newest is not None and newest.manifest.created_at > last.manifest.created_at):
+        return None
+    return last
+
+
+def _failure(job: Job, failed: Entry) -> Problem:
+    manifest = failed.manifest
+    if was_lost(manifest):
+        return Problem(
+            kind="lost", what=f"the newest snapshot ({manifest.id}) is lost: {manifest.reason}", hint=_again(job)
+        )
+    reason = manifest.reason or "no reason is known"
+    return Problem(kind="failed", what=f"the newest run ({manifest.id}) failed: {reason}", hint=_again(job))
+
+
+def _filling(job: Job, one: Reading) -> Problem:
+    if one.series.full_since is not None and one.series.native_id:
+        hint = f"snapmgr doctor {job.name} --fix"
+        return Problem(kind="lost", what=f"{one.series.snapshot_id} is lost: {one.alarm}", hint=hint)
+    hint = MORE_ROOM if one.series.native_id else f"make room, or: snapmgr prune {job.name}; see docs/filling.md"
+    return Problem(kind="filling", what=one.alarm or "", hint=hint)
+
+
+def _unfinished(job: Job, entries: list[Entry], newest: Entry | None, now: datetime) -> list[Problem]:
+    """Name a run that should long have ended: it hangs, or it was killed and no other came to clear up."""
+    patience = timedelta(seconds=job.grace_s + job.settle_timeout_s)
+    return [
+        Problem(
+            kind="unfinished",
+            what=f"the run {entry.manifest.id} has not ended",
+            hint=f"snapmgr doctor {job.name}",
+        )
+        for entry in entries
+        if entry.manifest.state == "pending"
+        and entry.manifest.created_at + patience < now
+        and (newest is None or newest.manifest.created_at < entry.manifest.created_at)
+    ]
+
+
+def _unverified(job: Job, ready: list[Entry], now: datetime) -> list[Problem]:
+    tried = [entry for entry in ready if entry.verification is not None]
+    if tried and not tried[-1].verified:
+        snapshot_id = tried[-1].manifest.id
+        return [
+            Problem(
+                kind="verification",
+                what=f"the newest verification, of {snapshot_id}, failed",
+                hint=f"snapmgr show {snapshot_id}; snapmgr verify {snapshot_id}",
+            )
+        ]
+    if "verify" not in job.after_backup or not ready:
+        return []
+    patience = timedelta(seconds=job.grace_s + job.settle_timeout_s + job.verify.time_limit_s)
+    # The newest one may be too young to be judged, always, where a job runs often.
+    due = [entry for entry in ready if _taken(entry) + patience < now]
+    if due and not any(entry.verification is not None for entry in ready[ready.index(due[-1]) :]):
+        snapshot_id = due[-1].manifest.id
+        return [
+            Problem(
+                kind="verification",
+                what=f"the job wants each snapshot verified, and {snapshot_id} is not",
+                hint=f"snapmgr verify {ready[-1].manifest.id}",
+            )
+        ]
+    return []
+
+
+def _future(what: str, at: datetime) -> Problem:
+    return Problem(
+        kind="clock",
+        what=f"{what} at {_shown(at)}, which is in the future",
+        hint="the clock was wrong then, or is now: see `date` and `timedatectl`",
+    )
+
+
+def _shown(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,1 +1,0 @@
-"""What snapmgr does for a job, each a straight line: back up, attach, verify, prune, examine."""

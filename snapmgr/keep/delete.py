@@ -1,0 +1,201 @@
+"""Deleting snapshots that somebody names: what protects each, and what goes all the same when it is forced."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from snapmgr.access.deletion import delete, remove_traces
+from snapmgr.access.storage_check import look
+from snapmgr.capacity.series import was_lost
+from snapmgr.catalog.inplace import refuse_reverting
+from snapmgr.catalog.manifest import GONE
+from snapmgr.catalog.store import attached_error
+from snapmgr.contract.errors import InUseError, SnapmgrError, StorageError
+from snapmgr.keep.prune import to_candidate
+from snapmgr.retention import protect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from snapmgr.access.storage_check import Presence
+    from snapmgr.catalog.manifest import Lease, Manifest
+    from snapmgr.catalog.store import Entry
+    from snapmgr.context import Context
+
+_LEFT = "what is left of it may be the last copy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What speaks against deleting one snapshot."""
+
+    entry: Entry
+    presence: Presence | None
+    """None for what never was READY: that is nothing to rely on, whatever is left of it."""
+    rules: tuple[str, ...]
+    """What protects it: "newest READY", "newest VERIFIED", "pinned"; or `_LEFT`. Force goes further."""
+    obstacle: SnapmgrError | None
+    """Why it cannot be deleted now, force or not."""
+
+    @property
+    def id(self) -> str:
+        """The snapshot's id."""
+        return self.entry.manifest.id
+
+    def refusal(self, *, force: bool) -> SnapmgrError | None:
+        """Return why it is not deleted, or None if it may be."""
+        if self.obstacle is not None:
+            return self.obstacle
+        if self.rules and not force:
+            return InUseError(
+                f"snapshot {self.id} is protected: {', '.join(self.rules)}",
+                hint=f"if it must go: snapmgr delete --force {self.entry.manifest.short_id}",
+            )
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deletion:
+    """What became of one snapshot."""
+
+    verdict: Verdict
+    deleted: bool = False
+    error: SnapmgrError | None = None
+    """Why it is not deleted; or why its space is not free yet, if that was to be waited for."""
+
+
+def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
+    """Given names of snapshots, return what speaks against deleting each, once each. Changes and locks nothing.
+
+    Raises what `Catalog.resolve` raises for a name that fits none, or several.
+    """
+    chosen = {entry.manifest.id: entry for entry in (ctx.catalog.resolve(name) for name in names)}
+    leases = ctx.catalog.leases()[0]
+    rules: dict[str, tuple[str, ...]] = {}
+    presences: dict[str, Presence] = {}
+    for job in {entry.manifest.job for entry in chosen.values()}:
+        entries = [entry for entry in ctx.catalog.entries(job)[0] if entry.manifest.job == job]
+        ready = [entry for entry in entries if entry.manifest.state == "ready"]
+        lost = [entry for entry in entries if _was_ready(entry.manifest)]
+        there = look(ctx, (entry.manifest for entry in (*ready, *lost)))
+        presences |= there
+        rules |= _protections(ready, there)
+        rules |= {one.manifest.id: (_LEFT,) for one in lost if _may_be_wanted(one.manifest, there[one.manifest.id])}
+    return tuple(
+        Verdict(
+            entry=entry,
+            presence=presences.get(snapshot_id),
+            rules=rules.get(snapshot_id, ()),
+            obstacle=_obstacle(entry.manifest, leases),
+        )
+        for snapshot_id, entry in chosen.items()
+    )
+
+
+def _was_ready(manifest: Manifest) -> bool:
+    """Whether a BROKEN snapshot was READY until its storage, or a part of that, was gone or ran full."""
+    gone = manifest.state == "broken" and (manifest.reason or "").startswith(GONE)
+    return gone or was_lost(manifest)
+
+
+def _may_be_wanted(manifest: Manifest, presence: Presence) -> bool:
+    """Whether there is something of such a snapshot that is not known to be worthless."""
+    alone = len(manifest.members) == 1
+    return presence != "gone" and not (alone and was_lost(manifest))
+
+
+def _protections(ready: list[Entry], presences: dict[str, Presence]) -> dict[str, tuple[str, ...]]:
+    """Return what protects each READY snapshot of one job.
+
+    One that is not in the storage any more is the newest of nothing; but who pinned it wants to know.
+    """
+    held = [entry for entry in ready if presences[entry.manifest.id] in ("there", "unknown")]
+    rules = {entry.manifest.id: ("pinned",) for entry in ready if entry.manifest.pinned}
+    return rules | protect(map(to_candidate, held), datetime.now(UTC))
+
+
+def _obstacle(manifest: Manifest, leases: list[Lease]) -> SnapmgrError | None:
+    for lease in leases:
+        if lease.snapshot_id == manifest.id:
+            return attached_error(lease)
+    if manifest.state == "pending":
+        return StorageError(
+            f"snapshot {manifest.id} is PENDING: a run is taking it, or was cut short",
+            hint="once no run is active, the next one of its job or `snapmgr doctor --fix` completes or removes it",
+        )
+    return None
+
+
+def delete_snapshots(
+    ctx: Context, verdicts: Sequence[Verdict], *, force: bool, wait: bool = False
+) -> tuple[Deletion, ...]:
+    """Delete snapshots that `examine` let through; with `force` those that are protected, too.
+
+    Everything is looked at again under the locks of their jobs; if anything is refused then, also for a protection that
+    `verdicts` did not show, nothing is deleted. After that each deletion stands for itself. What fails in the middle
+    stays DELETING: the next run of its job goes on with it. With `wait` the space is free in the end.
+
+    Raises BusyError if a run of one of the jobs is active, or a restore in place was cut short; NotFoundError if a
+    snapshot is gone meanwhile.
+    """
+    ctx.catalog.make()
+    shown = {verdict.id: verdict.rules for verdict in verdicts}
+    with ExitStack() as locks:
+        for job in sorted({verdict.entry.manifest.job for verdict in verdicts}):
+            locks.enter_context(ctx.catalog.job_lock(job))
+            refuse_reverting(ctx.catalog, job)
+        now = examine(ctx, shown)
+        refusals = [_refusal_now(ctx, verdict, shown[verdict.id], force=force) for verdict in now]
+        if any(refusals):
+            return tuple(Deletion(verdict=one, error=why) for one, why in zip(now, refusals, strict=True))
+        done = []
+        for number, verdict in enumerate(now):
+            if len(now) > 1:
+                ctx.progress("deleting", number, len(now))
+            done.append(_delete(ctx, verdict, force=force))
+    # Without the locks: it may take minutes, and keeps nobody from anything.
+    return tuple(_await_space(ctx, one) for one in done) if wait else tuple(done)
+
+
+def _refusal_now(ctx: Context, verdict: Verdict, shown: tuple[str, ...], *, force: bool) -> SnapmgrError | None:
+    refusal = verdict.refusal(force=force)
+    new = [rule for rule in verdict.rules if rule not in shown]
+    if refusal is None and new:
+        # It was pinned, verified, or became the newest, while somebody thought about it.
+        refusal = InUseError(f"snapshot {verdict.id} is protected by now: {', '.join(new)}", hint="look again")
+    if refusal is None:
+        try:
+            with ctx.catalog.deleting(verdict.id):
+                pass
+        except SnapmgrError as error:
+            refusal = error
+    return refusal
+
+
+def _delete(ctx: Context, verdict: Verdict, *, force: bool) -> Deletion:
+    manifest = verdict.entry.manifest
+    try:
+        if manifest.state == "broken":
+            with ctx.catalog.deleting(manifest.id):
+                remove_traces(ctx, manifest)
+                ctx.catalog.forget(manifest.id)
+        else:
+            delete(ctx, manifest.id, pinned=force)
+    except SnapmgrError as error:
+        return Deletion(verdict=verdict, error=error)
+    return Deletion(verdict=verdict, deleted=True)
+
+
+def _await_space(ctx: Context, deletion: Deletion) -> Deletion:
+    if not deletion.deleted:
+        return deletion
+    try:
+        for member in deletion.verdict.entry.manifest.members:
+            # That it is gone is no error; what is left of it is waited for.
+            ctx.backend(member.ref.backend).delete(member.ref, wait="space")
+    except SnapmgrError as error:
+        return replace(deletion, error=error)
+    return deletion

@@ -1,0 +1,171 @@
+"""The events of a binary log that say where transactions begin and end, and which they are."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+from snapmgr.mysql.binlog.gtid import MariadbGtid, MysqlGtidSet
+
+Flavor = Literal["mariadb", "mysql"]
+
+MAGIC = b"\xfebin"
+MYSQL_ENCRYPTED_MAGIC = b"\xfdbin"
+HEADER = struct.Struct("<IBIIIH")
+"""Every event's header: timestamp, type, server id, length with header and checksum, end position, flags."""
+FLAG_IN_USE = 0x01
+"""Of a Format_description: the server has the file open, or had when it crashed."""
+CHECKSUM_NONE, CHECKSUM_CRC32 = 0, 1
+CHECKSUM_BYTES = 4
+FLAG_STANDALONE, FLAG_COMMIT_ID = 0x01, 0x02
+"""Of a MariaDB GTID."""
+
+
+class EventType(IntEnum):
+    """The types that are decoded, or whose place among transactions matters."""
+
+    QUERY = 2
+    STOP = 3
+    ROTATE = 4
+    INTVAR = 5
+    RAND = 13
+    USER_VAR = 14
+    FORMAT_DESCRIPTION = 15
+    XID = 16
+    TABLE_MAP = 19
+    INCIDENT = 26
+    HEARTBEAT = 27
+    IGNORABLE = 28
+    ROWS_QUERY = 29
+    MYSQL_GTID = 33
+    ANONYMOUS_GTID = 34
+    PREVIOUS_GTIDS = 35
+    XA_PREPARE = 38
+    TRANSACTION_PAYLOAD = 40
+    HEARTBEAT_V2 = 41
+    MYSQL_TAGGED_GTID = 42
+    ANNOTATE_ROWS = 160
+    BINLOG_CHECKPOINT = 161
+    MARIADB_GTID = 162
+    GTID_LIST = 163
+    START_ENCRYPTION = 164
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatDescription:
+    """The first event: who wrote the file, and how."""
+
+    server_version: str
+    flavor: Flavor
+    created: int
+    """Seconds since the epoch; 0 if the file was begun by a rotation, not by the server's start."""
+    checksum: int
+    """CHECKSUM_NONE or CHECKSUM_CRC32, of all further events; its own event always has one."""
+    post_header_bytes: bytes
+    """Of each event type, from type 1."""
+    in_use: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotate:
+    """The file's last event: another one follows."""
+
+    next_file: str
+    position: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreviousGtids:
+    """All GTIDs of the files before (MySQL)."""
+
+    gtids: MysqlGtidSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class GtidList:
+    """The last GTID of each domain and server of the files before (MariaDB); in a domain the latest one is the last."""
+
+    gtids: tuple[MariadbGtid, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MysqlTransaction:
+    """A MySQL transaction begins, with a GTID or anonymous."""
+
+    uuid: str
+    """ "" if it is anonymous."""
+    number: int
+    """0 if it is anonymous."""
+    tag: str = ""
+    last_committed: int | None = None
+    sequence_number: int | None = None
+    committed_us: int | None = None
+    """When this server committed it: microseconds since the epoch, MySQL 8 and newer."""
+    originally_committed_us: int | None = None
+    """The same of the server where it was first committed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MariadbTransaction:
+    """A MariaDB transaction begins."""
+
+    gtid: MariadbGtid
+    flags: int
+    commit_id: int | None
+    """Of a group commit of two or more transactions."""
+
+    @property
+    def standalone(self) -> bool:
+        """Whether it is one statement without an event that ends it (DDL and the like)."""
+        return bool(self.flags & FLAG_STANDALONE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """A statement as text."""
+
+    kind: Literal["begin", "commit", "rollback", "xa-start", "other"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Xid:
+    """A transaction of engines that can prepare ends here: it is committed."""
+
+    xid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class XaPrepare:
+    """A transaction of XA ends here: prepared, or committed at once if `one_phase`."""
+
+    one_phase: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransactionPayload:
+    """All events of a MySQL transaction, with the one that ends it, compressed into one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartEncryption:
+    """Everything that follows is encrypted (MariaDB)."""
+
+    scheme: int
+    key_version: int
+
+
+Body = (
+    FormatDescription
+    | Rotate
+    | PreviousGtids
+    | GtidList
+    | MysqlTransaction
+    | MariadbTransaction
+    | Query
+    | Xid
+    | XaPrepare
+    | TransactionPayload
+    | StartEncryption
+)

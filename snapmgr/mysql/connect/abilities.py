@@ -1,0 +1,89 @@
+"""What a server can do, asked of the server itself: which statements it counts and which variables it has.
+
+Never guessed from its version: forks number theirs as they like, and statements come and go within a series. A server
+has a counter Com_… for each kind of statement that its parser knows; reading it locks nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from snapmgr.contract.errors import NotQuiescedError
+
+if TYPE_CHECKING:
+    from snapmgr.mysql.connect.client import Connection
+    from snapmgr.mysql.connect.identity import ServerIdentity
+
+_COUNTERS = (
+    "Com_backup",
+    "Com_lock_instance",
+    "Com_show_binary_log_status",
+    "Com_show_replica_status",
+)
+_VARIABLES = ("log_bin", "max_statement_time", "wsrep_on", "wsrep_provider", "group_replication_group_name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abilities:
+    """Statements that a server understands, and what it takes part in."""
+
+    flavor: Literal["mariadb", "mysql"]
+    backup_stages: bool
+    """BACKUP STAGE (MariaDB 10.4 on)."""
+    instance_lock: bool
+    """LOCK INSTANCE FOR BACKUP (MySQL 8.0 on)."""
+    statement_time: bool
+    """max_statement_time, which bounds every statement (MariaDB); MySQL can bound none but SELECT."""
+    binlog: bool
+    """Whether it writes binary logs."""
+    binlog_status: str
+    """The statement that shows the binlog position."""
+    replica_status: str
+    """The statement that shows all that it replicates from, a row for each source."""
+    replica_word: Literal["REPLICA", "SLAVE"]
+    """As in STOP REPLICA and START REPLICA."""
+    cluster: str | None
+    """The kind of cluster that it is a member of; None: of none."""
+
+    def refuse_cluster(self) -> None:
+        """Raise NotQuiescedError for a member of a cluster: a lock on it was never tried."""
+        if self.cluster is not None:
+            raise NotQuiescedError(
+                f"the server is a member of a {self.cluster} cluster: a lock may stall the whole cluster or make it "
+                "drop this member, and snapmgr was never tested there",
+                hint='take them of an asynchronous replica of it, or of a stopped member (quiesce = "stopped")',
+            )
+
+
+def probe_abilities(connection: Connection, identity: ServerIdentity) -> Abilities:
+    """Ask a server what it can do. Takes no lock and needs no privilege. Raises MysqlError."""
+    counters = connection.status(*_COUNTERS)
+    values = connection.variables(*_VARIABLES)
+    mysql = identity.flavor == "mysql"
+    modern = "com_show_replica_status" in counters
+    return Abilities(
+        flavor=identity.flavor,
+        backup_stages="com_backup" in counters,
+        instance_lock="com_lock_instance" in counters,
+        statement_time="max_statement_time" in values,
+        binlog=is_on(values.get("log_bin")),
+        binlog_status="SHOW BINARY LOG STATUS" if "com_show_binary_log_status" in counters else "SHOW MASTER STATUS",
+        replica_status=("SHOW REPLICA STATUS" if modern else "SHOW SLAVE STATUS")
+        if mysql
+        else "SHOW ALL SLAVES STATUS",
+        replica_word="REPLICA" if mysql and modern else "SLAVE",
+        cluster=_cluster(values),
+    )
+
+
+def is_on(value: str | None) -> bool:
+    """Return whether a variable of the server is switched on; one that it does not have (None) is not."""
+    return value is not None and value.upper() in ("ON", "1")
+
+
+def _cluster(values: dict[str, str]) -> str | None:
+    if is_on(values.get("wsrep_on")) and values.get("wsrep_provider", "none") not in ("", "none"):
+        return "Galera"
+    # The variable is there once the plugin is loaded, and empty until a group was named.
+    return "Group Replication" if values.get("group_replication_group_name") else None

@@ -1,0 +1,191 @@
+"""Proves that the server behind a socket is the one that has the datadir open: else we lock one and snapshot another.
+
+The chain: socket → listening process (SO_PEERCRED) → its open files → the datadir that the server names, as we see it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from snapmgr.contract.errors import LackingError, NotQuiescedError
+from snapmgr.mysql.connect.openfiles import write_flags
+from snapmgr.system.blockdev import lies_in
+from snapmgr.system.host import start_ticks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.mysql.connect.client import Connection
+
+_PROXIES = ("socat", "mysqlrouter", "maxscale", "proxysql", "haproxy", "ssh", "sshd", "nginx", "systemd-socket-")
+_MARIADB_ONLY = "aria_block_size"
+_SERVERS = frozenset({"mariadbd", "mysqld"})
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerIdentity:
+    """A running server and the data that it provably has open."""
+
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/PID/stat: with the pid it names a process for as long as the machine runs."""
+    uid: int
+    gid: int
+    flavor: Literal["mariadb", "mysql"]
+    version: str
+    server_id: int
+    server_uuid: str | None
+    """MySQL's; MariaDB has none that belongs to the data."""
+    datadir: str
+    """Symlinks resolved, as this process sees it."""
+    socket: str
+    """The socket that we came by."""
+
+
+def identify(connection: Connection) -> ServerIdentity:
+    """Return who answers on `connection`, after proof that this process has the datadir open for writing.
+
+    Only SHOW VARIABLES is sent. Raises NotQuiescedError for a proxy, socket activation, a container's server or another
+    process that is not the owner of the datadir; LackingError without the right to look into the process.
+    """
+    found = connection.variables("datadir", "version", "server_id", "server_uuid", "socket", _MARIADB_ONLY)
+    peer = connection.peer()
+    if peer.pid == 0:
+        raise NotQuiescedError(
+            f"the process that listens at {connection.socket} is not visible from here: it is in another PID namespace",
+            hint="run snapmgr on the host that runs the server's container, or in the same container",
+        )
+    process = f"process {peer.pid} ({process_name(peer.pid)})"
+    try:
+        started = _started(peer.pid)
+        uid, gid = _effective_ids(peer.pid)
+        # A server started with a relative datadir has changed into it.
+        named = found["datadir"] if found["datadir"].startswith("/") else os.readlink(f"/proc/{peer.pid}/cwd")
+        datadir = os.path.realpath(named)
+        _check_same_view(peer.pid, process, named, datadir)
+        proven = any(_is_written_below(peer.pid, number, datadir) for number in os.listdir(f"/proc/{peer.pid}/fd"))
+    except PermissionError:
+        raise LackingError(
+            f"no right to see which files {process}, which listens at {connection.socket}, has open",
+            hint="run snapmgr as root or as the user that the server runs as",
+        ) from None
+    except (FileNotFoundError, ProcessLookupError):
+        raise NotQuiescedError(
+            f"{process}, which listened at {connection.socket}, is gone", hint="was the server restarted? Try again"
+        ) from None
+    if not proven:
+        raise NotQuiescedError(
+            f"{process} listens at {connection.socket}, but does not have the datadir {datadir} open",
+            hint=_why_not(peer.pid, found.get("socket", ""), connection.socket),
+        )
+    identity = ServerIdentity(
+        pid=peer.pid,
+        start_ticks=started,
+        uid=uid,
+        gid=gid,
+        # The version's text can be set at will (--version=…), this variable is MariaDB's own.
+        flavor="mariadb" if _MARIADB_ONLY in found else "mysql",
+        version=found["version"],
+        server_id=int(found.get("server_id", "0")),
+        server_uuid=found.get("server_uuid"),
+        datadir=datadir,
+        socket=connection.socket,
+    )
+    if not still_same(identity):
+        raise NotQuiescedError(f"{process} ended while it was being looked at", hint="try again")
+    return identity
+
+
+def still_same(identity: ServerIdentity) -> bool:
+    """Return whether the process of `identity` still runs: not ended, not a zombie, the pid not given to another."""
+    return start_ticks(identity.pid) == identity.start_ticks
+
+
+def process_name(pid: int) -> str:
+    """Return the command name of a process (proc_pid_comm(5)), "?" if it is gone."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().rstrip("\n")
+    except (FileNotFoundError, ProcessLookupError):
+        return "?"
+
+
+def server_processes(proc: Path = _PROC) -> Iterator[Path]:
+    """Yield the folders in /proc of the database servers that run here, as far as their names tell, by pid."""
+    for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
+        with suppress(OSError):
+            if (process / "comm").read_text(errors="replace").strip() in _SERVERS:
+                yield process
+
+
+def program_of(pid: int, proc: Path = _PROC) -> str | None:
+    """Return the path of the program that a process runs; None if it is gone, replaced since, or not for us to see.
+
+    That of a server in a container is another file here, or would lack its libraries: None.
+    """
+    link = proc / str(pid) / "exe"
+    try:
+        path = os.readlink(link)
+        # After an upgrade the file is another one, and the link says "(deleted)".
+        return path if os.path.samefile(path, link) else None
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> int:
+    """Return when the process started, in clock ticks. Raises ProcessLookupError if it is gone or a zombie."""
+    ticks = start_ticks(pid)
+    if ticks is None:
+        raise ProcessLookupError(pid)
+    return ticks
+
+
+def _effective_ids(pid: int) -> tuple[int, int]:
+    """Return the uid and gid that the process acts with now; SO_PEERCRED has those of the time of listen()."""
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        facts = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    return int(facts["Uid"].split()[1]), int(facts["Gid"].split()[1])
+
+
+def _check_same_view(pid: int, process: str, named: str, datadir: str) -> None:
+    """Raise NotQuiescedError unless the process sees the same directory at the datadir's path as we do."""
+    # Both by stat: on btrfs its device differs from the one in mountinfo.
+    theirs = os.stat(f"/proc/{pid}/root{named}")
+    try:
+        ours = os.stat(datadir)
+    except FileNotFoundError:
+        ours = None
+    if ours is None or (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
+        seen = "there is no such folder here" if ours is None else "here that is another folder"
+        raise NotQuiescedError(
+            f"{process} has its datadir at {named} in a mount namespace of its own (a container?): {seen}",
+            hint="mount the folder at the same path on both sides, or run snapmgr in the server's namespace: "
+            f"nsenter --target {pid} --mount",
+        )
+
+
+def _is_written_below(pid: int, number: str, datadir: str) -> bool:
+    """Return whether descriptor `number` is a file below `datadir`, open for writing, and the one that we see."""
+    try:
+        path = os.readlink(f"/proc/{pid}/fd/{number}")
+        return lies_in(path, datadir) and write_flags(pid, number, path) != 0
+    except FileNotFoundError:
+        # Closed meanwhile, or a deleted file.
+        return False
+
+
+def _why_not(pid: int, own_socket: str, ours: str) -> str:
+    own = f" (the server names {own_socket})" if own_socket and own_socket != ours else ""
+    if pid == 1:
+        return (
+            "systemd opened this socket (socket activation), so it does not tell who serves it: "
+            f"let the server open a socket of its own and give that{own}"
+        )
+    if process_name(pid).startswith(_PROXIES):
+        return f"that is a proxy: give the server's own socket{own}"
+    return f"is it a proxy, or a server whose datadir was exchanged under it? Give the server's own socket{own}"

@@ -1,0 +1,131 @@
+"""What a statement's text tells without executing it: whether it reads or writes, and which table. Pure functions.
+
+Only as good as a text can be: triggers, functions and views do not show in it. Where the server tells which locks a
+statement holds, that counts (`snapmgr.mysql.lock.probe`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+Kind = Literal["read", "write", "ddl", "other"]
+
+_NAME = r"(`(?:[^`]|``)+`|[\w$]+)(?:\s*\.\s*(`(?:[^`]|``)+`|[\w$]+))?"
+# A text that the server cut may end within a literal or a comment: that is one to the end.
+_NOT_CODE = re.compile(
+    r"""
+    '(?:[^'\\]|\\.|'')*(?:'|\Z)
+    | "(?:[^"\\]|\\.|"")*(?:"|\Z)
+    | /\*M?!\d* | \*/  # what is in it is executed
+    | /\*.*?(?:\*/|\Z)
+    | (?:\#|--(?=\s|\Z))[^\n]*
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_BLANKS = "( \t\r\n;"
+# MariaDB's: settings for one statement, which follows.
+_SETTINGS = re.compile(r"SET\s+STATEMENT\s.*?\sFOR\s+", re.IGNORECASE | re.DOTALL)
+# The same where it holds no literal: words behind it may be shown.
+_PLAIN_SETTING = re.compile(r"SET STATEMENT \S+ = \S+ FOR ")
+_FIRST_WORDS = re.compile(r"\s*((?:[A-Za-z_@.]+)(?:\s+[A-Za-z_@.]+){0,4})(?=\s|$|[^\w@.'\"`])")
+_READ_VERBS = ("SELECT", "TABLE", "VALUES")
+_WRITE_VERBS = ("INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD")
+_DDL_VERBS = ("ALTER", "CREATE", "DROP", "RENAME", "TRUNCATE", "OPTIMIZE", "REPAIR")
+_TEMPORARY = re.compile(r"(?:CREATE(?:\s+OR\s+REPLACE)?|DROP)\s+TEMPORARY\b", re.IGNORECASE)
+_LOCKS_ROWS = re.compile(r"\bFOR\s+UPDATE\b", re.IGNORECASE)
+_NOT_JUST_READING = re.compile(r"\b(?:INTO|FOR\s+UPDATE|FOR\s+SHARE|IN\s+SHARE\s+MODE)\b", re.IGNORECASE)
+# mysqldump and mydumper ask for rows with it; the comment is code.
+_OF_A_BACKUP = re.compile(r"SQL_NO_CACHE\b", re.IGNORECASE)
+_TARGETS = tuple(
+    re.compile(pattern + _NAME, re.IGNORECASE)
+    for pattern in (
+        r"UPDATE\s+(?:(?:LOW_PRIORITY|IGNORE)\s+)*",
+        r"(?:INSERT|REPLACE)\s+(?:(?:LOW_PRIORITY|DELAYED|HIGH_PRIORITY|IGNORE|INTO)\s+)*",
+        r"DELETE\b[^()]*?\bFROM\s+",
+        r"LOAD\s.*?\bINTO\s+TABLE\s+",
+        r"ALTER\s+(?:(?:ONLINE|IGNORE)\s+)*TABLE\s+(?:IF\s+EXISTS\s+)?",
+        r"CREATE\s+(?:OR\s+REPLACE\s+)?(?:\w+\s+)?INDEX\b[^()]*?\bON\s+",
+        r"(?:OPTIMIZE|REPAIR)\s+(?:(?:NO_WRITE_TO_BINLOG|LOCAL)\s+)?TABLES?\s+",
+    )
+)
+
+
+def first_words(sql: str) -> str:
+    """Return up to five leading words of a statement, ending before the first literal, quoted name or bracket."""
+    match = _FIRST_WORDS.match(_PLAIN_SETTING.sub("", sql, count=1))
+    return " ".join(match[1].split()) if match else "statement"
+
+
+def code(sql: str) -> str:
+    """Return a statement without its comments, and with '' for each string; leading brackets and blanks are gone.
+
+    What stands in an executable comment is code, whichever server it is meant for; SET STATEMENT … FOR is left out.
+    """
+    text = _NOT_CODE.sub(lambda match: "''" if match[0][0] in "'\"" else " ", sql).lstrip(_BLANKS)
+    return (text[match.end() :] if (match := _SETTINGS.match(text)) else text).lstrip(_BLANKS)
+
+
+def kind(sql: str) -> Kind:
+    """Given a statement's text, return what it does to tables that others see.
+
+    SELECT … FOR UPDATE is a write: it takes the locks of one. What concerns temporary tables, and all that is neither
+    reading nor writing tables (CALL, SET, LOCK TABLES, EXECUTE), is "other".
+    """
+    text = code(sql)
+    verb = _verb(text)
+    if verb == "WITH":
+        words = set(re.findall(r"[A-Z]+", text.upper()))
+        return "write" if words & {"UPDATE", "DELETE", "INSERT"} else "read"
+    if verb in _READ_VERBS:
+        return "write" if _LOCKS_ROWS.search(text) else "read"
+    if verb in _WRITE_VERBS:
+        return "write"
+    if verb in _DDL_VERBS and not _TEMPORARY.match(text):
+        return "ddl"
+    return "other"
+
+
+def reads_tables(sql: str) -> bool:
+    """Return whether a reading statement names a table at all: SELECT SLEEP(9) does not."""
+    text = code(sql)
+    return _verb(text) == "TABLE" or re.search(r"\bFROM\b", text, re.IGNORECASE) is not None
+
+
+def is_only_a_select(sql: str) -> bool:
+    """Return whether ending this statement loses nothing but its answer.
+
+    False for what writes (INTO, also INTO @variable), locks rows (FOR UPDATE, FOR SHARE, LOCK IN SHARE MODE), holds
+    code in a comment, or is a backup's (SQL_NO_CACHE); the text must be complete.
+    """
+    text = code(sql)
+    return (
+        _verb(text) in ("SELECT", "WITH")
+        and kind(sql) == "read"
+        and "/*!" not in sql
+        and "/*M!" not in sql
+        and not _NOT_JUST_READING.search(text)
+        and not _OF_A_BACKUP.search(sql)
+    )
+
+
+def target(sql: str) -> tuple[str | None, str] | None:
+    """Return (schema or None, table) that a statement writes or rebuilds; None where the text does not show it.
+
+    Of several tables it is the first.
+    """
+    text = code(sql)
+    for pattern in _TARGETS:
+        if match := pattern.match(text):
+            first, second = (part and _bare(part) for part in match.groups())
+            return (first, second) if second else (None, str(first))
+    return None
+
+
+def _bare(name: str) -> str:
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name
+
+
+def _verb(text: str) -> str:
+    match = re.match(r"[A-Za-z]+", text)
+    return match[0].upper() if match else ""

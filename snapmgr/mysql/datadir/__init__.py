@@ -1,0 +1,4 @@
+"""A datadir and its files: layout, tablespaces, origin, relocation.
+
+Imports `mysql.connect`.
+"""

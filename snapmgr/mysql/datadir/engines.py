@@ -1,0 +1,56 @@
+"""How many tables each engine has, as far as an account and the files of a datadir tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from snapmgr.mysql.connect.client import Connection
+
+SYSTEM_SCHEMAS = ("mysql", "information_schema", "performance_schema", "sys")
+ENGINE_FILES = {".MYI": "MyISAM", ".MAI": "Aria", ".CSV": "CSV", ".ARZ": "ARCHIVE"}
+"""Engines whose tables can be counted by file, for an account that may not see the tables themselves."""
+
+# Engines that need no sight of their tables: counted by files, or without files that a snapshot would have to hold.
+_KNOWN_WITHOUT_SIGHT = frozenset(
+    {
+        *("InnoDB", *ENGINE_FILES.values()),
+        *("MEMORY", "MRG_MyISAM", "MRG_MYISAM", "BLACKHOLE", "FEDERATED", "SEQUENCE", "PERFORMANCE_SCHEMA", "SPIDER"),
+        *("ndbcluster", "ndbinfo", "TempTable"),
+    }
+)
+
+
+def count_tables(connection: Connection, files: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of tables by engine, outside of the system schemas.
+
+    Where the account may not see all tables, those of `files` are counted by them, and any other engine that the
+    server has, of which there may be tables, is there with 0.
+    """
+    marks = ", ".join(["%s"] * len(SYSTEM_SCHEMAS))
+    rows = connection.rows(
+        "SELECT ENGINE AS engine, COUNT(*) AS tables FROM information_schema.TABLES "  # noqa: S608 - only marks are added
+        f"WHERE TABLE_TYPE <> 'VIEW' AND TABLE_SCHEMA NOT IN ({marks}) AND ENGINE IS NOT NULL GROUP BY ENGINE",
+        SYSTEM_SCHEMAS,
+    )
+    counts = {str(row["engine"]): int(str(row["tables"])) for row in rows}
+    for engine in _unseen(connection):
+        counts.setdefault(engine, 0)
+    for engine, tables in files.items():
+        counts[engine] = max(counts.get(engine, 0), tables)
+    return dict(sorted(counts.items()))
+
+
+def _unseen(connection: Connection) -> Iterator[str]:
+    """Yield the engines whose tables neither this account nor their files would show: there may be some."""
+    # Only the account's own privileges are listed, those of its roles are not.
+    sees_all = connection.rows(
+        "SELECT 1 AS one FROM information_schema.USER_PRIVILEGES WHERE PRIVILEGE_TYPE = 'SELECT' "
+        "AND REPLACE(GRANTEE, '''', '') = CURRENT_USER() LIMIT 1"
+    )
+    if sees_all:
+        return
+    rows = connection.rows("SELECT ENGINE AS engine FROM information_schema.ENGINES WHERE SUPPORT <> 'NO'")
+    yield from {str(row["engine"]) for row in rows} - _KNOWN_WITHOUT_SIGHT

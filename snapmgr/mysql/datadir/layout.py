@@ -1,0 +1,348 @@
+"""What a server writes where: every file that must be in the same instant as the datadir.
+
+Four sources, because none knows all: the server's variables; InnoDB's own list of tablespaces (on MariaDB only those
+opened since its start); the datadir itself, two levels deep, where DATA DIRECTORY leaves symlinks and .isl files; and
+the files that the process has open, for those that no variable names (`snapmgr.mysql.connect.openfiles`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from snapmgr.mysql.connect.abilities import is_on
+from snapmgr.mysql.connect.openfiles import kind_of, open_files
+from snapmgr.mysql.datadir.engines import ENGINE_FILES, SYSTEM_SCHEMAS, count_tables
+from snapmgr.mysql.datadir.keys import key_settings
+from snapmgr.mysql.datadir.plainfile import read_isl
+from snapmgr.system.blockdev import lies_in, read_mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.mysql.connect.client import Connection
+    from snapmgr.mysql.connect.identity import ServerIdentity
+
+# Folders, relative ones from the datadir. Empty: the datadir.
+_FOLDERS = {
+    "innodb_data_home_dir": "system tablespace",
+    "innodb_log_group_home_dir": "redo log",
+    "innodb_undo_directory": "undo tablespaces",
+    "innodb_doublewrite_dir": "doublewrite buffer",
+    "aria_log_dir_path": "Aria log",
+    "rocksdb_datadir": "RocksDB",
+    "rocksdb_wal_dir": "RocksDB's log",
+}
+# Files, or what files begin with: their folder is the place.
+_FILES = {
+    "innodb_doublewrite_file": "doublewrite buffer",
+    "log_bin_basename": "binary log",
+    "log_bin_index": "index of the binary log",
+    "relay_log_basename": "relay log",
+    "relay_log_index": "index of the relay log",
+    "relay_log_info_file": "replication state",
+}
+# What a lock and a flush of the engines' logs make a matter of its own: the data need none of it to be whole. Under a
+# lock no DDL is under way that would have to be recovered.
+_LOGS = frozenset(
+    {
+        *("binary log", "index of the binary log", "relay log", "index of the relay log"),
+        *("replication state", "DDL recovery log"),
+    }
+)
+# Folders of files that a server makes anew when it starts; tmpdir may name several.
+_SCRATCH = ("tmpdir", "innodb_tmpdir", "slave_load_tmpdir", "replica_load_tmpdir", "innodb_temp_tablespaces_dir")
+_TEMPORARY_FILES = "innodb_temp_data_file_path"
+# Files for people, which are no data.
+_PROTOCOLS = ("log_error", "general_log_file", "slow_query_log_file", "log_slow_query_file", "pid_file")
+# What a throwaway server on a copy must be told, or it refuses the files or reads them differently. Missing ones do not
+# exist in this version.
+_SETTINGS = (
+    "innodb_page_size",
+    "innodb_data_file_path",
+    "innodb_undo_tablespaces",
+    # Without these the server would begin by making its redo log another size.
+    "innodb_log_file_size",
+    "innodb_log_files_in_group",
+    "innodb_redo_log_capacity",
+    "innodb_checksum_algorithm",
+    "lower_case_table_names",
+    "aria_block_size",
+    "character_set_server",
+    "collation_server",
+    "gtid_mode",
+    "enforce_gtid_consistency",
+    "innodb_directories",
+)
+# The same, but paths: kept relative to the datadir, so that they hold in a copy of the whole volume too.
+PATH_SETTINGS = (
+    "innodb_data_home_dir",
+    "innodb_log_group_home_dir",
+    "innodb_undo_directory",
+    "innodb_doublewrite_dir",
+    "aria_log_dir_path",
+    "log_bin_basename",
+    "log_bin_index",
+    "relay_log_basename",
+    "relay_log_index",
+    "relay_log_info_file",
+)
+# Tables of InnoDB's tablespaces by age: MySQL 8, MariaDB, MySQL 5.7 and old MariaDB. All have SPACE, a number.
+_TABLESPACE_TABLES = (
+    ("INNODB_DATAFILES", "PATH"),
+    ("INNODB_SYS_TABLESPACES", "FILENAME"),
+    ("INNODB_SYS_DATAFILES", "PATH"),
+)
+# The system tablespace, whose paths are relative to a folder of its own, and the temporary one, which nobody needs.
+_NOT_LISTED = "(0, 4294967293, 4294967294)"
+_PARTITION = re.compile(r"#p#.*", re.IGNORECASE)
+_DATA_FILE = re.compile(r"\s*(?P<path>.+?):\d")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A file or folder that the server writes to."""
+
+    what: str
+    path: str
+    """Absolute, symlinks resolved."""
+    log: bool = False
+    """Whether it holds nothing but binary or relay logs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """All that a server writes and that a snapshot must hold."""
+
+    datadir: str
+    places: tuple[Place, ...]
+    """Everything outside the datadir or, below it, on another file system or subvolume; sorted by path."""
+    log_bin_basename: str | None
+    """Folder and base name of the binary logs; None without binary log."""
+    settings: dict[str, str]
+    """What a throwaway server needs (see `snapmgr.mysql.server.throwaway`); paths are relative to the datadir."""
+    engines: dict[str, int]
+    """Number of tables by engine, outside of the system schemas. Where the account may not see tables, MyISAM, Aria,
+    CSV and ARCHIVE are counted by their files, and other engines, of which there may be tables, have 0."""
+    scratch: tuple[str, ...] = ()
+    """File systems mounted in the datadir with nothing but temporary files."""
+    strangers: tuple[str, ...] = ()
+    """Files outside of the datadir that the server has open for writing, and of which it is not known what they are."""
+
+
+def read_layout(connection: Connection, identity: ServerIdentity) -> Layout:
+    """Ask the server, and read its datadir, for everything that it writes. Changes and locks nothing.
+
+    Raises MysqlError, with error 1227 if the account lacks PROCESS.
+    """
+    datadir = identity.datadir
+    values = connection.variables(*_FOLDERS, *_FILES, *_SETTINGS, *_SCRATCH, *_PROTOCOLS, _TEMPORARY_FILES, "log_bin")
+    logs = values.get("log_bin_basename") if is_on(values.get("log_bin")) else None
+    if logs is None:
+        values.pop("log_bin_basename", None)
+        values.pop("log_bin_index", None)
+    scan = _Scan(datadir)
+    named = list(_named_places(values, datadir))
+    scratch = _scratch(values, datadir, named)
+    found = [*named, *_beside(named, datadir), *_tablespaces(connection, datadir), *scan.places]
+    foreign = tuple(folder for folder in scan.foreign if not lies_in(folder, *scratch))
+    places = gather(found, datadir, foreign)
+    opened, strangers = _opened(identity.pid, datadir, places, values)
+    return Layout(
+        datadir=datadir,
+        places=gather([*found, *opened], datadir, foreign) if opened else places,
+        scratch=scratch,
+        strangers=strangers,
+        log_bin_basename=os.path.normpath(os.path.join(datadir, logs)) if logs else None,
+        settings=_settings(values, datadir) | key_settings(connection, identity.flavor),
+        engines=count_tables(connection, scan.counts()),
+    )
+
+
+def read_files(datadir: str) -> Layout:
+    """Return what the files of a datadir (resolved) tell by themselves; its server need not run.
+
+    That is where DATA DIRECTORY and symlinks lead and which folders are of another file system, not the settings.
+    """
+    scan = _Scan(datadir)
+    return Layout(
+        datadir=datadir,
+        places=gather(scan.places, datadir, scan.foreign),
+        log_bin_basename=None,
+        settings={},
+        engines=scan.counts(),
+    )
+
+
+def gather(found: list[Place], datadir: str, foreign: tuple[str, ...] = ()) -> tuple[Place, ...]:
+    """Return `found` without what is in the datadir, resolved, one place for each path, sorted.
+
+    Args:
+        found: places as named, perhaps with symlinks in them.
+        datadir: resolved.
+        foreign: folders in the datadir that are on another file system or subvolume: they are places of their own.
+    """
+    whats: dict[str, list[str]] = {folder: ["folder on another file system or subvolume"] for folder in foreign}
+    for place in found:
+        path = os.path.realpath(place.path)
+        if not lies_in(path, datadir):
+            whats.setdefault(path, [])
+            if place.what not in whats[path]:
+                whats[path].append(place.what)
+    return tuple(
+        Place(what=", ".join(names), path=path, log=_LOGS.issuperset(names)) for path, names in sorted(whats.items())
+    )
+
+
+def data_files(data_file_path: str) -> tuple[str, ...]:
+    """Given innodb_data_file_path ("ibdata1:12M;/b/ibdata2:1G:autoextend"), return its paths."""
+    parts = (_DATA_FILE.match(part) for part in data_file_path.split(";"))
+    return tuple(match["path"] for match in parts if match)
+
+
+def _named_places(values: dict[str, str], datadir: str) -> Iterator[Place]:
+    for name, what in _FOLDERS.items():
+        if values.get(name):
+            yield Place(what=what, path=os.path.join(datadir, values[name]))
+    for name, what in _FILES.items():
+        if values.get(name):
+            path = os.path.join(datadir, values[name])
+            # The file itself may be a symlink.
+            yield Place(what=what, path=os.path.dirname(os.path.realpath(path)))
+    home = os.path.join(datadir, values.get("innodb_data_home_dir", ""))
+    for name in data_files(values.get("innodb_data_file_path", "")):
+        # With innodb_data_home_dir MariaDB puts it before an absolute path as well.
+        inside = os.path.join(home, name.lstrip("/"))
+        yield Place(what="system tablespace", path=inside if os.path.exists(inside) else os.path.join(home, name))
+
+
+def _beside(named: list[Place], datadir: str) -> Iterator[Place]:
+    """Yield what in named folders outside of the datadir leads elsewhere (#innodb_redo, a log that was moved)."""
+    whats: dict[str, str] = {}
+    for place in named:
+        folder = os.path.realpath(place.path)
+        if not lies_in(folder, datadir) and os.path.isdir(folder):
+            whats.setdefault(folder, place.what)
+    for folder, what in whats.items():
+        device = os.stat(folder).st_dev
+        for entry in _entries(folder):
+            # Others keep things in such folders, too: only what InnoDB and the logs' own names lead to is meant.
+            if kind_of(entry.name) and (entry.is_symlink() or _device(entry, device) != device):
+                yield Place(what=what, path=entry.path)
+
+
+def _scratch(values: dict[str, str], datadir: str, named: list[Place]) -> tuple[str, ...]:
+    """Return the file systems mounted in the datadir on which there is nothing but temporary files.
+
+    In a snapshot their folders are empty, and a server can use them. In that of a nested subvolume it could not write.
+    """
+    needed = [os.path.realpath(place.path) for place in named]
+    candidates = {folder for folder in _temporary(values, datadir) if lies_in(folder, datadir)} - {datadir}
+    mounted = candidates & {mount.point for mount in read_mounts()} if candidates else set()
+    return tuple(sorted(folder for folder in mounted if not any(lies_in(one, folder) for one in needed)))
+
+
+def _temporary(values: dict[str, str], datadir: str) -> set[str]:
+    named = (path for name in _SCRATCH for path in values.get(name, "").split(":"))
+    return {os.path.realpath(os.path.join(datadir, path)) for path in named if path}
+
+
+def _opened(
+    pid: int, datadir: str, places: tuple[Place, ...], values: dict[str, str]
+) -> tuple[list[Place], tuple[str, ...]]:
+    """Return what the process has open elsewhere: data, and files of which nothing is known."""
+    home = os.path.join(datadir, values.get("innodb_data_home_dir", ""))
+    known = {datadir, *_temporary(values, datadir)}
+    known |= {os.path.realpath(os.path.join(home, name)) for name in data_files(values.get(_TEMPORARY_FILES, ""))}
+    known |= {place.path for place in places}
+    known |= {os.path.realpath(os.path.join(datadir, values[name])) for name in _PROTOCOLS if values.get(name)}
+    found, strangers = open_files(pid, known)
+    return [Place(what=what, path=path) for path, what in found.items()], strangers
+
+
+def _tablespaces(connection: Connection, datadir: str) -> Iterator[Place]:
+    known = {
+        (str(row["t"]).upper(), str(row["c"]).upper())
+        for row in connection.rows(
+            "SELECT TABLE_NAME AS t, COLUMN_NAME AS c FROM information_schema.COLUMNS "
+            "WHERE TABLE_SCHEMA = 'information_schema' AND TABLE_NAME LIKE 'INNODB%'"
+        )
+    }
+    for table, column in _TABLESPACE_TABLES:
+        if (table, column) in known:
+            # Only those elsewhere are sent to us: there may be 100,000.
+            rows = connection.rows(
+                f"SELECT {column} AS path FROM information_schema.{table} "  # noqa: S608 - our own words
+                f"WHERE ({column} LIKE '/%' OR {column} LIKE '../%') AND SPACE NOT IN {_NOT_LISTED}"
+            )
+            for row in rows:
+                yield Place(what="tablespace", path=os.path.join(datadir, str(row["path"])))
+
+
+class _Scan:
+    """The datadir and its folders: symlinks, .isl files, foreign folders, and the files that tell engines."""
+
+    def __init__(self, datadir: str) -> None:
+        self.places: list[Place] = []
+        self.foreign: tuple[str, ...] = ()
+        self.engine_files: dict[str, set[str]] = {}
+        device = os.stat(datadir).st_dev
+        for entry in _entries(datadir):
+            self._look(entry)
+            if entry.is_dir():
+                # Through a symlink it is a place anyhow; a folder of another device is a mount or a nested subvolume.
+                home = _device(entry, device)
+                if not entry.is_symlink() and home != device:
+                    self.foreign += (entry.path,)
+                for inner in _entries(entry.path):
+                    self._look(inner)
+                    self._count(entry.name, inner.name)
+                    if inner.is_dir(follow_symlinks=False) and _device(inner, home) != home:
+                        self.foreign += (inner.path,)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of tables by engine, of those engines whose files tell."""
+        return {engine: len(tables) for engine, tables in sorted(self.engine_files.items())}
+
+    def _look(self, entry: os.DirEntry[str]) -> None:
+        if entry.is_symlink():
+            self.places.append(Place(what=f"target of the symlink {entry.path}", path=entry.path))
+        elif entry.name.endswith(".isl"):
+            target = read_isl(entry.path)
+            if target:
+                self.places.append(Place(what="tablespace", path=os.path.join(entry.path, "..", target)))
+
+    def _count(self, schema: str, name: str) -> None:
+        stem, extension = os.path.splitext(name)
+        if extension in ENGINE_FILES and schema not in SYSTEM_SCHEMAS:
+            tables = self.engine_files.setdefault(ENGINE_FILES[extension], set())
+            tables.add(f"{schema}/{_PARTITION.sub('', stem)}")
+
+
+def _device(entry: os.DirEntry[str], if_gone: int) -> int:
+    try:
+        return entry.stat().st_dev
+    except FileNotFoundError:
+        return if_gone
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    # A schema may be dropped while we look; a lost+found is not the server's.
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, PermissionError):
+        return []
+
+
+def _settings(values: dict[str, str], datadir: str) -> dict[str, str]:
+    settings = {name: values[name] for name in _SETTINGS if values.get(name)}
+    for name in PATH_SETTINGS:
+        if values.get(name):
+            # The folder is resolved, the file's own name is not: it is what log-bin was set to.
+            path = os.path.join(datadir, values[name])
+            folder, base = (path, "") if name in _FOLDERS else os.path.split(path)
+            settings[name] = os.path.normpath(os.path.join(os.path.relpath(os.path.realpath(folder), datadir), base))
+    return settings

@@ -1,0 +1,118 @@
+"""A datadir at another place: which options its server needs there, and what in it still leads to the old place.
+
+A server that is told only its new datadir may open the *live* redo log or binary log, or tablespaces of the live
+server, wherever its configuration or the data name them by absolute paths.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from snapmgr.mysql.datadir.copy import narrow_folders
+from snapmgr.mysql.datadir.layout import PATH_SETTINGS
+from snapmgr.mysql.datadir.origin import version_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from snapmgr.catalog.manifest import ServerRecord
+
+# Without these, or with others, the files are refused or read differently.
+_FORMAT_SETTINGS = ("innodb_page_size", "innodb_undo_tablespaces", "lower_case_table_names", "aria_block_size")
+# MySQL's binary logs are refused by a server without; the default is another one in each series.
+_MYSQL_SETTINGS = ("enforce_gtid_consistency", "gtid_mode")
+_OPTIONS = {"log_bin_basename": "log-bin", "relay_log_basename": "relay-log"}
+_LOGS = ("log_bin_", "relay_log_")
+# Settings that MySQL has as variables and not, or no longer, as options.
+_NO_OPTIONS = {"mysql": ("relay_log_info_file",)}
+_REPLICA_SINCE = (8, 0, 26)
+_DATA_FILE = re.compile(r"(?P<space>\s*)(?P<path>/.+?)(?P<size>:\d)")
+_ISL_BYTES = 4096
+LISTS = ("log_bin_index", "relay_log_index", "relay_log_info_file")
+"""Settings: files that name logs, perhaps by absolute paths."""
+
+
+def server_options(
+    server: ServerRecord,
+    moved: Callable[[str], str],
+    *,
+    places: Collection[str] = (),
+    absent: Collection[str] = (),
+) -> tuple[str, ...]:
+    """Return the options for a server on the relocated files; every path that the source had set is named.
+
+    Args:
+        server: of the source.
+        moved: given an absolute path of the source, where that is now (itself, if it was not moved).
+        places: folders of the source that are among the files, as the source called them.
+        absent: folders of logs that are not among the files: new logs are begun in the datadir, not in the live ones.
+    """
+    datadir = moved(server.datadir)
+    options = [f"--datadir={datadir}"]
+    for name in PATH_SETTINGS:
+        if name in server.settings and name not in _NO_OPTIONS.get(server.flavor, ()):
+            option = _OPTIONS.get(name, name.replace("_", "-"))
+            path = os.path.normpath(os.path.join(server.datadir, server.settings[name]))
+            if name.startswith(_LOGS) and os.path.dirname(path) in absent:
+                options.append(f"--{option}={os.path.join(datadir, os.path.basename(path))}")
+            else:
+                options.append(f"--{option}={moved(path)}")
+    files = server.settings.get("innodb_data_file_path")
+    if files:
+        options.append(f"--innodb-data-file-path={_move_files(files, moved)}")
+    if folders := narrow_folders(server.settings.get("innodb_directories", ""), (server.datadir, *places)):
+        options.append(f"--innodb-directories={_move_folders(folders, moved)}")
+    kept = (*_FORMAT_SETTINGS, *(_MYSQL_SETTINGS if server.flavor == "mysql" else ()))
+    options += [f"--{name.replace('_', '-')}={server.settings[name]}" for name in kept if name in server.settings]
+    # A replica's copy has its server_id: connecting to the source at once, it would push the live replica off.
+    modern = server.flavor == "mysql" and version_number(server.version) >= _REPLICA_SINCE
+    return (*options, "--skip-replica-start" if modern else "--skip-slave-start")
+
+
+def _move_folders(folders: str, moved: Callable[[str], str]) -> str:
+    return ";".join(moved(folder) if folder.startswith("/") else folder for folder in folders.split(";"))
+
+
+def _move_files(data_file_path: str, moved: Callable[[str], str]) -> str:
+    parts = data_file_path.split(";")
+    return ";".join(
+        _DATA_FILE.sub(lambda match: match["space"] + moved(match["path"]) + match["size"], part, count=1)
+        if part.lstrip().startswith("/")
+        else part
+        for part in parts
+    )
+
+
+def absolute_names(datadir_fd: int) -> Iterator[tuple[str, str]]:
+    """Yield (file, path) for every absolute path in the .isl files of the open datadir."""
+    for folder in (".", *_folders(datadir_fd)):
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=datadir_fd)
+        try:
+            for name in sorted(os.listdir(folder_fd)):
+                if name.endswith(".isl"):
+                    for line in _lines(name, folder_fd, _ISL_BYTES)[:1]:
+                        if line.startswith("/"):
+                            yield os.path.normpath(os.path.join(folder, name)), line
+        finally:
+            os.close(folder_fd)
+
+
+def absolute_folders(name: str, folder_fd: int) -> list[str]:
+    """Return the folders of every absolute path in a file of an open folder: the index of the binary logs, say."""
+    return sorted({os.path.dirname(line) for line in _lines(name, folder_fd, None) if line.startswith("/")})
+
+
+def _folders(datadir_fd: int) -> list[str]:
+    with os.scandir(datadir_fd) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+
+def _lines(name: str, folder_fd: int, limit: int | None) -> list[str]:
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
+    except FileNotFoundError:
+        return []
+    with os.fdopen(fd, encoding="utf-8", errors="surrogateescape") as file:
+        return [line.strip() for line in file.read(limit).splitlines() if line.strip()]

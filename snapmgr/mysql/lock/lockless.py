@@ -1,0 +1,152 @@
+"""The level "crash-consistent": no lock, but the proof that nothing happened that a crash would not leave whole.
+
+InnoDB recovers from any one instant; DDL and account changes may not, for they touch files and tables of several
+engines. Each such statement is counted by the server when it begins (Com_…). That none began before the first look at
+these counters and still runs is shown on MySQL by LOCK INSTANCE FOR BACKUP, granted for a moment; on MariaDB, whose
+BACKUP STAGE BLOCK_DDL lets an ALTER pass that copies or waits, by the list of statements.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from snapmgr.catalog.manifest import QuiesceRecord
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.mysql.connect.client import MysqlError, connect
+from snapmgr.mysql.connect.statements import code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from snapmgr.mysql.connect.abilities import Abilities
+    from snapmgr.mysql.connect.client import Connection, Credentials
+    from snapmgr.mysql.lock.levels import Choice
+    from snapmgr.mysql.lock.quiesce import Bounds
+
+# Counters, without "Com_", of statements that change files, the data dictionary or accounts. Temporary tables do
+# neither; MySQL counts them with the others all the same.
+_CHANGES = (
+    *("alter_", "create_", "drop_", "rename_", "truncate", "optimize", "repair", "import", "reset"),
+    *("grant", "revoke", "set_password", "install_", "uninstall_"),
+)
+_HARMLESS = ("create_temporary_table", "drop_temporary_table")
+# The same, as statements: the server shows what a procedure or a prepared statement runs. EXECUTE may be anything.
+_STRUCTURE = re.compile(
+    r"(?:ALTER|CREATE|DROP|RENAME|TRUNCATE|OPTIMIZE|REPAIR|IMPORT|GRANT|REVOKE|SET\s+PASSWORD|INSTALL|UNINSTALL|EXECUTE)\b",
+    re.IGNORECASE,
+)
+# Nobody waits for the storage call; this bounds one that hangs.
+_FIRE_S = 60.0
+_IDLE_S = 600
+
+
+class NoLock:
+    """A server that goes on writing, and how many changes of its structure it had seen before."""
+
+    def __init__(self, connection: Connection, choice: Choice, before: dict[str, int], waited_s: float) -> None:
+        self._connection = connection
+        self._choice = choice
+        self._before = before
+        self._waited_s = waited_s
+        self._proven = False
+        self.deadline = time.monotonic() + _FIRE_S
+        """time.monotonic() until which the storage call may take."""
+
+    def prove(self) -> None:
+        """Show that no DDL and no account change began meanwhile. Raises NotQuiescedError."""
+        self._connection.set_read_timeout(_FIRE_S)
+        try:
+            after = _count_changes(self._connection)
+        except MysqlError as error:
+            raise NotQuiescedError(
+                f"the server did not answer after the snapshot: {error.message}", hint="look into its log"
+            ) from None
+        changed = sorted(name for name, count in after.items() if count != self._before.get(name, 0))
+        if changed:
+            raise NotQuiescedError(
+                f"without a lock, and there was DDL or an account change during the snapshot: {', '.join(changed)}",
+                hint='try again when there is none, or use quiesce = "auto"',
+            )
+        self._proven = True
+
+    def record(self) -> QuiesceRecord:
+        """Return how it went; after `prove`."""
+        if not self._proven:
+            raise AssertionError("without proof there is no record")
+        return QuiesceRecord(
+            level="crash-consistent",
+            why=self._choice.why,
+            proof="no DDL and no account change was under way or began",
+            attempts=1,
+            waited_s=self._waited_s,
+            held_s=0.0,
+            position_from="binlog" if self._choice.tail else "nowhere",
+        )
+
+
+@contextmanager
+def lockless(
+    credentials: Credentials,
+    abilities: Abilities,
+    choice: Choice,
+    bounds: Bounds,
+    *,
+    check: Callable[[Connection], None],
+    sync: Callable[[], None],
+) -> Iterator[NoLock]:
+    """Watch the server for changes of its structure while the context lasts; the arguments are those of `locked`.
+
+    Raises NotQuiescedError if DDL is under way and does not end within lock_wait.
+    """
+    with connect(credentials) as connection:
+        check(connection)
+        connection.set_read_timeout(bounds.lock_wait_s * 3 + 5)
+        connection.execute(f"SET SESSION lock_wait_timeout = {max(int(bounds.lock_wait_s), 1)}")
+        connection.execute(f"SET SESSION wait_timeout = {_IDLE_S}")
+        sync()
+        before = _count_changes(connection)
+        asked = time.monotonic()
+        _require_no_ddl(connection, abilities)
+        # What changed before DDL was counted is seen now.
+        check(connection)
+        yield NoLock(connection, choice, before, time.monotonic() - asked)
+
+
+def _require_no_ddl(connection: Connection, abilities: Abilities) -> None:
+    """Raise NotQuiescedError if DDL or an account change is under way."""
+    try:
+        if abilities.instance_lock:
+            connection.execute("LOCK INSTANCE FOR BACKUP")
+            connection.execute("UNLOCK INSTANCE")
+            return
+        # Without PROCESS this fails, where the list of statements would only be incomplete.
+        connection.execute("SELECT COUNT(*) FROM information_schema.INNODB_TRX")
+        rows = connection.rows(
+            "SELECT ID AS id, INFO AS info FROM information_schema.PROCESSLIST "
+            "WHERE INFO IS NOT NULL AND ID <> CONNECTION_ID()"
+        )
+    except MysqlError as error:
+        connection.drop()
+        raise NotQuiescedError(
+            f"it is not sure that no DDL is under way: {error.message}",
+            hint=error.hint or "try again when it has ended (SHOW FULL PROCESSLIST)",
+        ) from None
+    running = [str(row["id"]) for row in rows if _STRUCTURE.match(code(str(row["info"])))]
+    if running:
+        raise NotQuiescedError(
+            f"DDL or an account change is under way (connection {', '.join(running)})",
+            hint='try again when it has ended, or use quiesce = "auto"',
+        )
+
+
+def _count_changes(connection: Connection) -> dict[str, int]:
+    """Return the counters of statements that change the server's structure, by their name without "Com_"."""
+    counts: dict[str, int] = {}
+    for row in connection.rows("SHOW GLOBAL STATUS LIKE 'Com\\_%'"):
+        name = str(row["Variable_name"]).lower().removeprefix("com_")
+        if name.startswith(_CHANGES) and name not in _HARMLESS:
+            counts[name] = int(str(row["Value"]))
+    return counts

@@ -1,0 +1,4 @@
+"""Throwaway and development servers on copies of a datadir.
+
+Imports `mysql.connect` and `mysql.datadir`.
+"""

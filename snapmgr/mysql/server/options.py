@@ -1,0 +1,145 @@
+"""The options of a throwaway server: those of the source that its files need, and nothing that would do any work."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+from snapmgr.mysql.datadir.layout import PATH_SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from snapmgr.mysql.datadir.copy import Copy
+    from snapmgr.mysql.server.program import ServerBinary
+
+_MIB = 1024 * 1024
+# What is left without the buffer pool, with the options below: measured 160 MiB on MySQL 9.7, 42 on MariaDB 11.8.
+_FIXED_BYTES = {"mariadb": 48 * _MIB, "mysql": 160 * _MIB}
+_SMALLEST_POOL = 32 * _MIB
+# MySQL rounds the pool up to whole chunks, which are of 128 MiB.
+_CHUNK = 8 * _MIB
+_LARGE_POOL = 1024 * _MIB
+# Where the other version does not know a setting any more (loose), it does not need it either.
+_STRICT = ("innodb_page_size", "innodb_data_file_path", "lower_case_table_names")
+
+
+def server_options(
+    binary: ServerBinary,
+    copy: Copy,
+    *,
+    memory_bytes: int,
+    run_dir: str,
+    socket: str,
+    uid: int,
+) -> list[str]:
+    """Return the options of a throwaway server: pure but for the random server id, and the program's own folders."""
+    replica = "replica" if binary.flavor == "mysql" and binary.number >= (8, 0, 26) else "slave"
+    pool = max(memory_bytes - _FIXED_BYTES[binary.flavor], _SMALLEST_POOL) // _MIB
+    options = [
+        "--no-defaults",
+        *program_folders(binary),
+        f"--datadir={copy.datadir}",
+        f"--socket={socket}",
+        f"--pid-file={run_dir}/pid",
+        f"--tmpdir={os.path.join(run_dir, 'tmp')}",
+        f"--secure-file-priv={os.path.join(run_dir, 'tmp')}",
+        "--skip-networking",
+        # The socket is private; and whether the accounts are intact is CHECK TABLE's question.
+        "--skip-grant-tables",
+        f"--skip-{replica}-start",
+        f"--relay-log={run_dir}/relay",
+        "--event-scheduler=DISABLED",
+        f"--server-id={2**31 + secrets.randbelow(2**31 - 1)}",
+        "--performance-schema=OFF",
+        "--max-connections=10",
+        "--key-buffer-size=8M",
+        f"--innodb-buffer-pool-size={pool}M",
+        "--innodb-buffer-pool-load-at-startup=OFF",
+        "--innodb-buffer-pool-dump-at-shutdown=OFF",
+        "--innodb-log-buffer-size=8M",
+        # The copy is thrown away: nothing needs to be durable, everything needs to be found broken rather than mended.
+        "--innodb-flush-log-at-trx-commit=0",
+        "--sync-binlog=0",
+        "--myisam-recover-options=OFF",
+        # Of a crash the log's last words tell enough, and symbols may take half a minute.
+        "--skip-stack-trace",
+        *(_of_mariadb(run_dir, pool) if binary.flavor == "mariadb" else _of_mysql(pool * _MIB)),
+    ]
+    if uid == 0:
+        # The source's datadir is root's, so its server ran as root: that takes saying so.
+        options.append("--user=root")
+    for name, value in copy.settings.items():
+        if name not in PATH_SETTINGS and not name.startswith(("file_key_management_", "keyring_")):
+            options.append(f"--{'' if name in _STRICT else 'loose-'}{name.replace('_', '-')}={value}")
+    options += [f"--{name.replace('_', '-')}={path}" for name, path in copy.paths.items()]
+    return [*options, *copy.log_bin_options]
+
+
+def program_folders(binary: ServerBinary) -> Iterator[str]:
+    """Yield the options for a server's own files where they lie beside its program; others know where theirs are.
+
+    A program that was unpacked into a folder of its own would else take those of the installed server, or none.
+    """
+    root = _root(binary)
+    series = ".".join(str(part) for part in binary.number[:2])
+    names = ("mariadb", "mysql") if binary.flavor == "mariadb" else ("mysql", f"mysql-{series}")
+    shares = [os.path.join(root, "share", name) for name in (*names, "")]
+    messages = next((path for path in shares if os.path.isfile(os.path.join(path, "english/errmsg.sys"))), None)
+    charsets = next((path for path in shares if os.path.isfile(os.path.join(path, "charsets/Index.xml"))), None)
+    if messages or charsets:
+        yield f"--basedir={root}"
+    if messages:
+        yield f"--lc-messages-dir={messages.rstrip('/')}"
+    if charsets:
+        yield f"--character-sets-dir={os.path.join(charsets, 'charsets')}"
+    if plugins := plugin_folder(binary):
+        yield f"--plugin-dir={plugins}"
+
+
+def plugin_folder(binary: ServerBinary) -> str | None:
+    """Return the folder of a server's plugins beside its program, if there is one."""
+    root = _root(binary)
+    names = ("mariadb", "mysql", "") if binary.flavor == "mariadb" else ("mysql", "")
+    folders = (os.path.join(root, lib, name, "plugin") for lib in ("lib", "lib64") for name in names)
+    return next((path for path in folders if os.path.isdir(path)), None)
+
+
+def _root(binary: ServerBinary) -> str:
+    return os.path.dirname(os.path.dirname(os.path.realpath(binary.path)))
+
+
+def _of_mariadb(run_dir: str, pool_mib: int) -> Iterator[str]:
+    # Else newer minor versions reserve 8 TiB of addresses, and do not start where there are not so many (User Mode
+    # Linux: 512 GiB). A larger pool that is given later raises it.
+    yield f"--loose-innodb-buffer-pool-size-max={pool_mib}M"
+    yield "--aria-recover-options=OFF"
+    yield "--aria-pagecache-buffer-size=16M"
+    yield "--expire-logs-days=0"
+    # A rotation of keys that the source was at would go on here.
+    yield "--innodb-encryption-threads=0"
+    yield f"--master-info-file={run_dir}/master.info"
+    yield f"--relay-log-info-file={run_dir}/relay-log.info"
+
+
+def _of_mysql(pool_bytes: int) -> Iterator[str]:
+    yield "--loose-mysqlx=OFF"
+    yield "--loose-persisted-globals-load=OFF"
+    yield "--loose-binlog-expire-logs-seconds=0"
+    yield "--loose-expire-logs-days=0"
+    # What was recovered is told by notes, which are off by default.
+    yield "--loose-log-error-verbosity=3"
+    # No certificates are made in the copy.
+    yield "--loose-auto-generate-certs=OFF"
+    yield "--loose-sha256-password-auto-generate-rsa-keys=OFF"
+    yield "--loose-caching-sha2-password-auto-generate-rsa-keys=OFF"
+    if pool_bytes < _LARGE_POOL:
+        yield f"--loose-innodb-buffer-pool-chunk-size={_CHUNK}"
+    yield "--loose-innodb-buffer-pool-instances=1"
+    yield "--table-open-cache=400"
+    yield "--table-definition-cache=400"
+    yield f"--loose-temptable-max-ram={16 * _MIB}"
+    yield "--loose-temptable-max-mmap=0"
+    yield "--loose-innodb-ddl-buffer-size=1M"
+    yield "--loose-binlog-transaction-dependency-history-size=1"

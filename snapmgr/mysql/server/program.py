@@ -1,0 +1,165 @@
+"""Which server program starts on a copy: of the flavor that wrote the data, and never an older one."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapmgr.contract.errors import CommandError, LackingError
+from snapmgr.mysql.connect.identity import program_of, server_processes
+from snapmgr.mysql.datadir.origin import Flavor, Origin, read_origin, version_number
+from snapmgr.system.command import CommandRunner, find_program
+from snapmgr.system.trust import changeable, exchangeable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from snapmgr.catalog.manifest import ServerRecord
+
+_NAMES: dict[str, tuple[str, ...]] = {"mariadb": ("mariadbd", "mysqld"), "mysql": ("mysqld",)}
+# Outside of PATH: Red Hat's package, and the place that MySQL's tarball names.
+_FOLDERS = ("/usr/libexec", "/usr/local/mysql/bin", "/usr/local/mariadb/bin")
+_VERSION = re.compile(r"\bVer (?P<version>\d+\.\d+\.\d+\S*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerBinary:
+    """A server program."""
+
+    path: str
+    flavor: Flavor
+    version: str
+    """As printed: "10.11.6-MariaDB-0+deb12u1", "8.4.3"."""
+
+    @property
+    def number(self) -> tuple[int, ...]:
+        """The version's first three numbers."""
+        return version_number(self.version)
+
+    def is_upgrade(self, wrote: str) -> bool:
+        """Return whether data of the version `wrote` are of another format once this program has opened them."""
+        depth = 2 if self.flavor == "mariadb" else 3
+        return bool(version_number(wrote)) and self.number[:depth] > version_number(wrote)[:depth]
+
+
+def find_server(
+    flavor: Flavor, explicit: str | None = None, *, wrote: str | None = None, ran: str | None = None
+) -> ServerBinary:
+    """Return the server program to start on data of `flavor`.
+
+    Args:
+        flavor: of the server that wrote the data.
+        explicit: the only program that may be taken; without it all that is installed is looked at, and the programs
+            of servers that run here.
+        wrote: version of the server that wrote the data. The same one is preferred, then one of its series, then the
+            nearest newer one; an older one is refused.
+        ran: path of the program that it was; looked at as well.
+
+    Raises LackingError if there is none, or only one of the other flavor or an older one: that says nothing about any
+    snapshot.
+    """
+    found, seen = _look(flavor, (explicit,) if explicit else _candidates(flavor, ran))
+    if not found:
+        raise LackingError(
+            f"no {flavor} server program to start on a copy ({'; '.join(seen)})",
+            hint=f"apt-get install {flavor}-server-core (it starts no service), or name the program in the "
+            "configuration (verify.server)",
+        )
+    if wrote is None or not version_number(wrote):
+        return found[0]
+    chosen = choose_server(found, wrote)
+    if chosen is None:
+        enough = ".".join(str(part) for part in version_number(wrote)[: 2 if flavor == "mariadb" else 3])
+        programs = ", ".join(f"{one.path} ({one.version})" for one in found)
+        raise LackingError(
+            f"the data were written by {flavor} {wrote}, which an older server must not open; found: {programs}",
+            hint=f"install {flavor} {enough} or a later one, or name its program in the configuration (verify.server)",
+        )
+    return chosen
+
+
+def choose_server(found: Sequence[ServerBinary], wrote: str) -> ServerBinary | None:
+    """Return which of the programs, all of one flavor, opens data that the version `wrote` left; None if none may.
+
+    Pure. MariaDB's formats are the same in all of a series (10.11); MySQL refuses data of any later version.
+    """
+    number = version_number(wrote)
+    fitting = [
+        one for one in found if one.number >= number or (one.flavor == "mariadb" and one.number[:2] == number[:2])
+    ]
+    return min(
+        fitting,
+        key=lambda one: (one.number != number, one.number[:2] != number[:2], one.number < number, one.number),
+        default=None,
+    )
+
+
+def _look(flavor: Flavor, candidates: Iterable[str]) -> tuple[list[ServerBinary], list[str]]:
+    """Return the programs of `flavor` among the candidates, each once, and what was wrong with the others."""
+    found: list[ServerBinary] = []
+    seen: list[str] = []
+    files: set[str] = set()
+    for name in candidates:
+        try:
+            path = name if "/" in name else find_program(name)
+            file = os.path.realpath(path)
+            if file in files:
+                continue
+            files.add(file)
+            said = CommandRunner().run([path, "--no-defaults", "--version"]).stdout
+        except (LackingError, CommandError) as error:
+            seen.append(error.message)
+            continue
+        match = _VERSION.search(said)
+        # By its own words: "mysqld" may be a symlink to MariaDB's.
+        actual: Flavor = "mariadb" if "mariadb" in said.lower() else "mysql"
+        if match and actual == flavor:
+            found.append(ServerBinary(path=path, flavor=flavor, version=match["version"]))
+        else:
+            seen.append(f"{path} is no {flavor} server: {said.strip()[:200] or 'it prints no version'}")
+    return found, seen
+
+
+def server_for(recorded: ServerRecord | None, datadir: str | os.PathLike[str], explicit: str | None) -> ServerBinary:
+    """Return the program to start on a copy at `datadir`, whose server is `recorded` if it could be asked.
+
+    Raises LackingError as `find_server`.
+    """
+    origin = read_origin(datadir)
+    if recorded is None:
+        return find_server(origin.flavor, explicit, wrote=origin.version)
+    return find_server(recorded.flavor, explicit, wrote=wrote_last(recorded, origin), ran=recorded.program)
+
+
+def wrote_last(recorded: ServerRecord, origin: Origin) -> str:
+    """Return the version of the server that last wrote the data; "" if nothing tells. Pure.
+
+    A server may be told to print any version (--version=8.0.30); MySQL's data have the true one.
+    """
+    if origin.flavor == recorded.flavor == "mysql" and origin.version:
+        return origin.version
+    return recorded.version
+
+
+def _candidates(flavor: Flavor, ran: str | None) -> Iterator[str]:
+    yield from _NAMES[flavor]
+    for folder in _FOLDERS:
+        for name in _NAMES[flavor]:
+            if os.path.isfile(path := os.path.join(folder, name)):
+                yield path
+    # What others named: as root we obey only what root has installed.
+    for path in (*([ran] if ran else []), *running_programs()):
+        with suppress(OSError):
+            if changeable(os.stat(path)) is None and exchangeable(Path(path)) is None:
+                yield path
+
+
+def running_programs(proc: Path = Path("/proc")) -> Iterator[str]:
+    """Yield the program files of the database servers that run here."""
+    for process in server_processes(proc):
+        if path := program_of(int(process.name), proc):
+            yield path

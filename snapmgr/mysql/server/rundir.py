@@ -1,0 +1,125 @@
+"""What a server on a copy runs as and in: the datadir's owner, its mounts, a folder for its socket, log and others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from snapmgr.contract.errors import LackingError, StorageError, VerificationError
+from snapmgr.system.command import CommandRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import BinaryIO
+
+LOG = "server.log"
+"""What the server prints, in its folder."""
+COVER_FAILED = 97
+"""Exit code of a program that was to be `covered` and could not be."""
+# Takes file systems out up to the first "--", then mounts folders over others, pairs up to the second.
+_COVER = (
+    'while [ "$1" != -- ]; do umount --lazy "$1" || :; shift; done; shift; '
+    f'while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit {COVER_FAILED}; shift 2; done; shift; exec "$@"'
+)
+# sun_path has 108 bytes; clients cut or refuse at different lengths before that.
+_SOCKET_LIMIT = 100
+
+
+def owner_of(datadir: str) -> tuple[int, int]:
+    """Return the user and group that a server on a copied datadir runs as: the datadir's own.
+
+    Raises VerificationError if root owns the folder and somebody else files in it, LackingError without the right.
+    """
+    facts = os.stat(datadir)
+    if facts.st_uid == 0:
+        others = {entry.stat(follow_symlinks=False).st_uid for entry in os.scandir(datadir)} - {0}
+        if others:
+            raise VerificationError(
+                f"the datadir {datadir} belongs to root, but files in it to user {min(others)}: no server could use it"
+            )
+    if os.geteuid() not in (0, facts.st_uid):
+        raise LackingError(
+            f"the datadir {datadir} belongs to user {facts.st_uid}, and only root can start a server as that user",
+            hint="run snapmgr as root",
+        )
+    return facts.st_uid, facts.st_gid
+
+
+def as_user(uid: int, gid: int) -> list[str]:
+    """Return what stands before a program and its arguments so that it runs as this user: nothing without root."""
+    if os.geteuid() != 0:
+        return []
+    return ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--"]
+
+
+def covered(covers: Sequence[tuple[str, str]], out: Iterable[str] = ()) -> list[str]:
+    """Return what stands before a program so that it sees folders of a copy at other paths; nothing without `covers`.
+
+    It runs in a mount namespace of its own. As root only.
+
+    Args:
+        covers: pairs of a folder and the path to mount it over, as `snapmgr.mysql.datadir.copy.Copy.covers`.
+        out: points of mounts that are taken out of the namespace first, in this order.
+    """
+    if not covers:
+        return []
+    pairs = [path for pair in covers for path in pair]
+    return ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _COVER, "sh", *out, "--", *pairs, "--"]
+
+
+def make_run_dir(run_dir: str, uid: int, gid: int, *, mode: int = 0o700) -> tuple[str, BinaryIO]:
+    """Make the folder for the socket and temporary files, and the log in it; return the socket's path and the log.
+
+    The folder itself is given away last, with `mode`: from then on its owner may lay symlinks there.
+    """
+    socket = os.path.join(run_dir, "s")
+    if len(os.fsencode(socket)) >= _SOCKET_LIMIT:
+        raise LackingError(f"{socket} is too long for a socket", hint="choose a shorter runtime folder")
+    os.makedirs(run_dir, mode=0o700, exist_ok=True)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(run_dir, flags)
+    try:
+        with suppress(FileExistsError):
+            os.mkdir("tmp", 0o700, dir_fd=fd)
+        inner = os.open("tmp", flags, dir_fd=fd)
+        try:
+            _give(inner, uid, gid, 0o700)
+        finally:
+            os.close(inner)
+        # Always a new file: an older one is its owner's, who may have linked it to anything.
+        with suppress(FileNotFoundError):
+            os.unlink(LOG, dir_fd=fd)
+        log = os.open(LOG, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
+        _give(fd, uid, gid, mode)
+    finally:
+        os.close(fd)
+    return socket, os.fdopen(log, "r+b", buffering=0)
+
+
+def _give(fd: int, uid: int, gid: int, mode: int) -> None:
+    os.fchmod(fd, mode)
+    if os.geteuid() == 0:
+        os.fchown(fd, uid, gid)
+
+
+def check_reachable(datadir: str, run_dir: str, uid: int, gid: int) -> None:
+    """Raise LackingError if a folder above is closed to the owner: the server would call that damage."""
+    for path in (os.path.dirname(datadir), run_dir):
+        if CommandRunner().run([*as_user(uid, gid), "test", "-x", path], ok=(0, 1)).returncode != 0:
+            raise LackingError(
+                f"user {uid}, who owns the datadir, cannot reach {path}",
+                hint="the folders above it must be open for passing through (chmod o+x)",
+            )
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a server's folder and all in it; nothing if it is gone. Raises StorageError."""
+    # By descriptors: it is the server's user's, who may lay symlinks there.
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageError(f"cannot remove {folder}: {error}", hint="look who uses it, and remove it") from None

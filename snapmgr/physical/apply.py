@@ -1,0 +1,77 @@
+"""A physical backup on its way to a server: its own tool applies the redo log, on a clone or a copy."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from snapmgr.contract.errors import LackingError, NoRoomError, StorageError, VerificationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from snapmgr.catalog.manifest import Manifest
+    from snapmgr.context import Context
+    from snapmgr.stage.tool import Progress
+
+
+_MIB = 1 << 20
+
+
+class ShownProgress:
+    """Shows how far a tool is: in MiB where it is known how much there is to do, else each phase as it begins."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._phase = ""
+
+    def __call__(self, progress: Progress) -> None:
+        """Show it."""
+        if progress.expected_bytes:
+            total = -(-progress.expected_bytes // _MIB)
+            self._ctx.progress(f"{progress.phase}, MiB", min(progress.done_bytes // _MIB, total), total)
+        elif progress.phase != self._phase:
+            self._ctx.tell(progress.phase)
+        self._phase = progress.phase
+
+
+def make_ready(ctx: Context, manifest: Manifest, folder: Path, *, memory_bytes: int, time_limit_s: float) -> bool:
+    """Let a server start on `folder`, a clone or copy of a snapshot; return whether there was anything to do for it.
+
+    Nothing is to be done for snapshots that are no physical backups, or were prepared before. Raises LackingError
+    without the tool or without room, VerificationError if the tool fails: what it was given does not restore.
+    """
+    record, server = manifest.physical, manifest.server
+    if record is None or server is None or record.state == "prepared":
+        return False
+    from snapmgr.stage.owner import give_owner  # noqa: PLC0415 - for physical backups alone
+    from snapmgr.stage.request import FullError  # noqa: PLC0415
+    from snapmgr.stage.tool import ApplyRequest, choose_tool, require_tool  # noqa: PLC0415
+
+    tool = choose_tool(record.tool, server.flavor, server.version, server_program=server.program)
+    require_tool(tool)
+    ctx.tell(f"{tool.name} applies the redo log")
+    owner = os.stat(folder)
+    try:
+        tool.apply(
+            ApplyRequest(
+                folder=str(folder),
+                log=str(ctx.catalog.tool_log(manifest.id)),
+                increment=None,
+                redo_only=False,
+                use_memory_bytes=memory_bytes,
+                options=(),
+                time_limit_s=time_limit_s,
+                progress=ShownProgress(ctx),
+            )
+        )
+    except (LackingError, NoRoomError):
+        raise
+    except FullError as error:
+        # It says nothing of the snapshot.
+        raise LackingError(f"there is no room to apply the redo log: {error.message}", hint=error.hint) from error
+    except StorageError as error:
+        raise VerificationError(f"the redo log could not be applied: {error.message}", hint=error.hint) from error
+    give_owner(folder, owner.st_uid, owner.st_gid)
+    ctx.catalog.tool_log(manifest.id).unlink(missing_ok=True)
+    return True

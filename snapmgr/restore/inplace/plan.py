@@ -1,0 +1,172 @@
+"""What ``restore --in-place`` would do, and all that stands in its way. Looks only."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from snapmgr.catalog.inplace import reversions
+from snapmgr.catalog.store import attached_error
+from snapmgr.contract.abilities import Revertible
+from snapmgr.contract.errors import BusyError, InUseError, LackingError, SnapmgrError, StorageError
+from snapmgr.keep.delete import examine as examine_deletion
+from snapmgr.mysql.lock.stopped import server_process
+from snapmgr.restore.inplace.remount import lies_on, mounts_of, require_free
+from snapmgr.system.host import machine_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from snapmgr.catalog.manifest import Manifest, Member
+    from snapmgr.catalog.store import Entry
+    from snapmgr.context import Context
+    from snapmgr.contract.records import Mount, Reason, RevertPlan, SnapshotRef
+
+
+@dataclass(frozen=True, kw_only=True)
+class OriginPlan:
+    """What becomes of one origin."""
+
+    member: Member
+    storage: RevertPlan
+    mounts: tuple[Mount, ...]
+    beside: tuple[str, ...] | None
+    """What is on the volume beside the source, by path in it: it goes back, too. None: it cannot be seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What an in-place restore would do."""
+
+    entry: Entry
+    origins: tuple[OriginPlan, ...]
+    jobs: tuple[str, ...]
+    """Whose snapshots are of these origins; the snapshot's own first."""
+    rules: tuple[str, ...]
+    """What protects the snapshot, if it is used up: "newest READY", "newest VERIFIED", "pinned"."""
+    obstacles: tuple[SnapmgrError, ...]
+    """Why it would be refused now."""
+
+    @property
+    def consumes(self) -> bool:
+        """Whether the snapshot is used up."""
+        return any(origin.storage.consumes for origin in self.origins)
+
+
+def plan_revert(ctx: Context, entry: Entry, *, force: bool = False) -> Plan:
+    """Return what putting the origins of a snapshot back would do, and all that stands in its way. Changes nothing.
+
+    `force` goes on where other snapshots may be lost. Raises StorageError for one that is not READY, or whose storage
+    cannot do it at all; NotFoundError if the snapshot or its origin is gone; LackingError without root.
+    """
+    manifest = entry.manifest
+    manifest.require_ready("restored in place")
+    if os.geteuid() != 0:
+        raise LackingError("putting a volume back in place needs root", hint="run it as root")
+    origins = tuple(_plan_origin(ctx, manifest, member) for member in manifest.members)
+    ids = {member.ref.volume_id for member in manifest.members}
+    entries = [one.manifest for one in ctx.catalog.entries()[0]]
+    jobs = {one.job for one in entries if any(member.ref.volume_id in ids for member in one.members)} - {manifest.job}
+    plan = Plan(
+        entry=entry,
+        origins=origins,
+        jobs=(manifest.job, *sorted(jobs)),
+        rules=(),
+        obstacles=(),
+    )
+    rules = examine_deletion(ctx, [manifest.id])[0].rules if plan.consumes else ()
+    return replace(plan, rules=rules, obstacles=tuple(_obstacles(ctx, plan, entries, force=force)))
+
+
+def _plan_origin(ctx: Context, manifest: Manifest, member: Member) -> OriginPlan:
+    storage = revertible(ctx, member.ref, manifest.id).revert_plan(member.ref)
+    mounts = mounts_of(ctx, storage.number)
+    return OriginPlan(member=member, storage=storage, mounts=mounts, beside=_beside(member, mounts))
+
+
+def revertible(ctx: Context, ref: SnapshotRef, snapshot_id: str) -> Revertible:
+    """Return the backend of a member as one that can put origins back. Raises StorageError if it cannot."""
+    backend = ctx.backend(ref.backend)
+    if not isinstance(backend, Revertible):
+        raise StorageError(
+            f"{ref.backend} cannot put an origin back in its place",
+            hint=f"stop the server, move the old files away, then: snapmgr restore {snapshot_id} DEST",
+        )
+    return backend
+
+
+def _beside(member: Member, mounts: Sequence[Mount]) -> tuple[str, ...] | None:
+    whole = next((mount.point for mount in mounts if mount.root == "/"), None)
+    if whole is None:
+        return None
+    try:
+        return tuple(_outside(whole, "", {member.subpath, *member.places.values()}))
+    except OSError:
+        return None
+
+
+def _outside(root: str, folder: str, places: set[str]) -> Iterator[str]:
+    """Yield what is in `folder` and in none of `places`, all as paths from `root`: the topmost names only."""
+    if "" in places or folder in places:
+        return
+    for name in sorted(os.listdir(os.path.join(root, folder))):
+        path = os.path.join(folder, name)
+        if path == "lost+found" or path in places:
+            continue
+        if any(place.startswith(path + "/") for place in places):
+            yield from _outside(root, path, places)
+        else:
+            yield path
+
+
+def _obstacles(ctx: Context, plan: Plan, entries: Sequence[Manifest], *, force: bool) -> Iterator[SnapmgrError]:
+    manifest = plan.entry.manifest
+    if manifest.machine_id != machine_id():
+        yield StorageError(
+            f"snapshot {manifest.id} was taken on another machine ({manifest.machine_id})",
+            hint="what it would be put back to is not what it was taken of: restore it to a folder",
+        )
+    for record in reversions(ctx.catalog):
+        if set(record.jobs) & set(plan.jobs):
+            yield BusyError(
+                f"another restore in place is under way or was cut short: of {record.snapshot_id}",
+                hint=f"complete it first: snapmgr restore {record.snapshot_id} --in-place",
+            )
+    yield from _leases(ctx, plan, entries)
+    if manifest.source == "mysql" and os.path.isdir(manifest.path):
+        pid = server_process(manifest.path)
+        if pid is not None:
+            yield InUseError(f"a server (pid {pid}) runs on {manifest.path}", hint="stop it first")
+    for origin in plan.origins:
+        yield from _of_origin(ctx, origin, force=force)
+
+
+def _of_origin(ctx: Context, origin: OriginPlan, *, force: bool) -> Iterator[SnapmgrError]:
+    storage = origin.storage
+    yield from (_refusal(reason) for reason in storage.blocked)
+    if not force:
+        for reason in storage.loses:
+            yield StorageError(reason.what, hint=f"{reason.hint}; --force goes on all the same")
+    if lies_on(str(ctx.config.state_dir), storage.number):
+        yield InUseError(
+            f"the state directory {ctx.config.state_dir} is on {storage.origin}: it would go back, too",
+            hint="move it to another file system (state_dir in the configuration)",
+        )
+    try:
+        require_free(ctx, storage.number)
+    except InUseError as error:
+        yield error
+
+
+def _leases(ctx: Context, plan: Plan, entries: Sequence[Manifest]) -> Iterator[SnapmgrError]:
+    """Yield who uses the snapshot, or another one that its merge writes to: one of the same origin."""
+    origins = {origin.member.ref.volume_id for origin in plan.origins if origin.storage.consumes}
+    used = {one.id for one in entries if any(member.ref.volume_id in origins for member in one.members)}
+    for lease in ctx.catalog.leases()[0]:
+        if lease.snapshot_id in used | {plan.entry.manifest.id}:
+            yield attached_error(lease)
+
+
+def _refusal(reason: Reason) -> StorageError:
+    return StorageError(reason.what, hint=reason.hint)

@@ -1,0 +1,113 @@
+"""Facts about this host and its processes that outlive a pid."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process, named so that a reused pid is not taken for it."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+_REGRESSED, _CURED = (4, 9), (5, 6)
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+def boot_id() -> str:
+    """Return the kernel's id of this boot: mounts, loop devices and pids of another one are gone."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def machine_id() -> str:
+    """Return this machine's id (machine-id(5)), or its host name where it has none."""
+    return lasting_machine_id() or os.uname().nodename
+
+
+def lasting_machine_id() -> str | None:
+    """Return this machine's id (machine-id(5)); None where it has none, as in many containers, whose names change."""
+    for path in (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id")):
+        try:
+            text = path.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if text and text != "uninitialized":
+            return text
+    return None
+
+
+def regression_side(kernel: str) -> Literal["before", "within", "after"]:
+    """Given a kernel's release ("5.4.0-150-generic"), return on which side of ext4's O_DIRECT regression it is.
+
+    "within": Linux 4.9 to 5.5, where writes in place keep synchronous reads of the same file out ("ext4: Allow parallel
+    DIO reads" until they share the lock again). A distribution may have taken the cure back into an older kernel: that
+    the number does not show. Raises ValueError for what begins with no version.
+    """
+    version = re.match(r"(\d+)\.(\d+)", kernel)
+    if version is None:
+        raise ValueError(f"{kernel!r} is no release of a kernel")
+    number = int(version[1]), int(version[2])
+    if number < _REGRESSED:
+        return "before"
+    return "within" if number < _CURED else "after"
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot (field 22 of proc(5) stat), or None if it is gone.
+
+    A zombie is gone: it does nothing any more.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name, in parentheses, may hold spaces and parentheses itself.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in {b"Z", b"X"} else int(fields[19])
+
+
+def this_process(pid: int | None = None) -> Process:
+    """Return the identity of a living process, by default ours."""
+    pid = os.getpid() if pid is None else pid
+    return Process(pid=pid, start_ticks=start_ticks(pid) or 0, boot_id=boot_id())
+
+
+def is_alive(process: Process) -> bool:
+    """Whether that very process still runs."""
+    return process.boot_id == boot_id() and start_ticks(process.pid) == process.start_ticks
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold back the signals that end a run while the context lasts; they arrive at its end. For short, whole steps."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+def keep_only(fds: set[int]) -> None:
+    """Close every descriptor but `fds`; stdin, stdout and stderr become /dev/null.
+
+    For a forked helper: one that hangs for hours must not hold a lock, a socket, or the pipe that cron reads.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    kept = sorted(fds | {0, 1, 2})
+    for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(low + 1, high)

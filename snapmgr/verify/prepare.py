@@ -1,0 +1,234 @@
+"""Preparing: a writable clone, recovered by a throwaway server and cleanly shut down, kept mounted."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapmgr.access.attach import attach, copies, data_path, place_of, release_or_tell, room_wanted
+from snapmgr.access.autoextend import relieved
+from snapmgr.capacity.lost import require_believable
+from snapmgr.config.model import Verify
+from snapmgr.contract.errors import ConfigError, VerificationError
+from snapmgr.mysql.datadir.origin import read_origin
+from snapmgr.mysql.datadir.plainfile import open_plain
+from snapmgr.mysql.datadir.relocation import server_options
+from snapmgr.mysql.lock.position import read_gtid
+from snapmgr.mysql.server.program import server_for
+from snapmgr.mysql.server.throwaway import run_folder, throwaway
+from snapmgr.physical.apply import make_ready
+from snapmgr.system.host import signals_held
+from snapmgr.tree.kernel import sync_file_system
+
+if TYPE_CHECKING:
+    from snapmgr.catalog.manifest import Lease, Manifest
+    from snapmgr.catalog.store import Entry
+    from snapmgr.context import Context
+
+# What MariaDB's and MySQL's InnoDB, Aria, and the binary log's coordinator print when they have something to recover.
+_RECOVERY = re.compile(
+    r"Starting crash recovery|Log scan progressed|Recovering after a crash|Aria engine: starting recovery|"
+    r"Doing recovery|XA crash recovery|was not shut ?down normally|Applying a batch of [1-9]\d* redo log records",
+    re.IGNORECASE,
+)
+_SHUTDOWN_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A datadir that was cleanly shut down, and what it is."""
+
+    lease: Lease
+    data_path: Path
+    server: str
+    """Flavor and version of the program that recovered it."""
+    recovered: bool
+    """Whether there was anything to recover: a stopped server's data have nothing."""
+    server_uuid: str | None
+    """MySQL: the new one, which differs from the source's. MariaDB has none."""
+    gtid: str
+    """Of the recovered server; "" without binary logs."""
+    options: tuple[str, ...]
+    """What a server on it has to be told, every path included; empty where no server was asked for them."""
+    duration_s: float
+
+
+def prepare(
+    ctx: Context,
+    entry: Entry,
+    how: Verify | None = None,
+    *,
+    pool_bytes: int | None = None,
+    point: Path | None = None,
+) -> Prepared:
+    """Mount a writable clone of a READY snapshot, let a throwaway server recover it and shut it down cleanly.
+
+    Args:
+        ctx: the job's surroundings.
+        entry: the snapshot of a database.
+        how: the job's verify table: program, options, memory and time limit are taken from it.
+        pool_bytes: size of the server's buffer pool; by default what the memory of `how` leaves for it.
+        point: where to mount it; by default a fresh folder in the scratch directory.
+
+    The proof: the server is started once more and finds nothing to recover. The clone stays mounted until `umount`; the
+    snapshot does not change. An interrupted or failed prepare leaves nothing.
+
+    Raises ConfigError for a directory's snapshot, StorageError if it is not READY, VerificationError if it does not
+    recover, LackingError if this machine is why (no server program, no memory, no room).
+    """
+    manifest = entry.manifest
+    if manifest.source == "directory":
+        raise ConfigError(
+            f"{manifest.id} is of a directory: only a database's files have to be recovered",
+            hint=f"snapmgr mount {manifest.short_id}",
+        )
+    how = how or Verify()
+    start = time.monotonic()
+    lease = attach(ctx, entry, writable=True, why="prepare", point=point)
+    with room_wanted(f"prepare snapshot {manifest.id}"):
+        try:
+            recovery = _Recovery(ctx, manifest, lease, how, pool_bytes)
+            with relieved(ctx, manifest):
+                applied = make_ready(
+                    ctx,
+                    manifest,
+                    data_path(lease),
+                    memory_bytes=pool_bytes or how.memory_bytes,
+                    time_limit_s=how.time_limit_s,
+                )
+                recovered, last = recovery.run()
+                recovered |= applied
+            require_believable(ctx, lease, manifest)
+            with signals_held():
+                lease = replace(lease, why="mount")
+                ctx.catalog.write_lease(lease)
+        except BaseException:
+            if lease.why == "prepare":
+                release_or_tell(ctx, lease)
+            raise
+    return Prepared(
+        lease=lease,
+        data_path=data_path(lease),
+        server=f"{recovery.binary.flavor} {recovery.binary.version}",
+        recovered=recovered,
+        server_uuid=last.server_uuid,
+        gtid=last.gtid,
+        options=recovery.server_options(),
+        duration_s=time.monotonic() - start,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One start of the server, to its clean end."""
+
+    log: str
+    gtid: str
+    server_uuid: str | None
+
+
+class _Recovery:
+    """A throwaway server on an attached clone."""
+
+    def __init__(self, ctx: Context, manifest: Manifest, lease: Lease, how: Verify, pool_bytes: int | None) -> None:
+        self._ctx = ctx
+        self._recorded = manifest.server
+        self._datadir = manifest.path
+        self._data = data_path(lease)
+        self._there = copies(lease, manifest)
+        self._how = how
+        self._absent = manifest.absent
+        self.binary = server_for(manifest.server, self._data, how.server)
+        # The last one given wins.
+        pool = (f"--innodb-buffer-pool-size={pool_bytes}",) if pool_bytes is not None else ()
+        self._options = (*how.options, *pool, "--innodb-fast-shutdown=1")
+
+    def run(self) -> tuple[bool, _Run]:
+        """Recover, shut down, and prove it; return whether there was something to recover, and the last start."""
+        self._ctx.tell(f"recovering with {self.binary.flavor} {self.binary.version}")
+        wrote = self._recorded.version if self._recorded is not None else read_origin(self._data).version
+        if self.binary.is_upgrade(wrote):
+            self._ctx.tell(f"warning: {wrote} wrote the data; afterwards no server older than this one can open them")
+        first = self._start()
+        self._ctx.tell("recovered and shut down; starting once more: is there anything left to recover?")
+        second = self._start()
+        left = _RECOVERY.search(second.log)
+        if left is not None:
+            raise VerificationError(
+                f"after a clean shutdown the server had to recover again: {left[0]!r} in its log",
+                hint="look at it: snapmgr verify, snapmgr mount; this should not happen",
+            )
+        self._settle_indexes()
+        fd = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sync_file_system(fd)
+        finally:
+            os.close(fd)
+        return _RECOVERY.search(first.log) is not None, second
+
+    def server_options(self) -> tuple[str, ...]:
+        """Return the options of a server that is to run on the clone."""
+        if self._recorded is None:
+            return ()
+        return server_options(
+            self._recorded,
+            lambda path: str(place_of(path, self._there) or path),
+            places=self._there.keys(),
+            absent=self._absent,
+        )
+
+    def _start(self) -> _Run:
+        with (
+            run_folder(self._ctx.config.scratch_dir) as run_dir,
+            throwaway(
+                self.binary,
+                self._data,
+                settings=self._recorded.settings if self._recorded else {},
+                memory_bytes=self._how.memory_bytes,
+                run_dir=run_dir,
+                options=self._options,
+                originals=self._there,
+                time_limit_s=self._how.time_limit_s,
+            ) as server,
+        ):
+            with server.connect() as connection:
+                gtid = read_gtid(connection, self.binary.flavor)
+                mysql = self.binary.flavor == "mysql"
+                uuid = str(connection.value("SELECT @@GLOBAL.server_uuid")) if mysql else None
+            if not server.shutdown(time_limit_s=_SHUTDOWN_S):
+                raise VerificationError(
+                    f"the server on the clone did not shut down cleanly: {server.excerpt()}",
+                    hint="is there room on the clone's file system?",
+                )
+            log = server.log_text()
+        return _Run(log=log, gtid=gtid, server_uuid=uuid)
+
+    def _settle_indexes(self) -> None:
+        """Let the indexes of the binary and the relay logs name the clone's: a replica would purge live ones."""
+        settings = self._recorded.settings if self._recorded is not None else {}
+        for kind in ("log_bin", "relay_log"):
+            if base := settings.get(f"{kind}_basename"):
+                self._settle_index(
+                    self._where(settings.get(f"{kind}_index", f"{base}.index")), self._where(base).parent
+                )
+
+    def _settle_index(self, index: Path, logs: Path) -> None:
+        inside = logs == self._data or self._data in logs.parents
+        prefix = Path("./", logs.relative_to(self._data)) if inside else logs
+        with suppress(FileNotFoundError), open_plain(str(index), write=True) as file:
+            lines = [line for line in file.read().splitlines() if line]
+            file.seek(0)
+            for line in lines:
+                name = os.fsdecode(os.path.basename(line))
+                file.write(os.fsencode(f"./{prefix / name}" if inside else str(prefix / name)) + b"\n")
+            file.truncate()
+
+    def _where(self, path: str) -> Path:
+        """Given a path from the datadir, return where its copy is; in the datadir if its folder is not in the clone."""
+        copy = place_of(os.path.join(self._datadir, path), self._there)
+        return copy if copy is not None and copy.parent.is_dir() else self._data / os.path.basename(path)
