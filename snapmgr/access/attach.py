@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.access.autoextend import relieved
-from snapmgr.capacity.lost import refuse_lost
+from snapmgr.access.autoextend import auto_extended
+from snapmgr.capacity.lost import require_not_overflowed
 from snapmgr.catalog.inplace import refuse_reverted
 from snapmgr.catalog.manifest import Lease, LeasePart
 from snapmgr.contract.errors import ConfigError, InUseError, LackingError, NotFoundError, SnapmgrError, StorageError
@@ -50,7 +50,8 @@ def attach(
 
     Writable means a clone: the original never changes. The members of a set are mounted in folders of the point.
     Without root nothing can be mounted, so there a clone's own folder is the point. Raises StorageError for a snapshot
-    that is not READY, or where a symlink leads out of it, LostError for one that ran full, and what the backend raises.
+    that is not READY, or where a symlink leads out of it, LostError for one that overflowed (it stays as it is: see
+    `snapmgr.capacity.lost.removing_if_lost`), and what the backend raises.
     """
     manifest = entry.manifest
     manifest.require_ready("attached")
@@ -115,7 +116,7 @@ def _new_lease(
 def _require_sound(ctx: Context, lease: Lease, manifest: Manifest) -> None:
     _require_answer(ctx, lease)
     refuse_reverted(ctx.catalog, manifest.id)
-    refuse_lost(ctx, manifest)
+    require_not_overflowed(ctx, manifest)
 
 
 @contextmanager
@@ -326,7 +327,7 @@ def attached(ctx: Context, entry: Entry, *, writable: bool = True, why: Purpose 
     """
     lease = attach(ctx, entry, writable=writable, why=why)
     try:
-        with relieved(ctx, entry.manifest):
+        with auto_extended(ctx, entry.manifest):
             yield lease
     finally:
         try:

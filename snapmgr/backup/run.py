@@ -13,7 +13,7 @@ from snapmgr.backup.fire import fire
 from snapmgr.backup.publish import publish
 from snapmgr.backup.sweep import sweep
 from snapmgr.backup.trigger import Trigger
-from snapmgr.capacity.read import look_at_gauges
+from snapmgr.capacity.read import sample_capacity
 from snapmgr.catalog.manifest import Manifest, Member, new_id
 from snapmgr.contract.errors import LaterStepError, LostError, SnapmgrError
 from snapmgr.source.locate import locate_source
@@ -93,7 +93,7 @@ def backup(ctx: Context, job: Job) -> Manifest:
                 require_answer(volume.path)
             manifest = _take(ctx, job, source)
         # The first sample of its room.
-        look_at_gauges(ctx, (manifest,))
+        sample_capacity(ctx, (manifest,))
     if left:
         raise LaterStepError(
             f"snapshot {manifest.id} is READY, but {_remarks(left)}",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from snapmgr.access.attach import release
 from snapmgr.access.deletion import delete, intended_pools, remove_traces
 from snapmgr.backup.publish import publish
-from snapmgr.capacity.lost import settle_losses
+from snapmgr.capacity.lost import mark_all_lost
 from snapmgr.catalog.inplace import refuse_reverting
 from snapmgr.catalog.manifest import Manifest
 from snapmgr.contract.errors import SnapmgrError, StorageError
@@ -53,7 +53,7 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
         elif manifest.state == "deleting":
             ctx.tell(f"{manifest.id}: finishing its deletion")
             attempt(partial(delete, ctx, manifest.id))
-    lost = settle_losses(ctx, [entry.manifest for entry in ctx.catalog.entries(job)[0]])
+    lost = mark_all_lost(ctx, [entry.manifest for entry in ctx.catalog.entries(job)[0]])
     return (*failures, *lost)
 
 

@@ -65,14 +65,14 @@ def command(session: Session, snapshot: str) -> int:
 
 def _readings(ctx: Context, manifest: Manifest, now: datetime) -> tuple[Reading, ...]:
     """Return how full its own room is, as it was seen last; of a job that is not configured with the default limits."""
-    from snapmgr.capacity.read import read_fills
-    from snapmgr.capacity.series import limits_of, read_gauges
+    from snapmgr.capacity.read import read_capacities
+    from snapmgr.capacity.series import capacity_limits, readings_of
     from snapmgr.config.model import Job
 
     if manifest.state != "ready":
         return ()
     job = ctx.config.jobs.get(manifest.job) or Job(source=manifest.source)
-    found = read_gauges((manifest,), read_fills(ctx.catalog, (manifest,)), limits_of(job, now), now)
+    found = readings_of((manifest,), read_capacities(ctx.catalog, (manifest,)), capacity_limits(job, now), now)
     return tuple(one for one in found if one.series.native_id)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class Filling(Protocol):
+class CapacityReporting(Protocol):
     """A storage whose snapshots are lost, or whose origins cannot be written, when something runs full."""
 
     def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
@@ -35,7 +35,7 @@ class Filling(Protocol):
         that is not there raises StorageError.
         """
 
-    def relieve(self, ref: SnapshotRef) -> str | None:
+    def auto_extend(self, ref: SnapshotRef) -> str | None:
         """Give a snapshot more room if it is filling up and the configuration allows it; return in words what was done.
 
         None if nothing was to be done. Raises StorageError if there is no room to give, NotFoundError if it is gone.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from snapmgr.access.note import decode_note
-from snapmgr.capacity.series import was_lost
+from snapmgr.capacity.series import was_overflowed
 from snapmgr.catalog.manifest import GONE
 from snapmgr.contract.errors import CatalogError
 from snapmgr.doctor.deadruns import dead_runs
@@ -205,7 +205,7 @@ def _broken(facts: Facts, view: _View, entry: Entry) -> Iterator[Finding]:
         elif there:
             yield rest_of_set(entry, there)
         return
-    if was_lost(manifest) and len(manifest.members) > 1:
+    if was_overflowed(manifest) and len(manifest.members) > 1:
         lost = lost_members(facts, entry)
         if lost:
             what = f"{', '.join(lost)} of {manifest.id} ran full, and is still there"

@@ -8,8 +8,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from snapmgr.capacity.read import read_fill
-from snapmgr.capacity.series import WHEN_FULL, add_sample, alarm, forecast, limits_of
+from snapmgr.capacity.read import read_capacity
+from snapmgr.capacity.series import WHEN_FULL, add_sample, alarm, capacity_limits, forecast
 from snapmgr.config.plugins import list_plugins, make_backend
 from snapmgr.contract.errors import SnapmgrError
 from snapmgr.contract.units import format_size
@@ -252,14 +252,14 @@ def _caveats(source: Source) -> Iterator[str]:
 
 def _examine_headroom(ctx: Context, job: Job, volume: Volume) -> Iterator[Finding]:
     now = datetime.now(UTC)
-    known = read_fill(ctx.catalog, volume.pool)
+    known = read_capacity(ctx.catalog, volume.pool)
     for reservoir in ctx.backend(volume.backend).headroom(volume):
         series = add_sample(known.of_name(reservoir.name) if known is not None else None, reservoir, now)
         foreseen = forecast(series, now)
         what = f"{reservoir.name}: {format_size(reservoir.used_bytes)} of {format_size(reservoir.size_bytes)} used"
         if foreseen.full_at is not None:
             what += f", {foreseen.words(now)}"
-        if alarm(series, foreseen, limits_of(job, now), now) is None:
+        if alarm(series, foreseen, capacity_limits(job, now), now) is None:
             yield _finding(job, "ok", what)
             continue
         if reservoir.wanted_bytes:

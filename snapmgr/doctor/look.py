@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.access.attach import part_point
-from snapmgr.capacity.read import attachment_problem, peek
-from snapmgr.capacity.series import limits_of
+from snapmgr.capacity.read import attachment_problem, sample_pool
+from snapmgr.capacity.series import capacity_limits
 from snapmgr.catalog.inplace import reversions
 from snapmgr.catalog.manifest import GONE, SCHEMA
 from snapmgr.config.plugins import list_plugins
@@ -72,7 +72,7 @@ def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -
         now=now,
         exists=catalog.path.exists(),
         jobs=frozenset(ctx.config.jobs),
-        limits={job.name: limits_of(job, now) for job in ctx.config.jobs.values()},
+        limits={job.name: capacity_limits(job, now) for job in ctx.config.jobs.values()},
         entries=tuple(sorted((*entries, *sound), key=lambda entry: entry.manifest.created_at)),
         leases=tuple(_lease_facts(ctx, lease, mounts) for lease in leases),
         files=(
@@ -121,7 +121,7 @@ def _read_pools(ctx: Context, pools: Iterable[Pool], named: Iterable[Pool]) -> I
     for pool, expected in everywhere.values():
         try:
             found = ctx.backend(pool.backend).inventory((pool,))
-            yield PoolFacts(pool=pool, found=found, fill=peek(ctx, pool), expected=expected)
+            yield PoolFacts(pool=pool, found=found, capacity=sample_pool(ctx, pool), expected=expected)
         except SnapmgrError as error:
             yield PoolFacts(pool=pool, error=error, expected=expected)
 
@@ -294,7 +294,7 @@ def _stray_files(catalog: Catalog, known: set[str], damaged: list[Damaged]) -> I
     snapshots = [path for path in _listed(catalog.path / "snapshots") if path.is_dir() and not path.is_symlink()]
     for folder in (
         catalog.path,
-        *(catalog.path / name for name in ("leases", "schedules", "restores", "reversions", "gauges")),
+        *(catalog.path / name for name in ("leases", "schedules", "restores", "reversions", "capacity")),
         *snapshots,
     ):
         for path in _listed(folder):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from snapmgr.access.attach import attached, copies, data_path, room_wanted
+from snapmgr.capacity.lost import removing_if_lost
 from snapmgr.catalog.store import Entry
 from snapmgr.config.model import Verify
 from snapmgr.contract.errors import LackingError
@@ -28,7 +29,11 @@ def with_recovered_position(ctx: Context, manifest: Manifest) -> Manifest:
     # To be attached it has to look READY; on disk it is not yet.
     entry = Entry(manifest=manifest.with_state("ready"), verification=None)
     try:
-        with room_wanted(f"read the position of {manifest.id}"), attached(ctx, entry, why="position") as lease:
+        with (
+            removing_if_lost(ctx, manifest),
+            room_wanted(f"read the position of {manifest.id}"),
+            attached(ctx, entry, why="position") as lease,
+        ):
             binary = server_for(manifest.server, data_path(lease), None)
             ctx.tell(f"starting {binary.flavor} {binary.version} on a clone, to learn its position")
             with (

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from snapmgr.access.attach import attached, data_path, reached
+from snapmgr.capacity.lost import removing_if_lost
 from snapmgr.contract.abilities import FolderCloning
 from snapmgr.stage.prepare.preparing import plan, prepare_folder
 
@@ -55,5 +56,8 @@ def _reached(ctx: Context, entry: Entry) -> Iterator[tuple[str, Backend | None]]
         with reached(ctx, entry, why="prepare") as folder:
             yield folder, backend
     else:
-        with attached(ctx, entry, writable=False, why="prepare") as lease:
+        with (
+            removing_if_lost(ctx, entry.manifest),
+            attached(ctx, entry, writable=False, why="prepare") as lease,
+        ):
             yield str(data_path(lease)), None

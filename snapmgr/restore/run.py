@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.access.attach import attached, copies, release
-from snapmgr.capacity.lost import require_believable
+from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.contract.errors import ConfigError, SnapmgrError, VerificationError
 from snapmgr.mysql.lock.stopped import server_process
 from snapmgr.physical.apply import make_ready
@@ -80,12 +80,13 @@ def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) ->
     _release_dead(ctx, manifest.id)
     try:
         with (
+            removing_if_lost(ctx, manifest),
             deep_trees(),
             landing(ctx.catalog, where, manifest.id, tell=ctx.tell) as place,
             attached(ctx, entry, writable=False, why="restore") as lease,
         ):
             restored = Replica(ctx, manifest, place, arrange(copies(lease, manifest))).make(read_back=read_back)
-            require_believable(ctx, lease, manifest)
+            require_sound_reads(ctx, lease, manifest)
             if not restored.differences:
                 _make_ready(ctx, manifest, place, restored)
             place.finish(msgspec.json.encode(restored).decode())

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.access.attach import attach, copies, data_path, place_of, release_or_tell, room_wanted
-from snapmgr.access.autoextend import relieved
-from snapmgr.capacity.lost import require_believable
+from snapmgr.access.autoextend import auto_extended
+from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.config.model import Verify
 from snapmgr.contract.errors import ConfigError, VerificationError
 from snapmgr.mysql.datadir.origin import read_origin
@@ -89,11 +89,12 @@ def prepare(
         )
     how = how or Verify()
     start = time.monotonic()
-    lease = attach(ctx, entry, writable=True, why="prepare", point=point)
-    with room_wanted(f"prepare snapshot {manifest.id}"):
+    with removing_if_lost(ctx, manifest):
+        lease = attach(ctx, entry, writable=True, why="prepare", point=point)
+    with removing_if_lost(ctx, manifest), room_wanted(f"prepare snapshot {manifest.id}"):
         try:
             recovery = _Recovery(ctx, manifest, lease, how, pool_bytes)
-            with relieved(ctx, manifest):
+            with auto_extended(ctx, manifest):
                 applied = make_ready(
                     ctx,
                     manifest,
@@ -103,7 +104,7 @@ def prepare(
                 )
                 recovered, last = recovery.run()
                 recovered |= applied
-            require_believable(ctx, lease, manifest)
+            require_sound_reads(ctx, lease, manifest)
             with signals_held():
                 lease = replace(lease, why="mount")
                 ctx.catalog.write_lease(lease)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.access.attach import attached, copies, data_path, room_wanted
 from snapmgr.access.note import store_note
-from snapmgr.capacity.lost import require_believable
+from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.catalog.manifest import Verification
 from snapmgr.config.model import Verify
 from snapmgr.contract.errors import (
@@ -57,12 +57,16 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
     trial = _Trial(ctx, manifest, how)
     verification: Verification | None = None
     try:
-        with room_wanted(f"try snapshot {manifest.id}"), attached(ctx, entry) as lease:
+        with (
+            removing_if_lost(ctx, manifest),
+            room_wanted(f"try snapshot {manifest.id}"),
+            attached(ctx, entry) as lease,
+        ):
             try:
                 trial.run(lease)
             except (VerificationError, MysqlError) as error:
                 trial.failures.append(error.message)
-            require_believable(ctx, lease, manifest)
+            require_sound_reads(ctx, lease, manifest)
             # Before the clone goes: a clone that cannot be removed does not unsay what was found.
             verification = trial.record(time.monotonic() - start)
     except SnapmgrError as error:
