@@ -18,8 +18,6 @@ from snapmgr.catalog.inplace import refuse_reverted
 from snapmgr.catalog.manifest import Lease, LeasePart
 from snapmgr.contract.errors import ConfigError, InUseError, LackingError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.contract.records import AttachRecord
-from snapmgr.mysql.server.lasting import end_server
-from snapmgr.mysql.server.rundir import remove_folder
 from snapmgr.system.blockdev import lies_in
 from snapmgr.system.host import boot_id, signals_held, this_process
 from snapmgr.system.mount import mount_attachment, remove_point, require_own, unmount
@@ -270,6 +268,8 @@ def release(ctx: Context, lease: Lease) -> None:
             if part.folder:
                 remove_point(point)
         if lease.server is not None:
+            from snapmgr.mysql.server.rundir import remove_folder  # noqa: PLC0415 - only a clone has a server
+
             remove_folder(lease.server.folder)
         # A folder that somebody named may have been there before.
         if Path(lease.point).parent == ctx.config.scratch_dir.absolute():
@@ -279,7 +279,11 @@ def release(ctx: Context, lease: Lease) -> None:
 
 def _kill_server(lease: Lease) -> None:
     process = lease.server.process if lease.server is not None else None
-    if process is not None and not end_server(process, kill=True):
+    if process is None:
+        return
+    from snapmgr.mysql.server.lasting import end_server  # noqa: PLC0415 - only a clone has a server
+
+    if not end_server(process, kill=True):
         raise InUseError(
             f"the server on {lease.point} (pid {process.pid}) does not die: it hangs in the kernel",
             hint=f"see /proc/{process.pid}/stack and the kernel log",

@@ -360,14 +360,14 @@ def test_that_there_is_no_more_room_is_said_once_and_ends_nothing(ctx, storage, 
 
 def keep_samples(ctx, storage, *shares):
     """Write down samples of the newest snapshot's room, an hour apart, the last one now."""
-    fill, now = None, datetime.now(UTC)
+    capacity, now = None, datetime.now(UTC)
     for number, share in enumerate(shares):
         storage.used[IDS[2]] = share
         at = now - timedelta(hours=len(shares) - 1 - number)
-        capacity = add_samples(fill, POOL, storage.gauges((POOL,)), at)
+        capacity = add_samples(capacity, POOL, storage.gauges((POOL,)), at)
     sample_capacity(ctx, [manifest(2)])
     (path,) = (ctx.catalog.path / "capacity").iterdir()
-    path.write_bytes(encode(fill))
+    path.write_bytes(encode(capacity))
 
 
 def test_status_list_and_show_tell_the_forecast(ctx, storage, run):
