@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.access.autoextend import auto_extended
 from snapmgr.capacity.lost import require_not_overflowed
-from snapmgr.catalog.inplace import refuse_reverted
+from snapmgr.catalog.inplace import refuse_inplace_target
 from snapmgr.catalog.manifest import Lease, LeasePart
 from snapmgr.contract.errors import ConfigError, InUseError, LackingError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.contract.records import AttachRecord
@@ -113,7 +113,7 @@ def _new_lease(
 
 def _require_sound(ctx: Context, lease: Lease, manifest: Manifest) -> None:
     _require_answer(ctx, lease)
-    refuse_reverted(ctx.catalog, manifest.id)
+    refuse_inplace_target(ctx.catalog, manifest.id)
     require_not_overflowed(ctx, manifest)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from snapmgr.contract.backend import Armed
     from snapmgr.contract.records import Shot
     from snapmgr.mysql.lock.levels import Choice
-    from snapmgr.source.locate import LiveServer, Source
+    from snapmgr.source.locate import LiveServer, LocatedSource
 
 _SYNC_TRIES = 8
 _SYNC_GAIN = 0.9
@@ -49,7 +49,7 @@ class Evidence:
     sources: tuple[SourcePosition, ...] = ()
 
 
-def fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger) -> Evidence:
+def fire(ctx: Context, job: Job, source: LocatedSource, armed: Armed, trigger: Trigger) -> Evidence:
     """Hold the source still as it needs it, let the helper take the snapshot, and let go.
 
     Raises NotQuiescedError if it was not provably held still, what the storage raises, and LackingError.

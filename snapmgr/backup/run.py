@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.backend import Armed
     from snapmgr.contract.records import Volume
-    from snapmgr.source.locate import Source
+    from snapmgr.source.locate import LocatedSource
     from snapmgr.source.toolbackup import ToolBackup
 
 # How long a helper may take to come back after a failure, when no lock is held any more.
@@ -36,7 +36,7 @@ _REAP_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BackupPlan:
     """What a backup would do, for --dry-run."""
 
     job: str
@@ -51,17 +51,17 @@ class Plan:
     warnings: tuple[str, ...]
 
 
-def plan_backup(ctx: Context, job: Job) -> Plan:
+def plan_backup(ctx: Context, job: Job) -> BackupPlan:
     """Return what `backup` would do; locks nothing, writes nothing."""
     source = locate_source(ctx, job)
     level, why = ("none", "a plain directory") if job.source == "directory" else ("stopped", "asked for by the job")
     if job.source == "physical":
-        from snapmgr.physical.run import plan_fill  # noqa: PLC0415 - for few jobs
+        from snapmgr.physical.run import plan_tool_backup  # noqa: PLC0415 - for few jobs
 
-        level, why = "none", plan_fill(ctx, job).words
+        level, why = "none", plan_tool_backup(ctx, job).words
     if source.choice is not None:
         level, why = source.choice.name, source.choice.why
-    return Plan(
+    return BackupPlan(
         job=job.name,
         path=source.path,
         backend=source.backend.name,
@@ -120,7 +120,7 @@ def _remarks(left: tuple[SnapmgrError, ...]) -> str:
     return "; ".join(lost)
 
 
-def _take(ctx: Context, job: Job, source: Source) -> Manifest:
+def _take(ctx: Context, job: Job, source: LocatedSource) -> Manifest:
     now = datetime.now(UTC)
     manifest = Manifest(
         id=new_id(job.name, now),

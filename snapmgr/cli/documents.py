@@ -10,7 +10,7 @@ from snapmgr.contract.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from snapmgr.backup.run import Plan
+    from snapmgr.backup.run import BackupPlan
     from snapmgr.capacity.series import Reading
     from snapmgr.catalog.manifest import Lease, Manifest, Verification
     from snapmgr.catalog.store import Entry
@@ -270,7 +270,7 @@ def show_server(lease: Lease) -> str:
     return f"{server.program} at {where}, pid {server.process.pid}"
 
 
-def backup_plan(plan: Plan | None) -> dict[str, Any] | None:
+def backup_plan(plan: BackupPlan | None) -> dict[str, Any] | None:
     """Return what a backup would do."""
     if plan is None:
         return None

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from snapmgr.cli.session import Session
-    from snapmgr.restore.copy import Place, Restored
+    from snapmgr.restore.copy import FolderTarget, RestoreResult
 
-_LEADS_SHOWN = 10
+_PATHS_SHOWN = 10
 
 
 @click.command(
@@ -102,7 +102,7 @@ def command(
     return EXIT_OK
 
 
-def _document(session: Session, restored: Restored, error: Any) -> None:  # noqa: ANN401
+def _document(session: Session, restored: RestoreResult, error: Any) -> None:  # noqa: ANN401
     session.document(
         error.exit_code if error else EXIT_OK,
         error,
@@ -116,7 +116,7 @@ def _document(session: Session, restored: Restored, error: Any) -> None:  # noqa
     )
 
 
-def _report(restored: Restored) -> list[str]:
+def _report(restored: RestoreResult) -> list[str]:
     contents = restored.contents_compared and restored.copied_files
     checked = "attributes and copied contents compared" if contents else "attributes compared"
     others = [
@@ -139,30 +139,30 @@ def _report(restored: Restored) -> list[str]:
     ]
 
 
-def _show_places(places: Sequence[Place]) -> list[str]:
+def _show_places(places: Sequence[FolderTarget]) -> list[str]:
     return [f"  {place.original} -> {place.path}" for place in places]
 
 
-def _warn(session: Session, restored: Restored) -> None:
+def _warn(session: Session, restored: RestoreResult) -> None:
     for path in restored.excluded:
         session.voice.warn(f"the snapshot does not hold {path}, a volume or mount of its own")
-    for lead in restored.leads[:_LEADS_SHOWN]:
+    for lead in restored.external_paths[:_PATHS_SHOWN]:
         what = "where the source has it" if lead.live else "outside of what was restored"
         session.voice.warn(f"{lead.where} names {lead.to}, {what}")
-    more = len(restored.leads) - _LEADS_SHOWN
+    more = len(restored.external_paths) - _PATHS_SHOWN
     if more > 0:
         session.voice.warn(f"{more} more names lead out of it (--json has them)")
 
 
-def _say_next(session: Session, restored: Restored, *, mysql: bool) -> None:
+def _say_next(session: Session, restored: RestoreResult, *, mysql: bool) -> None:
     if not mysql:
         return
-    if restored.leads:
+    if restored.external_paths:
         session.voice.tell(
             "next: change these names, or move the old folders away, before a server starts on it: it would open the "
             "files that they name (docs/restore.md)"
         )
-    if any(lead.where.endswith(".isl") for lead in restored.leads):
+    if any(lead.where.endswith(".isl") for lead in restored.external_paths):
         session.voice.tell(
             "the redo log names the tablespaces elsewhere as well, so that it recovers only at the old paths: take the "
             "files of `snapmgr prepare` instead, which are recovered, or restore to where they were"

@@ -141,7 +141,7 @@ def _members(facts: Facts, view: _View) -> Iterator[Finding]:
     altered = {one.ref.identity for one in view.found if one.kind == "debris" and one.ref is not None}
     for entry in facts.entries:
         manifest = entry.manifest
-        if manifest.id in facts.reverting:
+        if manifest.id in facts.inplace:
             continue
         refs = [member.ref for member in manifest.members]
         missing = [
@@ -235,7 +235,7 @@ def is_of(manifest: Manifest, one: Found) -> bool:
 def _stored(facts: Facts, view: _View) -> Iterator[Finding]:
     """Say what is in the storage and should not be, or that nobody knows."""
     for one in view.found:
-        if one.snapshot_id in facts.reverting:
+        if one.snapshot_id in facts.inplace:
             continue
         if one.kind == "attachment":
             yield from _clone(facts, view, one)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from snapmgr.contract.records import Pool, Volume
     from snapmgr.doctor.finding import Level
     from snapmgr.mysql.server.program import ServerBinary
-    from snapmgr.source.locate import Source
+    from snapmgr.source.locate import LocatedSource
 
 
 def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Pool]]:
@@ -184,10 +184,10 @@ def _examine_stopped(job: Job) -> Iterator[Finding]:
 
 
 def _examine_tool(ctx: Context, job: Job) -> Iterator[Finding]:
-    from snapmgr.physical.run import plan_fill  # noqa: PLC0415 - for few jobs
+    from snapmgr.physical.run import plan_tool_backup  # noqa: PLC0415 - for few jobs
 
     try:
-        plan = plan_fill(ctx, job)
+        plan = plan_tool_backup(ctx, job)
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
         # The error names one privilege at most; this all of them, with the statement.
@@ -242,7 +242,7 @@ def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[F
         yield of_error("job", job.name, error)
 
 
-def _caveats(source: Source) -> Iterator[str]:
+def _caveats(source: LocatedSource) -> Iterator[str]:
     for path in source.absent:
         yield f"not in a snapshot: the logs in {path}, which {source.backend.name} cannot take"
     for path in name_excluded(source.shares, source.absent):

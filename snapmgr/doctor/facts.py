@@ -82,7 +82,7 @@ class Facts:
     """Record ids of clones that are mounted somewhere."""
     restores: tuple[Unfinished, ...] = ()
     """What restores left that were cut short, those in place among them."""
-    reverting: frozenset[str] = frozenset()
+    inplace: frozenset[str] = frozenset()
     """Snapshots that are being restored in place, or that was cut short: between the storage and their manifests."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Snapshots that another state directory on this machine knows, and which."""

@@ -15,7 +15,7 @@ import msgspec
 from snapmgr.access.attach import part_point
 from snapmgr.capacity.read import attachment_problem, sample_pool
 from snapmgr.capacity.series import capacity_limits
-from snapmgr.catalog.inplace import reversions
+from snapmgr.catalog.inplace import inplace_records
 from snapmgr.catalog.manifest import GONE, SCHEMA
 from snapmgr.config.plugins import list_plugins
 from snapmgr.contract.errors import CatalogError, ConfigError, NotFoundError, SnapmgrError
@@ -91,7 +91,7 @@ def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -
         mounted=frozenset(record for mount in mounts for record in _RECORD_ID.findall(mount.root)),
         elsewhere=_known_elsewhere(seen, us),
         restores=tuple(one for one in (*unfinished_restores(ctx), *unfinished_inplace(ctx)) if not one.active),
-        reverting=frozenset(one.snapshot_id for one in reversions(ctx.catalog)),
+        inplace=frozenset(one.snapshot_id for one in inplace_records(ctx.catalog)),
     )
 
 
@@ -294,7 +294,7 @@ def _stray_files(catalog: Catalog, known: set[str], damaged: list[Damaged]) -> I
     snapshots = [path for path in _listed(catalog.path / "snapshots") if path.is_dir() and not path.is_symlink()]
     for folder in (
         catalog.path,
-        *(catalog.path / name for name in ("leases", "schedules", "restores", "reversions", "capacity")),
+        *(catalog.path / name for name in ("leases", "schedules", "restores", "inplace", "capacity")),
         *snapshots,
     ):
         for path in _listed(folder):

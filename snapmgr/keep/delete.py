@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from snapmgr.access.deletion import delete, remove_traces
 from snapmgr.access.storage_check import look
 from snapmgr.capacity.series import was_overflowed
-from snapmgr.catalog.inplace import refuse_reverting
+from snapmgr.catalog.inplace import refuse_unfinished_inplace
 from snapmgr.catalog.manifest import GONE
 from snapmgr.catalog.store import attached_error
 from snapmgr.contract.errors import InUseError, SnapmgrError, StorageError
@@ -146,7 +146,7 @@ def delete_snapshots(
     with ExitStack() as locks:
         for job in sorted({verdict.entry.manifest.job for verdict in verdicts}):
             locks.enter_context(ctx.catalog.job_lock(job))
-            refuse_reverting(ctx.catalog, job)
+            refuse_unfinished_inplace(ctx.catalog, job)
         now = examine(ctx, shown)
         refusals = [_refusal_now(ctx, verdict, shown[verdict.id], force=force) for verdict in now]
         if any(refusals):

@@ -71,7 +71,7 @@ class SealedBackup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FillPlan:
+class ToolBackupPlan:
     """What would be fetched."""
 
     tool: Tool
@@ -90,7 +90,7 @@ class FillPlan:
         return f"{self.tool.name} fetches all data{why}"
 
 
-def plan_fill(ctx: Context, job: Job) -> FillPlan:
+def plan_tool_backup(ctx: Context, job: Job) -> ToolBackupPlan:
     """Look at the server and at the last backup; changes nothing. Raises LackingError without the tool."""
     live = probe_server(job)
     live.abilities.refuse_cluster()
@@ -100,7 +100,7 @@ def plan_fill(ctx: Context, job: Job) -> FillPlan:
     base, why = None, None
     if job.mode == "incremental":
         base, why = _find_base(ctx, job, tool, live)
-    return FillPlan(tool=tool, live=live, base=base, full_because=why)
+    return ToolBackupPlan(tool=tool, live=live, base=base, full_because=why)
 
 
 def _find_base(ctx: Context, job: Job, tool: Tool, live: LiveServer) -> tuple[Manifest | None, str | None]:
@@ -131,15 +131,15 @@ def _find_base(ctx: Context, job: Job, tool: Tool, live: LiveServer) -> tuple[Ma
 def staged(ctx: Context, job: Job) -> Iterator[SealedBackup]:
     """Let the tool fill the job's staging folder; when the context ends the folder is removed. The job's lock is held.
 
-    Raises what `plan_fill` raises, StorageError if the tool fails or storage is full, with nothing left.
+    Raises what `plan_tool_backup` raises, StorageError if the tool fails or storage is full, with nothing left.
     """
-    plan = plan_fill(ctx, job)
+    plan = plan_tool_backup(ctx, job)
     folder = Staging(ctx, job, plan.live.identity.datadir)
     folder.begin()
     try:
         # Before anything is fetched: that no storage could take it shows now.
         choose_backend(ctx, job, Wanted(path=str(folder.path)))
-        yield _Filling(ctx, job, plan, folder).run()
+        yield _ToolBackup(ctx, job, plan, folder).run()
     finally:
         folder.end()
 
@@ -169,10 +169,10 @@ class _Fetched:
     apply_s: float
 
 
-class _Filling:
+class _ToolBackup:
     """One fill of a staging folder."""
 
-    def __init__(self, ctx: Context, job: Job, plan: FillPlan, folder: Staging) -> None:
+    def __init__(self, ctx: Context, job: Job, plan: ToolBackupPlan, folder: Staging) -> None:
         self._ctx = ctx
         self._job = job
         self._plan = plan

@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.catalog.manifest import HIDDEN_NAME, Restoration, decode, encode
+from snapmgr.catalog.manifest import HIDDEN_NAME, RestoreRecord, decode, encode
 from snapmgr.contract.errors import BusyError, CatalogError, LackingError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.restore.destination import LOST, require_empty
 from snapmgr.system.files import read_file, write_file
@@ -51,7 +51,7 @@ Outcome = Literal["active", "finished", "removed"]
 class Landing:
     """A destination that is ours now; made by `landing`."""
 
-    def __init__(self, catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: int) -> None:
+    def __init__(self, catalog: Catalog, record: RestoreRecord, dest_fd: int, hidden_fd: int) -> None:
         self.record = record
         self.dest_fd = dest_fd
         self.hidden_fd = hidden_fd
@@ -92,7 +92,7 @@ def landing(
     ConfigError if it is not empty, `FinishedMeanwhileError` if an earlier one only had to be moved up. `tell` takes a
     line for people.
     """
-    record = Restoration(
+    record = RestoreRecord(
         token=secrets.token_hex(8),
         snapshot_id=snapshot_id,
         dest=dest,
@@ -149,7 +149,7 @@ def landing(
 class FinishedMeanwhileError(SnapmgrError):
     """An earlier restore to the same folder was complete but for its last step, which is done now."""
 
-    def __init__(self, record: Restoration) -> None:
+    def __init__(self, record: RestoreRecord) -> None:
         super().__init__(
             f"{record.dest} holds {record.snapshot_id}: an interrupted restore was complete but for its last step, "
             "which is done now",
@@ -168,11 +168,11 @@ def _in(hidden_fd: int) -> Path:
     return Path(f"/proc/self/fd/{hidden_fd}", _RECORD)
 
 
-def _write_record(hidden_fd: int, record: Restoration) -> None:
+def _write_record(hidden_fd: int, record: RestoreRecord) -> None:
     write_file(_in(hidden_fd), encode(record))
 
 
-def _own(record: Restoration) -> int:
+def _own(record: RestoreRecord) -> int:
     """Make the destination if need be, and lock it. Return its descriptor."""
     if record.made_dest:
         with suppress(FileExistsError):
@@ -199,7 +199,7 @@ def _require_same(fd: int, dest: str) -> None:
         raise BusyError(f"{dest} was exchanged by somebody else", hint="try again")
 
 
-def _clear_earlier(catalog: Catalog, record: Restoration, dest_fd: int) -> bool:
+def _clear_earlier(catalog: Catalog, record: RestoreRecord, dest_fd: int) -> bool:
     """Finish or remove what earlier restores left; return whether one of them had made DEST, which stays.
 
     DEST is locked by us: none of them is at work.
@@ -217,7 +217,7 @@ def _clear_earlier(catalog: Catalog, record: Restoration, dest_fd: int) -> bool:
     return any(found.made_dest for found in earlier)
 
 
-def _recognise(catalog: Catalog, dest_fd: int, name: str) -> Restoration | None:
+def _recognise(catalog: Catalog, dest_fd: int, name: str) -> RestoreRecord | None:
     match = HIDDEN_NAME.fullmatch(name)
     if match is None:
         return None
@@ -231,13 +231,13 @@ def _recognise(catalog: Catalog, dest_fd: int, name: str) -> Restoration | None:
         os.close(fd)
 
 
-def _known(catalog: Catalog, hidden_fd: int, token: str) -> Restoration | None:
+def _known(catalog: Catalog, hidden_fd: int, token: str) -> RestoreRecord | None:
     """Given an open folder with a hidden one's name, return what it is of, or None if it is none of ours."""
     info = os.fstat(hidden_fd)
     if info.st_uid not in {0, os.geteuid()}:
         return None
     try:
-        record = decode(read_file(_in(hidden_fd)), Restoration, _RECORD)
+        record = decode(read_file(_in(hidden_fd)), RestoreRecord, _RECORD)
     except NotFoundError:
         # Killed before it was written, or when all else was removed already.
         if not all(name.startswith(f".{_RECORD}.") for name in os.listdir(hidden_fd)):
@@ -249,7 +249,7 @@ def _known(catalog: Catalog, hidden_fd: int, token: str) -> Restoration | None:
     return record if (record.token, record.inode) == (token, info.st_ino) else None
 
 
-def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
+def _converge(catalog: Catalog, record: RestoreRecord, dest_fd: int) -> Outcome:
     """Finish or remove what an earlier restore left; DEST is locked by us."""
     with suppress(FileNotFoundError):
         hidden_fd = os.open(record.hidden, FOLDER_FLAGS, dir_fd=dest_fd)
@@ -272,7 +272,7 @@ def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
     return "removed"
 
 
-def _complete(catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: int) -> None:
+def _complete(catalog: Catalog, record: RestoreRecord, dest_fd: int, hidden_fd: int) -> None:
     """Move up what is still in the tree, give DEST its attributes, remove the hidden folder; idempotent."""
     with suppress(FileNotFoundError):
         tree_fd = os.open(_TREE, FOLDER_FLAGS, dir_fd=hidden_fd)
@@ -302,7 +302,7 @@ def _complete(catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: in
     catalog.drop_restoration(record)
 
 
-def _move(tree_fd: int, name: str, dest_fd: int, record: Restoration) -> None:
+def _move(tree_fd: int, name: str, dest_fd: int, record: RestoreRecord) -> None:
     try:
         try:
             rename_new(tree_fd, name, dest_fd)
@@ -332,13 +332,13 @@ def _move(tree_fd: int, name: str, dest_fd: int, record: Restoration) -> None:
         ) from None
 
 
-def _undo(catalog: Catalog, record: Restoration, dest_fd: int) -> None:
+def _undo(catalog: Catalog, record: RestoreRecord, dest_fd: int) -> None:
     if dest_fd >= 0:
         _remove(record, dest_fd)
     catalog.drop_restoration(record)
 
 
-def _remove(record: Restoration, dest_fd: int) -> None:
+def _remove(record: RestoreRecord, dest_fd: int) -> None:
     """Remove the hidden folder, its record last, and DEST if it was made for it and holds nothing else."""
     with suppress(FileNotFoundError):
         hidden_fd = os.open(record.hidden, FOLDER_FLAGS, dir_fd=dest_fd)
@@ -355,7 +355,7 @@ def _remove(record: Restoration, dest_fd: int) -> None:
             os.rmdir(record.dest)
 
 
-def clear(catalog: Catalog, record: Restoration) -> Outcome:
+def clear(catalog: Catalog, record: RestoreRecord) -> Outcome:
     """Finish or remove what an interrupted restore left; nothing else in its destination is touched. Idempotent.
 
     Returns "active" if it is under way after all. Raises StorageError if something is in the way.

@@ -88,7 +88,7 @@ def marker(job: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SchedulePlan:
     """What `install` writes."""
 
     schedule: Schedule
@@ -97,7 +97,7 @@ class Plan:
     command: tuple[str, ...]
 
 
-def plan_install(machine: Machine, job: Job, schedule: Schedule, config_path: Path) -> Plan:
+def plan_install(machine: Machine, job: Job, schedule: Schedule, config_path: Path) -> SchedulePlan:
     """Return what `install` would write. Raises ConfigError for what cannot be said in such a file."""
     command = own_command(config_path, job.name)
     line = marker(job.name)
@@ -108,12 +108,12 @@ def plan_install(machine: Machine, job: Job, schedule: Schedule, config_path: Pa
         )
     else:
         texts = (cron_text(line, schedule.expression, command),)
-    return Plan(
+    return SchedulePlan(
         schedule=schedule, files=dict(zip(machine.paths(job.name)[schedule.kind], texts, strict=True)), command=command
     )
 
 
-def check_command(machine: Machine, plan: Plan) -> None:
+def check_command(machine: Machine, plan: SchedulePlan) -> None:
     """Run the scheduled command line with ``--dry-run``, in the environment that it will have: nearly none.
 
     Raises SnapmgrError with what it said if it fails.
@@ -132,7 +132,7 @@ def check_command(machine: Machine, plan: Plan) -> None:
         ) from None
 
 
-def install(machine: Machine, catalog: Catalog, plan: Plan) -> None:
+def install(machine: Machine, catalog: Catalog, plan: SchedulePlan) -> None:
     """Write the files, have them checked, and switch the schedule on.
 
     Whatever goes wrong, the files are as they were. A schedule of the other kind is taken away. Raises LackingError

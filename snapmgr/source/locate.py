@@ -91,7 +91,7 @@ class LiveServer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class LocatedSource:
     """What a job snapshots, located on its storage."""
 
     path: str
@@ -160,7 +160,7 @@ def _refuse_new(folders: set[str]) -> None:
         )
 
 
-def locate_source(ctx: Context, job: Job, staged: ToolBackup | None = None) -> Source:
+def locate_source(ctx: Context, job: Job, staged: ToolBackup | None = None) -> LocatedSource:
     """Given a job, return its source; for a physical job `staged`, or without it the folder where that is to be.
 
     Raises NotQuiescedError for a server that cannot be held still safely (wrong process, files that the snapshot would
@@ -179,7 +179,7 @@ def locate_source(ctx: Context, job: Job, staged: ToolBackup | None = None) -> S
                 error.message,
                 hint=f"make a folder in {path} and name that as staging: so it is noticed, too, if nothing is mounted",
             ) from error
-        return Source(
+        return LocatedSource(
             path=path,
             backend=taken.backend,
             shares=taken.shares,
@@ -209,7 +209,7 @@ def locate_source(ctx: Context, job: Job, staged: ToolBackup | None = None) -> S
     if live is not None:
         choice = choose(job.quiesce, live.abilities, _needs(job, live, taken, still=still))
         live = replace(live, lockless=choice.level == "crash-consistent")
-    return Source(
+    return LocatedSource(
         path=layout.datadir,
         backend=taken.backend,
         shares=taken.shares,

@@ -26,7 +26,7 @@ from snapmgr.mysql.server.check import check_tables, run_assertions
 from snapmgr.mysql.server.program import server_for
 from snapmgr.mysql.server.throwaway import run_folder, throwaway
 from snapmgr.physical.apply import make_ready
-from snapmgr.verify.binlog_check import Findings, check_binlog, compare_gtid
+from snapmgr.verify.binlog_check import BinlogFindings, check_binlog, compare_gtid
 
 if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Lease, Manifest
@@ -95,7 +95,7 @@ class _Trial:
     """One try of one snapshot, and what it found so far."""
 
     def __init__(self, ctx: Context, manifest: Manifest, how: Verify) -> None:
-        self.found = Findings()
+        self.found = BinlogFindings()
         self.checks = self.found.checks
         self.failures = self.found.failures
         self._ctx = ctx
