@@ -4,12 +4,12 @@ It has real LVM and real btrfs, on a file in memory that is as slow as a disk (t
 
 Each sample is on disk at once: what was interrupted goes on at the next start with the same --keep, in the same order.
 
-    ./run bench-published --list                            # what is there, what is missing, how long it will take
-    ./run bench-published                                   # everything: some hours
-    ./run bench-published --only repaired,printed
-    ./run bench-published --unpack tests/golden/bench/published.tar.xz   # go on with the samples that are committed
-    ./run bench-published --pack tests/golden/bench/published.tar.xz     # the samples, as they are committed
-    ./run bench-published --report tests/golden/bench/published.tar.xz   # the tables of docs/published.md
+    ./run measure published --list                            # what is there, what is missing, how long it will take
+    ./run measure published                                   # everything: some hours
+    ./run measure published --only repaired,printed
+    ./run measure published --unpack tests/golden/bench/published.tar.xz   # go on with the samples that are committed
+    ./run measure published --pack tests/golden/bench/published.tar.xz     # the samples, as they are committed
+    ./run measure published --report tests/golden/bench/published.tar.xz   # the tables of docs/published.md
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def figures(samples: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> int:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(
-        prog="./run bench-published", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="./run measure published", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = ",".join(one.name for one in REPETITIONS)
     parser.add_argument("--keep", type=Path, default=_KEEP, help=f"folder of results (default: {_KEEP})")
