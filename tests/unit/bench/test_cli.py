@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from contextlib import contextmanager
 from functools import partial
 from random import Random
@@ -453,3 +455,32 @@ def test_an_interruption_before_the_first_sample_is_told_as_one(lab, monkeypatch
     code, _, err = lab.run()
     assert code == 130
     assert "holds no results" not in err
+
+
+def _python(code, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+CALL = "import sys; from snapmgr.cli.main import main; code = main(sys.argv[1:])"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["bench", "run", "--help"], ["bench", "list"]])
+def test_what_computes_nothing_loads_neither_scipy_nor_numpy(arguments):
+    done = _python(f"{CALL}; print(code, *sorted(sys.modules), file=sys.stderr)", *arguments)
+    code, *modules = done.stderr.splitlines()[-1].split()
+    assert code == "0"
+    assert not {"numpy", "scipy"} & set(modules)
+
+
+@pytest.mark.parametrize("arguments", [["show", "RESULTS"], ["compare", "RESULTS", "RESULTS"], ["run", "--dry-run"]])
+def test_without_scipy_the_error_names_the_extra(lab, arguments):
+    lab.run("work")
+    hide = "from importlib import util; util.find_spec = lambda name: None; "
+    done = _python(
+        f"{hide}{CALL}; sys.exit(code)", "bench", *(str(lab.folder) if a == "RESULTS" else a for a in arguments)
+    )
+    assert done.returncode == 7
+    assert "the benchmark needs scipy for its statistics, and scipy is not installed" in done.stderr
+    assert "pip install 'snapmgr[bench]'" in done.stderr
