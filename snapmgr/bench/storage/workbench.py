@@ -22,6 +22,7 @@ from snapmgr.bench.storage.scene import end_users, staged
 from snapmgr.bench.storage.stacks import backend_of, backend_table, provisioner_of
 from snapmgr.blockdev import find_target
 from snapmgr.host import boot_id
+from snapmgr.jobs.flush import flush_until_short
 from snapmgr.mount import KernelMounter, mounted
 
 if TYPE_CHECKING:
@@ -47,9 +48,8 @@ if TYPE_CHECKING:
 
 _FIRE_S = 60.0
 _SETTLE_S = 600.0
-# As before a backup's lock: flushed again until it is quick, or no quicker any more.
-_SYNCED_S = 0.05
-_SYNCS = 5
+FLUSH_TARGET_S = 0.05
+"""The default of a job's `sync_target`."""
 # What has just ended (io_uring, a killed load) holds a mount a moment longer.
 _UNMOUNT_S = 5.0
 
@@ -149,11 +149,7 @@ class StackWorkbench:
         backend, volume = self._located()
         start = time.monotonic()
         with backend.arm((volume,), _new_id()) as armed:
-            for _ in range(_SYNCS):
-                begun = time.monotonic()
-                armed.sync()
-                if time.monotonic() - begun < _SYNCED_S:
-                    break
+            flush_until_short(armed, FLUSH_TARGET_S)
             if isinstance(armed, Readying):
                 armed.get_ready()
             armed.launched = True
