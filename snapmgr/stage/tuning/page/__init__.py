@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
+from snapmgr.drawing.rungs import Bar, Kind, bars, timeline
 from snapmgr.stage.tuning.outcome import PUBLISHED, command_line, job_table, size_words, summary
-from snapmgr.stage.tuning.page.chart import Bar, Kind, bars, timeline
 from snapmgr.stage.tuning.rungs import changes
 from snapmgr.units import format_duration, format_size
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.report.svg import COLOURS, Scale, line, path, picture, text, text_width, tick_words
+from snapmgr.drawing.svg import COLOURS, Scale, line, path, picture, text, text_width, tick_words
 from snapmgr.units import format_quantity
 
 if TYPE_CHECKING:

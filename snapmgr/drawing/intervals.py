@@ -8,7 +8,7 @@ from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.report.svg import WIDE, Scale, box, cut, line, picture, text
+from snapmgr.drawing.svg import WIDE, Scale, box, cut, line, picture, text
 from snapmgr.units import format_quantity
 
 if TYPE_CHECKING:
