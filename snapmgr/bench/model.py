@@ -55,7 +55,7 @@ class Parameters:
     """How large and how long a sample is; the same for all stacks of a scenario, and part of every sample."""
 
     profile: ProfileName
-    reading: str
+    variant: str
     """Variant of the scenario: "printed", "repaired", "database"; "" where there is only one."""
     size_bytes: int
     """Of the data a scenario fills in, chosen by the conductor within what `Scenario.needs` asks for. 0, as given to
@@ -217,8 +217,8 @@ class Scenario(Protocol):
     """As on the command line: "random-update"."""
     title: str
     """One sentence: what question it answers."""
-    readings: tuple[str, ...]
-    """Variants for ``--reading``, the default first; empty if there is one only."""
+    variants: tuple[str, ...]
+    """Variants for ``--variant``, the default first; empty if there is one only."""
     metrics: tuple[MetricInfo, ...]
 
     def missing(self) -> tuple[Reason, ...]:

@@ -76,7 +76,7 @@ refused, 7 if nothing can be measured here; see snapmgr --help.
 @click.option("--size", "size_bytes", metavar="SIZE", type=SizeText(), help="Of the data.")
 @click.option("--memory", "memory_bytes", metavar="SIZE", type=SizeText(), help="Bound memory, and so the page cache.")
 @click.option("--repeats", metavar="N", type=click.IntRange(min=1, max=1000), help="Exactly so many blocks.")
-@click.option("--reading", metavar="NAME", default="", help="Variant of a scenario, see: bench list")
+@click.option("--variant", metavar="NAME", default="", help="Variant of a scenario, see: bench list")
 @click.option(
     "--steady",
     "steady_s",
@@ -141,7 +141,7 @@ def _request(scenarios: tuple[str, ...], options: dict[str, Any]) -> Request:
         scenarios=tuple(dict.fromkeys(scenarios)),
         stacks=stacks,
         profile=options["profile"],
-        reading=options["reading"],
+        variant=options["variant"],
         size_bytes=options["size_bytes"],
         repeats=options["repeats"],
         budget_s=options["budget_s"],

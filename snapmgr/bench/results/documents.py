@@ -132,7 +132,7 @@ class Sample(TypedDict):
     id: str
     run: str
     scenario: str
-    reading: str
+    variant: str
     stack: str
     kind: Literal["measured", "pilot", "a/a", "absent"]
     """"absent": what this machine lacks, with the reason in `failure`."""

@@ -335,7 +335,7 @@ class Conductor:
         return {
             "run": self._run_id,
             "scenario": scenario.name,
-            "reading": parameters.get("reading", ""),
+            "variant": parameters.get("variant", ""),
             "stack": slot.stack,
             "kind": slot.kind,
             "block": slot.block,

@@ -78,7 +78,7 @@ class Wish:
     stacks: tuple[str, ...] = ()
     """Empty: the profile's."""
     profile: ProfileName = "quick"
-    reading: str = ""
+    variant: str = ""
     """Empty: each scenario's default."""
     size_bytes: int | None = None
     repeats: int | None = None
@@ -96,7 +96,7 @@ class Absent:
     stack: Stack
     why: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """As far as they are known: which reading, which profile."""
+    """As far as they are known: which variant, which profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class Experiment:
     @property
     def name(self) -> str:
         """As `snapmgr.bench.statistics.findings.experiment_of` has it."""
-        return f"{self.scenario.name} {self.parameters.reading}".rstrip()
+        return f"{self.scenario.name} {self.parameters.variant}".rstrip()
 
     @property
     def sample_s(self) -> float:
@@ -151,7 +151,7 @@ class Plan:
             "profile": wish.profile,
             "scenarios": list(wish.scenarios),
             "stacks": list(wish.stacks),
-            "reading": wish.reading,
+            "variant": wish.variant,
             "repeats": wish.repeats,
             "seed": wish.seed,
             "steady_s": wish.steady_s,
@@ -204,13 +204,13 @@ def make_plan(
         memory_bytes: what the page cache may hold at most.
         room_bytes: size of the target, or of what there is room for.
 
-    Raises ConfigError for names that do not exist, for a reading that no scenario has, and if the data do not fit.
+    Raises ConfigError for names that do not exist, for a variant that no scenario has, and if the data do not fit.
     """
     profile = PROFILE[wish.profile]
     asked = [_stack(name, stacks) for name in dict.fromkeys(wish.stacks)]
-    if wish.reading and all(wish.reading not in scenario.readings for scenario in scenarios):
-        known = ", ".join(f"{one.name}: {', '.join(one.readings)}" for one in scenarios if one.readings) or "none"
-        raise ConfigError(f"no scenario has a reading {wish.reading!r}", hint=f"there are: {known}")
+    if wish.variant and all(wish.variant not in scenario.variants for scenario in scenarios):
+        known = ", ".join(f"{one.name}: {', '.join(one.variants)}" for one in scenarios if one.variants) or "none"
+        raise ConfigError(f"no scenario has a variant {wish.variant!r}", hint=f"there are: {known}")
     problem = cache(lambda name: _sentence(lacking(stacks[name])))
     experiments: list[Experiment] = []
     absent: list[Absent] = []
@@ -282,12 +282,12 @@ def _stack(name: str, stacks: Mapping[str, Stack]) -> Stack:
     return stacks[name]
 
 
-def _reading(scenario: Scenario, wish: Wish) -> str:
-    return wish.reading if wish.reading in scenario.readings else next(iter(scenario.readings), "")
+def _variant(scenario: Scenario, wish: Wish) -> str:
+    return wish.variant if wish.variant in scenario.variants else next(iter(scenario.variants), "")
 
 
 def _known(scenario: Scenario, wish: Wish) -> dict[str, Any]:
-    return {"profile": wish.profile, "reading": _reading(scenario, wish)}
+    return {"profile": wish.profile, "variant": _variant(scenario, wish)}
 
 
 def _sentence(reasons: Iterable[Reason]) -> str:
@@ -298,7 +298,7 @@ def sized(scenario: Scenario, wish: Wish, *, memory_bytes: int, room_bytes: int)
     """Return a scenario's parameters with as much data as asked for, or as fit."""
     given = Parameters(
         profile=wish.profile,
-        reading=_reading(scenario, wish),
+        variant=_variant(scenario, wish),
         size_bytes=wish.size_bytes or 0,
         memory_bytes=memory_bytes,
         seed=wish.seed,

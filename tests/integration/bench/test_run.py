@@ -208,7 +208,7 @@ class Filling:
 
     name = "filling"
     title = "What happens when the disk is full?"
-    readings = ()
+    variants = ()
     metrics = (MetricInfo(name="fill_s", title="Fill", unit="s", better="less", headline=True),)
 
     def missing(self) -> tuple[Reason, ...]:

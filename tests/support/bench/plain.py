@@ -117,13 +117,13 @@ def completed(
     *,
     profile: ProfileName = "smoke",
     size_bytes: int = 0,
-    reading: str | None = None,
+    variant: str | None = None,
     **extra: object,
 ) -> Parameters:
     """Return a scenario's parameters for one profile; `extra` goes over what that has."""
     given = Parameters(
         profile=profile,
-        reading=next(iter(scenario.readings), "") if reading is None else reading,
+        variant=next(iter(scenario.variants), "") if variant is None else variant,
         size_bytes=size_bytes,
         memory_bytes=1 << 30,
         seed=7,

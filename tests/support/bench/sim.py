@@ -71,7 +71,7 @@ def document(number: int, course: Course, slot: Slot, figure: float) -> dict[str
         "run": "run",
         "id": f"{number:04d}",
         "scenario": course.name,
-        "reading": "",
+        "variant": "",
         "stack": slot.stack,
         "kind": slot.kind,
         "block": slot.block,

@@ -35,7 +35,7 @@ class Lab:
             FakeScenario(
                 clock=self.clock,
                 figure=lambda stack, _times: self.slow.get(stack, 1.0) * noise.lognormvariate(0, 0.05),
-                readings=("usual", "odd"),
+                variants=("usual", "odd"),
                 unfit=("control",),
             )
         ]
@@ -221,11 +221,11 @@ def test_an_interrupted_run_without_samples_leaves_nothing(lab):
 def test_other_arguments_than_the_first_time_are_refused_with_what_differs(lab):
     lab.run("--repeats", "1")
     before = len(lab.opened)
-    code, _, err = lab.run("--repeats", "1", "--seed", "7", "--reading", "odd")
+    code, _, err = lab.run("--repeats", "1", "--seed", "7", "--variant", "odd")
     assert code == 2
     assert "holds a run with other arguments" in err
     assert "seed: 1 the first time, 7 now" in err
-    assert "reading: " in err
+    assert "variant: " in err
     assert len(lab.opened) == before
     assert len(lab.samples()) == 5
 
@@ -274,7 +274,7 @@ def test_nothing_that_can_be_measured_is_exit_code_7_with_the_reasons(lab):
     "words",
     [
         ("--stacks", "zfs"),
-        ("--reading", "backwards"),
+        ("--variant", "backwards"),
         ("--profile", "huge"),
         ("--on", "loop:many"),
         ("--on", "/dev/null"),
@@ -330,7 +330,7 @@ def test_the_list_says_what_is_missing(lab):
     code, out, _ = lab("list")
     assert code == 0
     assert "work: How long the work takes" in out
-    assert "  readings: usual, odd" in out
+    assert "  variants: usual, odd" in out
     assert "  quick: 256.0 MiB, 2.0 s a sample" in out
     assert "  missing: no fio (install it)" in out
     assert [line.split()[0] for line in out.splitlines()[-4:]] == list(STACKS)
@@ -394,7 +394,7 @@ def test_what_has_become_slower_is_a_regression(lab, tmp_path):
 
 def test_what_cannot_be_compared_is_no_success(lab, tmp_path):
     lab.run("--repeats", "2")
-    lab.run("--repeats", "2", "--reading", "odd", folder=tmp_path / "odd")
+    lab.run("--repeats", "2", "--variant", "odd", folder=tmp_path / "odd")
     code, _, err = lab("compare", lab.folder, tmp_path / "odd")
     assert code == 1
     assert "nothing to compare" in err

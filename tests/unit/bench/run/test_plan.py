@@ -90,14 +90,14 @@ def test_names_that_do_not_exist_are_refused_with_those_that_do():
     with pytest.raises(ConfigError, match="no stack 'zfs'") as error:
         _plan(stacks=("one", "zfs"))
     assert error.value.hint == "there are: one, two, three, control"
-    with pytest.raises(ConfigError, match="no scenario has a reading 'printed'"):
-        _plan(reading="printed")
+    with pytest.raises(ConfigError, match="no scenario has a variant 'printed'"):
+        _plan(variant="printed")
 
 
-def test_a_reading_is_for_the_scenarios_that_have_it():
-    plan = _plan(FakeScenario("work", readings=("database", "printed")), FakeScenario("other"), reading="printed")
+def test_a_variant_is_for_the_scenarios_that_have_it():
+    plan = _plan(FakeScenario("work", variants=("database", "printed")), FakeScenario("other"), variant="printed")
     assert [experiment.name for experiment in plan.experiments] == ["work printed", "other"]
-    assert [e.name for e in _plan(FakeScenario("work", readings=("database", "printed"))).experiments] == [
+    assert [e.name for e in _plan(FakeScenario("work", variants=("database", "printed"))).experiments] == [
         "work database"
     ]
 

@@ -119,7 +119,7 @@ def test_the_error_is_shared_by_all_pairs_and_metrics_from_the_pilot_on():
     assert comparisons(two) == 12
     alone, shared = (findings(made, seed=1, family=family).found[0].ratio for family in (1, None))
     assert shared.low < alone.low
-    other = [sample | {"reading": "printed"} for sample in made]
+    other = [sample | {"variant": "printed"} for sample in made]
     assert comparisons(made + other) == 12
     assert {one.experiment for one in findings(made + other, seed=1).found} == {
         "random-update",
