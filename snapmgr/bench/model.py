@@ -99,7 +99,7 @@ class Outcome:
     axes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """{"title", "x_title", "x_unit", "x": […], "unit"} for each series."""
     layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """`Layout.document()` of a file by moment: "before", "after"."""
+    """`FileLayout.document()` of a file by moment: "before", "after"."""
     checks: Sequence[Check] = ()
     notes: Sequence[str] = ()
     """Sentences about this sample: "btrfs wrote buffered although O_DIRECT was asked for"."""
@@ -188,14 +188,14 @@ class Workbench(Protocol):
     def quiet(self) -> float:
         """Wait until the storage's background work (btrfs's cleaner, discards, uploads) is done; return the seconds."""
 
-    def layout(self, file: Path) -> Layout:
+    def layout(self, file: Path) -> FileLayout:
         """Return where the file's blocks are, after a flush."""
 
     def tell(self, text: str) -> None:
         """Say what goes on, for the progress line."""
 
 
-class Layout(Protocol):
+class FileLayout(Protocol):
     """Where a file's blocks are: see snapmgr.bench.measure.layout."""
 
     @property

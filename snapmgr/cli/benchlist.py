@@ -83,11 +83,13 @@ def _scenario(scenario: Scenario) -> dict[str, Any]:
 
 def _needs(scenario: Scenario, profile: ProfileName) -> dict[str, Any]:
     from snapmgr.bench.measure.memory import memory_bytes
-    from snapmgr.bench.run.plan import Wish, sized
+    from snapmgr.bench.run.plan import Options, sized
     from snapmgr.errors import ConfigError
 
     try:
-        parameters, needs = sized(scenario, Wish(profile=profile), memory_bytes=memory_bytes(), room_bytes=_ROOM_BYTES)
+        parameters, needs = sized(
+            scenario, Options(profile=profile), memory_bytes=memory_bytes(), room_bytes=_ROOM_BYTES
+        )
     except ConfigError as error:
         return {"refused": error.message}
     return {

@@ -55,8 +55,8 @@ class Axis(TypedDict):
     unit: str
 
 
-class FileLayout(TypedDict):
-    """Where a file's blocks were; see `snapmgr.bench.measure.layout.Layout.document`."""
+class LayoutDocument(TypedDict):
+    """Where a file's blocks were; see `snapmgr.bench.measure.layout.BlockLayout.document`."""
 
     size_bytes: Count
     extents: Count
@@ -146,7 +146,7 @@ class Sample(TypedDict):
     series: dict[str, list[float]]
     axes: dict[str, Axis]
     """Of each series, under its name."""
-    layouts: dict[str, FileLayout]
+    layouts: dict[str, LayoutDocument]
     checks: list[Proof]
     notes: list[str]
     spent: dict[str, Any]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         Volume,
     )
     from snapmgr.bench.fio import FioRun
-    from snapmgr.bench.measure.layout import Layout
+    from snapmgr.bench.measure.layout import BlockLayout
     from snapmgr.bench.model import Measuring, Parameters, Stack
     from snapmgr.bench.storage.scene import Scene
 
@@ -214,7 +214,7 @@ class StackWorkbench:
         """Wait until the background work is done; return the seconds."""
         return wait_until_idle(self.path, self.provisioned.devices, self._plain, self._tell)
 
-    def layout(self, file: Path) -> Layout:
+    def layout(self, file: Path) -> BlockLayout:
         """Return where the file's blocks are, after a flush."""
         return read_layout(file)
 
