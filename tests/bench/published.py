@@ -76,11 +76,11 @@ exec "$@"
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition:
-    """One experiment in one reading."""
+    """One experiment in one variant."""
 
     name: str
     scenario: str
-    reading: str
+    variant: str
     profile: str = "quick"
     size_bytes: int = _DATA_BYTES
     budget_s: int = _GUEST_S
@@ -91,24 +91,24 @@ class Repetition:
         """Return what is run in the guest."""
         return [
             *(str(_ROOT / ".venv/bin/snapmgr"), "bench", "run", self.scenario),
-            *("--reading", self.reading, "--profile", self.profile, "--size", str(self.size_bytes)),
+            *("--variant", self.variant, "--profile", self.profile, "--size", str(self.size_bytes)),
             *("--on", _DISK, "--stacks", ",".join(self.stacks), "--repeats", str(repeats)),
             *("--budget", f"{self.budget_s}s", "--seed", str(self.seed), "-o", str(results)),
         ]
 
 
 REPETITIONS = (
-    Repetition(name="repaired", scenario="random-update", reading="repaired"),
+    Repetition(name="repaired", scenario="random-update", variant="repaired"),
     # Once more, at other places: six pairs leave wide intervals for as many comparisons as the page makes.
-    Repetition(name="repaired-again", scenario="random-update", reading="repaired", seed=2),
-    Repetition(name="printed", scenario="random-update", reading="printed"),
-    Repetition(name="database", scenario="random-update", reading="database"),
+    Repetition(name="repaired-again", scenario="random-update", variant="repaired", seed=2),
+    Repetition(name="printed", scenario="random-update", variant="printed"),
+    Repetition(name="database", scenario="random-update", variant="database"),
     # 12 intervals of 5 s on a tree that does not fit into memory.
-    Repetition(name="blog", scenario="blog", reading="repaired", profile="standard", size_bytes=_DATA_BYTES),
-    Repetition(name="blog-printed", scenario="blog", reading="printed", profile="standard", size_bytes=_DATA_BYTES),
+    Repetition(name="blog", scenario="blog", variant="repaired", profile="standard", size_bytes=_DATA_BYTES),
+    Repetition(name="blog-printed", scenario="blog", variant="printed", profile="standard", size_bytes=_DATA_BYTES),
     # What a second load alone does. Two runs, so that two guests can share the work: give each some --repeats.
     *(
-        Repetition(name=name, scenario="blog", reading="repaired", profile="standard", stacks=(_CONTROL,), seed=number)
+        Repetition(name=name, scenario="blog", variant="repaired", profile="standard", stacks=(_CONTROL,), seed=number)
         for number, name in enumerate(("blog-control", "blog-control-again"), start=1)
     ),
 )

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.contract.units import parse_duration, parse_size
+from snapmgr.drawing.rungs import Bar, bars, timeline
+from snapmgr.drawing.svg import nice_step
 from snapmgr.stage.tuning.outcome import PUBLISHED, arguments, document, job_table, lines, summary
 from snapmgr.stage.tuning.page import render
-from snapmgr.stage.tuning.page.chart import Bar, bars, nice_step, timeline
 from snapmgr.stage.tuning.rungs import Limits, Run, Settings
 from snapmgr.stage.tuning.tune import Checked, Measured, Sample, ScratchRun, Stop, Tuning
 from snapmgr.trace.counters import growth

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapmgr.bench.device.blank import Found, refused_exclusively, signatures, uses
+from snapmgr.bench.device.blank import FoundSignature, refused_exclusively, signatures, uses
 from snapmgr.bench.device.identity import Identity, identify, normal
 from snapmgr.bench.device.loopfile import MIB
 from snapmgr.bench.device.mark import Mark, ours, read_content, read_mark, usable_bytes, write_mark
@@ -244,7 +244,7 @@ def _lock(fd: int, how: int, path: str) -> None:
 
 def examined(
     path: str, fd: int, *, needed: int | None, wipe: str | None, line: Sequence[str], runner: Runner
-) -> tuple[BlockDevice, Identity, tuple[Found, ...]]:
+) -> tuple[BlockDevice, Identity, tuple[FoundSignature, ...]]:
     """Return what an open device is and what is on it. Raises ConfigError unless it may be formatted."""
     number = os.fstat(fd).st_rdev
     device = device_stack(f"{os.major(number)}:{os.minor(number)}", properties=udev_properties)
@@ -280,7 +280,9 @@ def examined(
     return device, identity, found
 
 
-def _contents(device: BlockDevice, fd: int, identity: Identity, runner: Runner) -> tuple[tuple[Found, ...], str]:
+def _contents(
+    device: BlockDevice, fd: int, identity: Identity, runner: Runner
+) -> tuple[tuple[FoundSignature, ...], str]:
     """Return what is on a device, and why that is more than what we left there ourselves ("" if it is not)."""
     try:
         _forget_cached(fd)

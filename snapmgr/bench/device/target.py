@@ -56,7 +56,7 @@ class OpenTarget(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class TargetSpec:
     """What --on means."""
 
     kind: Literal["loop", "device"]
@@ -66,7 +66,7 @@ class Order:
     """Of the loop device's file; None for a device."""
 
 
-def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFAULT_FOLDER) -> Order:
+def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFAULT_FOLDER) -> TargetSpec:
     """Given the value of --on, return what it means. Raises ConfigError.
 
     `size_bytes` is what the caller needs: a file in a FOLDER gets this size, and a smaller SIZE is refused. `folder` is
@@ -86,7 +86,7 @@ def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFA
         why = (error.strerror or "").lower() if isinstance(error, OSError) else str(error)
         raise ConfigError(f"--on {text}: {why}", hint=_FORMS) from None
     if stat.S_ISBLK(mode):
-        return Order(kind="device", path=node_of(path), size_bytes=None)
+        return TargetSpec(kind="device", path=node_of(path), size_bytes=None)
     if not stat.S_ISDIR(mode):
         raise ConfigError(f"--on {text}: this is neither a block device nor a folder", hint=_FORMS)
     if size_bytes is None:
@@ -94,12 +94,12 @@ def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFA
     return _loop_order(text, path, size_bytes, size_bytes)
 
 
-def _loop_order(text: str, folder: str, size: int, needed: int | None) -> Order:
+def _loop_order(text: str, folder: str, size: int, needed: int | None) -> TargetSpec:
     if not os.path.isdir(folder):
         raise ConfigError(f"--on {text}: {folder} is not a folder", hint="--on loop:SIZE:FOLDER")
     size = -(-size // MIB) * MIB
     require_size(f"--on {text}", size, needed)
-    return Order(kind="loop", path=os.path.realpath(folder), size_bytes=size)
+    return TargetSpec(kind="loop", path=os.path.realpath(folder), size_bytes=size)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ _MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ReadResults:
     """What some folders of results hold."""
 
     runs: list[dict[str, Any]]
@@ -147,10 +147,10 @@ class Results:
         return sorted(os.listdir(self.folder))
 
 
-def read(paths: Sequence[Path]) -> Found:
+def read(paths: Sequence[Path]) -> ReadResults:
     """Return what several folders hold; a sample that lies in two of them counts once.
 
-    What cannot be used is told in `Found.problems`. Raises NotFoundError for a folder that does not exist, and
+    What cannot be used is told in `ReadResults.problems`. Raises NotFoundError for a folder that does not exist, and
     ConfigError for one that holds no results.
     """
     runs: list[dict[str, Any]] = []
@@ -171,7 +171,7 @@ def read(paths: Sequence[Path]) -> Found:
                     samples.setdefault((sample["run"], sample["id"]), sample)
             except CatalogError as error:
                 problems.append(error.message)
-    return Found(runs=runs, samples=list(samples.values()), problems=problems)
+    return ReadResults(runs=runs, samples=list(samples.values()), problems=problems)
 
 
 def _lock(fd: int, folder: Path) -> None:

@@ -79,7 +79,7 @@ class Prepare:
 
     name = "prepare"
     title = "How long does it take to make a datadir of a physical backup, and what does the backup's clone save?"
-    readings = ()
+    variants = ()
     metrics = (
         _metric("best_s", "Until a backup is prepared, by the quickest of the ways that there are", "s", headline=True),
         *(

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from snapmgr.backup.flush import flush_until_short
 from snapmgr.bench.fio import run_fio
 from snapmgr.bench.measure.caches import drop_caches
 from snapmgr.bench.measure.counters import Counters
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from snapmgr.bench.fio import FioRun
-    from snapmgr.bench.measure.layout import Layout
+    from snapmgr.bench.measure.layout import BlockLayout
     from snapmgr.bench.model import Measuring, Parameters, Stack
     from snapmgr.bench.storage.scene import Scene
     from snapmgr.contract.abilities import FolderCloning
@@ -40,9 +41,8 @@ if TYPE_CHECKING:
 
 _FIRE_S = 60.0
 _SETTLE_S = 600.0
-# As before a backup's lock: flushed again until it is quick, or no quicker any more.
-_SYNCED_S = 0.05
-_SYNCS = 5
+FLUSH_TARGET_S = 0.05
+"""The default of a job's `sync_target`."""
 # What has just ended (io_uring, a killed load) holds a mount a moment longer.
 _UNMOUNT_S = 5.0
 
@@ -142,11 +142,7 @@ class StackWorkbench:
         backend, volume = self._located()
         start = time.monotonic()
         with backend.arm((volume,), _new_id()) as armed:
-            for _ in range(_SYNCS):
-                begun = time.monotonic()
-                armed.sync()
-                if time.monotonic() - begun < _SYNCED_S:
-                    break
+            flush_until_short(armed, FLUSH_TARGET_S)
             if isinstance(armed, Readying):
                 armed.get_ready()
             armed.launched = True
@@ -211,7 +207,7 @@ class StackWorkbench:
         """Wait until the background work is done; return the seconds."""
         return wait_until_idle(self.path, self.provisioned.devices, self._plain, self._tell)
 
-    def layout(self, file: Path) -> Layout:
+    def layout(self, file: Path) -> BlockLayout:
         """Return where the file's blocks are, after a flush."""
         return read_layout(file)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs("root", "mariadbd", "mariadb-backup")
 _MIB = 1 << 20
-_GIVEN = Parameters(profile="smoke", reading="", size_bytes=8 * _MIB, memory_bytes=1 << 60, seed=1)
+_GIVEN = Parameters(profile="smoke", variant="", size_bytes=8 * _MIB, memory_bytes=1 << 60, seed=1)
 _WAYS = ("copy", "scratch", "storage", "overlay")
 
 

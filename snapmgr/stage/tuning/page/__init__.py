@@ -9,8 +9,8 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from snapmgr.contract.units import format_duration, format_size
+from snapmgr.drawing.rungs import Bar, Kind, bars, timeline
 from snapmgr.stage.tuning.outcome import PUBLISHED, command_line, job_table, size_words, summary
-from snapmgr.stage.tuning.page.chart import Bar, Kind, bars, timeline
 from snapmgr.stage.tuning.rungs import changes
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from snapmgr.api import LackingError, StorageError
 from snapmgr.bench.results import folder as resultsfolder
 from snapmgr.bench.results.samples import Results, read
 from snapmgr.bench.run.conductor import Conductor
-from snapmgr.bench.run.plan import Wish, make_plan
+from snapmgr.bench.run.plan import Options, make_plan
 from snapmgr.bench.statistics.findings import findings
 from snapmgr.bench.storage import scene
 from snapmgr.contract.errors import CatalogError, CommandError, ConfigError, NoRoomError
@@ -38,12 +38,12 @@ class Site:
         with self.results.locked():
             self.results.begin(bench_run(id="r"))
 
-    def run(self, *scenarios, spent_s=0.0, **wish):
+    def run(self, *scenarios, spent_s=0.0, **options):
         for scenario in scenarios:
             scenario.clock = self.clock
-        wish = {"stacks": ("one", "two"), "scenarios": ("work",), "profile": "smoke"} | wish
+        options = {"stacks": ("one", "two"), "scenarios": ("work",), "profile": "smoke"} | options
         plan = make_plan(
-            Wish(**wish),
+            Options(**options),
             scenarios=scenarios,
             stacks=STACKS,
             lacking=lambda _: (),
@@ -325,9 +325,9 @@ def test_what_is_lacking_from_the_start_is_a_row_that_says_why_written_once(site
 # ------------------------------------------------------------------------------------------------ interrupted, resumed
 
 
-def _whole(tmp_path, **wish):
+def _whole(tmp_path, **options):
     site = Site(tmp_path / "whole")
-    site.run(FakeScenario(), **wish)
+    site.run(FakeScenario(), **options)
     return site.kinds()
 
 

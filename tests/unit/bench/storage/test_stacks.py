@@ -18,7 +18,7 @@ from snapmgr.system.command import CommandRunner
 from snapmgr.system.mount import KernelMounter
 from snapmgr_lvm.config import LvmConfig, size_of
 
-_PARAMETERS = Parameters(profile="smoke", reading="", size_bytes=1, memory_bytes=1, seed=1)
+_PARAMETERS = Parameters(profile="smoke", variant="", size_bytes=1, memory_bytes=1, seed=1)
 
 
 def test_stacks_that_were_asked_for_are_there():
@@ -72,13 +72,13 @@ def test_backend_without_the_ability_makes_nothing():
 
 @pytest.mark.parametrize(("at_once", "share"), [(1, "33.00%"), (10, "3.30%")])
 def test_classic_snapshots_share_the_room(at_once, share):
-    given = Parameters(profile="smoke", reading="", size_bytes=1, memory_bytes=1, seed=1, extra={"snapshots": at_once})
+    given = Parameters(profile="smoke", variant="", size_bytes=1, memory_bytes=1, seed=1, extra={"snapshots": at_once})
     assert backend_table(STACKS["lvm+ext4"], given)["cow_size"] == share
 
 
 @pytest.mark.parametrize(("extra", "size"), [({}, 128 << 20), ({"scratch_bytes": (5 << 30) - 1}, 5 << 30)])
 def test_an_attachment_takes_no_share_of_a_large_volume(extra, size):
-    given = Parameters(profile="paper", reading="", size_bytes=1 << 40, memory_bytes=1, seed=1, extra=extra)
+    given = Parameters(profile="paper", variant="", size_bytes=1 << 40, memory_bytes=1, seed=1, extra=extra)
     assert size_of(LvmConfig(**backend_table(STACKS["lvm+ext4"], given)).scratch_size, 1 << 40) == size
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.report.svg import COLOURS, Scale, line, path, picture, text, text_width, tick_words
 from snapmgr.contract.units import format_quantity
+from snapmgr.drawing.svg import COLOURS, Scale, line, path, picture, text, text_width, tick_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.bench.report.bars import Bar, Bars, bar_chart
-from snapmgr.bench.report.curves import Curve, curve_chart
-from snapmgr.bench.report.intervals import Lane, interval_chart, stalls
-from snapmgr.bench.report.layoutmap import layout_map, window_of
-from snapmgr.bench.report.ratios import RatioGroup, RatioRow, ratio_chart
-from snapmgr.bench.report.svg import NARROW, WIDE, Scale, cut, linear_ticks, log_ticks, tick_words
+from snapmgr.drawing.bars import Bar, Bars, bar_chart
+from snapmgr.drawing.curves import Curve, curve_chart
+from snapmgr.drawing.intervals import Lane, interval_chart, stalls
+from snapmgr.drawing.layoutmap import layout_map, window_of
+from snapmgr.drawing.ratios import RatioGroup, RatioRow, ratio_chart
+from snapmgr.drawing.svg import NARROW, WIDE, Scale, cut, linear_ticks, log_ticks, tick_words
 
 NAMES = {"title": "A <title>", "description": "What & how", "ident": "a+b/c"}
 

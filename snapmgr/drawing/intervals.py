@@ -8,8 +8,8 @@ from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.report.svg import WIDE, Scale, box, cut, line, picture, text
 from snapmgr.contract.units import format_quantity
+from snapmgr.drawing.svg import WIDE, Scale, box, cut, line, picture, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

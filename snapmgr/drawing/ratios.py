@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.bench.report.svg import WIDE, Scale, box, cut, line, picture, text, tick_words
-from snapmgr.bench.statistics.comparison import interval_words
+from snapmgr.drawing.svg import WIDE, Scale, box, cut, line, picture, text, tick_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from snapmgr.bench.model import Better
-
+Better = Literal["less", "more", "neither"]
 Kind = Literal["better", "worse", "same", "other"]
 """Of a ratio: shown to be better or worse than 1, not shown to differ, shown to differ where nothing is better."""
 _LABELS, _VALUES = 178, 176
@@ -45,7 +43,9 @@ class RatioGroup:
     better: Better
     rows: Sequence[RatioRow]
     noise: tuple[float, float] | None = None
-    """Interval of the ratio between two runs of the same: what lies within may be the machine's own doing."""
+    """Interval of the ratio between two runs of the same storage: a ratio within it may be noise."""
+    noise_text: str = ""
+    """The same in words."""
 
 
 def ratio_chart(groups: Sequence[RatioGroup], *, width: float, title: str, description: str, ident: str) -> str:
@@ -98,9 +98,8 @@ def _group(group: RatioGroup, scale: Scale, *, y: float, step: float, width: flo
     top = y + _HEAD
     if group.noise is not None:
         low, high = (scale(end) for end in group.noise)
-        words = f"noise of this machine: {interval_words(*group.noise)}"
         band = box(low, top - 5, max(high - low, 1), step * len(group.rows), kind="noise")
-        parts.append(f"<g><title>{escape(words)}</title>{band}</g>")
+        parts.append(f"<g><title>{escape(group.noise_text)}</title>{band}</g>")
     for place, row in enumerate(group.rows):
         parts.append(_row(row, scale, y=top + place * step, wide=wide, width=width))
     return parts

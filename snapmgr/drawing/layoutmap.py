@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.report.svg import line, picture
+from snapmgr.drawing.svg import line, picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

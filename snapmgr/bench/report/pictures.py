@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from snapmgr.bench.report.bars import Bar, Bars, bar_chart
-from snapmgr.bench.report.curves import Curve, curve_chart
-from snapmgr.bench.report.intervals import Lane, interval_chart
-from snapmgr.bench.report.layoutmap import layout_map, window_of
-from snapmgr.bench.report.ratios import RatioGroup, RatioRow, ratio_chart
-from snapmgr.bench.report.svg import NARROW, WIDE
+from snapmgr.bench.statistics.comparison import interval_words
+from snapmgr.drawing.bars import Bar, Bars, bar_chart
+from snapmgr.drawing.curves import Curve, curve_chart
+from snapmgr.drawing.intervals import Lane, interval_chart
+from snapmgr.drawing.layoutmap import layout_map, window_of
+from snapmgr.drawing.ratios import RatioGroup, RatioRow, ratio_chart
+from snapmgr.drawing.svg import NARROW, WIDE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ def ratios(scenario: Mapping[str, Any]) -> Markup:
             title=rows[0]["title"],
             better=rows[0]["better"],
             noise=tuple(rows[0]["noise"]) if rows[0]["noise"] else None,
+            noise_text=f"noise of this machine: {interval_words(*rows[0]['noise'])}" if rows[0]["noise"] else "",
             rows=[
                 RatioRow(
                     label=f"{one['stack']} ÷ {one['against']}",

@@ -1,4 +1,4 @@
-"""What the report's charts share: frame, texts, and scales with their ticks. Pure: numbers in, text out."""
+"""Draws the parts of a chart: frame, texts, lines, and scales with their ticks."""
 
 from __future__ import annotations
 
@@ -101,11 +101,16 @@ def linear_ticks(low: float, high: float, *, most: int = 5) -> list[float]:
     """Return round numbers from `low` to `high`, about `most`: steps of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    step = nice_step(high - low, most=most)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]
+
+
+def nice_step(span: float, *, most: int = 5) -> float:
+    """Return the distance of about `most` ticks over a span above 0: 1, 2 or 5 times a power of ten."""
+    rough = span / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
 
 
 def log_ticks(low: float, high: float) -> list[float]:

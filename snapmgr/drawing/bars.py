@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.report.svg import WIDE, Scale, box, cut, dots, line, picture, text
 from snapmgr.contract.units import format_quantity
+from snapmgr.drawing.svg import WIDE, Scale, box, cut, dots, line, picture, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from snapmgr.bench.report.ratios import Kind
+    from snapmgr.drawing.ratios import Kind
 
 _LABELS, _VALUES = 178, 176
 _BAR, _STEP, _PAD, _HEAD, _FOOT = 15, 18, 20, 16, 28
