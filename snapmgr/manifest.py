@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Protocol, TypeVar
 import msgspec
 
 from snapmgr.errors import CatalogError, StorageError
-from snapmgr.physical import PhysicalRecord
+from snapmgr.physicalrecord import PhysicalRecord
 from snapmgr.records import AttachRecord, Intent, SnapshotRef
 
 SCHEMA = 1

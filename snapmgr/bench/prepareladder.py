@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.model import Check
-from snapmgr.stage.tool import tool_for
-from snapmgr.stage.tuning.bench import StorageBench
-from snapmgr.stage.tuning.rungs import Settings
+from snapmgr.physical.tools.choose import tool_for
+from snapmgr.physical.tuning.bench import StorageBench
+from snapmgr.physical.tuning.rungs import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from snapmgr.api import FolderCloning, Remounting
     from snapmgr.bench.model import Workbench
-    from snapmgr.stage.prepare.backupfolder import Backup
+    from snapmgr.physical.prepare.backupfolder import Backup
 
 _LIMIT_S = 3600.0
 _LEAST_CACHE_BYTES = 32 << 20

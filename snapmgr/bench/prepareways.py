@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.api import LackingError, Remounting, StorageError
-from snapmgr.stage.prepare.inplace import Settings, apply_in_place
-from snapmgr.stage.prepare.overlay import copied_up, overlay
-from snapmgr.stage.prepare.ownership import take_owners
-from snapmgr.stage.prepare.scratchcopy import copy_to_scratch
-from snapmgr.stage.prepare.writeback import outline_of, write_back
-from snapmgr.stage.tool import tool_for
+from snapmgr.physical.prepare.inplace import Settings, apply_in_place
+from snapmgr.physical.prepare.overlay import copied_up, overlay
+from snapmgr.physical.prepare.ownership import take_owners
+from snapmgr.physical.prepare.scratchcopy import copy_to_scratch
+from snapmgr.physical.prepare.writeback import outline_of, write_back
+from snapmgr.physical.tools.choose import tool_for
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from snapmgr.api import FolderCloning
     from snapmgr.bench.model import Workbench
-    from snapmgr.stage.prepare.backupfolder import Backup
+    from snapmgr.physical.prepare.backupfolder import Backup
 
 
 @dataclass(kw_only=True)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from snapmgr.bench.mariadb import install, private_mariadb
 from snapmgr.mysql.identity import identify
-from snapmgr.stage.mariabackup import MariabackupTool
-from snapmgr.stage.request import FillRequest
+from snapmgr.physical.tools.mariabackup import MariabackupTool
+from snapmgr.physical.tools.request import FillRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from snapmgr.cli.session import Session
     from snapmgr.config import Config, Prepare
     from snapmgr.jobs.context import Context
+    from snapmgr.physical.prepare.order import Order, Plan, Ready
     from snapmgr.records import ClientOptions
-    from snapmgr.stage.prepare.order import Order, Plan, Ready
 
 STRATEGIES = ("auto", "storage", "scratch", "overlay")
 RESULTS = ("scratch", "storage")
@@ -123,8 +123,8 @@ def parse_mount_options(options: tuple[str, ...]) -> tuple[ClientOptions | None,
 
 def make_order(source: str, folder: Path | None, wishes: Wishes, config: Config) -> Order:
     """Return what is to be done with the backup at `source`. Raises click.UsageError."""
-    from snapmgr.stage.prepare.inplace import Settings
-    from snapmgr.stage.prepare.order import Order
+    from snapmgr.physical.prepare.inplace import Settings
+    from snapmgr.physical.prepare.order import Order
 
     client, warm_up = parse_mount_options(wishes.mount_options)
     if client is not None and wishes.strategy in {"scratch", "overlay"}:
@@ -154,8 +154,8 @@ def make_order(source: str, folder: Path | None, wishes: Wishes, config: Config)
 def prepare_path(session: Session, path: str, folder: Path | None, wishes: Wishes, *, dry_run: bool) -> int:
     """Prepare the backup folder at `path`, or say what would be done; return the exit code."""
     from snapmgr.jobs.cloner import find_cloner
-    from snapmgr.stage.prepare.backupfolder import inspect
-    from snapmgr.stage.prepare.preparing import plan, prepare_folder
+    from snapmgr.physical.prepare.backupfolder import inspect
+    from snapmgr.physical.prepare.preparing import plan, prepare_folder
 
     source = os.path.abspath(path)
     ctx = context_without_state(session)
@@ -234,7 +234,7 @@ def context_without_state(session: Session) -> Context:
 
 def show_plan(planned: Plan) -> list[str]:
     """Return for people what would be done, and the forecast of every way."""
-    from snapmgr.stage.prepare.forecast import NAMES
+    from snapmgr.physical.prepare.forecast import NAMES
 
     choice, place = planned.choice, planned.place
     where = place.storage_target if choice.result == "storage" else place.scratch_target

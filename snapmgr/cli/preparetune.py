@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from snapmgr.cli.preparefolder import Wishes
     from snapmgr.cli.session import Session
     from snapmgr.jobs.context import Context
-    from snapmgr.stage.tuning.bench import StorageBench
-    from snapmgr.stage.tuning.tune import Tuning
+    from snapmgr.physical.tuning.bench import StorageBench
+    from snapmgr.physical.tuning.tune import Tuning
 
 DEFAULT_TIME = "30m"
 _OPTION = "--tune"
@@ -103,7 +103,7 @@ def _tune(
     beside: str | None = None,
     job: str | None = None,
 ) -> int:
-    from snapmgr.stage.tuning.tune import tune
+    from snapmgr.physical.tuning.tune import tune
 
     if wishes.strategy not in {None, "storage"} or wishes.result is not None:
         raise click.UsageError("--tune is about --strategy storage, and keeps no result.")
@@ -139,12 +139,12 @@ def _begin(
 ) -> tuple[StorageBench, Tuning]:
     from snapmgr.api import FolderCloning, Remounting
     from snapmgr.jobs.cloner import find_cloner
-    from snapmgr.stage.prepare.backupfolder import inspect
-    from snapmgr.stage.tool import tool_for
-    from snapmgr.stage.tuning.bench import StorageBench
-    from snapmgr.stage.tuning.room import limits
-    from snapmgr.stage.tuning.rungs import Settings
-    from snapmgr.stage.tuning.tune import Tuning
+    from snapmgr.physical.prepare.backupfolder import inspect
+    from snapmgr.physical.tools.choose import tool_for
+    from snapmgr.physical.tuning.bench import StorageBench
+    from snapmgr.physical.tuning.room import limits
+    from snapmgr.physical.tuning.rungs import Settings
+    from snapmgr.physical.tuning.tune import Tuning
 
     client, warm_up = parse_mount_options(wishes.mount_options)
     backup = inspect(source)
@@ -202,7 +202,7 @@ def _begin(
 
 
 def _show_plan(session: Session, tuning: Tuning) -> int:
-    from snapmgr.stage.tuning.ladder import moves
+    from snapmgr.physical.tuning.ladder import moves
 
     found = [str(move.settings) for move in moves(tuning.start, tuning.limits) if not move.joined]
     if session.json:
@@ -224,8 +224,8 @@ def _conclude(
 ) -> None:
     """Write the report, and say what was found."""
     from snapmgr.files import replace_file
-    from snapmgr.stage.tuning.outcome import command_line, document, job_table, lines, summary
-    from snapmgr.stage.tuning.page import render
+    from snapmgr.physical.tuning.outcome import command_line, document, job_table, lines, summary
+    from snapmgr.physical.tuning.page import render
 
     now = tuning.standing
     written: str | None = str(target)

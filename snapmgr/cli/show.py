@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapmgr.jobs.context import Context
     from snapmgr.jobs.fill import Reading
     from snapmgr.manifest import Lease, Manifest, SourcePosition
-    from snapmgr.physical import PhysicalRecord
+    from snapmgr.physicalrecord import PhysicalRecord
 
 
 _STATES = {

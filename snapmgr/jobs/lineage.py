@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from snapmgr.host import boot_id
 from snapmgr.mysql.client import connect
-from snapmgr.physical import BinlogMark
+from snapmgr.physicalrecord import BinlogMark
 from snapmgr.tree.kernel import generation
 
 if TYPE_CHECKING:
     from snapmgr.jobs.source import LiveServer
     from snapmgr.mysql.client import Connection
-    from snapmgr.physical import PhysicalRecord
+    from snapmgr.physicalrecord import PhysicalRecord
 
 # Many events, with their times and server id: two histories do not agree in them.
 _TAIL_BYTES = 64 << 10

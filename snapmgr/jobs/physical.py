@@ -24,12 +24,20 @@ from snapmgr.jobs.volumes import Wanted, choose_backend
 from snapmgr.manifest import ServerRecord
 from snapmgr.mysql.identity import program_of
 from snapmgr.mysql.layout import PATH_SETTINGS
-from snapmgr.physical import PhysicalRecord, State
-from snapmgr.stage.leftout import require_all_tables
-from snapmgr.stage.owner import give_owner
-from snapmgr.stage.request import FullError
-from snapmgr.stage.seal import compare, seal
-from snapmgr.stage.tool import ApplyRequest, BrokenChainError, Filled, FillRequest, Tool, choose_tool, require_tool
+from snapmgr.physical.seal import compare, seal
+from snapmgr.physical.tools.choose import (
+    ApplyRequest,
+    BrokenChainError,
+    Filled,
+    FillRequest,
+    Tool,
+    choose_tool,
+    require_tool,
+)
+from snapmgr.physical.tools.leftout import require_all_tables
+from snapmgr.physical.tools.owner import give_owner
+from snapmgr.physical.tools.request import FullError
+from snapmgr.physicalrecord import PhysicalRecord, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +47,7 @@ if TYPE_CHECKING:
     from snapmgr.jobs.context import Context
     from snapmgr.jobs.source import LiveServer
     from snapmgr.manifest import Manifest, Position, SourcePosition
-    from snapmgr.stage.seal import Fingerprint
+    from snapmgr.physical.seal import Fingerprint
 
 _SHOWN = 5
 # Folders of the live server.

@@ -11,7 +11,7 @@ from snapmgr.errors import LackingError
 from snapmgr.jobs.attach import attached, copies, data_path, room_wanted
 from snapmgr.mysql.program import server_for
 from snapmgr.mysql.server import run_folder, throwaway
-from snapmgr.stage.cloneplugin import read_position
+from snapmgr.physical.tools.cloneplugin import read_position
 
 if TYPE_CHECKING:
     from snapmgr.jobs.context import Context

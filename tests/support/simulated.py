@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from snapmgr.stage.tuning.rungs import Limits, Settings
+from snapmgr.physical.tuning.rungs import Limits, Settings
 
 GIB = 1 << 30
 MIB = 1 << 20

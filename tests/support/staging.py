@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from snapmgr.errors import LackingError
 from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.identity import ServerIdentity, identify
-from snapmgr.stage.tool import ApplyRequest, Filled, FillRequest, Tool, choose_tool
+from snapmgr.physical.tools.choose import ApplyRequest, Filled, FillRequest, Tool, choose_tool
 from support.kinds import KINDS
 
 if TYPE_CHECKING:

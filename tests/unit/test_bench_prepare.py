@@ -15,8 +15,8 @@ from snapmgr.bench.prepareladder import TITLES, climb, rungs
 from snapmgr.bench.redobackup import TABLES, KeptFolder, RedoLoad, change_statement, fill_statements
 from snapmgr.bench.scenarios import prepare
 from snapmgr.errors import ConfigError
-from snapmgr.stage.tuning.rungs import Run
-from snapmgr.stage.tuning.tune import Checked, Measured, ScratchRun
+from snapmgr.physical.tuning.rungs import Run
+from snapmgr.physical.tuning.tune import Checked, Measured, ScratchRun
 from support.plainbench import PlainBench, completed
 
 _MIB = 1 << 20

@@ -20,10 +20,10 @@ from snapmgr.bench.redobackup import TABLES, KeptFolder, RedoLoad, make_backup
 from snapmgr.bench.target import DEFAULT_FOLDER
 from snapmgr.command import CommandRunner, missing_programs
 from snapmgr.errors import ConfigError, VerificationError
-from snapmgr.stage.prepare.backupfolder import inspect
-from snapmgr.stage.prepare.inplace import Settings, choose_memory
-from snapmgr.stage.seal import compare, seal
-from snapmgr.stage.tuning.checksums import table_checksums
+from snapmgr.physical.prepare.backupfolder import inspect
+from snapmgr.physical.prepare.inplace import Settings, choose_memory
+from snapmgr.physical.seal import compare, seal
+from snapmgr.physical.tuning.checksums import table_checksums
 from snapmgr.units import format_size
 
 if TYPE_CHECKING:

@@ -1,0 +1,92 @@
+"""Looks at the folder of a finished backup, and refuses what cannot be prepared; changes nothing."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from snapmgr.blockdev import lies_in
+from snapmgr.errors import ConfigError, InUseError, LackingError
+from snapmgr.mysql.identity import process_name, server_processes
+from snapmgr.physical.prepare.ownership import stamps
+from snapmgr.physical.tools.choose import read_state, tool_for
+from snapmgr.tree.walk import shown
+
+if TYPE_CHECKING:
+    from snapmgr.physical.tools.request import Staged
+
+_REDO = ("ib_logfile0", "xtrabackup_logfile")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backup:
+    """A backup that can be prepared."""
+
+    staged: Staged
+    stamps: dict[str, tuple[int, int]]
+    """Size and modification time of each file, by its path in it."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of all files."""
+        return {path: size for path, (size, _) in self.stamps.items()}
+
+    @property
+    def redo_bytes(self) -> int:
+        """Size of the redo log that is to be applied."""
+        return sum(self.stamps[name][0] for name in _REDO if name in self.stamps)
+
+
+def inspect(folder: str, *, program: str | None = None) -> Backup:
+    """Return what a backup folder holds. Raises ConfigError, InUseError or LackingError if it cannot be prepared."""
+    if not os.path.isdir(folder):
+        raise ConfigError(f"{shown(folder)} is no folder", hint="name the folder of a finished backup, or a snapshot")
+    staged = read_state(folder)
+    if staged.is_increment:
+        raise ConfigError(
+            f"{shown(folder)} is an increment (from LSN {staged.from_lsn} on), and no backup by itself",
+            hint="apply it to its full backup with the tool, or let an incremental job do that",
+        )
+    if staged.state == "prepared":
+        raise ConfigError(
+            f"{shown(folder)} is prepared already: a server may start on it, or better on a copy",
+            hint=f"cp -a --reflink=auto {shown(folder)} DIR",
+        )
+    _refuse_used(folder)
+    lacking = tool_for(staged, program=program).missing()
+    if lacking:
+        raise LackingError(
+            f"{staged.tool} cannot prepare {shown(folder)}: {'; '.join(one.what for one in lacking)}",
+            hint="; ".join(one.hint for one in lacking),
+        )
+    try:
+        return Backup(staged=staged, stamps=stamps(folder))
+    except OSError as error:
+        raise LackingError(
+            f"cannot look through {shown(folder)}: {error.strerror}", hint="run as root, or as the backup's owner"
+        ) from None
+
+
+def _refuse_used(folder: str) -> None:
+    """Raise InUseError if a server runs on the folder."""
+    real = os.path.realpath(folder)
+    for process in server_processes():
+        with suppress(OSError):
+            # A server changes into its datadir.
+            used = [os.readlink(process / "cwd"), *_open_files(process)]
+            if any(lies_in(path, real) for path in used):
+                raise InUseError(
+                    f"{process_name(int(process.name))} (pid {process.name}) runs on {shown(folder)}",
+                    hint="a backup that a server was started on is no backup any more",
+                )
+
+
+def _open_files(process: os.PathLike[str]) -> list[str]:
+    found = []
+    folder = os.path.join(process, "fd")
+    for number in os.listdir(folder):
+        with suppress(OSError):
+            found.append(os.readlink(os.path.join(folder, number)))
+    return found
