@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from snapmgr.cli.output import format_table, print_lines
+from snapmgr.cli.output import print_lines
 from snapmgr.errors import EXIT_OK
 from snapmgr.units import format_duration, format_size, parse_duration, parse_size
 
@@ -233,48 +233,37 @@ def context_without_state(session: Session) -> Context:
 
 
 def show_plan(planned: Plan) -> list[str]:
-    """Return for people what would be done, and the forecast of every way."""
-    from snapmgr.physical.prepare.forecast import NAMES
-
-    choice, place = planned.choice, planned.place
+    """Return for people what would be done, why, and the space that it needs."""
+    choice, place, facts = planned.choice, planned.place, planned.facts
     where = place.storage_target if choice.result == "storage" else place.scratch_target
-    rows = [
-        [
-            NAMES[one.way],
-            one.obstacle or format_duration(one.seconds),
-            "" if one.obstacle else ", ".join(f"{what} {format_duration(seconds)}" for what, seconds in one.parts),
-        ]
-        for one in choice.forecasts
-    ]
-    return [
+    lines = [
         f"would prepare {planned.order.source} ({planned.backup.staged.tool}) to {where}",
         choice.why,
         f"the tool's memory: {format_size(planned.settings.use_memory_bytes)}",
-        *format_table(["WAY", "FORECAST", "STEPS"], rows),
     ]
+    for name, needed, free in (
+        ("scratch space", choice.scratch_needed_bytes, facts.scratch_free_bytes),
+        ("space in the storage", choice.storage_needed_bytes, facts.storage_free_bytes),
+    ):
+        if needed:
+            lines.append(f"{name}: {format_size(needed)} needed, {format_size(free)} free")
+    return lines
 
 
 def plan_document(planned: Plan) -> dict[str, Any]:
-    """Return what would be done, and why."""
-    choice, speeds = planned.choice, planned.facts.speeds
+    """Return what would be done, why, and the space that it needs."""
+    choice, facts = planned.choice, planned.facts
     return {
         "way": choice.way,
         "result": choice.result,
         "why": choice.why,
-        "data_bytes": planned.facts.data_bytes,
-        "redo_bytes": planned.facts.redo_bytes,
+        "data_bytes": facts.data_bytes,
+        "redo_bytes": facts.redo_bytes,
         "use_memory_bytes": planned.settings.use_memory_bytes,
-        "speeds": {
-            "read_latency_s": speeds.read_latency_s,
-            "write_latency_s": speeds.write_latency_s,
-            "stream_bytes_s": speeds.stream_bytes_s,
-            "total_bytes_s": speeds.total_bytes_s,
-            "scratch_bytes_s": speeds.scratch_bytes_s,
-        },
-        "forecasts": [
-            {"way": one.way, "seconds": one.seconds, "steps": dict(one.parts), "obstacle": one.obstacle}
-            for one in choice.forecasts
-        ],
+        "scratch_needed_bytes": choice.scratch_needed_bytes,
+        "scratch_free_bytes": facts.scratch_free_bytes,
+        "storage_needed_bytes": choice.storage_needed_bytes,
+        "storage_free_bytes": facts.storage_free_bytes,
     }
 
 

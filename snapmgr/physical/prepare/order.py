@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from snapmgr.errors import ConfigError
 from snapmgr.physical.prepare.backupfolder import Backup
-from snapmgr.physical.prepare.forecast import Choice, Facts, Result, Strategy, Way
+from snapmgr.physical.prepare.choice import Choice, Facts, ResultPlace, Strategy, Way
 from snapmgr.physical.prepare.inplace import Settings
 from snapmgr.physical.prepare.place import Place, choose_place
 from snapmgr.physical.prepare.writeback import Written
@@ -26,8 +26,8 @@ class Order:
     name: str | None = None
     """What a fresh result is called, before ".prepared"; None: as `source`."""
     strategy: Strategy | None = None
-    """None: the shortest."""
-    result: Result | None = None
+    """None: chosen by `choice`."""
+    result: ResultPlace | None = None
     """None: wherever the strategy leaves it, or where `target` is."""
     scratch: str = "/var/tmp"  # noqa: S108 - a folder that is named by the configuration
     """Folder on local scratch."""
@@ -80,7 +80,7 @@ class Ready:
 
     path: str
     way: Way
-    result: Result
+    result: ResultPlace
     why: str
     plan: Plan
     steps: tuple[tuple[str, float], ...]

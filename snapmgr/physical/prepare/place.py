@@ -13,7 +13,7 @@ from snapmgr.mount import require_own
 from snapmgr.tree.walk import shown
 
 if TYPE_CHECKING:
-    from snapmgr.physical.prepare.forecast import Result
+    from snapmgr.physical.prepare.choice import ResultPlace
 
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
@@ -22,7 +22,7 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 class Place:
     """The folders that a prepare needs."""
 
-    result: Result | None
+    result: ResultPlace | None
     """Where the result has to be; None: either will do."""
     beside: str
     """Folder in the storage that gets a result there."""
@@ -37,7 +37,7 @@ def choose_place(
     *,
     target: str | None,
     beside: str | None,
-    result: Result | None,
+    result: ResultPlace | None,
     scratch: str,
     make: bool,
     name: str | None = None,

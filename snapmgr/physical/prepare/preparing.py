@@ -11,21 +11,8 @@ from typing import TYPE_CHECKING
 from snapmgr.api import FolderCloning, Remounting
 from snapmgr.errors import LackingError, SnapmgrError, StorageError
 from snapmgr.physical.prepare.backupfolder import Backup, inspect
-from snapmgr.physical.prepare.forecast import (
-    NAMES,
-    PAGE_BYTES,
-    Choice,
-    Facts,
-    Result,
-    Way,
-    choose,
-    forecast,
-    remedy,
-    strategy_of,
-    touched_pages,
-)
+from snapmgr.physical.prepare.choice import Choice, Facts, ResultPlace, Way, choose
 from snapmgr.physical.prepare.inplace import NoMountError, Settings, apply_in_place, choose_memory
-from snapmgr.physical.prepare.measure import measure
 from snapmgr.physical.prepare.order import Order, Plan, Ready
 from snapmgr.physical.prepare.overlay import copied_up, overlay
 from snapmgr.physical.prepare.ownership import stamps, take_owners
@@ -58,34 +45,21 @@ def _no_bar(_what: str, _done: int, _total: int) -> None:
 
 
 def plan(order: Order, storage: object | None) -> Plan:
-    """Return what `prepare_folder` would do; touches nothing, so that writing to the storage is guessed, not measured.
-
-    Raises as `prepare_folder` does for what it finds before it begins.
-    """
+    """Return what `prepare_folder` would do; changes nothing. Raises what `prepare_folder` raises before it begins."""
     backup = inspect(order.source, program=order.program)
     return _plan(order, storage, backup, order.place(make=False))
 
 
-def _plan(
-    order: Order,
-    storage: object | None,
-    backup: Backup,
-    place: Place,
-    *,
-    storage_work: str | None = None,
-    scratch_work: str | None = None,
-) -> Plan:
-    speeds = measure(order.source, backup.sizes, storage_work=storage_work, scratch_work=scratch_work)
+def _plan(order: Order, storage: object | None, backup: Backup, place: Place) -> Plan:
     client = order.settings.client
     facts = Facts(
         file_bytes=tuple(backup.sizes.values()),
         redo_bytes=backup.redo_bytes,
-        speeds=speeds,
         remote=isinstance(storage, Remounting),
         scratch_free_bytes=free_bytes(place.scratch),
         storage_free_bytes=free_bytes(place.beside),
         can_clone=isinstance(storage, FolderCloning),
-        # Who names the strategy and no option of a mount means the mount that is there.
+        # --strategy storage without a mount option means the mount that is there.
         can_remount=isinstance(storage, Remounting) and not (order.strategy == "storage" and client is None),
         can_overlay=os.geteuid() == 0,
     )
@@ -102,21 +76,11 @@ def _plan(
     )
 
 
-def _choice(order: Order, facts: Facts, result: Result | None) -> Choice:
+def _choice(order: Order, facts: Facts, result: ResultPlace | None) -> Choice:
     client = order.settings.client
-    # Who says how to mount has chosen.
+    # A mount option is a choice of the way.
     way: Way | None = None if client is None else "writeback" if client.writeback else "storage"
-    choice = choose(facts, strategy=order.strategy, result=result, way=way)
-    if choice is not None:
-        return choice
-    found = forecast(facts, result)
-    wanted = [one for one in found if order.strategy in (None, strategy_of(one.way)) and way in (None, one.way)]
-    # Of the two forms on a clone the private mount is named where it was asked for.
-    reasons = "; ".join(f"{NAMES[one.way]}: {one.obstacle}" for one in wanted if way or one.way != "writeback")
-    raise StorageError(
-        f"{order.source} cannot be prepared here: {reasons}",
-        hint=remedy(facts, strategy=order.strategy, result=result, way=way),
-    )
+    return choose(facts, source=order.source, strategy=order.strategy, result=result, way=way)
 
 
 def prepare_folder(
@@ -153,9 +117,7 @@ def prepare_folder(
                 tell(f"warning: nothing can be made beside the backup: {error.message}")
                 storage = None
         local = stack.enter_context(_work_in(place.scratch, order, place.scratch_target, tell))
-        planned = _plan(
-            order, storage, backup, place, storage_work=there.path if there else None, scratch_work=local.path
-        )
+        planned = _plan(order, storage, backup, place)
         return _Preparing(planned, storage, there, local, tell=tell, progress=progress).run()
 
 
@@ -212,7 +174,7 @@ class _Preparing:
             written=self._written,
         )
 
-    def _go(self, way: Way, result: Result) -> str:
+    def _go(self, way: Way, result: ResultPlace) -> str:
         place = self._plan.place
         if way in ("storage", "writeback"):
             there = self._need(self._there)
@@ -273,8 +235,7 @@ class _Preparing:
             self._owned(clone, sync=True)
 
     def _writeback(self) -> ClientOptions:
-        pages = touched_pages(self._plan.facts.data_bytes, self._plan.facts.redo_bytes)
-        wanted = self._plan.facts.data_bytes + 2 * pages * PAGE_BYTES
+        wanted = self._plan.facts.data_bytes + 2 * self._plan.facts.changed_bytes
         return ClientOptions(
             writeback=True,
             upload_delay_s=_UPLOAD_DELAY_S,

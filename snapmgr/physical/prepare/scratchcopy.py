@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import SnapmgrError, StorageError
 from snapmgr.physical.prepare.crew import Crew, Piece, pieces
-from snapmgr.physical.prepare.forecast import BLOCK_BYTES, COPY_THREADS
 from snapmgr.physical.tools.opened import open_file, open_folder
 from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.walk import is_full, reach, shown, walk
@@ -20,6 +19,9 @@ from snapmgr.tree.walk import is_full, reach, shown, walk
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+COPY_THREADS = 12
+BLOCK_BYTES = 128 << 10
+"""What is compared and written back as one piece."""
 DIGEST_BYTES = 16
 _STEP_BYTES = 4 << 20
 _FLUSH_BYTES = 8 << 20

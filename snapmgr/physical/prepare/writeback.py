@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import StorageError
 from snapmgr.physical.prepare.crew import Crew, Piece, pieces
-from snapmgr.physical.prepare.forecast import BLOCK_BYTES, COPY_THREADS
-from snapmgr.physical.prepare.scratchcopy import DIGEST_BYTES, Tree, digest, failure, named, read_steps, write_all
+from snapmgr.physical.prepare.scratchcopy import (
+    BLOCK_BYTES,
+    COPY_THREADS,
+    DIGEST_BYTES,
+    Tree,
+    digest,
+    failure,
+    named,
+    read_steps,
+    write_all,
+)
 from snapmgr.physical.tools.opened import open_file, open_folder
 from snapmgr.tree.walk import reach, shown, walk
 

@@ -145,10 +145,11 @@ def test_auto_to_a_folder_of_ones_choice(site):
     planned = _run(site.full, site.work / "ready", "--scratch", site.scratch, "--dry-run").stdout
     assert f"would prepare {site.full} (mariadb-backup) to {site.work}/ready" in planned
     assert "its result stays in the storage" in planned
+    assert "scratch space: " in planned
     assert not site.scratch.exists()
     done = _run(site.full, site.work / "ready", "--scratch", site.scratch)
     assert done.stdout == f"{site.work}/ready\n"
-    assert "copied to scratch: about" in done.stderr
+    assert "copied to scratch; not on a clone in the storage" in done.stderr
     assert not [name for name in os.listdir(site.work) if name.startswith(".snapmgr")]
     shutil.rmtree(site.work / "ready")
 
@@ -274,7 +275,7 @@ def test_two_at_once(site):
 def test_a_full_scratch_disk_leaves_nothing(site):
     with loop_filesystem("ext4", 40 << 20) as small:
         wanted = _run(site.full, "--scratch", small.point, "--strategy", "scratch", code=1)
-        assert "of scratch space are wanted" in wanted.stderr
+        assert "of scratch space are needed" in wanted.stderr
         lied = _patched(
             "preparing.free_bytes = lambda folder: 1 << 40",
             site.full,

@@ -1,4 +1,4 @@
-"""Preparing a folder: options, places, the hidden folder, measuring, and a private mount that is refused."""
+"""Preparing a folder: options, places, the hidden folder, and a private mount that is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -18,9 +17,7 @@ from snapmgr.config import default_config
 from snapmgr.errors import BusyError, ConfigError, LackingError, StorageError
 from snapmgr.physical.prepare import inplace, preparing
 from snapmgr.physical.prepare.backupfolder import Backup
-from snapmgr.physical.prepare.forecast import Speeds
 from snapmgr.physical.prepare.inplace import NoMountError, Settings, apply_in_place, choose_memory
-from snapmgr.physical.prepare.measure import measure
 from snapmgr.physical.prepare.order import Order
 from snapmgr.physical.prepare.ownership import take_owners
 from snapmgr.physical.prepare.place import choose_place
@@ -180,29 +177,7 @@ def test_one_at_a_time(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-# ----------------------------------------------------------------------------------------- measuring, memory, owners
-
-
-def test_measuring_ends_in_time_and_leaves_nothing(tmp_path):
-    folder, work = tmp_path / "b", tmp_path / "w"
-    folder.mkdir()
-    work.mkdir()
-    sizes = {"a": 9 << 20, "b": 100, "c": 0}
-    for name, size in sizes.items():
-        (folder / name).write_bytes(os.urandom(size))
-    asked = []
-
-    def slow_clock():
-        asked.append(1)
-        return len(asked) * 0.1
-
-    speeds = measure(str(folder), sizes, storage_work=str(work), scratch_work=str(work), clock=slow_clock)
-    assert all(value > 0 for value in vars(speeds).values())
-    assert len(asked) < 100
-    assert os.listdir(work) == []
-    # Too little to measure, and what is gone by now.
-    assert measure(str(folder), {"b": 100}).total_bytes_s > 0
-    assert measure(str(folder), {"gone": 1 << 20}).read_latency_s > 0
+# ----------------------------------------------------------------------------------------- -----------memory, owners
 
 
 @pytest.mark.parametrize(
@@ -314,12 +289,9 @@ def test_a_private_mount_in_its_order(tmp_path):
         apply_in_place(str(tmp_path / "clone"), tool, settings, log=str(tmp_path / "log"))
 
 
-SLOW = Speeds(read_latency_s=0.015, write_latency_s=0.025, stream_bytes_s=1e5, total_bytes_s=1e5, scratch_bytes_s=1e9)
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A backup for which a private mount with writeback is the shortest way: much data, little bandwidth."""
+    """A backup that must be prepared in its storage: scratch has room for the uploads, but not for the data."""
     source = tmp_path / "store" / "full"
     source.mkdir(parents=True)
     (source / "ibdata1").write_bytes(b"x" * 1000)
@@ -338,8 +310,7 @@ def folder(tmp_path, monkeypatch):
         stamps={"ibdata1": (1 << 30, 1), "ib_logfile0": (200 << 10, 1)},
     )
     monkeypatch.setattr(preparing, "inspect", lambda *_a, **_n: backup)
-    monkeypatch.setattr(preparing, "measure", lambda *_a, **_n: SLOW)
-    monkeypatch.setattr(preparing, "free_bytes", lambda _folder: 1 << 40)
+    monkeypatch.setattr(preparing, "free_bytes", lambda folder: 512 << 20 if folder.endswith("/scratch") else 1 << 40)
     monkeypatch.setattr(inplace, "_SETTLE_S", 1.0)
 
     # The files are there by their names only.
@@ -405,7 +376,6 @@ def test_the_strategy_storage_works_through_the_mount_that_is_there(folder, monk
 
 @pytest.mark.parametrize(("writeback", "way"), [(True, "writeback"), (False, "storage")])
 def test_who_says_how_to_mount_has_chosen(folder, monkeypatch, writeback, way):
-    monkeypatch.setattr(preparing, "measure", lambda *_a, **_n: replace(SLOW, total_bytes_s=1e10, stream_bytes_s=1e10))
     storage = _Storage()
     options = ClientOptions(writeback=writeback, extra=("--max-uploads", "9"))
     ready, _ = _prepare(
@@ -454,6 +424,6 @@ def test_a_private_mount_where_there_is_none_is_told(folder, monkeypatch):
 
 def test_no_way_at_all(folder, monkeypatch):
     monkeypatch.setattr(preparing, "free_bytes", lambda _folder: 1 << 20)
-    with pytest.raises(StorageError, match="cannot be prepared here: .*scratch space are wanted"):
+    with pytest.raises(StorageError, match="cannot be prepared here: .*scratch space are needed"):
         _prepare(folder, None, _Tool(), monkeypatch)
     assert os.listdir(folder.parent.parent / "scratch") == []

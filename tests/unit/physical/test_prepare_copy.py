@@ -14,8 +14,7 @@ import pytest
 from snapmgr.errors import StorageError
 from snapmgr.physical.prepare import scratchcopy
 from snapmgr.physical.prepare.crew import Crew, Piece, pieces
-from snapmgr.physical.prepare.forecast import BLOCK_BYTES
-from snapmgr.physical.prepare.scratchcopy import copy_to_scratch
+from snapmgr.physical.prepare.scratchcopy import BLOCK_BYTES, copy_to_scratch
 from snapmgr.physical.prepare.writeback import write_back
 
 SIZES = (0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 5 * BLOCK_BYTES + 17, (2 << 20) + 3, (3 << 20) + 5)
