@@ -16,33 +16,36 @@ who comes by moves up what is left. Before that it is removed. An flock on DEST 
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import pwd
 import secrets
-import stat
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.destination import LOST, require_empty
-from snapmgr.errors import BusyError, CatalogError, LackingError, NotFoundError, SnapmgrError, StorageError
-from snapmgr.files import read_file, write_file
+from snapmgr.errors import BusyError, CatalogError, LackingError, SnapmgrError, StorageError
 from snapmgr.host import signals_held, this_process
 from snapmgr.manifest import HIDDEN_NAME, Restoration, decode, encode
 from snapmgr.tree.attributes import Handle, keep
-from snapmgr.tree.kernel import rename_new
-from snapmgr.tree.walk import FOLDER_FLAGS, remove, shown
+from snapmgr.tree.hiddenfolder import (
+    lock,
+    make_folder,
+    make_hidden,
+    move_up,
+    read_record,
+    remove_hidden,
+    write_record,
+)
+from snapmgr.tree.walk import FOLDER_FLAGS, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from snapmgr.catalog import Catalog
 
-_TREE, _ROOT, _RECORD = "tree", "root", "record.json"
+_TREE, _ROOT = "tree", "root"
 _DEST_MODE = 0o755
 
 Outcome = Literal["active", "finished", "removed"]
@@ -56,12 +59,12 @@ class Landing:
         self.dest_fd = dest_fd
         self.hidden_fd = hidden_fd
         """Of the hidden folder: a place for trials."""
-        self.tree_fd = _made(hidden_fd, _TREE)
+        self.tree_fd = make_folder(hidden_fd, _TREE)
         self._catalog = catalog
 
     def take_root(self, source_fd: int) -> None:
         """Let DEST itself get the attributes of the folder `source_fd` at the end."""
-        fd = _made(self.hidden_fd, _ROOT)
+        fd = make_folder(self.hidden_fd, _ROOT)
         try:
             keep(Handle(source_fd), Handle(fd))
             os.fsync(fd)
@@ -110,7 +113,7 @@ def landing(
             if _clear_earlier(catalog, record, dest_fd):
                 record = replace(record, made_dest=True)
                 catalog.write_restoration(record)
-            hidden_fd = _made(dest_fd, record.hidden)
+            hidden_fd = make_hidden(dest_fd, record.hidden)
         except PermissionError:
             raise LackingError(
                 f"no right to restore to {dest}", hint="run as root, or name a folder of yours"
@@ -118,10 +121,6 @@ def landing(
         except OSError as error:
             raise StorageError(f"cannot restore to {dest}: {error.strerror}") from error
         try:
-            # A default ACL of DEST would otherwise be given to every file.
-            with suppress(OSError):
-                os.removexattr(hidden_fd, "system.posix_acl_default")
-            os.fchmod(hidden_fd, 0o700)
             record = replace(record, inode=os.fstat(hidden_fd).st_ino)
             _write_record(hidden_fd, record)
             place = Landing(catalog, record, dest_fd, hidden_fd)
@@ -158,18 +157,8 @@ class FinishedMeanwhileError(SnapmgrError):
         self.record = record
 
 
-def _made(parent_fd: int, name: str) -> int:
-    with suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=parent_fd)
-    return os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
-
-
-def _in(hidden_fd: int) -> Path:
-    return Path(f"/proc/self/fd/{hidden_fd}", _RECORD)
-
-
 def _write_record(hidden_fd: int, record: Restoration) -> None:
-    write_file(_in(hidden_fd), encode(record))
+    write_record(hidden_fd, encode(record))
 
 
 def _own(record: Restoration) -> int:
@@ -181,19 +170,17 @@ def _own(record: Restoration) -> int:
             os.chmod(record.dest, _DEST_MODE)
     fd = os.open(record.dest, FOLDER_FLAGS)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(f"another restore to {record.dest} is active", hint="wait for it to end") from None
-        _require_same(fd, record.dest)
+        _lock(fd, record.dest)
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def _require_same(fd: int, dest: str) -> None:
-    # It may have been made, and removed again, by one that ended just now.
+def _lock(fd: int, dest: str) -> None:
+    if not lock(fd):
+        raise BusyError(f"another restore to {dest} is active", hint="wait for it to end")
+    # Another restore may have made DEST and removed it again just now.
     now, ours = os.stat(dest, follow_symlinks=False), os.fstat(fd)
     if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
         raise BusyError(f"{dest} was exchanged by somebody else", hint="try again")
@@ -233,20 +220,17 @@ def _recognise(catalog: Catalog, dest_fd: int, name: str) -> Restoration | None:
 
 def _known(catalog: Catalog, hidden_fd: int, token: str) -> Restoration | None:
     """Given an open folder with a hidden one's name, return what it is of, or None if it is none of ours."""
-    info = os.fstat(hidden_fd)
-    if info.st_uid not in {0, os.geteuid()}:
+    inode, data = os.fstat(hidden_fd).st_ino, read_record(hidden_fd)
+    if data is None:
         return None
-    try:
-        record = decode(read_file(_in(hidden_fd)), Restoration, _RECORD)
-    except NotFoundError:
-        # Killed before it was written, or when all else was removed already.
-        if not all(name.startswith(f".{_RECORD}.") for name in os.listdir(hidden_fd)):
-            return None
+    if not data:
         known = next((one for one in catalog.restorations()[0] if one.token == token), None)
-        return replace(known, inode=info.st_ino) if known is not None else None
+        return replace(known, inode=inode) if known is not None else None
+    try:
+        record = decode(data, Restoration, "record.json")
     except CatalogError:
         return None
-    return record if (record.token, record.inode) == (token, info.st_ino) else None
+    return record if (record.token, record.inode) == (token, inode) else None
 
 
 def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
@@ -292,10 +276,7 @@ def _complete(catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: in
             root = os.fstat(root_fd)
         finally:
             os.close(root_fd)
-    # Its record last: without that nobody would know what the rest is.
-    remove(hidden_fd, _TREE)
-    remove(hidden_fd, _ROOT)
-    remove(dest_fd, record.hidden)
+    remove_hidden(dest_fd, record.hidden)
     if root is not None:
         os.utime(dest_fd, ns=(root.st_atime_ns, root.st_mtime_ns))
     os.fsync(dest_fd)
@@ -304,21 +285,7 @@ def _complete(catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: in
 
 def _move(tree_fd: int, name: str, dest_fd: int, record: Restoration) -> None:
     try:
-        try:
-            rename_new(tree_fd, name, dest_fd)
-        except PermissionError:
-            # Its ".." changes: that takes the right to write to it, which only root has anyway.
-            mode = stat.S_IMODE(os.stat(name, dir_fd=tree_fd, follow_symlinks=False).st_mode)
-            os.chmod(name, mode | 0o700, dir_fd=tree_fd)
-            rename_new(tree_fd, name, dest_fd)
-            os.chmod(name, mode, dir_fd=dest_fd)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            # NFS and FUSE know no RENAME_NOREPLACE.
-            if name in os.listdir(dest_fd):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
-            os.rename(name, name, src_dir_fd=tree_fd, dst_dir_fd=dest_fd)
+        move_up(tree_fd, name, dest_fd)
     except FileExistsError:
         if name == LOST:
             # A new ext4 has its own.
@@ -339,17 +306,9 @@ def _undo(catalog: Catalog, record: Restoration, dest_fd: int) -> None:
 
 
 def _remove(record: Restoration, dest_fd: int) -> None:
-    """Remove the hidden folder, its record last, and DEST if it was made for it and holds nothing else."""
-    with suppress(FileNotFoundError):
-        hidden_fd = os.open(record.hidden, FOLDER_FLAGS, dir_fd=dest_fd)
-        try:
-            remove(hidden_fd, _TREE)
-            remove(hidden_fd, _ROOT)
-        finally:
-            os.close(hidden_fd)
-        remove(dest_fd, record.hidden)
-        # Before the state directory forgets it: a power cut would bring it back, and nobody would know whose it is.
-        os.fsync(dest_fd)
+    """Remove the hidden folder, and DEST if it was made for the restore and holds nothing else."""
+    # Durably, before the state directory forgets it: a power cut would bring it back, and nobody would know its owner.
+    remove_hidden(dest_fd, record.hidden)
     if record.made_dest:
         with suppress(OSError):
             os.rmdir(record.dest)
@@ -368,9 +327,7 @@ def clear(catalog: Catalog, record: Restoration) -> Outcome:
     except OSError as error:
         raise StorageError(f"cannot open {record.dest}: {error.strerror}") from None
     try:
-        try:
-            fcntl.flock(dest_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(dest_fd):
             return "active"
         with signals_held():
             return _converge(catalog, record, dest_fd)

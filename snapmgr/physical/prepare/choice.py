@@ -1,8 +1,8 @@
 """Chooses the way in which a backup is prepared: pure, from sizes and free space.
 
-Storage behind a client program (JuiceFS) asks the network for every page, so there the order is: a copy on local scratch
+Storage behind a client program (JuiceFS) asks the network for every page. There the order is: a copy on local scratch
 if it fits, else an overlay if the files that change fit, else a clone in the storage. In 16 measured settings the copy
-was the fastest way or beside it (docs/benchmark-prepare.md). Storage of this machine is as fast as scratch and its
+was the fastest way or close to it (docs/benchmark-prepare.md). Storage of this machine is as fast as scratch and its
 clones cost nothing, so there a clone comes first.
 """
 

@@ -18,7 +18,7 @@ from snapmgr.physical.prepare.overlay import copied_up, overlay
 from snapmgr.physical.prepare.ownership import stamps, take_owners
 from snapmgr.physical.prepare.place import free_bytes, memory_available
 from snapmgr.physical.prepare.scratchcopy import Tree, copy_to_scratch
-from snapmgr.physical.prepare.workplace import Workplace, workplace
+from snapmgr.physical.prepare.workfolder import WorkFolder, work_folder
 from snapmgr.physical.prepare.writeback import Written, outline_of, write_back
 from snapmgr.physical.tools.choose import read_state, tool_for
 from snapmgr.records import ClientOptions
@@ -106,7 +106,7 @@ def prepare_folder(
     """
     backup, place = inspect(order.source, program=order.program), order.place(make=True)
     with ExitStack() as stack:
-        there: Workplace | None = None
+        there: WorkFolder | None = None
         if isinstance(storage, FolderCloning) and place.result != "scratch":
             try:
                 there = stack.enter_context(_work_in(place.beside, order, place.storage_target, tell))
@@ -121,19 +121,19 @@ def prepare_folder(
         return _Preparing(planned, storage, there, local, tell=tell, progress=progress).run()
 
 
-def _work_in(folder: str, order: Order, target: str, tell: Callable[[str], None]) -> AbstractContextManager[Workplace]:
-    return workplace(folder, os.path.realpath(order.source), target, tell=tell)
+def _work_in(folder: str, order: Order, target: str, tell: Callable[[str], None]) -> AbstractContextManager[WorkFolder]:
+    return work_folder(folder, os.path.realpath(order.source), target, tell=tell)
 
 
 class _Preparing:
-    """One prepare, in its workplaces."""
+    """One prepare, in its work folders."""
 
     def __init__(
         self,
         planned: Plan,
         storage: object | None,
-        there: Workplace | None,
-        local: Workplace,
+        there: WorkFolder | None,
+        local: WorkFolder,
         *,
         tell: Callable[[str], None],
         progress: Callable[[str, int, int], None],
@@ -195,19 +195,19 @@ class _Preparing:
         return self._put_back(copy, before, None)
 
     @staticmethod
-    def _need(work: Workplace | None) -> Workplace:
+    def _need(work: WorkFolder | None) -> WorkFolder:
         if work is None:
             raise StorageError("this storage cannot clone folders")
         return work
 
-    def _land(self, work: Workplace, name: str) -> str:
+    def _land(self, work: WorkFolder, name: str) -> str:
         """Give the result its place, if the backup is what it was when this began."""
         if stamps(self._source) != self._plan.backup.stamps:
             raise StorageError(
                 f"{self._source} changed while it was prepared: the result is thrown away",
                 hint="does something write to the backup?",
             )
-        return work.land(name)
+        return work.move_up(name)
 
     def _timed(self, what: str, start: float) -> None:
         self._steps.append((what, time.monotonic() - start))

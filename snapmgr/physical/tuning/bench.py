@@ -18,7 +18,7 @@ from snapmgr.physical.prepare.inplace import Ran, apply_in_place
 from snapmgr.physical.prepare.inplace import Settings as InPlace
 from snapmgr.physical.prepare.ownership import take_owners
 from snapmgr.physical.prepare.scratchcopy import copy_to_scratch
-from snapmgr.physical.prepare.workplace import workplace
+from snapmgr.physical.prepare.workfolder import work_folder
 from snapmgr.physical.tools.request import ApplyRequest
 from snapmgr.physical.tuning.checksums import table_checksums
 from snapmgr.physical.tuning.rungs import Run, Settings
@@ -119,7 +119,7 @@ class StorageBench:
     ) -> Measured:
         watch = _Watch()
         began = time.monotonic()
-        with workplace(self.beside, self.source, f"{self.source} (tuned)", tell=self.tell) as place:
+        with work_folder(self.beside, self.source, f"{self.source} (tuned)", tell=self.tell) as place:
             clone = os.path.join(place.path, "data")
             self.cloning.clone_folder(self.source, clone)
             try:

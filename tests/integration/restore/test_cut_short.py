@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr import landing
 from snapmgr.catalog import Catalog
 from snapmgr.errors import StorageError
 from snapmgr.jobs import replica
 from snapmgr.jobs.restore import RestoreDiffersError, restore, restore_leftovers
 from snapmgr.testing import trees
+from snapmgr.tree import hiddenfolder
 from snapmgr.tree.kernel import rename_new
 from support.restored import LARGE_BYTES, require_nothing_left
 from support.storage import loop_filesystem
@@ -89,7 +89,7 @@ def test_killed_while_it_moves_all_up_the_next_one_finishes_and_reports_the_same
                 os.kill(os.getpid(), signal.SIGKILL)
             rename_new(*arguments)
 
-        landing.rename_new = die
+        hiddenfolder.rename_new = die
         ctx = files.context()
         restore(ctx, ctx.catalog.resolve("latest"), str(dest))
         os._exit(1)

@@ -21,7 +21,7 @@ from snapmgr.physical.prepare.inplace import NoMountError, Settings, apply_in_pl
 from snapmgr.physical.prepare.order import Order
 from snapmgr.physical.prepare.ownership import take_owners
 from snapmgr.physical.prepare.place import choose_place
-from snapmgr.physical.prepare.workplace import workplace
+from snapmgr.physical.prepare.workfolder import work_folder
 from snapmgr.physical.tools.request import Staged
 from snapmgr.records import ClientOptions
 
@@ -126,14 +126,14 @@ def test_targets_that_are_refused(tmp_path, target, said):
 
 
 def test_what_is_not_landed_is_removed(tmp_path):
-    with workplace(str(tmp_path), "/b", str(tmp_path / "t")) as work:
+    with work_folder(str(tmp_path), "/b", str(tmp_path / "t")) as work:
         for name in ("t", "other"):
             os.mkdir(os.path.join(work.path, name))
             Path(work.path, name, "file").touch()
-        assert work.land("t") == str(tmp_path / "t")
+        assert work.move_up("t") == str(tmp_path / "t")
         os.mkdir(os.path.join(work.path, "t"))
         with pytest.raises(ConfigError, match="has appeared meanwhile"):
-            work.land("t")
+            work.move_up("t")
     assert os.listdir(tmp_path) == ["t"]
     assert os.listdir(tmp_path / "t") == ["file"]
 
@@ -159,7 +159,7 @@ def test_only_dead_ones_of_ours_are_removed(tmp_path):
     begun = tmp_path / f".snapmgr-prepare-{'f' * 16}"
     begun.mkdir()
     told = []
-    with workplace(str(tmp_path), "/b", "/t", tell=told.append):
+    with work_folder(str(tmp_path), "/b", "/t", tell=told.append):
         pass
     assert sorted(tmp_path.iterdir()) == others
     assert len(told) == 3
@@ -168,10 +168,10 @@ def test_only_dead_ones_of_ours_are_removed(tmp_path):
 
 
 def test_one_at_a_time(tmp_path):
-    with workplace(str(tmp_path), "/b", "/t"):
-        with pytest.raises(BusyError), workplace(str(tmp_path), "/b", "/u"):
+    with work_folder(str(tmp_path), "/b", "/t"):
+        with pytest.raises(BusyError), work_folder(str(tmp_path), "/b", "/u"):
             pass
-        with workplace(str(tmp_path), "/c", "/v"):
+        with work_folder(str(tmp_path), "/c", "/v"):
             pass
         assert len(os.listdir(tmp_path)) == 1
     assert os.listdir(tmp_path) == []
