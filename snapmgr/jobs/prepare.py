@@ -22,7 +22,7 @@ from snapmgr.mysql.plainfile import open_plain
 from snapmgr.mysql.position import read_gtid
 from snapmgr.mysql.program import server_for
 from snapmgr.mysql.relocation import server_options
-from snapmgr.mysql.server import run_folder, throwaway
+from snapmgr.mysql.server import copy_server
 from snapmgr.tree.kernel import sync_file_system
 
 if TYPE_CHECKING:
@@ -183,19 +183,16 @@ class _Recovery:
         )
 
     def _start(self) -> _Run:
-        with (
-            run_folder(self._ctx.config.scratch_dir) as run_dir,
-            throwaway(
-                self.binary,
-                self._data,
-                settings=self._recorded.settings if self._recorded else {},
-                memory_bytes=self._how.memory_bytes,
-                run_dir=run_dir,
-                options=self._options,
-                originals=self._there,
-                time_limit_s=self._how.time_limit_s,
-            ) as server,
-        ):
+        with copy_server(
+            self._data,
+            self._recorded,
+            binary=self.binary,
+            memory_bytes=self._how.memory_bytes,
+            options=self._options,
+            originals=self._there,
+            scratch_dir=self._ctx.config.scratch_dir,
+            time_limit_s=self._how.time_limit_s,
+        ) as server:
             with server.connect() as connection:
                 gtid = read_gtid(connection, self.binary.flavor)
                 mysql = self.binary.flavor == "mysql"

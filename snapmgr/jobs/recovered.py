@@ -9,8 +9,7 @@ from snapmgr.catalog import Entry
 from snapmgr.config import Verify
 from snapmgr.errors import LackingError
 from snapmgr.jobs.attach import attached, copies, data_path, room_wanted
-from snapmgr.mysql.program import server_for
-from snapmgr.mysql.server import run_folder, throwaway
+from snapmgr.mysql.server import copy_server
 from snapmgr.physical.tools.cloneplugin import read_position
 
 if TYPE_CHECKING:
@@ -28,24 +27,23 @@ def with_recovered_position(ctx: Context, manifest: Manifest) -> Manifest:
     # To be attached it has to look READY; on disk it is not yet.
     entry = Entry(manifest=manifest.with_state("ready"), verification=None)
     try:
-        with room_wanted(f"read the position of {manifest.id}"), attached(ctx, entry, why="position") as lease:
-            binary = server_for(manifest.server, data_path(lease), None)
-            ctx.tell(f"starting {binary.flavor} {binary.version} on a clone, to learn its position")
-            with (
-                run_folder(ctx.config.scratch_dir) as run_dir,
-                throwaway(
-                    binary,
-                    data_path(lease),
-                    settings=manifest.server.settings if manifest.server else {},
-                    memory_bytes=how.memory_bytes,
-                    run_dir=run_dir,
-                    options=how.options,
-                    originals=copies(lease, manifest),
-                    time_limit_s=how.time_limit_s,
-                ) as server,
-                server.connect() as connection,
-            ):
-                return replace(manifest, position=read_position(str(data_path(lease)), connection))
+        with (
+            room_wanted(f"read the position of {manifest.id}"),
+            attached(ctx, entry, why="position") as lease,
+            copy_server(
+                data_path(lease),
+                manifest.server,
+                memory_bytes=how.memory_bytes,
+                options=how.options,
+                originals=copies(lease, manifest),
+                scratch_dir=ctx.config.scratch_dir,
+                time_limit_s=how.time_limit_s,
+                tell=ctx.tell,
+                purpose=", to learn its position",
+            ) as server,
+            server.connect() as connection,
+        ):
+            return replace(manifest, position=read_position(str(data_path(lease)), connection))
     except LackingError as error:
         ctx.tell(f"warning: no position: {error.message}")
         return manifest

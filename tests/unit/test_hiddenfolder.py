@@ -1,4 +1,4 @@
-"""A hidden folder is recognised by its record, moved up without replacing anything, and removed with its record last."""
+"""A hidden folder: recognised by its record, moved up without replacing anything, removed with its record last."""
 
 from __future__ import annotations
 

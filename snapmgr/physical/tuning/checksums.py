@@ -10,7 +10,7 @@ from snapmgr.mysql.client import quote
 from snapmgr.mysql.origin import Flavor
 from snapmgr.mysql.plainfile import open_plain
 from snapmgr.mysql.program import find_server
-from snapmgr.mysql.server import run_folder, throwaway
+from snapmgr.mysql.server import copy_server
 
 if TYPE_CHECKING:
     from snapmgr.mysql.client import Connection
@@ -40,16 +40,13 @@ def table_checksums(
     Raises LackingError if there is no server program, or this machine cannot run it; VerificationError if it does not
     start on the data.
     """
-    binary = find_server(flavor, wrote=version or None)
     with (
-        run_folder(scratch_dir) as run_dir,
-        throwaway(
-            binary,
+        copy_server(
             datadir,
-            settings={},
+            binary=find_server(flavor, wrote=version or None),
             memory_bytes=_MEMORY_BYTES,
-            run_dir=run_dir,
             options=needed_options(datadir),
+            scratch_dir=scratch_dir,
             time_limit_s=time_limit_s,
         ) as server,
         server.connect() as connection,
