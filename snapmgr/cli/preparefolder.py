@@ -155,7 +155,7 @@ def prepare_path(session: Session, path: str, folder: Path | None, wishes: Wishe
     """Prepare the backup folder at `path`, or say what would be done; return the exit code."""
     from snapmgr.jobs.cloner import find_cloner
     from snapmgr.physical.prepare.backupfolder import inspect
-    from snapmgr.physical.prepare.preparing import plan, prepare_folder
+    from snapmgr.physical.prepare.run import plan, prepare_folder
 
     source = os.path.abspath(path)
     ctx = context_without_state(session)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapmgr.cli.preparefolder import Wishes
     from snapmgr.cli.session import Session
     from snapmgr.jobs.context import Context
-    from snapmgr.physical.tuning.bench import StorageBench
+    from snapmgr.physical.tuning.storagebench import StorageBench
     from snapmgr.physical.tuning.tune import Tuning
 
 DEFAULT_TIME = "30m"
@@ -141,9 +141,9 @@ def _begin(
     from snapmgr.jobs.cloner import find_cloner
     from snapmgr.physical.prepare.backupfolder import inspect
     from snapmgr.physical.tools.choose import tool_for
-    from snapmgr.physical.tuning.bench import StorageBench
     from snapmgr.physical.tuning.room import limits
     from snapmgr.physical.tuning.rungs import Settings
+    from snapmgr.physical.tuning.storagebench import StorageBench
     from snapmgr.physical.tuning.tune import Tuning
 
     client, warm_up = parse_mount_options(wishes.mount_options)

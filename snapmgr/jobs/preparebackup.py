@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.api import FolderCloning
 from snapmgr.jobs.attach import attached, data_path, reached
-from snapmgr.physical.prepare.preparing import plan, prepare_folder
+from snapmgr.physical.prepare.run import plan, prepare_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def prepare_backup(ctx: Context, entry: Entry, order: Callable[[str], Order], *,
         order: given the folder of the backup, returns what is wanted.
         beside: folder of the storage that takes a result there: the job's staging folder. None: only scratch can.
 
-    Raises as `snapmgr.physical.prepare.preparing.prepare_folder`, and what attaching raises.
+    Raises as `snapmgr.physical.prepare.run.prepare_folder`, and what attaching raises.
     """
     with _reached(ctx, entry) as (folder, storage):
         placed = _placed(order(folder), beside, entry.manifest.short_id)

@@ -11,7 +11,7 @@ import pytest
 
 from snapmgr.api import LackingError, NotMine
 from snapmgr.bench import cloning, prepareladder
-from snapmgr.bench.prepareladder import TITLES, climb, rungs
+from snapmgr.bench.prepareladder import TITLES, climb_ladder, rungs
 from snapmgr.bench.redobackup import TABLES, KeptFolder, RedoLoad, change_statement, fill_statements
 from snapmgr.bench.scenarios import prepare
 from snapmgr.errors import ConfigError
@@ -142,8 +142,9 @@ class FakeStorageBench:
         self.given = given
         self.runs = 0
 
-    def measure(self, settings, limit_s, *, check):
+    def measure(self, settings, limit_s, *, warm, check):
         assert check
+        assert not warm
         assert limit_s > 0
         self.runs += 1
         failed = "the tool failed" if self.failing and settings.writeback else None
@@ -164,7 +165,7 @@ def climbed(tmp_path, monkeypatch, fake=FakeStorageBench):
     monkeypatch.setattr(prepareladder, "tool_for", lambda _staged: None)
     backup = SimpleNamespace(staged=None, sizes={"a": 60 * _MIB, "b": 40 * _MIB})
     bench = PlainBench(tmp_path, completed(SCENARIO))
-    return climb(bench, bench.path / "backup", backup, (None, None), 128 * _MIB)
+    return climb_ladder(bench, bench.path / "backup", backup, (None, None), 128 * _MIB)
 
 
 def test_ladder_is_climbed(tmp_path, monkeypatch):

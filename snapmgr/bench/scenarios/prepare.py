@@ -5,32 +5,39 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.api import Reason, Remounting
 from snapmgr.bench.layout import read_layout
 from snapmgr.bench.mariadb import PROGRAMS
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.bench.prepareladder import TITLES, climb
-from snapmgr.bench.prepareways import Site, cloned, copied, overlaid, overlay_refused, scratch
+from snapmgr.bench.prepareladder import TITLES, climb_ladder
 from snapmgr.bench.proof import flush
 from snapmgr.bench.redobackup import TABLES, KeptFolder, RedoLoad, make_backup
 from snapmgr.bench.target import DEFAULT_FOLDER
 from snapmgr.command import CommandRunner, missing_programs
-from snapmgr.errors import ConfigError, VerificationError
+from snapmgr.errors import ConfigError, LackingError, StorageError, VerificationError
 from snapmgr.physical.prepare.backupfolder import inspect
-from snapmgr.physical.prepare.inplace import Settings, choose_memory
+from snapmgr.physical.prepare.inplace import Settings, apply_in_place, choose_memory
+from snapmgr.physical.prepare.order import Order
+from snapmgr.physical.prepare.overlay import overlay
+from snapmgr.physical.prepare.run import prepare_folder
 from snapmgr.physical.seal import compare, seal
+from snapmgr.physical.tools.choose import tool_for
 from snapmgr.physical.tuning.checksums import table_checksums
 from snapmgr.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
+    from snapmgr.api import FolderCloning
     from snapmgr.bench.model import Parameters, ProfileName, Stack, Workbench
+    from snapmgr.physical.prepare.backupfolder import Backup
+    from snapmgr.physical.prepare.choice import Strategy
 
 _MIB = 1 << 20
 _SIZES: Mapping[ProfileName, int] = {
@@ -71,6 +78,22 @@ class _Found:
     """Checksum by table, by way."""
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """The backup of one sample, and how it is prepared."""
+
+    bench: Workbench
+    base: Path
+    backup: Backup
+    settings: Settings
+    cloning: FolderCloning | None
+
+    @property
+    def local(self) -> bool:
+        """Whether no client program is between the storage and its disk."""
+        return not isinstance(self.cloning, Remounting)
 
 
 class Prepare:
@@ -192,9 +215,9 @@ class Prepare:
 
     def _each_way(self, site: Site, found: _Found) -> None:
         bench, cloning = site.bench, site.cloning
-        ways: dict[str, Callable[[Path], tuple[Path, float]]] = {"copy": partial(copied, site)}
+        ways: dict[str, Callable[[Path], tuple[Path, float]]] = {"copy": partial(_copied, site)}
         if site.local:
-            ways["scratch"] = partial(scratch, site)
+            ways["scratch"] = partial(_prepared, site, "scratch")
             found.notes.append("no ladder: that is one of a client's mount options, and this storage has no client")
         else:
             # Scratch is elsewhere: see the ladder.
@@ -202,10 +225,10 @@ class Prepare:
         if cloning is None:
             found.notes.append(f"{bench.stack.title}: no folder can be cloned there, only copied")
         else:
-            ways["storage"] = partial(cloned, site, cloning)
-            refused = overlay_refused(site) if site.local else "its changed files would lie on the storage itself"
+            ways["storage"] = partial(_prepared, site, "storage")
+            refused = _overlay_refused(site) if site.local else "its changed files would lie on the storage itself"
             if refused is None:
-                ways["overlay"] = partial(overlaid, site, cloning)
+                ways["overlay"] = partial(_prepared, site, "overlay")
             else:
                 found.notes.append(f"no overlay: {refused}")
         # Another way comes first each time, the same one on all stacks that have as many.
@@ -216,11 +239,49 @@ class Prepare:
             figures, found.tables[name] = _measured(site, name, ways[name])
             found.metrics.update(figures)
         if cloning is not None and isinstance(cloning, Remounting):
-            climbed = climb(bench, site.base, site.backup, (cloning, cloning), site.settings.use_memory_bytes)
+            climbed = climb_ladder(bench, site.base, site.backup, (cloning, cloning), site.settings.use_memory_bytes)
             found.metrics.update(climbed.figures)
             found.tables.update(climbed.tables)
             found.checks += climbed.checks
             found.notes += climbed.notes
+
+
+def _copied(site: Site, work: Path) -> tuple[Path, float]:
+    """Copy and prepare as without snapmgr; return the result's folder and the seconds of the tool alone."""
+    result = work / "data"
+    site.bench.run(["cp", "--archive", "--reflink=never", str(site.base), str(result)])
+    tool, log = tool_for(site.backup.staged), str(site.bench.folder / "prepare.log")
+    return result, apply_in_place(str(result), tool, site.settings, log=log).tool_s
+
+
+def _prepared(site: Site, strategy: Strategy, work: Path) -> tuple[Path, float]:
+    """Prepare by a strategy, with scratch space on the same disk; return as `_copied`."""
+    ready = prepare_folder(
+        Order(
+            source=str(site.base),
+            target=None if strategy == "scratch" else str(work / "data"),
+            strategy=strategy,
+            result="scratch" if strategy == "scratch" else "storage",
+            scratch=str(work),
+            settings=site.settings,
+        ),
+        site.cloning,
+    )
+    return Path(ready.path), dict(ready.steps)["prepare"]
+
+
+def _overlay_refused(site: Site) -> str | None:
+    """Return why the kernel overlays nothing there; None if it does."""
+    probe = site.bench.path / "probe"
+    probe.mkdir(mode=0o700)
+    try:
+        with overlay(str(site.base), str(probe)):
+            return None
+    except (LackingError, StorageError) as error:
+        return error.message
+    finally:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(probe)
 
 
 def _measured(

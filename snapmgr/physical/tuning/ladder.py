@@ -99,6 +99,10 @@ class Try:
     """Past this it has lost, and is ended."""
     why: str
     repeat: bool = False
+    warm: bool = False
+    """Whether it starts from the cache that a run before it leaves."""
+    check: bool = False
+    """Whether the tables' checksums are taken."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from snapmgr.errors import LackingError, VerificationError
-from snapmgr.physical.tuning.ladder import Standing, Stop, next_rung, standing
+from snapmgr.physical.tuning.ladder import Standing, Stop, Try, next_rung, standing
 from snapmgr.physical.tuning.rungs import Limits, Run, Settings, changes
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from snapmgr.trace.counters import Counted
 
@@ -86,7 +86,7 @@ class ScratchRun:
 
 
 class Bench(Protocol):
-    """What measures; `snapmgr.physical.tuning.bench` has the real one."""
+    """What measures; `snapmgr.physical.tuning.storagebench` has the real one."""
 
     def measure(self, settings: Settings, limit_s: float, *, warm: bool = False, check: bool = False) -> Measured:
         """Prepare a fresh clone with `settings`, from a cold cache, or once more from the cache that this leaves.
@@ -166,37 +166,57 @@ def tune(
     began = clock()
     deadline = began + tuning.time_s
     try:
-        _climb(bench, tuning, deadline, tell, clock)
+        _search(bench, tuning, deadline, tell, clock)
         _finish(bench, tuning, deadline, tell, clock)
     finally:
         tuning.spent_s = clock() - began
 
 
-def _climb(
+def climb(
+    bench: Bench, tries: Iterable[Try], measured: list[Measured], *, begin: Callable[[Try], None]
+) -> Iterator[Measured]:
+    """Run one rung after the other; yield each run when it is in `measured`.
+
+    `tries` may depend on `measured`; `begin` is called before each run.
+    """
+    for step in tries:
+        begin(step)
+        one = replace(bench.measure(step.settings, step.limit_s, warm=step.warm, check=step.check), why=step.why)
+        measured.append(one)
+        yield one
+
+
+def _search(
     bench: Bench, tuning: Tuning, deadline: float, tell: Callable[[str], None], clock: Callable[[], float]
 ) -> None:
-    while True:
-        left_s = max(deadline - clock() - _reserve_s(tuning), 0.0)
-        step = next_rung(tuning.history, tuning.limits, left_s=left_s, start=tuning.start)
-        if isinstance(step, Stop):
-            tuning.stop = step
-            tell(f"the search is over after {len(tuning.history)} runs: {step.why}")
-            return
-        first = not tuning.measured
+    """Climb until the search is over, with the way over scratch measured after the first rung."""
+
+    def left_s() -> float:
+        return max(deadline - clock() - _reserve_s(tuning), 0.0)
+
+    def tries() -> Iterator[Try]:
+        while isinstance(step := next_rung(tuning.history, tuning.limits, left_s=left_s(), start=tuning.start), Try):
+            yield replace(step, check=not tuning.measured)
+        tuning.stop = step
+        tell(f"the search is over after {len(tuning.history)} runs: {step.why}")
+
+    def begin(step: Try) -> None:
         before = tuning.standing
         what = str(step.settings) if before is None else changes(before.best, step.settings)
-        tell(f"rung {len(tuning.history) + 1}: {what} ({step.why}; {format_duration(left_s)} left)")
-        one = bench.measure(step.settings, step.limit_s, check=first)
-        _add(tuning, one, step.why, tell)
-        if first:
-            if one.failure is not None:
-                raise LackingError(
-                    f"the first rung failed: {one.failure}", hint="without it there is nothing to compare others with"
-                )
-            limit_s = max(2 * one.run.seconds, _SCRATCH_LEAST_S)
-            tuning.scratch = bench.scratch(min(limit_s, (deadline - clock()) * _SCRATCH_SHARE))
-            if tuning.scratch is not None and tuning.scratch.failure is None:
-                tell(f"beside the ladder: over scratch it takes {format_duration(tuning.scratch.seconds)}")
+        tell(f"rung {len(tuning.history) + 1}: {what} ({step.why}; {format_duration(left_s())} left)")
+
+    for one in climb(bench, tries(), tuning.measured, begin=begin):
+        _tell_run(one, tell)
+        if len(tuning.measured) > 1:
+            continue
+        if one.failure is not None:
+            raise LackingError(
+                f"the first rung failed: {one.failure}", hint="without it there is nothing to compare others with"
+            )
+        limit_s = max(2 * one.run.seconds, _SCRATCH_LEAST_S)
+        tuning.scratch = bench.scratch(min(limit_s, (deadline - clock()) * _SCRATCH_SHARE))
+        if tuning.scratch is not None and tuning.scratch.failure is None:
+            tell(f"beside the ladder: over scratch it takes {format_duration(tuning.scratch.seconds)}")
 
 
 def _finish(
@@ -206,21 +226,32 @@ def _finish(
     now = tuning.standing
     if now is None:
         return
+
+    def run(step: Try, what: str) -> Measured:
+        (one,) = climb(bench, (step,), tuning.measured, begin=lambda _step: tell(what))
+        _tell_run(one, tell)
+        return one
+
     # One more run may show that another rung is the best.
     while not _is_checked(tuning, now.best) and now.best != tuning.start:
-        tell("the best rung once more: are its tables the same as the first one's?")
-        one = bench.measure(now.best, max(deadline - clock(), 2 * now.best_s), check=True)
-        _add(tuning, one, "its tables are compared with the first one's", tell)
+        limit_s = max(deadline - clock(), 2 * now.best_s)
+        why = "its tables are compared with the first one's"
+        one = run(
+            Try(settings=now.best, limit_s=limit_s, why=why, check=True),
+            "the best rung once more: are its tables the same as the first one's?",
+        )
         _compare(tuning, one)
         now = tuning.standing or now
         if one.checked is None:
             break
     for settings in dict.fromkeys((now.best, tuning.start)):
         # A warm run fills its cache by a cold one first.
-        cold = tuning.times(settings)
-        if tuning.limits.private and cold and deadline - clock() > 2 * max(cold):
-            tell(f"from a warm cache: {settings}")
-            _add(tuning, bench.measure(settings, deadline - clock(), warm=True), "from a warm cache", tell)
+        cold, left_s = tuning.times(settings), deadline - clock()
+        if tuning.limits.private and cold and left_s > 2 * max(cold):
+            run(
+                Try(settings=settings, limit_s=left_s, why="from a warm cache", warm=True),
+                f"from a warm cache: {settings}",
+            )
 
 
 def _is_checked(tuning: Tuning, settings: Settings) -> bool:
@@ -265,8 +296,7 @@ def _reserve_s(tuning: Tuning) -> float:
     return now.best_s + (checked.seconds if checked is not None else 0.0)
 
 
-def _add(tuning: Tuning, one: Measured, why: str, tell: Callable[[str], None]) -> None:
-    tuning.measured.append(replace(one, why=why))
+def _tell_run(one: Measured, tell: Callable[[str], None]) -> None:
     took = format_duration(one.run.seconds)
     if one.failure is not None:
         tell(f"  failed: {one.failure}")

@@ -33,7 +33,7 @@ CLI = Path(sys.executable).with_name("snapmgr")
 # The command line with something that happens at a step: argv is the code, then the arguments.
 PATCHED = """
 import os, signal, sys
-import snapmgr.physical.prepare.preparing as preparing
+import snapmgr.physical.prepare.run as preparing
 def at(name, number, *, after=True):
     old = getattr(preparing, name)
     def new(*arguments, **named):

@@ -17,8 +17,8 @@ from snapmgr.command import CommandRunner
 from snapmgr.mount import KernelMounter
 from snapmgr.physical.prepare.backupfolder import inspect
 from snapmgr.physical.tools.choose import tool_for
-from snapmgr.physical.tuning.bench import StorageBench
 from snapmgr.physical.tuning.rungs import Settings
+from snapmgr.physical.tuning.storagebench import StorageBench
 from snapmgr_juicefs import JuicefsBackend
 from snapmgr_juicefs.config import JuicefsConfig
 from support.backupfolder import loaded_backup
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.needs("root", "loop", "xfs", "mariadbd", "mariadb-backu
 # The command line with a search that ends after so many runs, or that is interrupted while the tool of a run works.
 PATCHED = """
 import os, signal, sys
-import snapmgr.physical.tuning.bench as bench
+import snapmgr.physical.tuning.storagebench as bench
 import snapmgr.physical.tuning.tune as tune
 from snapmgr.physical.tuning.ladder import Stop
 most, interrupted = int(sys.argv.pop(1)), int(sys.argv.pop(1))

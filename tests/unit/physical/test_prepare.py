@@ -15,7 +15,8 @@ from snapmgr.api import FolderCloning, Remounting
 from snapmgr.cli.preparefolder import Wishes, is_path, make_order, parse_mount_options
 from snapmgr.config import default_config
 from snapmgr.errors import BusyError, ConfigError, LackingError, StorageError
-from snapmgr.physical.prepare import inplace, preparing
+from snapmgr.physical.prepare import inplace
+from snapmgr.physical.prepare import run as running
 from snapmgr.physical.prepare.backupfolder import Backup
 from snapmgr.physical.prepare.inplace import NoMountError, Settings, apply_in_place, choose_memory
 from snapmgr.physical.prepare.order import Order
@@ -309,17 +310,17 @@ def folder(tmp_path, monkeypatch):
         ),
         stamps={"ibdata1": (1 << 30, 1), "ib_logfile0": (200 << 10, 1)},
     )
-    monkeypatch.setattr(preparing, "inspect", lambda *_a, **_n: backup)
-    monkeypatch.setattr(preparing, "free_bytes", lambda folder: 512 << 20 if folder.endswith("/scratch") else 1 << 40)
+    monkeypatch.setattr(running, "inspect", lambda *_a, **_n: backup)
+    monkeypatch.setattr(running, "free_bytes", lambda folder: 512 << 20 if folder.endswith("/scratch") else 1 << 40)
     monkeypatch.setattr(inplace, "_SETTLE_S", 1.0)
 
     # The files are there by their names only.
-    monkeypatch.setattr(preparing, "stamps", lambda folder: backup.stamps | _changed(folder))
+    monkeypatch.setattr(running, "stamps", lambda folder: backup.stamps | _changed(folder))
 
     class _State:
         state = "prepared"
 
-    monkeypatch.setattr(preparing, "read_state", lambda _folder: _State)
+    monkeypatch.setattr(running, "read_state", lambda _folder: _State)
     return source
 
 
@@ -328,10 +329,10 @@ def _changed(folder):
 
 
 def _prepare(folder, storage, tool, monkeypatch, **order):
-    monkeypatch.setattr(preparing, "tool_for", lambda *_a, **_n: tool)
+    monkeypatch.setattr(running, "tool_for", lambda *_a, **_n: tool)
     told = []
     scratch = str(folder.parent.parent / "scratch")
-    ready = preparing.prepare_folder(Order(source=str(folder), scratch=scratch, **order), storage, tell=told.append)
+    ready = running.prepare_folder(Order(source=str(folder), scratch=scratch, **order), storage, tell=told.append)
     return ready, told
 
 
@@ -423,7 +424,7 @@ def test_a_private_mount_where_there_is_none_is_told(folder, monkeypatch):
 
 
 def test_no_way_at_all(folder, monkeypatch):
-    monkeypatch.setattr(preparing, "free_bytes", lambda _folder: 1 << 20)
+    monkeypatch.setattr(running, "free_bytes", lambda _folder: 1 << 20)
     with pytest.raises(StorageError, match="cannot be prepared here: .*scratch space are needed"):
         _prepare(folder, None, _Tool(), monkeypatch)
     assert os.listdir(folder.parent.parent / "scratch") == []

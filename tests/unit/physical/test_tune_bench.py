@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 
-from snapmgr.physical.tuning.bench import sample, sweep_caches
 from snapmgr.physical.tuning.checksums import needed_options
+from snapmgr.physical.tuning.storagebench import sample, sweep_caches
 
 
 def test_caches_of_dead_tunings_go_and_no_others(tmp_path):
