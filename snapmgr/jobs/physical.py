@@ -35,8 +35,8 @@ from snapmgr.physical.tools.choose import (
     require_tool,
 )
 from snapmgr.physical.tools.leftout import require_all_tables
-from snapmgr.physical.tools.owner import give_owner
 from snapmgr.physical.tools.request import FullError
+from snapmgr.physical.tools.stagefolder import give_owner
 from snapmgr.physicalrecord import PhysicalRecord, State
 
 if TYPE_CHECKING:

@@ -45,8 +45,8 @@ def make_ready(ctx: Context, manifest: Manifest, folder: Path, *, memory_bytes: 
     if record is None or server is None or record.state == "prepared":
         return False
     from snapmgr.physical.tools.choose import ApplyRequest, choose_tool, require_tool  # noqa: PLC0415
-    from snapmgr.physical.tools.owner import give_owner  # noqa: PLC0415 - for physical backups alone
     from snapmgr.physical.tools.request import FullError  # noqa: PLC0415
+    from snapmgr.physical.tools.stagefolder import give_owner  # noqa: PLC0415 - for physical backups alone
 
     tool = choose_tool(record.tool, server.flavor, server.version, server_program=server.program)
     require_tool(tool)

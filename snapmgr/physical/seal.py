@@ -11,17 +11,14 @@ import os
 import stat
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from snapmgr.errors import CatalogError, NotFoundError, StorageError
-from snapmgr.files import write_file
+from snapmgr.errors import NotFoundError, StorageError
 from snapmgr.physical.prepare.crew import Crew, Piece
-from snapmgr.physical.tools.opened import open_file, open_folder
 from snapmgr.tree.facts import facts_of
-from snapmgr.tree.walk import reach, shown, walk
+from snapmgr.tree.walk import open_file, open_folder, reach, shown, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +26,6 @@ if TYPE_CHECKING:
 _THREADS = 16
 _READ_BYTES = 1 << 20
 _DIGEST_BYTES = 16
-_SCHEMA = 1
-_MAX_BYTES = 1 << 30
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -60,13 +55,6 @@ class Fingerprint:
     """Of all files."""
     checksums: bool
     """Whether it has the files' checksums (BLAKE2b, 128 bits)."""
-    entries: tuple[Entry, ...]
-
-
-class _Stored(msgspec.Struct, frozen=True):
-    schema: int
-    digest: str
-    checksums: bool
     entries: tuple[Entry, ...]
 
 
@@ -123,26 +111,6 @@ def compare(
     )
 
 
-def store(sealed: Fingerprint, path: str | os.PathLike[str]) -> None:
-    """Write a fingerprint to a file of its own: a manifest is to stay small. Raises CatalogError."""
-    stored = _Stored(schema=_SCHEMA, digest=sealed.digest, checksums=sealed.checksums, entries=sealed.entries)
-    write_file(Path(path), msgspec.json.encode(stored))
-
-
-def load(path: str | os.PathLike[str]) -> Fingerprint:
-    """Return what `store` wrote. Raises NotFoundError, CatalogError if it is damaged or of a newer schema."""
-    try:
-        with open(path, "rb") as file:
-            stored = msgspec.json.decode(file.read(_MAX_BYTES), type=_Stored)
-    except FileNotFoundError:
-        raise NotFoundError(f"{path} does not exist") from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CatalogError(f"{path} is damaged: {error}") from None
-    if stored.schema != _SCHEMA or _digest(stored.entries) != stored.digest:
-        raise CatalogError(f"{path} is damaged, or of a newer snapmgr: its digest is not that of its entries")
-    return _fingerprint(stored.entries, checksums=stored.checksums)
-
-
 def _open(stack: ExitStack, folder: str) -> int:
     if not os.path.lexists(folder):
         raise NotFoundError(f"there is no folder {folder}")
@@ -168,7 +136,7 @@ def _sync_all(root: int, folder: str, names: list[str], threads: int, progress: 
 
     def act(piece: Piece) -> None:
         try:
-            fd = _reopen(root, piece.path)
+            fd = open_file(root, piece.path)
             try:
                 _sync(fd, os.path.join(folder, piece.path))
             finally:
@@ -189,16 +157,6 @@ def _sync(fd: int, path: str) -> None:
             f"the storage did not take {shown(path)}: {error.strerror}",
             hint="what was written may be lost: look at the storage and its logs, and back up again",
         ) from None
-
-
-def _reopen(root: int, path: str) -> int:
-    """Open a file or folder by steps, through no symlink: the folder is the server's user's."""
-    above = reach(root, path.rpartition("/")[0])
-    try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        return os.open(path.rpartition("/")[2] or ".", flags, dir_fd=above)
-    finally:
-        os.close(above)
 
 
 def _look(root: int, folder: str, *, checksums: bool, threads: int) -> Fingerprint:
@@ -224,13 +182,9 @@ def _look(root: int, folder: str, *, checksums: bool, threads: int) -> Fingerpri
         )
         for path, facts in ((path, facts_of(info)) for path, info in found)
     )
-    return _fingerprint(entries, checksums=checksums)
-
-
-def _fingerprint(entries: tuple[Entry, ...], *, checksums: bool) -> Fingerprint:
-    files = [entry.size_bytes for entry in entries if stat.S_ISREG(entry.mode)]
+    sizes = [entry.size_bytes for entry in entries if stat.S_ISREG(entry.mode)]
     return Fingerprint(
-        digest=_digest(entries), files=len(files), size_bytes=sum(files), checksums=checksums, entries=entries
+        digest=_digest(entries), files=len(sizes), size_bytes=sum(sizes), checksums=checksums, entries=entries
     )
 
 
@@ -259,7 +213,7 @@ def _checksums(root: int, folder: str, files: list[tuple[str, int]], threads: in
     def act(piece: Piece) -> None:
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         try:
-            fd = open_file(root, piece.path, os.O_RDONLY)
+            fd = open_file(root, piece.path)
             try:
                 while data := os.read(fd, _READ_BYTES):
                     digest.update(data)

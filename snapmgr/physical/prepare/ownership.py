@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import StorageError
-from snapmgr.physical.tools.opened import open_file
-from snapmgr.tree.walk import FOLDER_FLAGS, reach, shown, walk
+from snapmgr.tree.walk import FOLDER_FLAGS, open_file, reach, shown, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

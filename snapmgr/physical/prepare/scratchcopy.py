@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from snapmgr.errors import SnapmgrError, StorageError
 from snapmgr.physical.prepare.crew import Crew, Piece, pieces
-from snapmgr.physical.tools.opened import open_file, open_folder
 from snapmgr.tree.attributes import Handle, keep
-from snapmgr.tree.walk import is_full, reach, shown, walk
+from snapmgr.tree.walk import is_full, open_file, open_folder, reach, shown, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,8 +21,7 @@ from snapmgr.physical.prepare.scratchcopy import (
     read_steps,
     write_all,
 )
-from snapmgr.physical.tools.opened import open_file, open_folder
-from snapmgr.tree.walk import reach, shown, walk
+from snapmgr.tree.walk import open_file, open_folder, reach, shown, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

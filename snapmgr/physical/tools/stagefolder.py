@@ -10,6 +10,7 @@ from snapmgr.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 def require_empty(folder: str) -> None:
@@ -62,3 +63,14 @@ def give_to(folder: str, uid: int, gid: int) -> None:
                 os.chown(os.path.join(folder, path), uid, gid, follow_symlinks=False)
     except OSError as error:
         raise StorageError(f"cannot give {folder} to user {uid}: {error.strerror}") from None
+
+
+def give_owner(folder: Path, uid: int, gid: int) -> None:
+    """Give a folder and all in it to a server's user, as a datadir belongs to it.
+
+    Does nothing without root. Symlinks are not followed.
+    """
+    if os.geteuid() != 0:
+        return
+    for path, _ in [("", None), *entries(str(folder))]:
+        os.chown(folder / path, uid, gid, follow_symlinks=False)

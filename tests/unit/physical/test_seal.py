@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 from pathlib import Path
 
 import pytest
 
-from snapmgr.errors import CatalogError, NotFoundError, StorageError
+from snapmgr.errors import NotFoundError, StorageError
 from snapmgr.physical import seal as module
-from snapmgr.physical.seal import compare, load, seal, store
+from snapmgr.physical.seal import compare, seal
 
 
 @pytest.fixture
@@ -117,19 +116,3 @@ def test_symlinks_to_folders_are_not_entered(backup, tmp_path):
     sealed = seal(str(backup))
     (outside / "new").touch()
     assert compare(str(backup), sealed) == ()
-
-
-def test_a_fingerprint_is_kept_in_a_file_of_its_own(backup, tmp_path):
-    sealed = seal(str(backup), checksums=True)
-    path = tmp_path / "seal.json"
-    store(sealed, path)
-    assert load(path) == sealed
-    assert compare(str(backup), load(path), contents=True) == ()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with pytest.raises(NotFoundError):
-        load(tmp_path / "none")
-    text = path.read_bytes()
-    for damaged in (b"", text[:-9], text.replace(b"5000", b"5001")):
-        path.write_bytes(damaged)
-        with pytest.raises(CatalogError, match="damaged"):
-            load(path)
