@@ -215,9 +215,9 @@ class Prepare:
 
     def _each_way(self, site: Site, found: _Found) -> None:
         bench, cloning = site.bench, site.cloning
-        ways: dict[str, Callable[[Path], tuple[Path, float]]] = {"copy": partial(_copied, site)}
+        ways: dict[str, Callable[[Path], tuple[Path, float]]] = {"copy": partial(copied, site)}
         if site.local:
-            ways["scratch"] = partial(_prepared, site, "scratch")
+            ways["scratch"] = partial(prepared, site, "scratch")
             found.notes.append("no ladder: that is one of a client's mount options, and this storage has no client")
         else:
             # Scratch is elsewhere: see the ladder.
@@ -225,10 +225,10 @@ class Prepare:
         if cloning is None:
             found.notes.append(f"{bench.stack.title}: no folder can be cloned there, only copied")
         else:
-            ways["storage"] = partial(_prepared, site, "storage")
+            ways["storage"] = partial(prepared, site, "storage")
             refused = _overlay_refused(site) if site.local else "its changed files would lie on the storage itself"
             if refused is None:
-                ways["overlay"] = partial(_prepared, site, "overlay")
+                ways["overlay"] = partial(prepared, site, "overlay")
             else:
                 found.notes.append(f"no overlay: {refused}")
         # Another way comes first each time, the same one on all stacks that have as many.
@@ -246,7 +246,7 @@ class Prepare:
             found.notes += climbed.notes
 
 
-def _copied(site: Site, work: Path) -> tuple[Path, float]:
+def copied(site: Site, work: Path) -> tuple[Path, float]:
     """Copy and prepare as without snapmgr; return the result's folder and the seconds of the tool alone."""
     result = work / "data"
     site.bench.run(["cp", "--archive", "--reflink=never", str(site.base), str(result)])
@@ -254,15 +254,15 @@ def _copied(site: Site, work: Path) -> tuple[Path, float]:
     return result, apply_in_place(str(result), tool, site.settings, log=log).tool_s
 
 
-def _prepared(site: Site, strategy: Strategy, work: Path) -> tuple[Path, float]:
-    """Prepare by a strategy, with scratch space on the same disk; return as `_copied`."""
+def prepared(site: Site, strategy: Strategy, work: Path) -> tuple[Path, float]:
+    """Prepare by a strategy, with scratch space on the same disk; return as `copied`."""
     ready = prepare_folder(
         Order(
             source=str(site.base),
             target=None if strategy == "scratch" else str(work / "data"),
             strategy=strategy,
             result="scratch" if strategy == "scratch" else "storage",
-            scratch=str(work),
+            scratch=str(work / "scratch"),
             settings=site.settings,
         ),
         site.cloning,
