@@ -49,7 +49,7 @@ class PhysicalRecord:
     size_bytes: int = 0
     """What the snapshot holds."""
     files: int = 0
-    fill_s: float = 0.0
+    copy_s: float = 0.0
     apply_s: float = 0.0
     seal_s: float = 0.0
     fingerprint: str = ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from snapmgr.bench.model import Check
 from snapmgr.physical.tools.choose import tool_for
 from snapmgr.physical.tuning.ladder import Try
-from snapmgr.physical.tuning.rungs import Settings
+from snapmgr.physical.tuning.rungs import RungSettings
 from snapmgr.physical.tuning.storagebench import StorageBench
 from snapmgr.physical.tuning.tune import climb
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from snapmgr.api import FolderCloning, Remounting
     from snapmgr.bench.model import Workbench
-    from snapmgr.physical.prepare.backupfolder import Backup
+    from snapmgr.physical.prepare.backupfolder import BackupFolder
 
 _LIMIT_S = 3600.0
 _LEAST_CACHE_BYTES = 32 << 20
@@ -51,14 +51,14 @@ class Climbed:
     notes: tuple[str, ...]
 
 
-def rungs(data_bytes: int, memory_bytes: int) -> dict[str, Settings]:
+def rungs(data_bytes: int, memory_bytes: int) -> dict[str, RungSettings]:
     """Return the settings of each rung. Pure.
 
     Args:
         data_bytes: of the backup.
         memory_bytes: what the tool needs for all pages that it changes.
     """
-    default = Settings(cache_bytes=max(data_bytes // _CACHE_SHARE, _LEAST_CACHE_BYTES))
+    default = RungSettings(cache_bytes=max(data_bytes // _CACHE_SHARE, _LEAST_CACHE_BYTES))
     memory = replace(default, use_memory_bytes=memory_bytes)
     threads = replace(memory, io_threads=_THREADS)
     writeback = replace(threads, writeback=True)
@@ -67,19 +67,19 @@ def rungs(data_bytes: int, memory_bytes: int) -> dict[str, Settings]:
 
 
 def climb_ladder(
-    bench: Workbench, base: Path, backup: Backup, storage: tuple[FolderCloning, Remounting], memory_bytes: int
+    bench: Workbench, base: Path, backup: BackupFolder, storage: tuple[FolderCloning, Remounting], memory_bytes: int
 ) -> Climbed:
     """Prepare a clone of the backup at each rung, through a private mount with an empty cache, and once on scratch.
 
     `storage` is one backend, in the two abilities that are needed of it. Caches and scratch lie in the workbench's
     folder: on the storage itself they would not be local.
     """
-    staged, data_bytes = backup.staged, sum(backup.sizes.values())
+    info, data_bytes = backup.info, sum(backup.sizes.values())
     measuring = StorageBench(
         source=str(base),
         beside=str(base.parent),
-        staged=staged,
-        tool=tool_for(staged),
+        info=info,
+        tool=tool_for(info),
         cloning=storage[0],
         remounting=storage[1],
         data_bytes=data_bytes,

@@ -11,8 +11,8 @@ import click
 
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import DurationText, SizeText, SnapshotOrFolder, dry_run_option, json_option
-from snapmgr.cli.preparefolder import RESULTS, STRATEGIES, Wishes, is_path, prepare_path, prepare_snapshot_backup
-from snapmgr.cli.preparetune import TunableCommand, tune_path, tune_snapshot
+from snapmgr.cli.toolbackup import RESULTS, STRATEGIES, PrepareOptions, is_path, prepare_path, prepare_snapshot_backup
+from snapmgr.cli.tune import TunableCommand, tune_path, tune_snapshot
 from snapmgr.errors import EXIT_OK, ConfigError
 from snapmgr.units import format_duration, format_size
 
@@ -113,7 +113,7 @@ def command(
     changes. What fails or is interrupted leaves only the tool's log in the scratch directory. What is killed leaves a
     folder ".snapmgr-prepare-…", which the next prepare of the same backup removes.
     """
-    wishes = Wishes(
+    options = PrepareOptions(
         strategy=strategy,
         result=result,
         use_memory_bytes=pool_bytes,
@@ -127,14 +127,14 @@ def command(
         if folder is not None:
             raise click.UsageError("--tune keeps no result: it takes no DIR.")
         tune = tune_path if is_path(snapshot) else tune_snapshot
-        return tune(session, snapshot, wishes, time_s=tune_s, report=report, dry_run=dry_run)
+        return tune(session, snapshot, options, time_s=tune_s, report=report, dry_run=dry_run)
     if is_path(snapshot):
-        return prepare_path(session, snapshot, folder, wishes, dry_run=dry_run)
+        return prepare_path(session, snapshot, folder, options, dry_run=dry_run)
     ctx = session.context()
     entry = ctx.catalog.resolve(snapshot)
     if entry.manifest.physical is not None and entry.manifest.physical.state != "prepared":
-        return prepare_snapshot_backup(session, ctx, entry, folder, wishes, dry_run=dry_run)
-    if given := wishes.given():
+        return prepare_snapshot_backup(session, ctx, entry, folder, options, dry_run=dry_run)
+    if given := options.given():
         raise click.UsageError(
             f"{given[0]} is for backups that their tool has yet to prepare: a raw physical one, or a folder, named by "
             "a path with a slash."

@@ -54,9 +54,9 @@ def plan_backup(ctx: Context, job: Job) -> Plan:
     source = locate_source(ctx, job)
     level, why = ("none", "a plain directory") if job.source == "directory" else ("stopped", "asked for by the job")
     if job.source == "physical":
-        from snapmgr.jobs.physical import plan_fill  # noqa: PLC0415 - for few jobs
+        from snapmgr.jobs.physical import plan_tool_backup  # noqa: PLC0415 - for few jobs
 
-        level, why = "none", plan_fill(ctx, job).words
+        level, why = "none", plan_tool_backup(ctx, job).words
     if source.choice is not None:
         level, why = source.choice.name, source.choice.why
     return Plan(

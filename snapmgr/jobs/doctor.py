@@ -184,10 +184,10 @@ def _examine_stopped(job: Job) -> Iterator[Finding]:
 
 
 def _examine_tool(ctx: Context, job: Job) -> Iterator[Finding]:
-    from snapmgr.jobs.physical import plan_fill  # noqa: PLC0415 - for few jobs
+    from snapmgr.jobs.physical import plan_tool_backup  # noqa: PLC0415 - for few jobs
 
     try:
-        plan = plan_fill(ctx, job)
+        plan = plan_tool_backup(ctx, job)
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
         # The error names one privilege at most; this all of them, with the statement.

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from snapmgr.api import Backend
     from snapmgr.catalog import Entry
     from snapmgr.jobs.context import Context
-    from snapmgr.physical.prepare.order import Order, Plan, Ready
+    from snapmgr.physical.prepare.order import PreparedBackup, PrepareOrder, PreparePlan
 
 
-def prepare_backup(ctx: Context, entry: Entry, order: Callable[[str], Order], *, beside: str | None) -> Ready:
+def prepare_backup(
+    ctx: Context, entry: Entry, order: Callable[[str], PrepareOrder], *, beside: str | None
+) -> PreparedBackup:
     """Prepare a copy of a READY physical backup that its tool has left raw; the snapshot does not change.
 
     Args:
@@ -35,13 +37,15 @@ def prepare_backup(ctx: Context, entry: Entry, order: Callable[[str], Order], *,
         return prepare_folder(placed, storage if beside else None, tell=ctx.tell, progress=ctx.progress)
 
 
-def plan_backup_prepare(ctx: Context, entry: Entry, order: Callable[[str], Order], *, beside: str | None) -> Plan:
+def plan_backup_prepare(
+    ctx: Context, entry: Entry, order: Callable[[str], PrepareOrder], *, beside: str | None
+) -> PreparePlan:
     """Return what `prepare_backup` would do; it leaves no trace."""
     with _reached(ctx, entry) as (folder, storage):
         return plan(_placed(order(folder), beside, entry.manifest.short_id), storage if beside else None)
 
 
-def _placed(order: Order, beside: str | None, name: str) -> Order:
+def _placed(order: PrepareOrder, beside: str | None, name: str) -> PrepareOrder:
     order = replace(order, name=name)
     # Beside the snapshot itself is the backend's own store.
     return replace(order, beside=beside) if beside else replace(order, result=order.result or "scratch")

@@ -10,9 +10,9 @@ from snapmgr.errors import LackingError, StorageError
 from snapmgr.manifest import Position
 from snapmgr.mysql.client import Credentials
 from snapmgr.mysql.identity import ServerIdentity
-from snapmgr.physical.tools.infofile import read_state
+from snapmgr.physical.tools.infofile import read_info
 from snapmgr.physical.tools.mariabackup import MariabackupTool
-from snapmgr.physical.tools.request import ApplyRequest, BrokenChainError, FillRequest, Staged
+from snapmgr.physical.tools.request import ApplyRequest, BackupInfo, BrokenChainError, CopyRequest
 from snapmgr.physical.tools.toolreason import explain
 from snapmgr.physical.tools.xtrabackup import XtrabackupTool
 
@@ -35,9 +35,9 @@ def identity(flavor: str = "mariadb", version: str = "10.11.19-MariaDB") -> Serv
     )
 
 
-def fill_request(**changes) -> FillRequest:
+def copy_request(**changes) -> CopyRequest:
     given = {"folder": "/s/data", "log": "/s/log", "credentials": Credentials(), "identity": identity(), "parallel": 4}
-    return FillRequest(**given | changes)
+    return CopyRequest(**given | changes)
 
 
 def apply_request(**changes) -> ApplyRequest:
@@ -54,7 +54,7 @@ def apply_request(**changes) -> ApplyRequest:
     ],
 )
 def test_a_backup_by_mariadb_backup(changes, replica, line):
-    argv = MariabackupTool().fill_argv("/usr/bin/mariadb-backup", _LOGIN, fill_request(**changes), replica=replica)
+    argv = MariabackupTool().backup_argv("/usr/bin/mariadb-backup", _LOGIN, copy_request(**changes), replica=replica)
     begin = "/usr/bin/mariadb-backup --defaults-file=/proc/1/fd/3 --backup --target-dir=/s/data --parallel=4"
     assert " ".join(argv) == begin + line
 
@@ -83,7 +83,7 @@ def test_a_prepare_by_mariadb_backup(changes, line):
     ],
 )
 def test_a_backup_by_xtrabackup_is_checked_for_the_servers_version(changes, replica, line):
-    argv = XtrabackupTool().fill_argv("xtrabackup", _LOGIN, fill_request(**changes), replica=replica)
+    argv = XtrabackupTool().backup_argv("xtrabackup", _LOGIN, copy_request(**changes), replica=replica)
     begin = (
         "xtrabackup --defaults-file=/proc/1/fd/3 --backup --target-dir=/s/data --datadir=/var/lib/mysql --parallel=4"
     )
@@ -109,7 +109,7 @@ def test_xtrabackup_leaves_a_backup_open_for_increments_only_with_apply_log_only
 
 @pytest.mark.parametrize("series", ["10.11", "11.8"])
 def test_what_mariadb_backup_writes_down_is_read_by_its_older_and_newer_names(series):
-    full, increment = read_state(_RECORDED / f"full-{series}"), read_state(_RECORDED / f"increment-{series}")
+    full, increment = read_info(_RECORDED / f"full-{series}"), read_info(_RECORDED / f"increment-{series}")
     assert (full.tool, full.flavor, full.state, full.from_lsn) == ("mariadb-backup", "mariadb", "raw", 0)
     assert full.server_version.startswith(f"{series}.")
     assert full.tool_version.startswith(f"{series}.")
@@ -121,7 +121,7 @@ def test_what_mariadb_backup_writes_down_is_read_by_its_older_and_newer_names(se
     assert increment.last_lsn > full.last_lsn
     assert increment.position is not None
     assert increment.position.offset > full.position.offset
-    prepared = read_state(_RECORDED / f"prepared-{series}")
+    prepared = read_info(_RECORDED / f"prepared-{series}")
     assert (prepared.state, prepared.to_lsn, prepared.position) == ("prepared", full.to_lsn, full.position)
 
 
@@ -134,12 +134,12 @@ def test_what_xtrabackup_writes_down_is_open_for_increments_only_after_apply_log
     (tmp_path / "xtrabackup_binlog_info").write_text(
         "bin.000007\t1921\t7c9a1b7e-c6a5-11ef-a5a5-02fc00000001:1-52,\n8c9a1b7e-c6a5-11ef-a5a5-02fc00000001:1-7\n"
     )
-    found: dict[str, Staged] = {}
+    found: dict[str, BackupInfo] = {}
     for kind in ("full-backuped", "log-applied", "full-prepared"):
         (tmp_path / "xtrabackup_checkpoints").write_text(
             f"backup_type = {kind}\nfrom_lsn = 0\nto_lsn = 100\nlast_lsn = 120\nflushed_lsn = 110\nredo_memory = 0\n"
         )
-        found[kind] = read_state(tmp_path)
+        found[kind] = read_info(tmp_path)
     assert [one.state for one in found.values()] == ["raw", "redo-applied", "prepared"]
     assert found["log-applied"].tool == "xtrabackup"
     assert found["log-applied"].position == Position(
@@ -163,7 +163,7 @@ def test_what_xtrabackup_writes_down_is_open_for_increments_only_after_apply_log
         ("redo-overwritten", StorageError, "overwrote redo log", "innodb_log_file_size"),
         ("improper", BrokenChainError, "does not follow on what is there", "full backup"),
         ("increment-on-raw", StorageError, "whose redo log was applied", "prepare it first"),
-        ("unprepared", StorageError, "no finished backup", "folder that the tool has filled"),
+        ("unprepared", StorageError, "no finished backup", "folder that the tool has made"),
     ],
 )
 def test_a_failure_is_explained_from_the_log(log, kind, message, hint):

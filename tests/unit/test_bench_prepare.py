@@ -163,7 +163,7 @@ class FakeStorageBench:
 def climbed(tmp_path, monkeypatch, fake=FakeStorageBench):
     monkeypatch.setattr(prepareladder, "StorageBench", fake)
     monkeypatch.setattr(prepareladder, "tool_for", lambda _staged: None)
-    backup = SimpleNamespace(staged=None, sizes={"a": 60 * _MIB, "b": 40 * _MIB})
+    backup = SimpleNamespace(info=None, sizes={"a": 60 * _MIB, "b": 40 * _MIB})
     bench = PlainBench(tmp_path, completed(SCENARIO))
     return climb_ladder(bench, bench.path / "backup", backup, (None, None), 128 * _MIB)
 

@@ -22,8 +22,8 @@ from snapmgr.bench.target import DEFAULT_FOLDER
 from snapmgr.command import CommandRunner, missing_programs
 from snapmgr.errors import ConfigError, LackingError, StorageError, VerificationError
 from snapmgr.physical.prepare.backupfolder import inspect
-from snapmgr.physical.prepare.inplace import Settings, apply_in_place, choose_memory
-from snapmgr.physical.prepare.order import Order
+from snapmgr.physical.prepare.inplace import ApplySettings, apply_in_place, choose_memory
+from snapmgr.physical.prepare.order import PrepareOrder
 from snapmgr.physical.prepare.overlay import overlay
 from snapmgr.physical.prepare.run import prepare_folder
 from snapmgr.physical.seal import compare, seal
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from snapmgr.api import FolderCloning
     from snapmgr.bench.model import Parameters, ProfileName, Stack, Workbench
-    from snapmgr.physical.prepare.backupfolder import Backup
+    from snapmgr.physical.prepare.backupfolder import BackupFolder
     from snapmgr.physical.prepare.choice import Strategy
 
 _MIB = 1 << 20
@@ -86,8 +86,8 @@ class Site:
 
     bench: Workbench
     base: Path
-    backup: Backup
-    settings: Settings
+    backup: BackupFolder
+    settings: ApplySettings
     cloning: FolderCloning | None
 
     @property
@@ -162,7 +162,7 @@ class Prepare:
         found.notes += self._put(bench, load, base)
         backup = inspect(str(base))
         sealed = seal(str(base), checksums=True)
-        settings = Settings(use_memory_bytes=extra["use_memory_bytes"])
+        settings = ApplySettings(use_memory_bytes=extra["use_memory_bytes"])
         found.notes.append(
             f"the backup: {format_size(sealed.size_bytes)} in {sealed.files} files, of which "
             f"{format_size(backup.redo_bytes)} are redo log; the tool's buffer pool: "
@@ -250,14 +250,14 @@ def copied(site: Site, work: Path) -> tuple[Path, float]:
     """Copy and prepare as without snapmgr; return the result's folder and the seconds of the tool alone."""
     result = work / "data"
     site.bench.run(["cp", "--archive", "--reflink=never", str(site.base), str(result)])
-    tool, log = tool_for(site.backup.staged), str(site.bench.folder / "prepare.log")
+    tool, log = tool_for(site.backup.info), str(site.bench.folder / "prepare.log")
     return result, apply_in_place(str(result), tool, site.settings, log=log).tool_s
 
 
 def prepared(site: Site, strategy: Strategy, work: Path) -> tuple[Path, float]:
     """Prepare by a strategy, with scratch space on the same disk; return as `copied`."""
     ready = prepare_folder(
-        Order(
+        PrepareOrder(
             source=str(site.base),
             target=None if strategy == "scratch" else str(work / "data"),
             strategy=strategy,
@@ -329,12 +329,12 @@ def _own_bytes(folder: Path) -> int:
 
 def _tables(site: Site, result: Path) -> dict[str, str]:
     """Return the tables' checksums as a server on the result says; none, with the reason, if it does not start."""
-    staged = site.backup.staged
+    info = site.backup.info
     try:
         return table_checksums(
             str(result),
-            flavor=staged.flavor,
-            version=staged.server_version,
+            flavor=info.flavor,
+            version=info.server_version,
             scratch_dir=str(site.bench.folder),
             time_limit_s=_START_S,
         )

@@ -11,20 +11,20 @@ from snapmgr.blockdev import lies_in
 from snapmgr.errors import ConfigError, InUseError, LackingError
 from snapmgr.mysql.identity import process_name, server_processes
 from snapmgr.physical.prepare.ownership import stamps
-from snapmgr.physical.tools.choose import read_state, tool_for
+from snapmgr.physical.tools.choose import read_info, tool_for
 from snapmgr.tree.walk import shown
 
 if TYPE_CHECKING:
-    from snapmgr.physical.tools.request import Staged
+    from snapmgr.physical.tools.request import BackupInfo
 
 _REDO = ("ib_logfile0", "xtrabackup_logfile")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backup:
+class BackupFolder:
     """A backup that can be prepared."""
 
-    staged: Staged
+    info: BackupInfo
     stamps: dict[str, tuple[int, int]]
     """Size and modification time of each file, by its path in it."""
 
@@ -39,30 +39,30 @@ class Backup:
         return sum(self.stamps[name][0] for name in _REDO if name in self.stamps)
 
 
-def inspect(folder: str, *, program: str | None = None) -> Backup:
+def inspect(folder: str, *, program: str | None = None) -> BackupFolder:
     """Return what a backup folder holds. Raises ConfigError, InUseError or LackingError if it cannot be prepared."""
     if not os.path.isdir(folder):
         raise ConfigError(f"{shown(folder)} is no folder", hint="name the folder of a finished backup, or a snapshot")
-    staged = read_state(folder)
-    if staged.is_increment:
+    info = read_info(folder)
+    if info.is_increment:
         raise ConfigError(
-            f"{shown(folder)} is an increment (from LSN {staged.from_lsn} on), and no backup by itself",
+            f"{shown(folder)} is an increment (from LSN {info.from_lsn} on), and no backup by itself",
             hint="apply it to its full backup with the tool, or let an incremental job do that",
         )
-    if staged.state == "prepared":
+    if info.state == "prepared":
         raise ConfigError(
             f"{shown(folder)} is prepared already: a server may start on it, or better on a copy",
             hint=f"cp -a --reflink=auto {shown(folder)} DIR",
         )
     _refuse_used(folder)
-    lacking = tool_for(staged, program=program).missing()
+    lacking = tool_for(info, program=program).missing()
     if lacking:
         raise LackingError(
-            f"{staged.tool} cannot prepare {shown(folder)}: {'; '.join(one.what for one in lacking)}",
+            f"{info.tool} cannot prepare {shown(folder)}: {'; '.join(one.what for one in lacking)}",
             hint="; ".join(one.hint for one in lacking),
         )
     try:
-        return Backup(staged=staged, stamps=stamps(folder))
+        return BackupFolder(info=info, stamps=stamps(folder))
     except OSError as error:
         raise LackingError(
             f"cannot look through {shown(folder)}: {error.strerror}", hint="run as root, or as the backup's owner"

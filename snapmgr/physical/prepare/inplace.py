@@ -28,7 +28,7 @@ class NoMountError(LackingError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ApplySettings:
     """How a tool prepares, and through what."""
 
     use_memory_bytes: int = 0
@@ -39,7 +39,7 @@ class Settings:
     warm_up: bool = False
     """Whether that mount reads the backup into its cache first."""
 
-    def without_mount(self) -> Settings:
+    def without_mount(self) -> ApplySettings:
         """Return the tool's settings alone."""
         return replace(self, client=None, warm_up=False)
 
@@ -69,7 +69,7 @@ def choose_memory(redo_bytes: int, available_bytes: int) -> int:
 def apply_in_place(
     folder: str,
     tool: Tool,
-    settings: Settings,
+    settings: ApplySettings,
     *,
     log: str,
     storage: Remounting | None = None,

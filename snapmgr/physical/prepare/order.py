@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from snapmgr.errors import ConfigError
-from snapmgr.physical.prepare.backupfolder import Backup
+from snapmgr.physical.prepare.backupfolder import BackupFolder
 from snapmgr.physical.prepare.choice import Choice, Facts, ResultPlace, Strategy, Way
-from snapmgr.physical.prepare.inplace import Settings
-from snapmgr.physical.prepare.place import Place, choose_place
+from snapmgr.physical.prepare.inplace import ApplySettings
+from snapmgr.physical.prepare.places import PreparePlaces, choose_places
 from snapmgr.physical.prepare.writeback import Written
 from snapmgr.tree.walk import shown
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class PrepareOrder:
     """What is wanted."""
 
     source: str
@@ -31,18 +31,18 @@ class Order:
     """None: wherever the strategy leaves it, or where `target` is."""
     scratch: str = "/var/tmp"  # noqa: S108 - a folder that is named by the configuration
     """Folder on local scratch."""
-    settings: Settings = field(default_factory=Settings)
+    settings: ApplySettings = field(default_factory=ApplySettings)
     """Without `use_memory_bytes` it is chosen by the redo log and the memory that is free."""
     program: str | None = None
     """Path of the tool."""
     time_limit_s: float | None = None
 
-    def place(self, *, make: bool) -> Place:
+    def places(self, *, make: bool) -> PreparePlaces:
         """Return where to work; with `make` the scratch folder is made.
 
         Raises ConfigError if the target will not do, also because the strategy leaves its result elsewhere.
         """
-        place = choose_place(
+        places = choose_places(
             self.source,
             target=self.target,
             beside=self.beside,
@@ -52,37 +52,37 @@ class Order:
             name=self.name,
         )
         there = self.strategy in ("storage", "overlay") or self.settings.client is not None
-        if self.target is not None and place.result == "scratch" and there:
+        if self.target is not None and places.result == "scratch" and there:
             raise ConfigError(
                 f"{shown(self.target)} is not in the storage of {shown(self.source)}, where the strategy "
                 f'"{self.strategy or "storage"}" leaves its result',
                 hint="name no folder (the result comes beside the backup) or one in the storage; or --strategy scratch",
             )
-        return place
+        return places
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PreparePlan:
     """What would be done, and why."""
 
-    order: Order
-    backup: Backup
-    place: Place
+    order: PrepareOrder
+    backup: BackupFolder
+    places: PreparePlaces
     facts: Facts
     choice: Choice
-    settings: Settings
+    settings: ApplySettings
     """Completed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class PreparedBackup:
     """A prepared folder."""
 
     path: str
     way: Way
     result: ResultPlace
     why: str
-    plan: Plan
+    plan: PreparePlan
     steps: tuple[tuple[str, float], ...]
     """What took how many seconds."""
     written: Written | None

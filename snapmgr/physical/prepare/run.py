@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from snapmgr.api import FolderCloning, Remounting
 from snapmgr.errors import LackingError, SnapmgrError, StorageError
-from snapmgr.physical.prepare.backupfolder import Backup, inspect
+from snapmgr.physical.prepare.backupfolder import BackupFolder, inspect
 from snapmgr.physical.prepare.choice import Choice, Facts, ResultPlace, Way, choose
-from snapmgr.physical.prepare.inplace import NoMountError, Settings, apply_in_place, choose_memory
-from snapmgr.physical.prepare.order import Order, Plan, Ready
+from snapmgr.physical.prepare.inplace import ApplySettings, NoMountError, apply_in_place, choose_memory
+from snapmgr.physical.prepare.order import PreparedBackup, PrepareOrder, PreparePlan
 from snapmgr.physical.prepare.overlay import copied_up, overlay
 from snapmgr.physical.prepare.ownership import stamps, take_owners
-from snapmgr.physical.prepare.place import free_bytes, memory_available
+from snapmgr.physical.prepare.places import free_bytes, memory_available
 from snapmgr.physical.prepare.scratchcopy import Tree, copy_to_scratch
 from snapmgr.physical.prepare.workfolder import WorkFolder, work_folder
 from snapmgr.physical.prepare.writeback import Written, outline_of, write_back
-from snapmgr.physical.tools.choose import read_state, tool_for
+from snapmgr.physical.tools.choose import read_info, tool_for
 from snapmgr.records import ClientOptions
 from snapmgr.tree.kernel import sync_file_system
 from snapmgr.units import format_duration, format_size
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from snapmgr.physical.prepare.place import Place
+    from snapmgr.physical.prepare.places import PreparePlaces
     from snapmgr.physical.tools.choose import Tool
     from snapmgr.physical.tools.request import Progress
 
@@ -44,20 +44,20 @@ def _no_bar(_what: str, _done: int, _total: int) -> None:
     pass
 
 
-def plan(order: Order, storage: object | None) -> Plan:
+def plan(order: PrepareOrder, storage: object | None) -> PreparePlan:
     """Return what `prepare_folder` would do; changes nothing. Raises what `prepare_folder` raises before it begins."""
     backup = inspect(order.source, program=order.program)
-    return _plan(order, storage, backup, order.place(make=False))
+    return _plan(order, storage, backup, order.places(make=False))
 
 
-def _plan(order: Order, storage: object | None, backup: Backup, place: Place) -> Plan:
+def _plan(order: PrepareOrder, storage: object | None, backup: BackupFolder, places: PreparePlaces) -> PreparePlan:
     client = order.settings.client
     facts = Facts(
         file_bytes=tuple(backup.sizes.values()),
         redo_bytes=backup.redo_bytes,
         remote=isinstance(storage, Remounting),
-        scratch_free_bytes=free_bytes(place.scratch),
-        storage_free_bytes=free_bytes(place.beside),
+        scratch_free_bytes=free_bytes(places.scratch),
+        storage_free_bytes=free_bytes(places.beside),
         can_clone=isinstance(storage, FolderCloning),
         # --strategy storage without a mount option means the mount that is there.
         can_remount=isinstance(storage, Remounting) and not (order.strategy == "storage" and client is None),
@@ -66,17 +66,17 @@ def _plan(order: Order, storage: object | None, backup: Backup, place: Place) ->
     settings = order.settings
     if not settings.use_memory_bytes:
         settings = replace(settings, use_memory_bytes=choose_memory(backup.redo_bytes, memory_available()))
-    return Plan(
+    return PreparePlan(
         order=order,
         backup=backup,
-        place=place,
+        places=places,
         facts=facts,
-        choice=_choice(order, facts, place.result),
+        choice=_choice(order, facts, places.result),
         settings=settings,
     )
 
 
-def _choice(order: Order, facts: Facts, result: ResultPlace | None) -> Choice:
+def _choice(order: PrepareOrder, facts: Facts, result: ResultPlace | None) -> Choice:
     client = order.settings.client
     # A mount option is a choice of the way.
     way: Way | None = None if client is None else "writeback" if client.writeback else "storage"
@@ -84,13 +84,13 @@ def _choice(order: Order, facts: Facts, result: ResultPlace | None) -> Choice:
 
 
 def prepare_folder(
-    order: Order,
+    order: PrepareOrder,
     storage: object | None,
     *,
     tell: Callable[[str], None] = _silent,
     progress: Callable[[str, int, int], None] = _no_bar,
-) -> Ready:
-    """Prepare a copy of a finished backup: what lies at `Ready.path` is a datadir that a server starts on.
+) -> PreparedBackup:
+    """Prepare a copy of a finished backup: what lies at `PreparedBackup.path` is a datadir that a server starts on.
 
     Args:
         order: what is wanted.
@@ -104,24 +104,26 @@ def prepare_folder(
     Raises ConfigError if it is no backup, unfinished, an increment, prepared already, or the target exists; InUseError
     if a server runs on it; BusyError if it is being prepared; LackingError without the tool; StorageError.
     """
-    backup, place = inspect(order.source, program=order.program), order.place(make=True)
+    backup, places = inspect(order.source, program=order.program), order.places(make=True)
     with ExitStack() as stack:
         there: WorkFolder | None = None
-        if isinstance(storage, FolderCloning) and place.result != "scratch":
+        if isinstance(storage, FolderCloning) and places.result != "scratch":
             try:
-                there = stack.enter_context(_work_in(place.beside, order, place.storage_target, tell))
+                there = stack.enter_context(_work_in(places.beside, order, places.storage_target, tell))
             except (LackingError, StorageError) as error:
-                if place.result == "storage" or order.strategy in ("storage", "overlay"):
+                if places.result == "storage" or order.strategy in ("storage", "overlay"):
                     raise
                 # Mounted read-only, or full: scratch is left.
                 tell(f"warning: nothing can be made beside the backup: {error.message}")
                 storage = None
-        local = stack.enter_context(_work_in(place.scratch, order, place.scratch_target, tell))
-        planned = _plan(order, storage, backup, place)
+        local = stack.enter_context(_work_in(places.scratch, order, places.scratch_target, tell))
+        planned = _plan(order, storage, backup, places)
         return _Preparing(planned, storage, there, local, tell=tell, progress=progress).run()
 
 
-def _work_in(folder: str, order: Order, target: str, tell: Callable[[str], None]) -> AbstractContextManager[WorkFolder]:
+def _work_in(
+    folder: str, order: PrepareOrder, target: str, tell: Callable[[str], None]
+) -> AbstractContextManager[WorkFolder]:
     return work_folder(folder, os.path.realpath(order.source), target, tell=tell)
 
 
@@ -130,7 +132,7 @@ class _Preparing:
 
     def __init__(
         self,
-        planned: Plan,
+        planned: PreparePlan,
         storage: object | None,
         there: WorkFolder | None,
         local: WorkFolder,
@@ -145,11 +147,11 @@ class _Preparing:
         self._tell = tell
         self._progress = progress
         self._source = planned.order.source
-        self._tool: Tool = tool_for(planned.backup.staged, program=planned.order.program)
+        self._tool: Tool = tool_for(planned.backup.info, program=planned.order.program)
         self._steps: list[tuple[str, float]] = []
         self._written: Written | None = None
 
-    def run(self) -> Ready:
+    def run(self) -> PreparedBackup:
         """Go the way that was chosen; if a private mount is refused, the best one without."""
         choice = self._plan.choice
         self._tell(choice.why)
@@ -160,11 +162,11 @@ class _Preparing:
                 raise
             self._tell(f"warning: {error.message}" + (f" ({error.hint})" if error.hint else ""))
             facts = replace(self._plan.facts, can_remount=False)
-            choice = _choice(self._plan.order, facts, self._plan.place.result)
+            choice = _choice(self._plan.order, facts, self._plan.places.result)
             self._tell(choice.why)
             self._steps.clear()
             path = self._go(choice.way, choice.result)
-        return Ready(
+        return PreparedBackup(
             path=path,
             way=choice.way,
             result=choice.result,
@@ -175,16 +177,16 @@ class _Preparing:
         )
 
     def _go(self, way: Way, result: ResultPlace) -> str:
-        place = self._plan.place
+        places = self._plan.places
         if way in ("storage", "writeback"):
             there = self._need(self._there)
-            name = os.path.basename(place.storage_target)
+            name = os.path.basename(places.storage_target)
             self._in_storage(os.path.join(there.path, name), way)
             return self._land(there, name)
         local = self._local
         if way == "overlay":
             return self._over()
-        name = os.path.basename(place.scratch_target)
+        name = os.path.basename(places.scratch_target)
         copy = os.path.join(local.path, name)
         before = self._copied(self._source, copy, digests=result == "storage")
         self._apply(copy, self._plan.settings.without_mount())
@@ -253,7 +255,7 @@ class _Preparing:
         self._timed("copy", start)
         return before
 
-    def _apply(self, folder: str, settings: Settings) -> None:
+    def _apply(self, folder: str, settings: ApplySettings) -> None:
         # Not in the storage: it is slow, and a private mount does not see what another one writes.
         log = os.path.join(self._local.path, "prepare.log")
         self._tell(f"{self._tool.name} applies {format_size(self._plan.facts.redo_bytes)} of redo")
@@ -280,7 +282,7 @@ class _Preparing:
         for what, seconds in (("warm-up", ran.warm_up_s), ("prepare", ran.tool_s), ("upload", ran.settle_s)):
             if seconds:
                 self._steps.append((what, seconds))
-        state = read_state(folder).state
+        state = read_info(folder).state
         if state != "prepared":
             raise StorageError(
                 f"{self._tool.name} ended, and calls the backup {state}", hint="is there an option that stops it early?"
@@ -288,7 +290,7 @@ class _Preparing:
 
     def _keep_log(self, log: str) -> str | None:
         """Move the log of a tool that failed to the scratch folder; return where it is."""
-        kept = os.path.join(self._plan.place.scratch, f"snapmgr-prepare-{os.getpid()}.log")
+        kept = os.path.join(self._plan.places.scratch, f"snapmgr-prepare-{os.getpid()}.log")
         with suppress(OSError):
             with open(log, "rb") as file:
                 data = file.read()
@@ -338,7 +340,7 @@ class _Preparing:
 
     def _put_back(self, prepared: str, before: Tree, only: set[str] | None) -> str:
         there = self._need(self._there)
-        name = os.path.basename(self._plan.place.storage_target)
+        name = os.path.basename(self._plan.places.storage_target)
         clone = os.path.join(there.path, name)
         self._clone(clone)
         start = time.monotonic()

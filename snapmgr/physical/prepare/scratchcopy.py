@@ -192,7 +192,7 @@ def _copy(source_fd: int, target_fd: int, piece: Piece, digests: bytearray | Non
         copy = open_file(target_fd, piece.path, os.O_WRONLY)
         try:
             if digests is not None:
-                _fill_digests(digests, piece)
+                _zero_digests(digests, piece)
             counted = 0
             for position, data in read_steps(source, piece):
                 _write_data(copy, data, position)
@@ -230,7 +230,7 @@ def _write_data(fd: int, data: bytes, position: int) -> None:
 _ZERO_DIGEST = digest(_ZEROES)
 
 
-def _fill_digests(digests: bytearray, piece: Piece) -> None:
+def _zero_digests(digests: bytearray, piece: Piece) -> None:
     """Let every block of a piece be zeroes until something is read."""
     for offset in range(piece.offset, piece.offset + piece.length, BLOCK_BYTES):
         length = min(BLOCK_BYTES, piece.offset + piece.length - offset)

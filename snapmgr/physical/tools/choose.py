@@ -7,32 +7,32 @@ from typing import Literal
 from snapmgr.errors import ConfigError, LackingError
 from snapmgr.mysql.origin import Flavor
 from snapmgr.physical.tools.cloneplugin import CloneTool
-from snapmgr.physical.tools.infofile import read_state
+from snapmgr.physical.tools.infofile import read_info
 from snapmgr.physical.tools.mariabackup import MariabackupTool
 from snapmgr.physical.tools.request import (
     ApplyRequest,
+    BackupInfo,
     BrokenChainError,
-    Filled,
-    FillRequest,
+    CopyRequest,
     Progress,
-    Staged,
     Tool,
+    ToolBackup,
 )
 from snapmgr.physical.tools.xtrabackup import XtrabackupTool
 from snapmgr.physicalrecord import State, ToolName
 
 __all__ = [
     "ApplyRequest",
+    "BackupInfo",
     "BrokenChainError",
-    "FillRequest",
-    "Filled",
+    "CopyRequest",
     "Progress",
-    "Staged",
     "State",
     "Tool",
+    "ToolBackup",
     "ToolName",
     "choose_tool",
-    "read_state",
+    "read_info",
     "require_tool",
     "tool_for",
 ]
@@ -56,7 +56,7 @@ def choose_tool(
         program: path of the tool, the only one that may be taken.
         server_program: path of the server's program: its tool may lie beside it.
 
-    Raises ConfigError for a tool of the other flavor. Whether it is there and fits, its `missing` and `fill` say.
+    Raises ConfigError for a tool of the other flavor. Whether it is there and fits, its `missing` and `back_up` say.
     """
     if flavor == "mariadb":
         if name not in ("auto", "mariadb-backup"):
@@ -78,8 +78,8 @@ def require_tool(tool: Tool) -> None:
         raise LackingError("; ".join(one.what for one in lacking), hint="; ".join(one.hint for one in lacking))
 
 
-def tool_for(staged: Staged, *, program: str | None = None) -> Tool:
+def tool_for(info: BackupInfo, *, program: str | None = None) -> Tool:
     """Return the tool that applies redo and increments to a backup that lies there. Raises LackingError for a clone."""
-    if staged.tool == "clone":
+    if info.tool == "clone":
         raise LackingError("a clone needs no prepare: a server may start on it", hint="verify it instead")
-    return choose_tool(staged.tool, staged.flavor, staged.server_version, program=program)
+    return choose_tool(info.tool, info.flavor, info.server_version, program=program)

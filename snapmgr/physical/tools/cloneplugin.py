@@ -20,9 +20,9 @@ from snapmgr.manifest import Position
 from snapmgr.mysql.client import ConnectionLostError, MysqlError, connect
 from snapmgr.mysql.engines import SYSTEM_SCHEMAS
 from snapmgr.mysql.rundir import as_user
-from snapmgr.physical.tools.infofile import parse_binlog_info, read_state, read_text
-from snapmgr.physical.tools.request import ApplyRequest, BrokenChainError, Filled, FillRequest, Progress
-from snapmgr.physical.tools.source import Source, open_source
+from snapmgr.physical.tools.infofile import parse_binlog_info, read_info, read_text
+from snapmgr.physical.tools.request import ApplyRequest, BrokenChainError, CopyRequest, Progress, ToolBackup
+from snapmgr.physical.tools.source import BackupSource, open_source
 from snapmgr.physical.tools.stagefolder import measure, require_empty
 from snapmgr.physical.tools.toolreason import explain, missing_privileges
 from snapmgr.records import Reason
@@ -57,10 +57,10 @@ class CloneTool:
         self._server_version = server_version
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return nothing: the plugin is the server's, and `fill` looks for it."""
+        """Return nothing: the plugin is the server's, and `back_up` looks for it."""
         return ()
 
-    def fill(self, request: FillRequest) -> Filled:
+    def back_up(self, request: CopyRequest) -> ToolBackup:
         """Let the server clone itself into the folder. Its `position` is None: see `read_position`."""
         if request.from_lsn:
             raise BrokenChainError("MySQL's CLONE knows no increments", hint="each backup by it is a full one")
@@ -87,11 +87,11 @@ class CloneTool:
             finally:
                 write_file(Path(request.log), ("\n".join(said) + "\n").encode("utf-8", "backslashreplace"))
             _lift(request.folder, inner)
-        staged = read_state(request.folder)
+        info = read_info(request.folder)
         size_bytes, files = measure(request.folder)
-        return Filled(
+        return ToolBackup(
             tool=self.name,
-            tool_version=staged.tool_version,
+            tool_version=info.tool_version,
             state="prepared",
             from_lsn=0,
             to_lsn=0,
@@ -133,7 +133,7 @@ def read_position(folder: str, connection: Connection) -> Position | None:
     return position
 
 
-def _require_plugin(source: Source) -> None:
+def _require_plugin(source: BackupSource) -> None:
     state = source.connection.value("SELECT PLUGIN_STATUS FROM information_schema.PLUGINS WHERE PLUGIN_NAME = 'clone'")
     if state != "ACTIVE":
         raise LackingError(
@@ -143,7 +143,7 @@ def _require_plugin(source: Source) -> None:
         )
 
 
-def _require_innodb(source: Source) -> None:
+def _require_innodb(source: BackupSource) -> None:
     """Raise NotQuiescedError for tables that a clone would not hold."""
     marks = ", ".join(["%s"] * (len(SYSTEM_SCHEMAS) + len(_WITHOUT_DATA)))
     schemas, engines = marks.split(", ")[: len(SYSTEM_SCHEMAS)], marks.split(", ")[len(SYSTEM_SCHEMAS) :]
@@ -166,7 +166,7 @@ def _require_innodb(source: Source) -> None:
     )
 
 
-def _let_in(request: FillRequest, source: Source) -> None:
+def _let_in(request: CopyRequest, source: BackupSource) -> None:
     """Make the staging folder the server's user's: the server itself makes a folder in it. Raises LackingError."""
     uid, gid = source.identity.uid, source.identity.gid
     info = os.stat(request.folder)
@@ -193,7 +193,7 @@ def _let_in(request: FillRequest, source: Source) -> None:
         )
 
 
-def _run(request: FillRequest, source: Source, inner: str) -> None:
+def _run(request: CopyRequest, source: BackupSource, inner: str) -> None:
     """Run the statement on a connection of its own, until it ends; it is killed if we are interrupted."""
     deadline = time.monotonic() + (_FOREVER_S if request.time_limit_s is None else request.time_limit_s)
     failures: list[MysqlError] = []
@@ -224,21 +224,21 @@ def _run(request: FillRequest, source: Source, inner: str) -> None:
         raise _failure(failures[0], request, source)
 
 
-def _end(source: Source, busy: Connection) -> None:
+def _end(source: BackupSource, busy: Connection) -> None:
     """End the statement in the server: cutting its connection would not, it is seen when it next says something."""
     with suppress(MysqlError):
         source.connection.execute(f"KILL {busy.connection_id}")
     busy.drop()
 
 
-def _progress(source: Source, expected: int) -> Progress:
+def _progress(source: BackupSource, expected: int) -> Progress:
     done = 0
     with suppress(MysqlError):
         done = int(str(source.connection.value("SELECT SUM(DATA) FROM performance_schema.clone_progress") or 0))
     return Progress(phase="the server clones itself", done_bytes=done, expected_bytes=expected)
 
 
-def _failure(error: MysqlError, request: FillRequest, source: Source) -> Exception:
+def _failure(error: MysqlError, request: CopyRequest, source: BackupSource) -> Exception:
     if missing_privileges([error.message]) or not isinstance(error, ConnectionLostError):
         return explain([error.message], 1, what="CLONE", log=request.log, account=source.account)
     return StorageError(

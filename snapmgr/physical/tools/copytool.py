@@ -13,9 +13,9 @@ from snapmgr.command import CommandRunner, find_program
 from snapmgr.errors import CommandError, ConfigError, LackingError, NotQuiescedError, StorageError
 from snapmgr.mysql.identity import program_of
 from snapmgr.mysql.origin import version_number
-from snapmgr.physical.tools.infofile import read_state
-from snapmgr.physical.tools.request import BrokenChainError, Filled, Staged
-from snapmgr.physical.tools.source import Source, open_source
+from snapmgr.physical.tools.infofile import read_info
+from snapmgr.physical.tools.request import BackupInfo, BrokenChainError, ToolBackup
+from snapmgr.physical.tools.source import BackupSource, open_source
 from snapmgr.physical.tools.stagefolder import give_to, measure, require_empty
 from snapmgr.physical.tools.toolrun import login_file, require_completed, run_tool
 from snapmgr.physical.tools.toolwatch import Watch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from snapmgr.manifest import Position, SourcePosition
-    from snapmgr.physical.tools.request import ApplyRequest, FillRequest
+    from snapmgr.physical.tools.request import ApplyRequest, CopyRequest
     from snapmgr.physicalrecord import ToolName
 
 _VERSION = re.compile(r"(?:MariaDB server|version) (?P<version>\d+\.\d+\.\d+\S*)")
@@ -40,7 +40,7 @@ _OURS = re.compile(
 _OURS_SHORT = re.compile(r"-[a-zA-Z]")
 
 
-def fill_options(request: FillRequest, *, replica: bool) -> list[str]:
+def backup_options(request: CopyRequest, *, replica: bool) -> list[str]:
     """Return the end of a backup's command line, which is the same for all of these tools."""
     return [
         f"--parallel={request.parallel}",
@@ -79,7 +79,7 @@ class CopyTool(ABC):
         self._server_program = server_program
 
     @abstractmethod
-    def fill_argv(self, program: str, login: str, request: FillRequest, *, replica: bool) -> list[str]:
+    def backup_argv(self, program: str, login: str, request: CopyRequest, *, replica: bool) -> list[str]:
         """Return the command line of a backup; `login` is the option file to log in with."""
 
     @abstractmethod
@@ -87,12 +87,12 @@ class CopyTool(ABC):
         """Return the command line that applies redo, or an increment."""
 
     @abstractmethod
-    def why_inexact(self, source: Source) -> str:
+    def why_inexact(self, source: BackupSource) -> str:
         """Return why no position that the tool writes down is exact; "" if they are. Raises MysqlError."""
 
     @abstractmethod
     def positions(
-        self, source: Source, staged: Staged, folder: str
+        self, source: BackupSource, info: BackupInfo, folder: str
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
         """Return what the tool wrote down where it is exact. Raises MysqlError, StorageError."""
 
@@ -104,7 +104,7 @@ class CopyTool(ABC):
             return (Reason(what=error.message, hint=error.hint or ""),)
         return ()
 
-    def fill(self, request: FillRequest) -> Filled:
+    def back_up(self, request: CopyRequest) -> ToolBackup:
         """Back up the server into the folder."""
         _check_options(request.options)
         program = self._find(request.identity.version, self._server_program or program_of(request.identity.pid))
@@ -116,22 +116,22 @@ class CopyTool(ABC):
             watch = Watch(request.progress, expected, current_lsn=source.current_lsn, redo_bytes=source.redo_bytes())
             with _nothing_finished_on_failure(request.folder):
                 with login_file(request.credentials) as login:
-                    argv = self.fill_argv(program, login, request, replica=bool(source.channels))
+                    argv = self.backup_argv(program, login, request, replica=bool(source.channels))
                     ended = run_tool(argv, log=request.log, time_limit_s=request.time_limit_s, watch=watch.look)
                 require_completed(ended, f"{self.name}: the backup", account=source.account)
-                staged = read_state(request.folder)
-                _require_what_was_asked(staged, request, self.name)
-                position, sources = (None, ()) if inexact else self._positions(source, staged, request)
+                info = read_info(request.folder)
+                _require_what_was_asked(info, request, self.name)
+                position, sources = (None, ()) if inexact else self._positions(source, info, request)
                 if os.geteuid() == 0:
                     give_to(request.folder, request.identity.uid, request.identity.gid)
                 size_bytes, files = measure(request.folder)
-        return Filled(
+        return ToolBackup(
             tool=self.name,
-            tool_version=staged.tool_version,
-            state=staged.state,
-            from_lsn=staged.from_lsn,
-            to_lsn=staged.to_lsn,
-            last_lsn=staged.last_lsn,
+            tool_version=info.tool_version,
+            state=info.state,
+            from_lsn=info.from_lsn,
+            to_lsn=info.to_lsn,
+            last_lsn=info.last_lsn,
             position=position,
             sources=sources,
             size_bytes=size_bytes,
@@ -139,7 +139,7 @@ class CopyTool(ABC):
         )
 
     def _positions(
-        self, before: Source, staged: Staged, request: FillRequest
+        self, before: BackupSource, info: BackupInfo, request: CopyRequest
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
         """Return the positions that are exact, also by what the server has become during the backup.
 
@@ -151,15 +151,15 @@ class CopyTool(ABC):
         ):
             same = {one.title for one in before.channels} == {one.title for one in now.channels}
             if same and not self.why_inexact(now):
-                return self.positions(now, staged, request.folder)
+                return self.positions(now, info, request.folder)
         return None, ()
 
     def apply(self, request: ApplyRequest) -> None:
         """Apply redo, or an increment, in place."""
         _check_options(request.options)
-        before = read_state(request.folder)
+        before = read_info(request.folder)
         program = self._find(before.server_version, self._server_program)
-        increment = None if request.increment is None else read_state(request.increment)
+        increment = None if request.increment is None else read_info(request.increment)
         require_applicable(before, increment, request, self.name)
         info = os.stat(request.folder)
         watch = Watch(request.progress)
@@ -167,7 +167,7 @@ class CopyTool(ABC):
             self.apply_argv(program, request), log=request.log, time_limit_s=request.time_limit_s, watch=watch.look
         )
         require_completed(ended, f"{self.name}: the prepare")
-        after = read_state(request.folder)
+        after = read_info(request.folder)
         wanted = before.to_lsn if increment is None else increment.to_lsn
         if after.state == "raw" or after.to_lsn < wanted:
             raise StorageError(
@@ -225,7 +225,7 @@ def fits(tool_version: str, server_version: str) -> bool:
     return not version_number(server_version) or version_number(tool_version)[:2] == version_number(server_version)[:2]
 
 
-def require_applicable(before: Staged, increment: Staged | None, request: ApplyRequest, tool: ToolName) -> None:
+def require_applicable(before: BackupInfo, increment: BackupInfo | None, request: ApplyRequest, tool: ToolName) -> None:
     """Raise unless redo, or this increment, can be applied to what is there: BrokenChainError, StorageError."""
     if before.tool != tool:
         raise StorageError(f"{request.folder} was made by {before.tool}, not by {tool}")
@@ -268,10 +268,10 @@ def _check_options(options: tuple[str, ...]) -> None:
             )
 
 
-def _require_what_was_asked(staged: Staged, request: FillRequest, tool: ToolName) -> None:
-    if staged.tool != tool or staged.state != "raw" or staged.from_lsn != request.from_lsn:
+def _require_what_was_asked(info: BackupInfo, request: CopyRequest, tool: ToolName) -> None:
+    if info.tool != tool or info.state != "raw" or info.from_lsn != request.from_lsn:
         raise StorageError(
-            f"{tool} made a backup of {staged.tool} from LSN {staged.from_lsn} ({staged.state}), and was asked for one "
+            f"{tool} made a backup of {info.tool} from LSN {info.from_lsn} ({info.state}), and was asked for one "
             f"from LSN {request.from_lsn}",
             hint=f"the log: {request.log}",
         )

@@ -15,7 +15,7 @@ from snapmgr.errors import LackingError, NotFoundError, StorageError
 from snapmgr.manifest import Position
 from snapmgr.mysql.origin import read_origin
 from snapmgr.mysql.plainfile import open_plain
-from snapmgr.physical.tools.request import Staged
+from snapmgr.physical.tools.request import BackupInfo
 from snapmgr.physicalrecord import State
 
 BackupType = Literal["full-backuped", "incremental", "log-applied", "full-prepared"]
@@ -133,7 +133,7 @@ def read_slave_info(folder: str) -> SlaveInfo:
     return parse_slave_info(text, f"{folder}: the tool's slave_info file")
 
 
-def read_state(folder: str | os.PathLike[str]) -> Staged:
+def read_info(folder: str | os.PathLike[str]) -> BackupInfo:
     """Return what lies in the folder of a finished backup, by the tool's own files alone.
 
     Raises NotFoundError if there is no folder, StorageError if it is no backup or none that was finished, LackingError
@@ -150,7 +150,7 @@ def read_state(folder: str | os.PathLike[str]) -> Staged:
         raise StorageError(
             f"{folder} is no physical backup: it has no xtrabackup_checkpoints, no mariadb_backup_checkpoints, "
             "nor what a CLONE leaves",
-            hint="name the folder that mariadb-backup, xtrabackup or CLONE LOCAL DATA DIRECTORY has filled",
+            hint="name the folder that mariadb-backup, xtrabackup or CLONE LOCAL DATA DIRECTORY has made",
         )
     # The tools write the info file last of all.
     if checkpoints_text is None or info_text is None:
@@ -165,7 +165,7 @@ def read_state(folder: str | os.PathLike[str]) -> Staged:
     checkpoints = parse_checkpoints(checkpoints_text, f"{folder}: the tool's checkpoints file")
     binlog = _read_either(folder, "binlog_info")
     mariadb = _MARIADB in f"{info['server_version']} {info['tool_version']}".lower()
-    return Staged(
+    return BackupInfo(
         tool="mariadb-backup" if mariadb else "xtrabackup",
         tool_version=info["tool_version"],
         flavor="mariadb" if mariadb else "mysql",
@@ -185,7 +185,7 @@ def _state(kind: BackupType, *, mariadb: bool) -> State:
     return "prepared" if mariadb or kind == "full-prepared" else "redo-applied"
 
 
-def _clone_state(folder: str) -> Staged:
+def _clone_state(folder: str) -> BackupInfo:
     status = (read_text(os.path.join(folder, _CLONE, "#view_status")) or "").split()
     if not status or os.path.lexists(os.path.join(folder, _CLONE, "#in_progress")):
         raise _unfinished(folder)
@@ -194,7 +194,7 @@ def _clone_state(folder: str) -> Staged:
     origin = read_origin(folder)
     if not origin.version:
         raise StorageError(f"{folder} is no whole clone: its data dictionary (mysql.ibd) does not tell its version")
-    return Staged(
+    return BackupInfo(
         tool="clone",
         tool_version=origin.version,
         flavor="mysql",

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from snapmgr.errors import StorageError
 from snapmgr.mysql.plainfile import open_plain
-from snapmgr.physical.tools.request import Filled
+from snapmgr.physical.tools.request import ToolBackup
 
 _IGNORED = re.compile(
     rb"assume the +table was dropped .* ignore the tablespace (?:\./)?(?P<name>[^/\n]+/[^/\n]+)\.ibd\b"
@@ -44,7 +44,7 @@ def left_out(folder: str, datadir: str, log: str) -> tuple[str, ...]:
     )
 
 
-def require_all_tables(folder: str, datadir: str, log: str, filled: Filled) -> None:
+def require_all_tables(folder: str, datadir: str, log: str, backup: ToolBackup) -> None:
     """Raise StorageError, with their names, if tables were left out of a backup that the tool has just finished."""
     try:
         names = left_out(folder, datadir, log)
@@ -53,7 +53,7 @@ def require_all_tables(folder: str, datadir: str, log: str, filled: Filled) -> N
     if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise StorageError(
-            f"{filled.tool} {filled.tool_version} left tables out and called the backup complete: "
+            f"{backup.tool} {backup.tool_version} left tables out and called the backup complete: "
             f"{', '.join(names[:_SHOWN])}{more}",
             hint="it does so for tablespaces imported since the server's last checkpoint: SET GLOBAL "
             "innodb_log_checkpoint_now = ON; (or innodb_max_dirty_pages_pct = 0 for a while), and back up again",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from snapmgr.manifest import Position, SourcePosition
 from snapmgr.mysql.client import MysqlError
-from snapmgr.physical.tools.copytool import CopyTool, apply_options, fill_options
+from snapmgr.physical.tools.copytool import CopyTool, apply_options, backup_options
 from snapmgr.physical.tools.infofile import SlaveInfo, read_slave_info
 
 if TYPE_CHECKING:
     from snapmgr.mysql.replication import Channel
-    from snapmgr.physical.tools.request import ApplyRequest, FillRequest, Staged
-    from snapmgr.physical.tools.source import Source
+    from snapmgr.physical.tools.request import ApplyRequest, BackupInfo, CopyRequest
+    from snapmgr.physical.tools.source import BackupSource
     from snapmgr.physicalrecord import ToolName
 
 
@@ -24,7 +24,7 @@ class MariabackupTool(CopyTool):
     programs: ClassVar[tuple[str, ...]] = ("mariadb-backup", "mariabackup")
     package: ClassVar[str] = "mariadb-backup"
 
-    def fill_argv(self, program: str, login: str, request: FillRequest, *, replica: bool) -> list[str]:
+    def backup_argv(self, program: str, login: str, request: CopyRequest, *, replica: bool) -> list[str]:
         """Return the command line of a backup."""
         return [
             program,
@@ -32,7 +32,7 @@ class MariabackupTool(CopyTool):
             f"--defaults-file={login}",
             "--backup",
             f"--target-dir={request.folder}",
-            *fill_options(request, replica=replica),
+            *backup_options(request, replica=replica),
         ]
 
     def apply_argv(self, program: str, request: ApplyRequest) -> list[str]:
@@ -45,15 +45,15 @@ class MariabackupTool(CopyTool):
             *apply_options(request),
         ]
 
-    def why_inexact(self, source: Source) -> str:
+    def why_inexact(self, source: BackupSource) -> str:
         """Return why nothing is exact that is read under BACKUP STAGE."""
         return source.why_inexact()
 
     def positions(
-        self, source: Source, staged: Staged, folder: str
+        self, source: BackupSource, info: BackupInfo, folder: str
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
         """Return what is exact of the positions that the tool read while commits were blocked."""
-        position = staged.position
+        position = info.position
         if position is not None:
             # The tool writes gtid_current_pos, which on a replica is not what its own binary log says.
             position = Position(file=position.file, offset=position.offset, gtid=_gtid_at(source, position))
@@ -75,7 +75,7 @@ def exact_sources(channels: tuple[Channel, ...], info: SlaveInfo) -> tuple[Sourc
     return tuple(found)
 
 
-def _gtid_at(source: Source, position: Position) -> str:
+def _gtid_at(source: BackupSource, position: Position) -> str:
     """Return the GTID of a place in the server's binary log; "" if the server does not tell."""
     gtid: object = ""
     # It reads the file up to there, and the file may be gone by now: no reason to give the backup up.

@@ -38,7 +38,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FillRequest:
+class CopyRequest:
     """A backup into a staging folder."""
 
     folder: str
@@ -65,7 +65,7 @@ class ApplyRequest:
 
     folder: str
     log: str
-    """As in `FillRequest`."""
+    """As in `CopyRequest`."""
     increment: str | None = None
     """Folder of an increment that goes into `folder`. The tool renames and removes files in it: it is used up."""
     redo_only: bool = False
@@ -78,7 +78,7 @@ class ApplyRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filled:
+class ToolBackup:
     """A finished backup, from the tool's own files and its log."""
 
     tool: ToolName
@@ -99,7 +99,7 @@ class Filled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Staged:
+class BackupInfo:
     """What lies in the folder of a finished backup, as its files tell."""
 
     tool: ToolName
@@ -114,7 +114,7 @@ class Staged:
     to_lsn: int
     last_lsn: int
     position: Position | None
-    """As the tool wrote it down; whether it is exact, `Tool.fill` alone knows."""
+    """As the tool wrote it down; whether it is exact, `Tool.back_up` alone knows."""
 
     @property
     def is_increment(self) -> bool:
@@ -134,8 +134,8 @@ class Tool(Protocol):
     def missing(self) -> tuple[Reason, ...]:
         """Return all that this machine lacks for it, at once; empty when it can work. Never raises."""
 
-    def fill(self, request: FillRequest) -> Filled:
-        """Back up the server into the folder. What fails leaves nothing there that `read_state` takes for finished.
+    def back_up(self, request: CopyRequest) -> ToolBackup:
+        """Back up the server into the folder. What fails leaves nothing there that `read_info` takes for finished.
 
         Raises StorageError with the log's telling lines (disk full, connection lost, redo log overwritten);
         LackingError for missing rights, with the statement that grants them, and for a program of another version;

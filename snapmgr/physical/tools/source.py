@@ -38,7 +38,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class BackupSource:
     """A server, connected, and what a backup of it has to know."""
 
     connection: Connection
@@ -114,7 +114,7 @@ class Source:
 
 
 @contextmanager
-def open_source(credentials: Credentials, identity: ServerIdentity, tool: str) -> Iterator[Source]:
+def open_source(credentials: Credentials, identity: ServerIdentity, tool: str) -> Iterator[BackupSource]:
     """Connect to the server that is meant, and look at it.
 
     Raises NotQuiescedError if it is another one, or a cluster's; LackingError for a missing right, with the statement
@@ -147,7 +147,7 @@ def open_source(credentials: Credentials, identity: ServerIdentity, tool: str) -
                 f"files: {', '.join(outside[:_SHOWN])}{more}",
                 hint="use a snapshot job (source = mysql), which takes them as they are",
             )
-        yield Source(
+        yield BackupSource(
             connection=connection,
             identity=found,
             abilities=abilities,

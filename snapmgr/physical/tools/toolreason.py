@@ -96,7 +96,7 @@ _REASONS = (
     _Reason(
         pattern="Can't open backup-my.cnf|failed to read metadata|cannot open .*checkpoints",
         words="there is no finished backup in the folder",
-        hint="name the folder that the tool has filled",
+        hint="name the folder that the tool has made",
     ),
     _Reason(
         pattern="corrupt|checksum mismatch|Database page",

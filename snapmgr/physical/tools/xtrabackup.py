@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from snapmgr.physical.tools.copytool import CopyTool, apply_options, fill_options
+from snapmgr.physical.tools.copytool import CopyTool, apply_options, backup_options
 
 if TYPE_CHECKING:
     from snapmgr.manifest import Position, SourcePosition
-    from snapmgr.physical.tools.request import ApplyRequest, FillRequest, Staged
-    from snapmgr.physical.tools.source import Source
+    from snapmgr.physical.tools.request import ApplyRequest, BackupInfo, CopyRequest
+    from snapmgr.physical.tools.source import BackupSource
     from snapmgr.physicalrecord import ToolName
 
 
@@ -23,7 +23,7 @@ class XtrabackupTool(CopyTool):
     programs: ClassVar[tuple[str, ...]] = ("xtrabackup",)
     package: ClassVar[str] = "percona-xtrabackup"
 
-    def fill_argv(self, program: str, login: str, request: FillRequest, *, replica: bool) -> list[str]:
+    def backup_argv(self, program: str, login: str, request: CopyRequest, *, replica: bool) -> list[str]:
         """Return the command line of a backup; it checks the server's version itself as well."""
         return [
             program,
@@ -32,7 +32,7 @@ class XtrabackupTool(CopyTool):
             f"--target-dir={request.folder}",
             # It reads files, not the server's settings.
             f"--datadir={request.identity.datadir}",
-            *fill_options(request, replica=replica),
+            *backup_options(request, replica=replica),
         ]
 
     def apply_argv(self, program: str, request: ApplyRequest) -> list[str]:
@@ -45,19 +45,19 @@ class XtrabackupTool(CopyTool):
             *apply_options(request),
         ]
 
-    def why_inexact(self, source: Source) -> str:
+    def why_inexact(self, source: BackupSource) -> str:
         """Return why its position is not claimed: other engines are not part of performance_schema.log_status."""
         others = source.needs.other_engines
         return f"there are tables of {', '.join(others)}" if others else ""
 
     def positions(
         self,
-        source: Source,  # noqa: ARG002 - the other tool needs it
-        staged: Staged,
+        source: BackupSource,  # noqa: ARG002 - the other tool needs it
+        info: BackupInfo,
         folder: str,  # noqa: ARG002 - the same
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
         """Return its position: from performance_schema.log_status, of one instant.
 
         Of sources none is claimed: what it writes down of appliers at work was not measured.
         """
-        return staged.position, ()
+        return info.position, ()

@@ -17,9 +17,9 @@ from snapmgr.physical.tuning.rungs import (
     DEFAULT_MEMORY_BYTES,
     DEFAULT_UPLOADS,
     Dimension,
-    Limits,
     Run,
-    Settings,
+    RungSettings,
+    TuningLimits,
     with_room,
 )
 
@@ -68,7 +68,7 @@ _FIRST: dict[str, tuple[Dimension, ...]] = {
     "compaction": ("use-memory", "upload-delay", "kernel-writeback"),
     "program": ("use-memory", "io-threads", "cache-folder"),
 }
-# Settings that work together: when one changes, what was found of the others need not hold any more.
+# RungSettings that work together: when one changes, what was found of the others need not hold any more.
 _TOGETHER: tuple[frozenset[Dimension], ...] = (
     frozenset({"writeback", "upload-delay", "max-uploads", "flush-method"}),
     frozenset({"writeback", "cache-size", "cache-folder", "upload-delay"}),
@@ -85,7 +85,7 @@ class Move:
     dimension: Dimension
     key: str
     """The change itself, whatever it starts from: "cache-folder /fast"."""
-    settings: Settings
+    settings: RungSettings
     joined: bool = False
     """Several settings at once, which alone may each do harm: tried when no single one helps any more."""
 
@@ -94,7 +94,7 @@ class Move:
 class Try:
     """The rung to run next."""
 
-    settings: Settings
+    settings: RungSettings
     limit_s: float
     """Past this it has lost, and is ended."""
     why: str
@@ -109,7 +109,7 @@ class Try:
 class Stop:
     """There is nothing more to try, or no time for it."""
 
-    settings: Settings
+    settings: RungSettings
     why: str
     exhausted: bool
     """Whether all was tried that may be; else time was up."""
@@ -119,19 +119,19 @@ class Stop:
 class Standing:
     """What the runs say so far."""
 
-    best: Settings
+    best: RungSettings
     best_s: float
     bottleneck: str
     noise: float | None
     """Spread of a rung's repeats, as a share of its time; None while nothing was repeated."""
-    steps: tuple[Settings, ...]
+    steps: tuple[RungSettings, ...]
     """The rungs that were the best when they were tried, in their order; the last one is `best`."""
-    unsure: Settings | None
+    unsure: RungSettings | None
     """The rung tried last, if it must be repeated before it is known whether it is better; or the one it is held
     against."""
 
 
-def moves(settings: Settings, limits: Limits) -> tuple[Move, ...]:
+def moves(settings: RungSettings, limits: TuningLimits) -> tuple[Move, ...]:
     """Return every rung that differs from `settings` by one setting, or by some that belong together."""
     found = list(_tool_moves(settings, limits))
     if limits.private:
@@ -139,11 +139,11 @@ def moves(settings: Settings, limits: Limits) -> tuple[Move, ...]:
     return tuple(move for move in found if move.settings != settings)
 
 
-def _move(dimension: Dimension, what: object, settings: Settings) -> Move:
+def _move(dimension: Dimension, what: object, settings: RungSettings) -> Move:
     return Move(dimension=dimension, key=f"{dimension} {what}", settings=settings)
 
 
-def _tool_moves(settings: Settings, limits: Limits) -> Iterator[Move]:
+def _tool_moves(settings: RungSettings, limits: TuningLimits) -> Iterator[Move]:
     memory = settings.use_memory_bytes or DEFAULT_MEMORY_BYTES
     if memory < limits.memory_bytes:
         yield _move("use-memory", "most", replace(settings, use_memory_bytes=limits.memory_bytes))
@@ -156,7 +156,7 @@ def _tool_moves(settings: Settings, limits: Limits) -> Iterator[Move]:
             yield _move("io-threads", threads, replace(settings, io_threads=threads))
 
 
-def _cache_moves(settings: Settings, limits: Limits) -> Iterator[Move]:
+def _cache_moves(settings: RungSettings, limits: TuningLimits) -> Iterator[Move]:
     room = math.ceil(limits.data_bytes * _CACHE_PER_DATA / _MIB) * _MIB
     yield _move("cache-size", "all", with_room(settings, room, limits))
     for folder in limits.cache_dirs:
@@ -165,7 +165,7 @@ def _cache_moves(settings: Settings, limits: Limits) -> Iterator[Move]:
     yield _move("warm-up", "on", with_room(replace(settings, warm_up=True), room, limits))
 
 
-def _upload_moves(settings: Settings) -> Iterator[Move]:
+def _upload_moves(settings: RungSettings) -> Iterator[Move]:
     yield _move("writeback", "on", replace(settings, writeback=True))
     if settings.writeback:
         yield _move("upload-delay", "long", replace(settings, upload_delay_s=_DELAY_S))
@@ -177,12 +177,12 @@ def _upload_moves(settings: Settings) -> Iterator[Move]:
     yield _move("kernel-writeback", "on", replace(settings, kernel_writeback=True, flush_method=method))
 
 
-def _joined_moves(settings: Settings, limits: Limits) -> Iterator[Move]:
+def _joined_moves(settings: RungSettings, limits: TuningLimits) -> Iterator[Move]:
     """Writeback into a slow cache loses, and so does a fast cache without writeback: together they may win.
 
     And what writeback made needless may have been the better way: many uploads at once, each of joined writes.
     """
-    joined: dict[str, Settings] = {}
+    joined: dict[str, RungSettings] = {}
     if settings.writeback:
         memory = max(limits.memory_bytes, settings.use_memory_bytes or 0)
         plain = replace(
@@ -202,7 +202,7 @@ def _joined_moves(settings: Settings, limits: Limits) -> Iterator[Move]:
         yield Move(dimension="warm-up", key="warm-up off", settings=replace(settings, warm_up=False), joined=True)
 
 
-def _leap(settings: Settings, limits: Limits) -> Settings:
+def _leap(settings: RungSettings, limits: TuningLimits) -> RungSettings:
     """Return the settings that published ladders end with: alone each may gain little, and each rung is dear."""
     if not limits.private:
         return settings
@@ -222,12 +222,14 @@ def noise(history: Sequence[Run]) -> float | None:
     return max(_LEAST_NOISE, math.sqrt(squares / freedom)) if freedom else None
 
 
-def standing(history: Sequence[Run], limits: Limits) -> Standing:
+def standing(history: Sequence[Run], limits: TuningLimits) -> Standing:
     """Given at least one run, return which rung is the best so far and how sure that is."""
     return _replay(history, limits).standing
 
 
-def next_rung(history: Sequence[Run], limits: Limits, *, left_s: float, start: Settings | None = None) -> Try | Stop:
+def next_rung(
+    history: Sequence[Run], limits: TuningLimits, *, left_s: float, start: RungSettings | None = None
+) -> Try | Stop:
     """Given all runs so far, return the rung to run next, or that the search is over.
 
     Args:
@@ -237,7 +239,9 @@ def next_rung(history: Sequence[Run], limits: Limits, *, left_s: float, start: S
         start: the rung to begin with; by default the defaults.
     """
     if not history:
-        return Try(settings=start or Settings(), limit_s=left_s * _FIRST_SHARE, why="what all others are compared with")
+        return Try(
+            settings=start or RungSettings(), limit_s=left_s * _FIRST_SHARE, why="what all others are compared with"
+        )
     replayed = _replay(history, limits)
     now = replayed.standing
     # What takes no more than half of the best rung's time is better for sure; of others there is no time to be sure.
@@ -274,7 +278,7 @@ class _Replay:
     refused: dict[str, _Refusal]
 
 
-def _replay(history: Sequence[Run], limits: Limits) -> _Replay:
+def _replay(history: Sequence[Run], limits: TuningLimits) -> _Replay:
     """Climb once more with all that is known now: a repeat may change what an earlier run seemed to say."""
     rungs = _by_settings(history)
     spread = noise(history)
@@ -282,7 +286,7 @@ def _replay(history: Sequence[Run], limits: Limits) -> _Replay:
     best, steps = order[0], [order[0]]
     accepted: list[Dimension] = []
     refused: dict[str, _Refusal] = {}
-    unsure: Settings | None = None
+    unsure: RungSettings | None = None
     for candidate in order[1:]:
         move = next((move for move in moves(best, limits) if move.settings == candidate), None)
         judged = _judge(rungs[candidate], rungs[best], spread)
@@ -326,13 +330,13 @@ def _judge(new: Sequence[Run], old: Sequence[Run], spread: float | None) -> Lite
     return "unsure" if can_repeat and gain > 2 * spread * math.sqrt(2 / _MOST_RUNS) else "worse"
 
 
-def _to_repeat(rungs: dict[Settings, list[Run]], candidate: Settings, best: Settings) -> Settings:
+def _to_repeat(rungs: dict[RungSettings, list[Run]], candidate: RungSettings, best: RungSettings) -> RungSettings:
     """Return which of the two to run once more: the one that ran less often, the quicker one first."""
     fewer = len(rungs[best]) < len(rungs[candidate]) and not rungs[best][0].cut
     return best if fewer else candidate
 
 
-def _choose(replayed: _Replay, history: Sequence[Run], limits: Limits) -> Move | None:
+def _choose(replayed: _Replay, history: Sequence[Run], limits: TuningLimits) -> Move | None:
     now = replayed.standing
     tried = {run.settings for run in history}
     first = _FIRST.get(now.bottleneck, ())
@@ -355,8 +359,8 @@ def _reopened(replayed: _Replay, move: Move) -> bool:
     return bool(since & related) or (bool(since) and other)
 
 
-def _by_settings(history: Sequence[Run]) -> dict[Settings, list[Run]]:
-    rungs: dict[Settings, list[Run]] = defaultdict(list)
+def _by_settings(history: Sequence[Run]) -> dict[RungSettings, list[Run]]:
+    rungs: dict[RungSettings, list[Run]] = defaultdict(list)
     for run in history:
         rungs[run.settings].append(run)
     return dict(rungs)

@@ -11,7 +11,7 @@ from snapmgr.physical.tuning.tune import tables_compared
 from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from snapmgr.physical.tuning.rungs import Settings
+    from snapmgr.physical.tuning.rungs import RungSettings
     from snapmgr.physical.tuning.tune import Measured, Tuning
 
 # The published ladder: 11 GB, the last rung with another disk for the cache, too.
@@ -28,7 +28,7 @@ PUBLISHED = (
 _MIB = 1 << 20
 
 
-def job_table(job: str, settings: Settings) -> str:
+def job_table(job: str, settings: RungSettings) -> str:
     """Return the settings as the table of a job in the configuration."""
     lines = [f"[job.{_key(job)}.prepare]", 'strategy = "storage"']
     if settings.use_memory_bytes is not None:
@@ -51,7 +51,7 @@ def job_table(job: str, settings: Settings) -> str:
     return "\n".join(lines)
 
 
-def arguments(settings: Settings) -> list[str]:
+def arguments(settings: RungSettings) -> list[str]:
     """Return the settings as options of ``snapmgr prepare``."""
     found = ["--strategy", "storage"]
     if settings.use_memory_bytes is not None:
@@ -63,12 +63,12 @@ def arguments(settings: Settings) -> list[str]:
     return found
 
 
-def command_line(source: str, settings: Settings) -> str:
+def command_line(source: str, settings: RungSettings) -> str:
     """Return the command that prepares with these settings, for a shell."""
     return shlex.join(["snapmgr", "prepare", source, *arguments(settings)])
 
 
-def _mount_options(settings: Settings) -> list[str]:
+def _mount_options(settings: RungSettings) -> list[str]:
     found = ["writeback"] if settings.writeback else []
     if settings.upload_delay_s:
         found.append(f"upload-delay={_exact_duration(settings.upload_delay_s)}")
@@ -199,7 +199,7 @@ def _run(one: Measured) -> dict[str, Any]:
 def lines(tuning: Tuning) -> list[list[str]]:
     """Return the rungs as a table's rows: time, what changed, verdict."""
     rows = []
-    best: Settings | None = None
+    best: RungSettings | None = None
     steps = set(tuning.standing.steps) if tuning.standing is not None else set()
     for one in tuning.measured:
         rung = str(one.run.settings) if best is None else changes(best, one.run.settings)

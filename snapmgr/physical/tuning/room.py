@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from snapmgr.physical.prepare.place import free_bytes, memory_available
-from snapmgr.physical.tuning.rungs import Limits
+from snapmgr.physical.prepare.places import free_bytes, memory_available
+from snapmgr.physical.tuning.rungs import TuningLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ def limits(
     io_threads: bool,
     cache_root: str,
     folders: Sequence[str] = ("/dev/shm",),  # noqa: S108 - caches get folders of their own there, closed to others
-) -> Limits:
+) -> TuningLimits:
     """Return what may be tried for a backup of `data_bytes`.
 
     Args:
@@ -38,7 +38,7 @@ def limits(
         folders: where else they may lie, if that is another disk with room, or memory with plenty of it.
     """
     memory = min(memory_available() // 2, max(data_bytes, _LEAST_MEMORY))
-    return Limits(
+    return TuningLimits(
         data_bytes=data_bytes,
         memory_bytes=max(_rounded(memory), _LEAST_MEMORY),
         private=private,

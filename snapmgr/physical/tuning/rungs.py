@@ -28,7 +28,7 @@ DEFAULT_UPLOADS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RungSettings:
     """How to prepare in the storage. Hashable; the defaults are those of the tool and of the client."""
 
     use_memory_bytes: int | None = None
@@ -94,7 +94,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class TuningLimits:
     """What may be tried on this machine, for this backup."""
 
     data_bytes: int
@@ -116,7 +116,7 @@ class Limits:
 class Run:
     """One prepare on a fresh clone with a cold cache, as far as the search cares."""
 
-    settings: Settings
+    settings: RungSettings
     seconds: float
     """Warm-up, prepare and the upload of what is left, until all is in the storage."""
     cut: bool = False
@@ -125,24 +125,24 @@ class Run:
     """As `snapmgr.trace.verdict` names it."""
 
 
-def changes(old: Settings, new: Settings) -> str:
+def changes(old: RungSettings, new: RungSettings) -> str:
     """Given two rungs, return in words what the second changed: "+ writeback", "− warm-up"."""
     before, after = old.words(), new.words()
     told = [f"+ {word}" for word in after if word not in before]
     # Of a setting that has another value now, the new one says enough.
     changed = {name for name in _given(old) if name in _given(new)}
-    gone = old if not changed else replace(old, **{name: getattr(Settings(), name) for name in changed})
+    gone = old if not changed else replace(old, **{name: getattr(RungSettings(), name) for name in changed})
     told += [f"− {word}" for word in gone.words() if word not in after]
     return ", ".join(told) or "once more"
 
 
-def _given(settings: Settings) -> set[str]:
+def _given(settings: RungSettings) -> set[str]:
     """Return the attributes that are none of the defaults."""
     names = (field.name for field in fields(settings))
-    return {name for name in names if getattr(settings, name) != getattr(Settings(), name)}
+    return {name for name in names if getattr(settings, name) != getattr(RungSettings(), name)}
 
 
-def with_room(settings: Settings, cache_bytes: int, limits: Limits) -> Settings:
+def with_room(settings: RungSettings, cache_bytes: int, limits: TuningLimits) -> RungSettings:
     """Return `settings` with a cache of at least `cache_bytes`, as far as there is room."""
     has = settings.cache_bytes if settings.cache_bytes is not None else limits.client_cache_bytes
     wanted = min(cache_bytes, limits.cache_bytes)

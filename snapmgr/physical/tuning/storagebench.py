@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.errors import LackingError, NotFoundError, SnapmgrError, VerificationError
-from snapmgr.physical.prepare.inplace import Ran, apply_in_place
-from snapmgr.physical.prepare.inplace import Settings as InPlace
+from snapmgr.physical.prepare.inplace import ApplySettings, Ran, apply_in_place
 from snapmgr.physical.prepare.ownership import take_owners
 from snapmgr.physical.prepare.scratchcopy import copy_to_scratch
 from snapmgr.physical.prepare.workfolder import work_folder
 from snapmgr.physical.tools.request import ApplyRequest
 from snapmgr.physical.tuning.checksums import table_checksums
-from snapmgr.physical.tuning.rungs import Run, Settings
+from snapmgr.physical.tuning.rungs import Run, RungSettings
 from snapmgr.physical.tuning.tune import Checked, Measured, Sample, ScratchRun
 from snapmgr.trace.counters import growth
 from snapmgr.trace.verdict import facts_from_counters, judge
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from snapmgr.api import ClientMount, FolderCloning, Remounting
-    from snapmgr.physical.tools.request import Staged, Tool
+    from snapmgr.physical.tools.request import BackupInfo, Tool
     from snapmgr.records import ClientOptions
 
 _SAMPLE_S = 0.5
@@ -52,7 +51,7 @@ class StorageBench:
     """The finished backup; it is never written to."""
     beside: str
     """Folder of the storage in which clones are made."""
-    staged: Staged
+    info: BackupInfo
     tool: Tool
     cloning: FolderCloning
     remounting: Remounting | None
@@ -65,7 +64,7 @@ class StorageBench:
     """File for the tool's log; each rung replaces it."""
     tell: Callable[[str], None] = lambda _line: None
 
-    def measure(self, settings: Settings, limit_s: float, *, warm: bool = False, check: bool = False) -> Measured:
+    def measure(self, settings: RungSettings, limit_s: float, *, warm: bool = False, check: bool = False) -> Measured:
         """See `snapmgr.physical.tuning.tune.Bench`."""
         with ExitStack() as stack:
             cache = stack.enter_context(self._cache(settings)) if self._own_cache(settings, warm=warm) else None
@@ -84,7 +83,7 @@ class StorageBench:
             folder = stack.enter_context(_temporary(self.scratch_dir))
             source = self.source
             if self.remounting is not None:
-                mount = stack.enter_context(self.remounting.client_mount(self.source, Settings().client_options()))
+                mount = stack.enter_context(self.remounting.client_mount(self.source, RungSettings().client_options()))
                 source = mount.path
             began = time.monotonic()
             copy = os.path.join(folder, "data")
@@ -101,11 +100,11 @@ class StorageBench:
                 return ScratchRun(copy_s=copy_s, tool_s=0.0, failure=error.message)
             return ScratchRun(copy_s=copy_s, tool_s=time.monotonic() - began - copy_s)
 
-    def _own_cache(self, settings: Settings, *, warm: bool) -> bool:
+    def _own_cache(self, settings: RungSettings, *, warm: bool) -> bool:
         return self.remounting is not None and (warm or settings.cache_dir is not None)
 
     @contextmanager
-    def _cache(self, settings: Settings) -> Iterator[str]:
+    def _cache(self, settings: RungSettings) -> Iterator[str]:
         root = settings.cache_dir or self.cache_root
         sweep_caches(root)
         folder = tempfile.mkdtemp(prefix=f"{_CACHE_PREFIX}{os.getpid()}-", dir=root)
@@ -115,7 +114,7 @@ class StorageBench:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _once(
-        self, settings: Settings, client: ClientOptions | None, limit_s: float, *, check: bool, warm: bool = False
+        self, settings: RungSettings, client: ClientOptions | None, limit_s: float, *, check: bool, warm: bool = False
     ) -> Measured:
         watch = _Watch()
         began = time.monotonic()
@@ -126,7 +125,7 @@ class StorageBench:
                 ran = apply_in_place(
                     clone,
                     self.tool,
-                    InPlace(
+                    ApplySettings(
                         use_memory_bytes=settings.use_memory_bytes or 0,
                         tool_options=settings.tool_options(),
                         client=client,
@@ -144,7 +143,7 @@ class StorageBench:
             checked = self._check(clone, place.path) if check else None
         return self._won(settings, watch, ran, checked, warm=warm)
 
-    def _won(self, settings: Settings, watch: _Watch, ran: Ran, checked: Checked | None, *, warm: bool) -> Measured:
+    def _won(self, settings: RungSettings, watch: _Watch, ran: Ran, checked: Checked | None, *, warm: bool) -> Measured:
         # To unmount and to end the client is no part of the prepare: all is in the storage by then.
         seconds = ran.warm_up_s + ran.tool_s + watch.settle_s
         counted, verdict = None, None
@@ -172,7 +171,9 @@ class StorageBench:
             checked=checked,
         )
 
-    def _lost(self, settings: Settings, watch: _Watch, error: SnapmgrError, limit_s: float, spent_s: float) -> Measured:
+    def _lost(
+        self, settings: RungSettings, watch: _Watch, error: SnapmgrError, limit_s: float, spent_s: float
+    ) -> Measured:
         late = spent_s >= limit_s - _LIMIT_SLACK_S
         return Measured(
             run=Run(settings=settings, seconds=limit_s, cut=True),
@@ -192,8 +193,8 @@ class StorageBench:
             os.chmod(hidden, 0o711)  # noqa: S103 - its name is a secret of 16 digits, and what is in it keeps its own mode
             tables = table_checksums(
                 clone,
-                flavor=self.staged.flavor,
-                version=self.staged.server_version,
+                flavor=self.info.flavor,
+                version=self.info.server_version,
                 scratch_dir=self.scratch_dir,
                 time_limit_s=_START_S,
             )

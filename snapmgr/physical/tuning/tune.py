@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from snapmgr.errors import LackingError, VerificationError
 from snapmgr.physical.tuning.ladder import Standing, Stop, Try, next_rung, standing
-from snapmgr.physical.tuning.rungs import Limits, Run, Settings, changes
+from snapmgr.physical.tuning.rungs import Run, RungSettings, TuningLimits, changes
 from snapmgr.units import format_duration
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class ScratchRun:
 class Bench(Protocol):
     """What measures; `snapmgr.physical.tuning.storagebench` has the real one."""
 
-    def measure(self, settings: Settings, limit_s: float, *, warm: bool = False, check: bool = False) -> Measured:
+    def measure(self, settings: RungSettings, limit_s: float, *, warm: bool = False, check: bool = False) -> Measured:
         """Prepare a fresh clone with `settings`, from a cold cache, or once more from the cache that this leaves.
 
         A tool that runs longer than `limit_s` is ended. With `check` the tables' checksums are taken. Nothing of it
@@ -101,16 +101,16 @@ class Bench(Protocol):
 
 @dataclass(kw_only=True)
 class Tuning:
-    """Everything that was measured so far; it is filled while the search goes on, and whole after any end of it."""
+    """Everything measured so far: it grows during the search, and is complete whenever the search ends."""
 
     name: str
     """Of what was prepared, for people."""
     data_bytes: int
     redo_bytes: int
     tool: str
-    limits: Limits
+    limits: TuningLimits
     time_s: float
-    start: Settings = field(default_factory=Settings)
+    start: RungSettings = field(default_factory=RungSettings)
     measured: list[Measured] = field(default_factory=list)
     scratch: ScratchRun | None = None
     stop: Stop | None = None
@@ -142,7 +142,7 @@ class Tuning:
         now, first = self.standing, self.first_s
         return first / now.best_s if now is not None and first is not None else None
 
-    def times(self, settings: Settings, temperature: Temperature = "cold") -> list[float]:
+    def times(self, settings: RungSettings, temperature: Temperature = "cold") -> list[float]:
         """Return what the runs of a rung took that ended by themselves."""
         return [
             one.run.seconds
@@ -254,7 +254,7 @@ def _finish(
             )
 
 
-def _is_checked(tuning: Tuning, settings: Settings) -> bool:
+def _is_checked(tuning: Tuning, settings: RungSettings) -> bool:
     return any(one.checked is not None and one.run.settings == settings for one in tuning.measured)
 
 

@@ -12,14 +12,14 @@ from snapmgr.mysql.client import Credentials
 from snapmgr.mysql.program import ServerBinary
 from snapmgr.mysql.server import throwaway
 from snapmgr.physical.seal import compare, seal
-from snapmgr.physical.tools.choose import BrokenChainError, read_state
+from snapmgr.physical.tools.choose import BrokenChainError, read_info
 from snapmgr.physical.tools.cloneplugin import read_position
 from support.copies import MEMORY
 from support.kinds import KINDS, kinds
 from support.load import check_invariant, write_load
 from support.processes import wait_until
 from support.server import private_server
-from support.staging import clone, fill_with_what_is_granted, request, tool_of
+from support.staging import back_up_with_grants, clone, request, tool_of
 from support.storage import work_folder
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def test_a_clone_under_load_starts_and_tells_its_exact_position(folder, kind):
         with write_load(server.socket, engines=()) as load:
             load.warm_up()
             before = load.acknowledged()
-            filled = tool_of(server).fill(request(server, folder))
+            made = tool_of(server).back_up(request(server, folder))
             after = load.acknowledged()
-        assert (filled.tool, filled.state, filled.position, filled.to_lsn) == ("clone", "prepared", None, 0)
+        assert (made.tool, made.state, made.position, made.to_lsn) == ("clone", "prepared", None, 0)
         assert "completed" in (folder / "full.log").read_text()
         sealed = seal(str(folder / "full"))
         clone(folder / "full", folder / "copy", server)
@@ -88,28 +88,28 @@ def test_what_a_clone_cannot_do_is_refused_with_what_to_do(folder, kind):
         tool = tool_of(server)
         server.query("CREATE USER weak@localhost IDENTIFIED BY 'w'")
         with pytest.raises(LackingError, match="plugin for cloning is not installed") as lacking:
-            tool.fill(request(server, folder))
+            tool.back_up(request(server, folder))
         server.query(lacking.value.hint.partition(";")[0])
         with pytest.raises(BrokenChainError, match="no increments"):
-            tool.fill(request(server, folder, from_lsn=5))
+            tool.back_up(request(server, folder, from_lsn=5))
         server.query("CREATE DATABASE old")
         server.query("CREATE TABLE old.fashioned (a INT) ENGINE=MyISAM")
         with pytest.raises(NotQuiescedError, match=r"old\.fashioned \(MyISAM\)"):
-            tool.fill(request(server, folder))
+            tool.back_up(request(server, folder))
         server.query("DROP TABLE old.fashioned")
         closed = folder / "closed"
         closed.mkdir(mode=0o700)
         with pytest.raises(LackingError, match="cannot reach"):
-            tool.fill(request(server, closed))
+            tool.back_up(request(server, closed))
         assert list((folder / "full").iterdir()) == []
 
         def interrupt(_now) -> None:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            tool.fill(request(server, folder, progress=interrupt))
+            tool.back_up(request(server, folder, progress=interrupt))
         with pytest.raises(StorageError, match="no physical backup"):
-            read_state(folder / "full")
+            read_info(folder / "full")
         under_way = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE info LIKE 'CLONE %'"
         wait_until(lambda: server.query(under_way)[0][0] == 0, 60)
 
@@ -117,15 +117,15 @@ def test_what_a_clone_cannot_do_is_refused_with_what_to_do(folder, kind):
             server.query("CREATE TABLE IF NOT EXISTS old.late (a INT) ENGINE=MyISAM")
 
         with pytest.raises(NotQuiescedError, match=r"old\.late \(MyISAM\)"):
-            tool.fill(request(server, folder, "late", progress=late))
+            tool.back_up(request(server, folder, "late", progress=late))
         with pytest.raises(StorageError, match="no physical backup"):
-            read_state(folder / "late")
+            read_info(folder / "late")
         server.query("DROP TABLE old.late")
         login = folder / "my.cnf"
         login.write_text("[client]\nuser=weak\npassword=w\n")
         login.chmod(0o600)
         weak = request(server, folder, "weak", credentials=Credentials(socket=server.socket, defaults_file=str(login)))
-        filled, granted = fill_with_what_is_granted(server, weak)
+        made, granted = back_up_with_grants(server, weak)
         assert granted == ["BACKUP_ADMIN", "PROCESS", "REPLICATION CLIENT"]
-        assert read_state(folder / "weak").server_version in server.query("SELECT VERSION()")[0][0]
-        assert filled.files > 0
+        assert read_info(folder / "weak").server_version in server.query("SELECT VERSION()")[0][0]
+        assert made.files > 0

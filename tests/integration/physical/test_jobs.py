@@ -321,7 +321,7 @@ def test_doctor_prints_the_grant_that_is_missing(scene: Scene) -> None:
 
 
 def test_what_no_storage_can_take_is_not_fetched(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(physical_module, "_Filling", lambda *_: pytest.fail("the tool was to run"))
+    monkeypatch.setattr(physical_module, "_ToolBackupRun", lambda *_: pytest.fail("the tool was to run"))
     staging = Path(scene.file_system.point, "staging")
     text = f'[job.demo]\nsource = "physical"\nsocket = "{scene.server.socket}"\nuser = "root"\nbackend = "btrfs"\n'
     scene.configure(text=f'{text}staging = "{staging}"\n')

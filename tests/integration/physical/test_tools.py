@@ -15,13 +15,13 @@ import pytest
 from snapmgr.errors import NotQuiescedError, StorageError
 from snapmgr.mysql.client import Credentials
 from snapmgr.physical.seal import compare, seal
-from snapmgr.physical.tools.choose import BrokenChainError, read_state
+from snapmgr.physical.tools.choose import BrokenChainError, read_info
 from support.kinds import kinds
 from support.load import check_invariant, write_load
 from support.processes import children, ended, halt, wait_until
 from support.replicas import inserting, replica_pair, server_on
 from support.server import private_server
-from support.staging import apply_to, clone, fill_with_what_is_granted, request, tool_of
+from support.staging import apply_to, back_up_with_grants, clone, request, tool_of
 from support.storage import work_folder
 from support.thoroughness import CAMPAIGN
 
@@ -67,10 +67,10 @@ def test_a_full_backup_and_its_increment_under_load_become_servers_with_exact_po
         with write_load(server.socket, engines=()) as load:
             load.warm_up()
             first = load.acknowledged()
-            full = tool.fill(request(server, folder, parallel=2, progress=lambda now: phases.append(now.phase)))
+            full = tool.back_up(request(server, folder, parallel=2, progress=lambda now: phases.append(now.phase)))
             second = load.acknowledged()
             server.query("INSERT INTO other.plain VALUES (3)")
-            increment = tool.fill(request(server, folder, "increment", from_lsn=full.to_lsn))
+            increment = tool.back_up(request(server, folder, "increment", from_lsn=full.to_lsn))
             third = load.acknowledged()
         assert (full.tool, full.state, full.from_lsn) == ("mariadb-backup", "raw", 0)
         assert full.tool_version in server.query("SELECT VERSION()")[0][0]
@@ -86,19 +86,19 @@ def test_a_full_backup_and_its_increment_under_load_become_servers_with_exact_po
         assert sealed.files == full.files
         clone(folder / "full", folder / "older", server)
         apply_to(server, folder / "older")
-        assert read_state(folder / "older").state == "prepared"
+        assert read_info(folder / "older").state == "prepared"
         clone(folder / "older", folder / "newer", server)
         apply_to(server, folder / "newer", folder / "increment")
         assert compare(str(folder / "full"), sealed, contents=True) == ()
         seen = []
-        for name, filled, before, after in (("older", full, first, second), ("newer", increment, second, third)):
+        for name, made, before, after in (("older", full, first, second), ("newer", increment, second, third)):
             assert all(path.stat().st_uid == server.datadir.stat().st_uid for path in (folder / name).rglob("*"))
             with private_server(folder / name, kind=kind, install_options=None) as copy, copy.connect() as connection:
                 found = check_invariant(connection, before=before, after=after, engines=())
                 plain = copy.query("SELECT MAX(a) FROM other.plain")[0][0]
-            assert filled.position is not None
-            assert read_state(folder / name).position.offset == filled.position.offset
-            seen.append((sum(one.innodb for one in found), plain, executed(filled.position.gtid)))
+            assert made.position is not None
+            assert read_info(folder / name).position.offset == made.position.offset
+            seen.append((sum(one.innodb for one in found), plain, executed(made.position.gtid)))
         # One transaction for each row of the ledger, and one for the other table.
         assert seen[1][0] - seen[0][0] + 1 == seen[1][2] - seen[0][2]
         assert (seen[0][1], seen[1][1]) == (2, 3)
@@ -121,10 +121,10 @@ def test_the_account_gets_its_rights_by_the_printed_statements_and_its_password_
     asked = request(
         server, folder, credentials=Credentials(socket=server.socket, defaults_file=str(login)), progress=look
     )
-    filled, granted = fill_with_what_is_granted(server, asked)
+    made, granted = back_up_with_grants(server, asked)
     assert granted == ["BINLOG MONITOR", "PROCESS", "RELOAD"]
     server.query("DROP USER poor@localhost")
-    assert filled.position is not None
+    assert made.position is not None
     assert any(b"--backup" in one for one in seen)
     everything = b"".join(seen) + (folder / "full.log").read_bytes()
     assert b"a#b" not in everything
@@ -137,7 +137,7 @@ def test_another_server_than_is_meant_is_not_backed_up(server, folder):
     asked = request(server, folder)
     for other in (replace(asked.identity, pid=1), replace(asked.identity, datadir="/var/lib/mysql")):
         with pytest.raises(NotQuiescedError, match="and meant is"):
-            tool_of(server).fill(replace(asked, identity=other))
+            tool_of(server).back_up(replace(asked, identity=other))
     assert list((folder / "full").iterdir()) == []
 
 
@@ -145,34 +145,34 @@ def test_what_is_in_the_folder_is_not_touched(server, folder):
     asked = request(server, folder)
     (folder / "full" / "precious").touch()
     with pytest.raises(StorageError, match="not empty"):
-        tool_of(server).fill(asked)
+        tool_of(server).back_up(asked)
     assert [path.name for path in (folder / "full").iterdir()] == ["precious"]
 
 
 def test_an_increment_of_other_data_is_refused(server, folder):
     with pytest.raises(BrokenChainError, match="these are other data"):
-        tool_of(server).fill(request(server, folder, from_lsn=1 << 50))
+        tool_of(server).back_up(request(server, folder, from_lsn=1 << 50))
 
 
 def test_no_position_is_claimed_where_rows_precede_their_commit(server, folder):
     server.query("CREATE TABLE some.aria (a INT) ENGINE=Aria TRANSACTIONAL=1")
     try:
-        assert tool_of(server).fill(request(server, folder)).position is None
+        assert tool_of(server).back_up(request(server, folder)).position is None
     finally:
         server.query("DROP TABLE some.aria")
     # The tool itself has written one down.
-    assert read_state(folder / "full").position is not None
+    assert read_info(folder / "full").position is not None
 
 
 def test_a_server_that_ends_idle_sessions_soon_is_backed_up_with_its_position(server, folder):
     server.query("SET GLOBAL wait_timeout = 1")
     begun = server.query("SELECT UNIX_TIMESTAMP()")[0][0]
     try:
-        filled = tool_of(server).fill(request(server, folder, throttle=100))
+        made = tool_of(server).back_up(request(server, folder, throttle=100))
     finally:
         server.query("SET GLOBAL wait_timeout = DEFAULT")
     assert server.query("SELECT UNIX_TIMESTAMP()")[0][0] - begun > 1
-    assert filled.position is not None
+    assert made.position is not None
 
 
 def test_no_position_is_claimed_when_such_a_table_came_during_the_backup(server, folder):
@@ -184,7 +184,7 @@ def test_no_position_is_claimed_when_such_a_table_came_during_the_backup(server,
             server.query("CREATE TABLE some.late (a INT) ENGINE=Aria TRANSACTIONAL=1")
 
     try:
-        assert tool_of(server).fill(request(server, folder, throttle=100, progress=look)).position is None
+        assert tool_of(server).back_up(request(server, folder, throttle=100, progress=look)).position is None
     finally:
         server.query("DROP TABLE some.late")
 
@@ -222,7 +222,7 @@ def test_an_interrupted_backup_leaves_nothing_finished_no_process_and_no_lock(se
 
     # Slow enough to be met under way.
     with pytest.raises(kind, match=message):
-        tool_of(server).fill(request(server, folder, throttle=1, progress=look))
+        tool_of(server).back_up(request(server, folder, throttle=1, progress=look))
     assert len(tools) == 1
     assert all(ended(pid) for pid in tools)
     require_nothing_left(server, folder)
@@ -230,7 +230,7 @@ def test_an_interrupted_backup_leaves_nothing_finished_no_process_and_no_lock(se
 
 def require_nothing_left(server: PrivateServer, folder: Path) -> None:
     with pytest.raises(StorageError, match=r"never finished|no physical backup"):
-        read_state(folder / "full")
+        read_info(folder / "full")
     wait_until(lambda: len(server.query("SELECT id FROM information_schema.PROCESSLIST")) == 1, 60)
     # A lock of the backup's would hold this off.
     server.query("SET STATEMENT lock_wait_timeout = 5 FOR CREATE TABLE some.after (a INT)")
@@ -241,13 +241,13 @@ _FILL = """
 import sys
 from snapmgr.mysql.client import Credentials, connect
 from snapmgr.mysql.identity import identify
-from snapmgr.physical.tools.choose import FillRequest, choose_tool
+from snapmgr.physical.tools.choose import CopyRequest, choose_tool
 
 credentials = Credentials(socket=sys.argv[1], user="root")
 with connect(credentials) as connection:
     server = identify(connection)
-choose_tool("auto", server.flavor, server.version).fill(
-    FillRequest(folder=sys.argv[2], log=sys.argv[2] + ".log", credentials=credentials, identity=server, throttle=1)
+choose_tool("auto", server.flavor, server.version).back_up(
+    CopyRequest(folder=sys.argv[2], log=sys.argv[2] + ".log", credentials=credentials, identity=server, throttle=1)
 )
 """
 
@@ -273,9 +273,9 @@ def test_a_server_that_dies_ends_the_backup(folder):
                 server.kill()
 
         with pytest.raises(StorageError, match="connection to the server was lost|signal|exit code"):
-            tool_of(server).fill(request(server, folder, throttle=1, progress=look))
+            tool_of(server).back_up(request(server, folder, throttle=1, progress=look))
     with pytest.raises(StorageError, match=r"never finished|no physical backup"):
-        read_state(folder / "full")
+        read_info(folder / "full")
 
 
 def test_redo_log_that_is_overwritten_ends_the_backup_before_its_end(folder):
@@ -296,13 +296,13 @@ def test_redo_log_that_is_overwritten_ends_the_backup_before_its_end(folder):
                     os.kill(pid, signal.SIGCONT)
 
         with pytest.raises(StorageError, match="overwrote redo log"):
-            tool_of(server).fill(request(server, folder, throttle=2, progress=look))
+            tool_of(server).back_up(request(server, folder, throttle=2, progress=look))
     assert "Was only able to copy" not in (folder / "full.log").read_text()
 
 
 def test_a_full_disk_is_told(server, folder):
     with tmpfs(folder / "small", "4m") as small, pytest.raises(StorageError, match="file system is full"):
-        tool_of(server).fill(request(server, small))
+        tool_of(server).back_up(request(server, small))
 
 
 @contextmanager
@@ -320,9 +320,9 @@ def test_a_backup_of_a_replica_tells_where_another_one_goes_on(folder, by):
     with replica_pair(folder / "data", "mariadb-10.11", by=by) as pair:
         with inserting(pair.source):
             wait_until(lambda: pair.replica.query("SELECT COUNT(*) FROM load_test.t0")[0][0] > 20, 60)
-            filled = tool_of(pair.replica).fill(request(pair.replica, folder))
+            made = tool_of(pair.replica).back_up(request(pair.replica, folder))
         apply_to(pair.replica, folder / "full")
-        (at,) = filled.sources
+        (at,) = made.sources
         assert (bool(at.gtid), bool(at.file)) == (by == "gtid", by == "file")
         with server_on(pair, folder / "full") as third:
             pair.replicate(third, by, at)

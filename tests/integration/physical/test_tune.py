@@ -17,7 +17,7 @@ from snapmgr.command import CommandRunner
 from snapmgr.mount import KernelMounter
 from snapmgr.physical.prepare.backupfolder import inspect
 from snapmgr.physical.tools.choose import tool_for
-from snapmgr.physical.tuning.rungs import Settings
+from snapmgr.physical.tuning.rungs import RungSettings
 from snapmgr.physical.tuning.storagebench import StorageBench
 from snapmgr_juicefs import JuicefsBackend
 from snapmgr_juicefs.config import JuicefsConfig
@@ -157,8 +157,8 @@ def test_rung_that_loses_is_ended_and_its_writes_are_not_waited_for(site):
     bench = StorageBench(
         source=str(site.jfs),
         beside=str(site.jfs.parent),
-        staged=backup.staged,
-        tool=tool_for(backup.staged),
+        info=backup.info,
+        tool=tool_for(backup.info),
         cloning=backend,
         remounting=backend,
         data_bytes=sum(backup.sizes.values()),
@@ -166,9 +166,9 @@ def test_rung_that_loses_is_ended_and_its_writes_are_not_waited_for(site):
         cache_root=str(site.work / "caches"),
         log=str(site.work / "tool.log"),
     )
-    slow = Settings(writeback=True, upload_delay_s=3600, cache_dir=str(site.work / "caches"))
+    slow = RungSettings(writeback=True, upload_delay_s=3600, cache_dir=str(site.work / "caches"))
     lost = bench.measure(slow, 0.01)
     assert (lost.run.cut, lost.run.seconds, lost.failure) == (True, 0.01, None)
-    wrong = bench.measure(Settings(extra_tool=("--no-such-option",)), 60)
+    wrong = bench.measure(RungSettings(extra_tool=("--no-such-option",)), 60)
     assert wrong.run.cut
     assert "no-such-option" in wrong.failure

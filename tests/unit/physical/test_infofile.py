@@ -13,8 +13,8 @@ from snapmgr.physical.tools.infofile import (
     parse_checkpoints,
     parse_info,
     parse_slave_info,
+    read_info,
     read_slave_info,
-    read_state,
 )
 
 _CHECKPOINTS = "backup_type = {}\nfrom_lsn = {}\nto_lsn = {}\nlast_lsn = {}\nrecover_binlog_info = 0\n"
@@ -135,42 +135,42 @@ def test_no_file_about_sources_is_no_replica(tmp_path):
 def test_a_backup_that_was_not_finished_is_none(tmp_path):
     for absent in ("info", "checkpoints"):
         with pytest.raises(StorageError, match="never finished"):
-            read_state(folder(tmp_path / absent, **{absent: None}))
+            read_info(folder(tmp_path / absent, **{absent: None}))
 
 
 def test_a_foreign_folder_is_no_backup(tmp_path):
     (tmp_path / "ibdata1").touch()
     with pytest.raises(StorageError, match="no physical backup"):
-        read_state(tmp_path)
+        read_info(tmp_path)
     with pytest.raises(NotFoundError):
-        read_state(tmp_path / "nothing")
+        read_info(tmp_path / "nothing")
     with pytest.raises(NotFoundError):
-        read_state(tmp_path / "ibdata1")
+        read_info(tmp_path / "ibdata1")
 
 
 @pytest.mark.parametrize("name", ["partial", "compressed"])
 def test_what_a_prepare_could_not_use_is_refused(tmp_path, name):
     with pytest.raises(LackingError, match=name):
-        read_state(folder(tmp_path / "b", info=_INFO + f"{name} = Y\n"))
+        read_info(folder(tmp_path / "b", info=_INFO + f"{name} = Y\n"))
 
 
 def test_files_of_both_names_are_of_two_backups(tmp_path):
     path = folder(tmp_path / "b")
     (path / "mariadb_backup_info").write_text(_INFO)
     with pytest.raises(StorageError, match="is there as well"):
-        read_state(path)
+        read_info(path)
 
 
 def test_files_that_are_none_are_not_waited_for_nor_followed(tmp_path):
     path = folder(tmp_path / "b", checkpoints=None)
     os.mkfifo(path / "xtrabackup_checkpoints")
     with pytest.raises(StorageError, match="never finished"):
-        read_state(path)
+        read_info(path)
     (path / "xtrabackup_checkpoints").unlink()
     (tmp_path / "elsewhere").write_text(_CHECKPOINTS.format("full-backuped", 0, 1, 1))
     (path / "xtrabackup_checkpoints").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StorageError, match="never finished"):
-        read_state(path)
+        read_info(path)
 
 
 @pytest.mark.parametrize("data", [b"\0\0\0", b"\xff\xfe", b"x" * (5 << 20)])
@@ -178,20 +178,20 @@ def test_what_is_no_text_is_damaged(tmp_path, data):
     path = folder(tmp_path / "b")
     (path / "xtrabackup_checkpoints").write_bytes(data)
     with pytest.raises(StorageError, match="no text"):
-        read_state(path)
+        read_info(path)
 
 
 def test_a_clone_that_is_under_way_or_failed_is_none(tmp_path):
     marks = tmp_path / "#clone"
     marks.mkdir()
     with pytest.raises(StorageError, match="never finished"):
-        read_state(tmp_path)
+        read_info(tmp_path)
     (marks / "#view_status").write_text("3 1\n1 2\nLOCAL INSTANCE\n1\n")
     with pytest.raises(StorageError, match="failed"):
-        read_state(tmp_path)
+        read_info(tmp_path)
     (marks / "#view_status").write_text("2 1\n1 2\nLOCAL INSTANCE\n0\n")
     with pytest.raises(StorageError, match="no whole clone"):
-        read_state(tmp_path)
+        read_info(tmp_path)
     (marks / "#in_progress").touch()
     with pytest.raises(StorageError, match="never finished"):
-        read_state(tmp_path)
+        read_info(tmp_path)

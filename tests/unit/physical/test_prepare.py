@@ -12,18 +12,18 @@ import click
 import pytest
 
 from snapmgr.api import FolderCloning, Remounting
-from snapmgr.cli.preparefolder import Wishes, is_path, make_order, parse_mount_options
+from snapmgr.cli.toolbackup import PrepareOptions, is_path, make_order, parse_mount_options
 from snapmgr.config import default_config
 from snapmgr.errors import BusyError, ConfigError, LackingError, StorageError
 from snapmgr.physical.prepare import inplace
 from snapmgr.physical.prepare import run as running
-from snapmgr.physical.prepare.backupfolder import Backup
-from snapmgr.physical.prepare.inplace import NoMountError, Settings, apply_in_place, choose_memory
-from snapmgr.physical.prepare.order import Order
+from snapmgr.physical.prepare.backupfolder import BackupFolder
+from snapmgr.physical.prepare.inplace import ApplySettings, NoMountError, apply_in_place, choose_memory
+from snapmgr.physical.prepare.order import PrepareOrder
 from snapmgr.physical.prepare.ownership import take_owners
-from snapmgr.physical.prepare.place import choose_place
+from snapmgr.physical.prepare.places import choose_places
 from snapmgr.physical.prepare.workfolder import work_folder
-from snapmgr.physical.tools.request import Staged
+from snapmgr.physical.tools.request import BackupInfo
 from snapmgr.records import ClientOptions
 
 # ------------------------------------------------------------------------------------------------------- command line
@@ -58,16 +58,16 @@ def test_wrong_mount_options(wrong):
         parse_mount_options((wrong,))
 
 
-def _wishes(**given):
+def _options(**given):
     nothing = dict.fromkeys(("strategy", "result", "use_memory_bytes", "scratch"))
-    return Wishes(**{**nothing, "tool_options": (), "mount_options": (), **given})
+    return PrepareOptions(**{**nothing, "tool_options": (), "mount_options": (), **given})
 
 
 def test_orders():
     config = default_config()
-    order = make_order("/b", None, _wishes(strategy="auto"), config)
+    order = make_order("/b", None, _options(strategy="auto"), config)
     assert (order.strategy, order.target, order.scratch) == (None, None, str(config.scratch_dir))
-    order = make_order("/b", Path("/x/y"), _wishes(mount_options=("writeback",), scratch=Path("/s")), config)
+    order = make_order("/b", Path("/x/y"), _options(mount_options=("writeback",), scratch=Path("/s")), config)
     assert (order.strategy, order.target, order.scratch) == ("storage", "/x/y", "/s")
     for wrong in (
         {"strategy": "scratch", "mount_options": ("writeback",)},
@@ -75,14 +75,14 @@ def test_orders():
         {"strategy": "overlay", "result": "scratch"},
     ):
         with pytest.raises(click.UsageError):
-            make_order("/b", None, _wishes(**wrong), config)
+            make_order("/b", None, _options(**wrong), config)
 
 
 # ------------------------------------------------------------------------------------------------------------- places
 
 
 def _place(source, scratch, *, target=None, result=None):
-    return choose_place(
+    return choose_places(
         str(source), target=str(target) if target else None, beside=None, result=result, scratch=str(scratch), make=True
     )
 
@@ -90,10 +90,10 @@ def _place(source, scratch, *, target=None, result=None):
 def test_where_results_go(tmp_path):
     source = tmp_path / "store" / "full"
     source.mkdir(parents=True)
-    place = _place(source, tmp_path / "scratch")
-    assert place.result is None
-    assert place.storage_target == str(tmp_path / "store" / "full.prepared")
-    assert place.scratch_target == str(tmp_path / "scratch" / "full.prepared")
+    places = _place(source, tmp_path / "scratch")
+    assert places.result is None
+    assert places.storage_target == str(tmp_path / "store" / "full.prepared")
+    assert places.scratch_target == str(tmp_path / "scratch" / "full.prepared")
     (tmp_path / "scratch" / "full.prepared").mkdir()
     assert _place(source, tmp_path / "scratch").scratch_target.endswith("/full.prepared-2")
     (tmp_path / "store" / "full.prepared").mkdir()
@@ -108,9 +108,11 @@ def test_where_results_go(tmp_path):
     elsewhere = _place(source, tmp_path / "scratch", target=os.path.join(other, "snapmgr-none"))
     assert (elsewhere.result, elsewhere.scratch) == ("scratch", other)
     for strategy in ("storage", "overlay"):
-        order = Order(source=str(source), target=elsewhere.scratch_target, strategy=strategy, scratch=str(tmp_path))
+        order = PrepareOrder(
+            source=str(source), target=elsewhere.scratch_target, strategy=strategy, scratch=str(tmp_path)
+        )
         with pytest.raises(ConfigError, match=f'is not in the storage of .* where the strategy "{strategy}" leaves'):
-            order.place(make=False)
+            order.places(make=False)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_a_private_mount_in_its_order(tmp_path):
     assert isinstance(storage, Remounting)
     assert isinstance(storage, FolderCloning)
     (tmp_path / "clone").mkdir()
-    settings = Settings(use_memory_bytes=7, client=ClientOptions(writeback=True), warm_up=True)
+    settings = ApplySettings(use_memory_bytes=7, client=ClientOptions(writeback=True), warm_up=True)
     apply_in_place(
         str(tmp_path / "clone"),
         tool,
@@ -296,8 +298,8 @@ def folder(tmp_path, monkeypatch):
     source = tmp_path / "store" / "full"
     source.mkdir(parents=True)
     (source / "ibdata1").write_bytes(b"x" * 1000)
-    backup = Backup(
-        staged=Staged(
+    backup = BackupFolder(
+        info=BackupInfo(
             tool="mariadb-backup",
             tool_version="10.11.6",
             flavor="mariadb",
@@ -320,7 +322,7 @@ def folder(tmp_path, monkeypatch):
     class _State:
         state = "prepared"
 
-    monkeypatch.setattr(running, "read_state", lambda _folder: _State)
+    monkeypatch.setattr(running, "read_info", lambda _folder: _State)
     return source
 
 
@@ -332,7 +334,9 @@ def _prepare(folder, storage, tool, monkeypatch, **order):
     monkeypatch.setattr(running, "tool_for", lambda *_a, **_n: tool)
     told = []
     scratch = str(folder.parent.parent / "scratch")
-    ready = running.prepare_folder(Order(source=str(folder), scratch=scratch, **order), storage, tell=told.append)
+    ready = running.prepare_folder(
+        PrepareOrder(source=str(folder), scratch=scratch, **order), storage, tell=told.append
+    )
     return ready, told
 
 
@@ -363,7 +367,7 @@ def test_a_refused_private_mount_leads_to_the_next_way(folder, monkeypatch):
             monkeypatch,
             strategy="storage",
             target=str(folder.parent / "new"),
-            settings=Settings(client=ClientOptions(writeback=True)),
+            settings=ApplySettings(client=ClientOptions(writeback=True)),
         )
     assert sorted(os.listdir(folder.parent)) == ["full", "full.prepared"]
 
@@ -380,7 +384,7 @@ def test_who_says_how_to_mount_has_chosen(folder, monkeypatch, writeback, way):
     storage = _Storage()
     options = ClientOptions(writeback=writeback, extra=("--max-uploads", "9"))
     ready, _ = _prepare(
-        folder, storage, _Tool(), monkeypatch, strategy="storage", settings=Settings(client=options, warm_up=True)
+        folder, storage, _Tool(), monkeypatch, strategy="storage", settings=ApplySettings(client=options, warm_up=True)
     )
     assert ready.way == way
     assert storage.calls == ["clone", "mount", "warm-up full.prepared", "settle", "unmount"]
@@ -415,7 +419,7 @@ def test_the_hint_where_nothing_clones_names_the_other_way(folder, monkeypatch, 
 
 
 def test_a_private_mount_where_there_is_none_is_told(folder, monkeypatch):
-    order = {"strategy": "storage", "settings": Settings(client=ClientOptions(writeback=True))}
+    order = {"strategy": "storage", "settings": ApplySettings(client=ClientOptions(writeback=True))}
     with pytest.raises(
         StorageError, match="cannot be prepared here: on a clone through a private mount .* cannot"
     ) as caught:

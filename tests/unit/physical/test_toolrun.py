@@ -15,7 +15,7 @@ from snapmgr.physical.tools.choose import choose_tool, tool_for
 from snapmgr.physical.tools.copytool import fits, require_applicable
 from snapmgr.physical.tools.infofile import SlaveInfo
 from snapmgr.physical.tools.mariabackup import MariabackupTool, exact_sources
-from snapmgr.physical.tools.request import ApplyRequest, BrokenChainError, Staged
+from snapmgr.physical.tools.request import ApplyRequest, BackupInfo, BrokenChainError
 from snapmgr.physical.tools.toolrun import login_file, require_completed, run_tool
 from snapmgr.physical.tools.toolwatch import Watch, phase_of
 
@@ -29,7 +29,7 @@ def script(path: Path, text: str) -> str:
     return str(path)
 
 
-def staged(**changes) -> Staged:
+def staged(**changes) -> BackupInfo:
     given = {
         "tool": "mariadb-backup",
         "tool_version": "10.11.19-MariaDB",
@@ -41,7 +41,7 @@ def staged(**changes) -> Staged:
         "last_lsn": 120,
         "position": None,
     }
-    return Staged(**given | changes)
+    return BackupInfo(**given | changes)
 
 
 def test_a_tools_words_are_kept_and_its_end_is_told(tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from snapmgr.errors import LackingError, VerificationError
-from snapmgr.physical.tuning.rungs import Run, Settings
+from snapmgr.physical.tuning.rungs import Run, RungSettings
 from snapmgr.physical.tuning.tune import Checked, Measured, ScratchRun, Tuning, tables_compared, tune
 from support.simulated import GIB, LIMITS, SimulatedStorage
 
@@ -20,7 +20,7 @@ class FakeBench:
 
     storage: SimulatedStorage = field(default_factory=SimulatedStorage)
     now_s: float = 1000.0
-    asked: list[tuple[Settings, float, bool, bool]] = field(default_factory=list)
+    asked: list[tuple[RungSettings, float, bool, bool]] = field(default_factory=list)
     tables: dict[str, str] | None = field(default_factory=lambda: dict(TABLES))
     tuned_tables: dict[str, str] | None = field(default_factory=lambda: dict(TABLES))
     fails: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class FakeBench:
         seconds = self.storage.seconds(settings) * (1.5 if warm else 1)
         cut = seconds > limit_s or broken is not None
         self.now_s += min(seconds, limit_s)
-        tables = self.tables if settings == Settings() else self.tuned_tables
+        tables = self.tables if settings == RungSettings() else self.tuned_tables
         return Measured(
             run=Run(settings=settings, seconds=min(seconds, limit_s), cut=cut, bottleneck="upload"),
             temperature="warm" if warm else "cold",
@@ -145,7 +145,7 @@ def test_time_is_kept_with_all_that_belongs_to_it(time_s):
 
 
 def test_start_settings_are_the_first_rung():
-    start = Settings(use_memory_bytes=GIB)
+    start = RungSettings(use_memory_bytes=GIB)
     bench, ours = FakeBench(), tuning(start=start)
     tune(bench, ours, clock=bench.clock)
     assert ours.measured[0].run.settings == start
@@ -155,6 +155,6 @@ def test_start_settings_are_the_first_rung():
 def test_nothing_to_gain_needs_no_comparison():
     bench, ours = FakeBench(storage=replace(SimulatedStorage(), pages=0, get_s=0, fsync_s=0)), tuning()
     tune(bench, ours, clock=bench.clock)
-    assert ours.standing.best == Settings()
+    assert ours.standing.best == RungSettings()
     assert ours.stop.exhausted
     assert tables_compared(ours) == "tables were not compared: the best rung was not checked"

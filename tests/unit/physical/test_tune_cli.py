@@ -7,7 +7,7 @@ import pytest
 
 from snapmgr.cli.prepare import command
 from snapmgr.cli.session import Session
-from snapmgr.physical.prepare.place import memory_available
+from snapmgr.physical.prepare.places import memory_available
 from snapmgr.physical.tuning.room import limits
 
 

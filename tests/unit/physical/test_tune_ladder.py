@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapmgr.physical.tuning.ladder import Stop, Try, moves, next_rung, noise, standing
-from snapmgr.physical.tuning.rungs import Run, Settings, changes
+from snapmgr.physical.tuning.rungs import Run, RungSettings, changes
 from support.simulated import GIB, LIMITS, MIB, SimulatedStorage
 
 
@@ -36,7 +36,7 @@ def climb(storage, limits=LIMITS, *, spread=0.0, seed=0, time_s=math.inf, start=
 
 
 CELLS = tuple(
-    Settings(
+    RungSettings(
         use_memory_bytes=memory,
         flush_method=method or ("fsync" if joined else None),
         writeback=delay_s is not None,
@@ -109,7 +109,7 @@ def test_no_single_change_gains_more_than_the_noise_hides(storage, spread, seed)
 def test_a_noisy_storage_does_not_fool_the_search(storage, spread, seed):
     _, end = climb(storage, spread=spread, seed=seed)
     # Several steps, each of which chance may have favoured by some spreads, and never a rung far worse than the first.
-    assert storage.seconds(end.settings) <= storage.seconds(Settings()) * math.exp(4 * spread)
+    assert storage.seconds(end.settings) <= storage.seconds(RungSettings()) * math.exp(4 * spread)
 
 
 @settings(max_examples=30)
@@ -132,14 +132,14 @@ def test_storage_of_the_measured_kind_gets_three_times_faster():
     storage = SimulatedStorage()
     history, end = climb(storage, spread=0.1, seed=3, time_s=1800)
     assert end.settings.writeback
-    assert storage.seconds(end.settings) * 3 <= storage.seconds(Settings())
+    assert storage.seconds(end.settings) * 3 <= storage.seconds(RungSettings())
     # What published ladders end with comes first, at once.
     assert changes(history[0].settings, history[1].settings) == "+ use-memory 4.0 GiB, + writeback, + upload delay 1 h"
 
 
 def test_what_ends_beats_a_first_rung_that_did_not_in_the_time():
-    first = Run(settings=Settings(), seconds=300, cut=True, bottleneck="unknown")
-    second = Run(settings=Settings(writeback=True), seconds=212, cut=False, bottleneck="upload")
+    first = Run(settings=RungSettings(), seconds=300, cut=True, bottleneck="unknown")
+    second = Run(settings=RungSettings(writeback=True), seconds=212, cut=False, bottleneck="upload")
     step = next_rung([first, second], LIMITS, left_s=50)
     assert isinstance(step, Stop)
     assert step.settings == second.settings
@@ -165,8 +165,8 @@ def test_only_what_may_be_tried_is_tried(limits, allowed):
     changed = {
         name
         for run in history
-        for name in Settings.__dataclass_fields__
-        if getattr(run.settings, name) != getattr(Settings(), name)
+        for name in RungSettings.__dataclass_fields__
+        if getattr(run.settings, name) != getattr(RungSettings(), name)
     }
     assert changed == allowed if allowed is not None else "cache_dir" not in changed
     assert all((run.settings.use_memory_bytes or 0) <= limits.memory_bytes for run in history)
@@ -182,7 +182,7 @@ def test_cut_first_rung_is_a_bound_to_compare_with():
 
 
 def test_users_own_options_stay():
-    start = Settings(extra_mount=("--max-downloads", "50"), extra_tool=("--innodb-io-capacity=9",))
+    start = RungSettings(extra_mount=("--max-downloads", "50"), extra_tool=("--innodb-io-capacity=9",))
     history, _ = climb(SimulatedStorage(), start=start)
     assert history[0].settings == start
     assert {run.settings.extra_mount for run in history} == {start.extra_mount}
@@ -190,7 +190,7 @@ def test_users_own_options_stay():
 
 
 def test_noise_is_the_spread_of_repeats():
-    fast, slow = Settings(writeback=True), Settings()
+    fast, slow = RungSettings(writeback=True), RungSettings()
     runs = [Run(settings=slow, seconds=100), Run(settings=fast, seconds=30)]
     assert noise(runs) is None
     assert noise([*runs, Run(settings=fast, seconds=30, cut=True)]) is None
@@ -201,20 +201,20 @@ def test_noise_is_the_spread_of_repeats():
 
 def test_small_gain_is_repeated_before_it_counts():
     limits = replace(LIMITS, private=False)
-    faster = Settings(use_memory_bytes=limits.memory_bytes)
-    runs = [Run(settings=Settings(), seconds=100), Run(settings=faster, seconds=90)]
+    faster = RungSettings(use_memory_bytes=limits.memory_bytes)
+    runs = [Run(settings=RungSettings(), seconds=100), Run(settings=faster, seconds=90)]
     step = next_rung(runs, limits, left_s=9000)
     assert isinstance(step, Try)
     assert (step.settings, step.repeat) == (faster, True)
     # The repeat was slower than the default: what looked like a gain was noise.
     runs.append(Run(settings=faster, seconds=115))
-    assert standing(runs, limits).best == Settings()
-    assert next_rung(runs, limits, left_s=49) == Stop(settings=Settings(), why="the time is up", exhausted=False)
+    assert standing(runs, limits).best == RungSettings()
+    assert next_rung(runs, limits, left_s=49) == Stop(settings=RungSettings(), why="the time is up", exhausted=False)
 
 
 def test_changes_in_words():
-    default = Settings()
-    tuned = Settings(writeback=True, use_memory_bytes=800 * MIB)
+    default = RungSettings()
+    tuned = RungSettings(writeback=True, use_memory_bytes=800 * MIB)
     assert changes(default, tuned) == "+ use-memory 800.0 MiB, + writeback"
     assert changes(tuned, replace(tuned, use_memory_bytes=GIB)) == "+ use-memory 1.0 GiB"
     assert changes(tuned, replace(tuned, writeback=False)) == "− writeback"

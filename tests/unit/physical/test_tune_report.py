@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from snapmgr.physical.tuning.outcome import PUBLISHED, arguments, document, job_table, lines, summary
 from snapmgr.physical.tuning.page import render
 from snapmgr.physical.tuning.page.chart import Bar, bars, nice_step, timeline
-from snapmgr.physical.tuning.rungs import Limits, Run, Settings
+from snapmgr.physical.tuning.rungs import Run, RungSettings, TuningLimits
 from snapmgr.physical.tuning.tune import Checked, Measured, Sample, ScratchRun, Stop, Tuning
 from snapmgr.trace.counters import growth
 from snapmgr.units import parse_duration, parse_size
 
 MIB = 1 << 20
 NOW = datetime(2026, 11, 22, 1, 0, tzinfo=UTC)
-DEFAULT = Settings()
-WRITEBACK = Settings(writeback=True)
-BEST = Settings(writeback=True, cache_dir='/dev/shm/<odd> & "name"', use_memory_bytes=800 * MIB)
+DEFAULT = RungSettings()
+WRITEBACK = RungSettings(writeback=True)
+BEST = RungSettings(writeback=True, cache_dir='/dev/shm/<odd> & "name"', use_memory_bytes=800 * MIB)
 
 
 def sample(at_s, grown):
@@ -47,7 +47,7 @@ def run(settings, seconds, **changed):
 
 
 def tuning(*, finished=True):
-    limits = Limits(data_bytes=2 << 30, memory_bytes=4 << 30, private=True)
+    limits = TuningLimits(data_bytes=2 << 30, memory_bytes=4 << 30, private=True)
     stats = {"juicefs_uptime": 9, "juicefs_object_request_durations_histogram_seconds_GET_total": 18_000}
     found = Tuning(
         name="backup of <b>nightly</b>",
@@ -67,8 +67,8 @@ def tuning(*, finished=True):
                 why="what all others are compared with",
             ),
             run(WRITEBACK, 45, samples=(sample(0.5, 1), sample(1, 2))),
-            run(Settings(writeback=True, warm_up=True), 60, cut=True),
-            run(Settings(writeback=True, max_uploads=150), 45, cut=True, failure="the tool said <no>"),
+            run(RungSettings(writeback=True, warm_up=True), 60, cut=True),
+            run(RungSettings(writeback=True, max_uploads=150), 45, cut=True, failure="the tool said <no>"),
             run(BEST, 30),
             run(BEST, 33, checked=Checked(tables={"`a`.`t`": "1"})),
             run(BEST, 11, temperature="warm"),
@@ -145,7 +145,7 @@ def test_published_ladder_is_the_known_one():
 
 
 settings = st.builds(
-    Settings,
+    RungSettings,
     use_memory_bytes=st.none() | st.integers(1, 1 << 40),
     flush_method=st.none() | st.just("fsync"),
     io_threads=st.none() | st.integers(1, 64),
@@ -176,7 +176,7 @@ def test_jobs_table_is_read_back_as_it_was(found, job):
 
 
 def test_arguments_for_a_shell():
-    found = Settings(
+    found = RungSettings(
         use_memory_bytes=1 << 30,
         upload_delay_s=3600,
         writeback=True,

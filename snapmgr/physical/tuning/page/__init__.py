@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from snapmgr.physical.tuning.rungs import Settings
+    from snapmgr.physical.tuning.rungs import RungSettings
     from snapmgr.physical.tuning.tune import Measured, Tuning
 
 
@@ -83,11 +83,11 @@ def _settings(tuning: Tuning, source: str, job: str | None) -> list[dict[str, st
     return found
 
 
-def _rungs(tuning: Tuning) -> list[Settings]:
+def _rungs(tuning: Tuning) -> list[RungSettings]:
     return list(dict.fromkeys(run.settings for run in tuning.history))
 
 
-def _kind(tuning: Tuning, settings: Settings) -> Kind:
+def _kind(tuning: Tuning, settings: RungSettings) -> Kind:
     now = tuning.standing
     if now is None or not tuning.times(settings):
         return "cut"
@@ -98,7 +98,7 @@ def _kind(tuning: Tuning, settings: Settings) -> Kind:
 
 def _ladder(tuning: Tuning) -> list[Bar]:
     rows = []
-    before: Settings | None = None
+    before: RungSettings | None = None
     for settings in _rungs(tuning):
         kind, times = _kind(tuning, settings), tuning.times(settings)
         longest = max(run.seconds for run in tuning.history if run.settings == settings)
@@ -128,7 +128,7 @@ def _published(tuning: Tuning) -> list[Bar]:
     if now is None or first is None:
         return []
     rows = []
-    before: Settings | None = None
+    before: RungSettings | None = None
     for settings in now.steps:
         times = tuning.times(settings)
         if times:

@@ -19,7 +19,7 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class PreparePlaces:
     """The folders that a prepare needs."""
 
     result: ResultPlace | None
@@ -32,7 +32,7 @@ class Place:
     scratch_target: str
 
 
-def choose_place(
+def choose_places(
     source: str,
     *,
     target: str | None,
@@ -41,8 +41,8 @@ def choose_place(
     scratch: str,
     make: bool,
     name: str | None = None,
-) -> Place:
-    """Return where to work, given the fields of `prepare.order.Order`; with `make` the scratch folder is made.
+) -> PreparePlaces:
+    """Return where to work, given the fields of `prepare.order.PrepareOrder`; with `make` the scratch folder is made.
 
     A target on the file system of the backup is one in the storage. Raises ConfigError if the target exists or does not
     fit the wanted result.
@@ -53,7 +53,7 @@ def choose_place(
     if target is None:
         _check_scratch(scratch, make=make)
         taken = os.path.join(beside, f"{name}.prepared")
-        return Place(
+        return PreparePlaces(
             result=result,
             beside=beside,
             storage_target=_fresh(taken),
@@ -73,14 +73,14 @@ def choose_place(
         )
     if there:
         _check_scratch(scratch, make=make)
-        return Place(
+        return PreparePlaces(
             result="storage",
             beside=parent,
             storage_target=where,
             scratch=os.path.realpath(scratch),
             scratch_target=_fresh(os.path.join(os.path.realpath(scratch), f"{name}.prepared")),
         )
-    return Place(
+    return PreparePlaces(
         result="scratch",
         beside=beside,
         storage_target=_fresh(os.path.join(beside, f"{name}.prepared")),

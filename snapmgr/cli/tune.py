@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from snapmgr.cli.output import format_table, print_lines
-from snapmgr.cli.preparefolder import context_without_state, parse_mount_options
 from snapmgr.cli.signals import Interrupted
+from snapmgr.cli.toolbackup import context_without_state, parse_mount_options
 from snapmgr.errors import EXIT_OK, ConfigError, InterruptedRunError, LackingError, SnapmgrError
 from snapmgr.units import format_duration, format_size, parse_duration
 
 if TYPE_CHECKING:
-    from snapmgr.cli.preparefolder import Wishes
     from snapmgr.cli.session import Session
+    from snapmgr.cli.toolbackup import PrepareOptions
     from snapmgr.jobs.context import Context
     from snapmgr.physical.tuning.storagebench import StorageBench
     from snapmgr.physical.tuning.tune import Tuning
@@ -55,15 +55,17 @@ def _is_duration(word: str) -> bool:
     return True
 
 
-def tune_path(session: Session, path: str, wishes: Wishes, *, time_s: float, report: Path | None, dry_run: bool) -> int:
+def tune_path(
+    session: Session, path: str, options: PrepareOptions, *, time_s: float, report: Path | None, dry_run: bool
+) -> int:
     """Tune the prepare of the backup folder at `path`; return the exit code."""
     source = os.path.realpath(path)
     ctx = context_without_state(session)
-    return _tune(session, ctx, source, wishes, time_s=time_s, report=report, dry_run=dry_run)
+    return _tune(session, ctx, source, options, time_s=time_s, report=report, dry_run=dry_run)
 
 
 def tune_snapshot(
-    session: Session, snapshot: str, wishes: Wishes, *, time_s: float, report: Path | None, dry_run: bool
+    session: Session, snapshot: str, options: PrepareOptions, *, time_s: float, report: Path | None, dry_run: bool
 ) -> int:
     """Tune the prepare of a physical job's snapshots by one of them; return the exit code."""
     from snapmgr.jobs.attach import reached
@@ -82,7 +84,7 @@ def tune_snapshot(
             session,
             ctx,
             source,
-            wishes,
+            options,
             time_s=time_s,
             report=report,
             dry_run=dry_run,
@@ -95,7 +97,7 @@ def _tune(
     session: Session,
     ctx: Context,
     source: str,
-    wishes: Wishes,
+    options: PrepareOptions,
     *,
     time_s: float,
     report: Path | None,
@@ -105,11 +107,11 @@ def _tune(
 ) -> int:
     from snapmgr.physical.tuning.tune import tune
 
-    if wishes.strategy not in {None, "storage"} or wishes.result is not None:
+    if options.strategy not in {None, "storage"} or options.result is not None:
         raise click.UsageError("--tune is about --strategy storage, and keeps no result.")
     if report is not None and os.path.lexists(report):
         raise ConfigError(f"{report} exists", hint="nothing is overwritten: name another file (--report)")
-    bench, tuning = _begin(ctx, source, wishes, time_s, beside=beside, job=job)
+    bench, tuning = _begin(ctx, source, options, time_s, beside=beside, job=job)
     if dry_run:
         return _show_plan(session, tuning)
     target = report or Path(f"snapmgr-tune-{_plain(tuning.name)}-{_now():%Y%m%dT%H%M%S}.html")
@@ -135,18 +137,18 @@ def _tune(
 
 
 def _begin(
-    ctx: Context, source: str, wishes: Wishes, time_s: float, *, beside: str | None, job: str | None
+    ctx: Context, source: str, options: PrepareOptions, time_s: float, *, beside: str | None, job: str | None
 ) -> tuple[StorageBench, Tuning]:
     from snapmgr.api import FolderCloning, Remounting
     from snapmgr.jobs.cloner import find_cloner
     from snapmgr.physical.prepare.backupfolder import inspect
     from snapmgr.physical.tools.choose import tool_for
     from snapmgr.physical.tuning.room import limits
-    from snapmgr.physical.tuning.rungs import Settings
+    from snapmgr.physical.tuning.rungs import RungSettings
     from snapmgr.physical.tuning.storagebench import StorageBench
     from snapmgr.physical.tuning.tune import Tuning
 
-    client, warm_up = parse_mount_options(wishes.mount_options)
+    client, warm_up = parse_mount_options(options.mount_options)
     backup = inspect(source)
     # A snapshot lies in its backend's own store, which no backend takes for a volume.
     storage: object = find_cloner(ctx, beside or source)
@@ -160,14 +162,14 @@ def _begin(
         raise ConfigError("this storage has no client program that could be mounted with other options")
     name = getattr(storage, "name", "")
     cache_root = str(ctx.config.backends.get(name, {}).get("cache_root", "/var/tmp"))  # noqa: S108 - the backend's own
-    scratch = str(os.path.abspath(wishes.scratch or ctx.config.scratch_dir))
+    scratch = str(os.path.abspath(options.scratch or ctx.config.scratch_dir))
     os.makedirs(scratch, mode=0o755, exist_ok=True)
-    tool = tool_for(backup.staged)
+    tool = tool_for(backup.info)
     data_bytes = sum(backup.sizes.values())
     bench = StorageBench(
         source=source,
         beside=beside or os.path.dirname(source),
-        staged=backup.staged,
+        info=backup.info,
         tool=tool,
         cloning=storage,
         remounting=remounting,
@@ -177,21 +179,21 @@ def _begin(
         log=os.path.join(scratch, f"snapmgr-tune-{os.getpid()}.log"),
         tell=ctx.tell,
     )
-    start = Settings(
-        use_memory_bytes=wishes.use_memory_bytes,
+    start = RungSettings(
+        use_memory_bytes=options.use_memory_bytes,
         writeback=client.writeback if client else False,
         upload_delay_s=client.upload_delay_s if client else 0.0,
         cache_bytes=client.cache_bytes if client else None,
         cache_dir=client.cache_dir if client else None,
         warm_up=warm_up,
         extra_mount=client.extra if client else (),
-        extra_tool=wishes.tool_options,
+        extra_tool=options.tool_options,
     )
     tuning = Tuning(
         name=job or os.path.basename(source),
         data_bytes=data_bytes,
         redo_bytes=backup.redo_bytes,
-        tool=f"{backup.staged.tool} {backup.staged.tool_version}".strip(),
+        tool=f"{backup.info.tool} {backup.info.tool_version}".strip(),
         limits=limits(
             data_bytes, private=remounting is not None, io_threads=tool.name == "xtrabackup", cache_root=cache_root
         ),

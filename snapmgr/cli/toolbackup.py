@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from snapmgr.cli.session import Session
     from snapmgr.config import Config, Prepare
     from snapmgr.jobs.context import Context
-    from snapmgr.physical.prepare.order import Order, Plan, Ready
+    from snapmgr.physical.prepare.order import PreparedBackup, PrepareOrder, PreparePlan
     from snapmgr.records import ClientOptions
 
 STRATEGIES = ("auto", "storage", "scratch", "overlay")
@@ -26,7 +26,7 @@ RESULTS = ("scratch", "storage")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class PrepareOptions:
     """What the command line says of how a backup is to be prepared."""
 
     strategy: str | None
@@ -36,7 +36,7 @@ class Wishes:
     mount_options: tuple[str, ...]
     scratch: Path | None
 
-    def completed(self, table: Prepare) -> Wishes:
+    def completed(self, table: Prepare) -> PrepareOptions:
         """Return these with what they leave open from a job's table."""
         mount = [
             option
@@ -121,37 +121,37 @@ def parse_mount_options(options: tuple[str, ...]) -> tuple[ClientOptions | None,
     return client, known.get("warm-up", False)
 
 
-def make_order(source: str, folder: Path | None, wishes: Wishes, config: Config) -> Order:
+def make_order(source: str, folder: Path | None, options: PrepareOptions, config: Config) -> PrepareOrder:
     """Return what is to be done with the backup at `source`. Raises click.UsageError."""
-    from snapmgr.physical.prepare.inplace import Settings
-    from snapmgr.physical.prepare.order import Order
+    from snapmgr.physical.prepare.inplace import ApplySettings
+    from snapmgr.physical.prepare.order import PrepareOrder
 
-    client, warm_up = parse_mount_options(wishes.mount_options)
-    if client is not None and wishes.strategy in {"scratch", "overlay"}:
-        raise click.UsageError(f"--mount-option goes with --strategy storage, not with {wishes.strategy}.")
-    if wishes.strategy == "storage" and wishes.result == "scratch":
+    client, warm_up = parse_mount_options(options.mount_options)
+    if client is not None and options.strategy in {"scratch", "overlay"}:
+        raise click.UsageError(f"--mount-option goes with --strategy storage, not with {options.strategy}.")
+    if options.strategy == "storage" and options.result == "scratch":
         raise click.UsageError("--strategy storage leaves its result in the storage.")
-    if wishes.strategy == "overlay" and wishes.result == "scratch":
+    if options.strategy == "overlay" and options.result == "scratch":
         raise click.UsageError("An overlay lasts no longer than its mount: its result goes to the storage.")
-    strategy = None if wishes.strategy == "auto" else wishes.strategy
+    strategy = None if options.strategy == "auto" else options.strategy
     if client is not None:
         strategy = "storage"
-    return Order(
+    return PrepareOrder(
         source=source,
         target=os.path.abspath(folder) if folder is not None else None,
         strategy=strategy,  # type: ignore[arg-type] # click checks it
-        result=wishes.result,  # type: ignore[arg-type] # the same
-        scratch=os.path.abspath(wishes.scratch or config.scratch_dir),
-        settings=Settings(
-            use_memory_bytes=wishes.use_memory_bytes or 0,
-            tool_options=wishes.tool_options,
+        result=options.result,  # type: ignore[arg-type] # the same
+        scratch=os.path.abspath(options.scratch or config.scratch_dir),
+        settings=ApplySettings(
+            use_memory_bytes=options.use_memory_bytes or 0,
+            tool_options=options.tool_options,
             client=client,
             warm_up=warm_up,
         ),
     )
 
 
-def prepare_path(session: Session, path: str, folder: Path | None, wishes: Wishes, *, dry_run: bool) -> int:
+def prepare_path(session: Session, path: str, folder: Path | None, options: PrepareOptions, *, dry_run: bool) -> int:
     """Prepare the backup folder at `path`, or say what would be done; return the exit code."""
     from snapmgr.jobs.cloner import find_cloner
     from snapmgr.physical.prepare.backupfolder import inspect
@@ -159,7 +159,7 @@ def prepare_path(session: Session, path: str, folder: Path | None, wishes: Wishe
 
     source = os.path.abspath(path)
     ctx = context_without_state(session)
-    order = make_order(source, folder, wishes, ctx.config)
+    order = make_order(source, folder, options, ctx.config)
     # Before any storage is asked: what is no backup needs none.
     inspect(source)
     storage = find_cloner(ctx, source)
@@ -170,7 +170,7 @@ def prepare_path(session: Session, path: str, folder: Path | None, wishes: Wishe
 
 
 def prepare_snapshot_backup(
-    session: Session, ctx: Context, entry: Entry, folder: Path | None, wishes: Wishes, *, dry_run: bool
+    session: Session, ctx: Context, entry: Entry, folder: Path | None, options: PrepareOptions, *, dry_run: bool
 ) -> int:
     """Prepare a copy of a physical backup's snapshot, or say what would be done; return the exit code.
 
@@ -183,10 +183,10 @@ def prepare_snapshot_backup(
     job = session.config().jobs.get(manifest.job)
     if job is None:
         session.voice.warn(f"job {manifest.job} is not configured any more: preparing with the defaults")
-    wanted = wishes.completed(job.prepare) if job is not None else wishes
+    wanted = options.completed(job.prepare) if job is not None else options
     beside = job.staging if job is not None else None
 
-    def order(source: str) -> Order:
+    def order(source: str) -> PrepareOrder:
         return make_order(source, folder, wanted, ctx.config)
 
     if dry_run:
@@ -194,7 +194,7 @@ def prepare_snapshot_backup(
     return _show_ready(session, prepare_backup(ctx, entry, order, beside=beside), snapshot_id=manifest.id)
 
 
-def _show_planned(session: Session, planned: Plan, **what: Any) -> int:  # noqa: ANN401 - JSON
+def _show_planned(session: Session, planned: PreparePlan, **what: Any) -> int:  # noqa: ANN401 - JSON
     if session.json:
         session.document(EXIT_OK, dry_run=True, **what, plan=plan_document(planned), prepared=None)
     else:
@@ -202,13 +202,13 @@ def _show_planned(session: Session, planned: Plan, **what: Any) -> int:  # noqa:
     return EXIT_OK
 
 
-def _show_ready(session: Session, ready: Ready, **what: Any) -> int:  # noqa: ANN401 - JSON
+def _show_ready(session: Session, ready: PreparedBackup, **what: Any) -> int:  # noqa: ANN401 - JSON
     if session.json:
         what |= {"plan": plan_document(ready.plan), "prepared": ready_document(ready)}
         session.document(EXIT_OK, dry_run=False, **what)
     else:
         session.voice.tell(
-            f"prepared by {ready.plan.backup.staged.tool} in {format_duration(ready.duration_s)}: "
+            f"prepared by {ready.plan.backup.info.tool} in {format_duration(ready.duration_s)}: "
             + ", ".join(f"{what} {format_duration(seconds)}" for what, seconds in ready.steps)
         )
         print_lines([ready.path])
@@ -232,12 +232,12 @@ def context_without_state(session: Session) -> Context:
     )
 
 
-def show_plan(planned: Plan) -> list[str]:
+def show_plan(planned: PreparePlan) -> list[str]:
     """Return for people what would be done, why, and the space that it needs."""
-    choice, place, facts = planned.choice, planned.place, planned.facts
-    where = place.storage_target if choice.result == "storage" else place.scratch_target
+    choice, places, facts = planned.choice, planned.places, planned.facts
+    where = places.storage_target if choice.result == "storage" else places.scratch_target
     lines = [
-        f"would prepare {planned.order.source} ({planned.backup.staged.tool}) to {where}",
+        f"would prepare {planned.order.source} ({planned.backup.info.tool}) to {where}",
         choice.why,
         f"the tool's memory: {format_size(planned.settings.use_memory_bytes)}",
     ]
@@ -250,7 +250,7 @@ def show_plan(planned: Plan) -> list[str]:
     return lines
 
 
-def plan_document(planned: Plan) -> dict[str, Any]:
+def plan_document(planned: PreparePlan) -> dict[str, Any]:
     """Return what would be done, why, and the space that it needs."""
     choice, facts = planned.choice, planned.facts
     return {
@@ -267,16 +267,16 @@ def plan_document(planned: Plan) -> dict[str, Any]:
     }
 
 
-def ready_document(ready: Ready) -> dict[str, Any]:
+def ready_document(ready: PreparedBackup) -> dict[str, Any]:
     """Return what a prepare did."""
-    staged = ready.plan.backup.staged
+    info = ready.plan.backup.info
     return {
         "path": ready.path,
         "way": ready.way,
         "result": ready.result,
-        "tool": staged.tool,
-        "tool_version": staged.tool_version,
-        "server_version": staged.server_version,
+        "tool": info.tool,
+        "tool_version": info.tool_version,
+        "server_version": info.server_version,
         "steps": [{"what": what, "seconds": seconds} for what, seconds in ready.steps],
         "written_back_bytes": ready.written.changed_bytes if ready.written is not None else None,
         "duration_s": ready.duration_s,
