@@ -1,17 +1,17 @@
 """Where a restore lands: a folder that holds nothing yet, and gets all of the restored tree or none of it.
 
-The tree is built in a hidden folder *inside* the destination, which nobody but us may enter, and moved up at the end.
-So the destination may be an empty mount point (which no rename could replace), nobody starts a server on half a
-datadir, and what an interrupted restore left is told from what anybody else put beside it.
+The tree is built in a hidden folder *inside* the destination that only we can enter, and moved up at the end. So the
+destination may be an empty mount point (which no rename could replace), no server starts on half a datadir, and the
+leftover of an interrupted restore is distinguished from files of others beside it.
 
 ::
 
-    DEST/.snapmgr-restore-TOKEN/record.json   what this is (the same as STATE/restores/TOKEN.json)
+    DEST/.snapmgr-restore-TOKEN/record.json   the record of the restore (the same as STATE/restores/TOKEN.json)
     DEST/.snapmgr-restore-TOKEN/tree/         what DEST will hold
     DEST/.snapmgr-restore-TOKEN/root/         an empty folder with the attributes that DEST will have
 
-Once record.json says "finishing", all is copied, checked and safe on disk: whatever happens from then on, the next one
-who comes by moves up what is left. Before that it is removed. An flock on DEST tells whether somebody is at work.
+Once record.json says "finishing", everything is copied, checked and durable: after an interruption the next restore or
+doctor moves up the rest. Before that it removes the folder. The holder of an flock on DEST is the only one at work.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def landing(
 ) -> Iterator[Landing]:
     """Own `dest` (from `choose_destination`) while the context lasts; leaving it unfinished removes all that was made.
 
-    What an earlier restore left there is cleared up first. Raises BusyError if another restore is at work there,
+    First finishes or removes the leftover of an earlier restore. Raises BusyError if another restore is running there,
     ConfigError if it is not empty, `FinishedMeanwhileError` if an earlier one only had to be moved up. `tell` takes a
     line for people.
     """
@@ -139,7 +139,7 @@ def landing(
                         _undo(catalog, record, dest_fd)
                     except (OSError, SnapmgrError) as error:
                         # Why we are here matters more, and the record stays.
-                        tell(f"could not clear up {dest} ({error}); later: snapmgr doctor --fix")
+                        tell(f"could not clean up {dest} ({error}); later: snapmgr doctor --fix")
         finally:
             if dest_fd >= 0:
                 os.close(dest_fd)
@@ -183,7 +183,7 @@ def _lock(fd: int, dest: str) -> None:
     # Another restore may have made DEST and removed it again just now.
     now, ours = os.stat(dest, follow_symlinks=False), os.fstat(fd)
     if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
-        raise BusyError(f"{dest} was exchanged by somebody else", hint="try again")
+        raise BusyError(f"{dest} was replaced during the restore", hint="try again")
 
 
 def _clear_earlier(catalog: Catalog, record: Restoration, dest_fd: int) -> bool:
@@ -219,7 +219,7 @@ def _recognise(catalog: Catalog, dest_fd: int, name: str) -> Restoration | None:
 
 
 def _known(catalog: Catalog, hidden_fd: int, token: str) -> Restoration | None:
-    """Given an open folder with a hidden one's name, return what it is of, or None if it is none of ours."""
+    """Given an open folder with a hidden one's name, return its restore; None if it is not ours."""
     inode, data = os.fstat(hidden_fd).st_ino, read_record(hidden_fd)
     if data is None:
         return None
@@ -234,7 +234,7 @@ def _known(catalog: Catalog, hidden_fd: int, token: str) -> Restoration | None:
 
 
 def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
-    """Finish or remove what an earlier restore left; DEST is locked by us."""
+    """Finish or remove the leftover of an earlier restore; we hold the lock on DEST."""
     with suppress(FileNotFoundError):
         hidden_fd = os.open(record.hidden, FOLDER_FLAGS, dir_fd=dest_fd)
         try:
@@ -242,8 +242,8 @@ def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
             known = _known(catalog, hidden_fd, record.token)
             if known is None:
                 raise StorageError(
-                    f"{record.dest}/{record.hidden} is not what a restore made: it is left alone",
-                    hint="look at it, and remove it by hand",
+                    f"{record.dest}/{record.hidden} was not made by a restore: it is left alone",
+                    hint="check it, and remove it manually",
                 )
             record = replace(known, dest=record.dest, made_dest=record.made_dest)
             if record.finishing:
@@ -257,7 +257,7 @@ def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
 
 
 def _complete(catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: int) -> None:
-    """Move up what is still in the tree, give DEST its attributes, remove the hidden folder; idempotent."""
+    """Move up the rest of the tree, give DEST its attributes, remove the hidden folder; idempotent."""
     with suppress(FileNotFoundError):
         tree_fd = os.open(_TREE, FOLDER_FLAGS, dir_fd=hidden_fd)
         try:
@@ -315,9 +315,9 @@ def _remove(record: Restoration, dest_fd: int) -> None:
 
 
 def clear(catalog: Catalog, record: Restoration) -> Outcome:
-    """Finish or remove what an interrupted restore left; nothing else in its destination is touched. Idempotent.
+    """Finish or remove the leftover of an interrupted restore, and nothing else in its destination. Idempotent.
 
-    Returns "active" if it is under way after all. Raises StorageError if something is in the way.
+    Returns "active" if it is still running. Raises StorageError if something is in the way.
     """
     try:
         dest_fd = os.open(record.dest, FOLDER_FLAGS)

@@ -44,18 +44,17 @@ Examples:
     "pool_bytes",
     metavar="SIZE",
     type=SizeText(),
-    help='Buffer pool ("4G"); else by verify.memory of the job, or by what is free.',
+    help='Buffer pool ("4G").  [default: verify.memory of the job, or by free memory]',
 )
 @click.option(
     "--strategy",
     type=click.Choice(STRATEGIES),
-    help="PATH: where it is prepared: on a clone in the storage, on a copy on local scratch, or on an overlay.  "
-    "[default: auto, the shortest]",
+    help="PATH: prepare on a clone in the storage, on a copy on local scratch, or on an overlay.  [default: auto]",
 )
 @click.option(
-    "--result", type=click.Choice(RESULTS), help="PATH: where the result is to lie; else where it comes to be."
+    "--result", type=click.Choice(RESULTS), help="PATH: place of the result.  [default: as the strategy leaves it]"
 )
-@click.option("--tool-option", "tool_options", metavar="OPT", multiple=True, help="PATH: an option of the tool.")
+@click.option("--tool-option", "tool_options", metavar="OPT", multiple=True, help="PATH: further option for the tool.")
 @click.option(
     "--mount-option",
     "mount_options",
@@ -75,8 +74,8 @@ Examples:
     "tune_s",
     metavar="[=TIME]",
     type=DurationText(),
-    help="Prepare nothing, but measure for TIME at most (30m) which settings are the fastest on clones in the "
-    "storage; PATH, or the ID of a physical job's snapshot.",
+    help="Do not prepare: measure for at most TIME (30m) which settings are fastest on clones in the storage. For a "
+    "PATH, or the ID of a physical job's snapshot.",
 )
 @click.option(
     "--report",
@@ -104,14 +103,16 @@ def command(
 ) -> int:
     """Mount a recovered, cleanly shut-down copy of a datadir, and print its path.
 
-    ID: a throwaway server recovers a writable clone and shuts it down; started once more it must find nothing to
-    recover. The snapshot does not change. The clone stays until "snapmgr umount". A server on it needs the options
-    that are printed: a my.cnf may name the live server's folders.
+    ID: a throwaway server recovers a writable clone and shuts it down; a second start must find nothing to recover.
+    The snapshot does not change. The clone stays until "snapmgr umount". Start a server on it with the printed
+    options: a my.cnf may name the live server's folders.
 
-    PATH, which holds a slash: any finished backup folder of mariadb-backup or xtrabackup; the ID of a physical backup
-    that is still raw means the same. Its tool prepares a copy, at DIR or in a fresh folder, and the backup never
-    changes. What fails or is interrupted leaves only the tool's log in the scratch directory. What is killed leaves a
-    folder ".snapmgr-prepare-…", which the next prepare of the same backup removes.
+    PATH (with a slash): a finished backup folder of mariadb-backup or xtrabackup, or the ID of a physical backup that
+    is still raw. Its tool prepares a copy, at DIR or in a fresh folder; the backup never changes. With --strategy auto
+    it works on a clone where the storage is local. Where it is behind a client (JuiceFS) it copies to scratch if the
+    data fit there, uses an overlay if only the changes fit, and else a clone in the storage. A failed prepare leaves
+    only the tool's log in the scratch directory. A killed one leaves a folder ".snapmgr-prepare-…", which the next
+    prepare of the same backup removes.
     """
     options = PrepareOptions(
         strategy=strategy,
@@ -136,8 +137,8 @@ def command(
         return prepare_snapshot_backup(session, ctx, entry, folder, options, dry_run=dry_run)
     if given := options.given():
         raise click.UsageError(
-            f"{given[0]} is for backups that their tool has yet to prepare: a raw physical one, or a folder, named by "
-            "a path with a slash."
+            f"{given[0]} is for tool backups that are not prepared yet: a raw physical snapshot, or a folder named "
+            "by a path with a slash."
         )
     return _recover_snapshot(session, ctx, entry, folder, pool_bytes=pool_bytes, dry_run=dry_run)
 

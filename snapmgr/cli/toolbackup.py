@@ -1,4 +1,4 @@
-"""``snapmgr prepare PATH``: a backup folder of a server's own tool, without a job or a manifest."""
+"""``snapmgr prepare`` of a tool backup: a folder, or a snapshot that is still raw."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESULTS = ("scratch", "storage")
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """What the command line says of how a backup is to be prepared."""
+    """The options of the command line for preparing a tool backup."""
 
     strategy: str | None
     result: str | None
@@ -37,7 +37,7 @@ class PrepareOptions:
     scratch: Path | None
 
     def completed(self, table: Prepare) -> PrepareOptions:
-        """Return these with what they leave open from a job's table."""
+        """Return these options, completed from a job's table ``prepare``."""
         mount = [
             option
             for option, wanted in (
@@ -55,12 +55,12 @@ class PrepareOptions:
             strategy=strategy,
             use_memory_bytes=self.use_memory_bytes or table.use_memory_bytes,
             tool_options=self.tool_options or table.tool_options,
-            # They are about the clone in the storage; another way has no use for them.
+            # They are for a clone in the storage; other ways ignore them.
             mount_options=self.mount_options or (*mount, *table.mount_options) if strategy == "storage" else (),
         )
 
     def given(self) -> list[str]:
-        """Return the options that are for backup folders only, as they were given."""
+        """Return the given options that are for tool backups only."""
         return [
             name
             for name, value in (
@@ -122,7 +122,7 @@ def parse_mount_options(options: tuple[str, ...]) -> tuple[ClientOptions | None,
 
 
 def make_order(source: str, folder: Path | None, options: PrepareOptions, config: Config) -> PrepareOrder:
-    """Return what is to be done with the backup at `source`. Raises click.UsageError."""
+    """Return the order to prepare the backup at `source`. Raises click.UsageError."""
     from snapmgr.physical.prepare.inplace import ApplySettings
     from snapmgr.physical.prepare.order import PrepareOrder
 
@@ -132,7 +132,7 @@ def make_order(source: str, folder: Path | None, options: PrepareOptions, config
     if options.strategy == "storage" and options.result == "scratch":
         raise click.UsageError("--strategy storage leaves its result in the storage.")
     if options.strategy == "overlay" and options.result == "scratch":
-        raise click.UsageError("An overlay lasts no longer than its mount: its result goes to the storage.")
+        raise click.UsageError("--strategy overlay leaves its result in the storage.")
     strategy = None if options.strategy == "auto" else options.strategy
     if client is not None:
         strategy = "storage"
@@ -152,7 +152,7 @@ def make_order(source: str, folder: Path | None, options: PrepareOptions, config
 
 
 def prepare_path(session: Session, path: str, folder: Path | None, options: PrepareOptions, *, dry_run: bool) -> int:
-    """Prepare the backup folder at `path`, or say what would be done; return the exit code."""
+    """Prepare the backup folder at `path`, or print the plan; return the exit code."""
     from snapmgr.jobs.cloner import find_cloner
     from snapmgr.physical.prepare.backupfolder import inspect
     from snapmgr.physical.prepare.run import plan, prepare_folder
@@ -160,7 +160,7 @@ def prepare_path(session: Session, path: str, folder: Path | None, options: Prep
     source = os.path.abspath(path)
     ctx = context_without_state(session)
     order = make_order(source, folder, options, ctx.config)
-    # Before any storage is asked: what is no backup needs none.
+    # First of all: without a backup no storage is needed.
     inspect(source)
     storage = find_cloner(ctx, source)
     if dry_run:
@@ -172,9 +172,9 @@ def prepare_path(session: Session, path: str, folder: Path | None, options: Prep
 def prepare_snapshot_backup(
     session: Session, ctx: Context, entry: Entry, folder: Path | None, options: PrepareOptions, *, dry_run: bool
 ) -> int:
-    """Prepare a copy of a physical backup's snapshot, or say what would be done; return the exit code.
+    """Prepare a copy of a physical backup's snapshot, or print the plan; return the exit code.
 
-    What the command line leaves open, the job's table ``prepare`` says.
+    The job's table ``prepare`` completes the options of the command line.
     """
     from snapmgr.jobs.preparebackup import plan_backup_prepare, prepare_backup
 
@@ -216,7 +216,7 @@ def _show_ready(session: Session, ready: PreparedBackup, **what: Any) -> int:  #
 
 
 def context_without_state(session: Session) -> Context:
-    """Return what jobs are handed, also on a machine without a configuration; the state directory is not touched."""
+    """Return the context of a job, also on a machine without a configuration; the state directory is not used."""
     from snapmgr.catalog import Catalog
     from snapmgr.cli.running import VerboseRunner
     from snapmgr.config import DEFAULT_PATH, default_config
@@ -233,7 +233,7 @@ def context_without_state(session: Session) -> Context:
 
 
 def show_plan(planned: PreparePlan) -> list[str]:
-    """Return for people what would be done, why, and the space that it needs."""
+    """Return the plan for people: the way, the reason, the needed space."""
     choice, places, facts = planned.choice, planned.places, planned.facts
     where = places.storage_target if choice.result == "storage" else places.scratch_target
     lines = [
@@ -251,7 +251,7 @@ def show_plan(planned: PreparePlan) -> list[str]:
 
 
 def plan_document(planned: PreparePlan) -> dict[str, Any]:
-    """Return what would be done, why, and the space that it needs."""
+    """Return the plan as JSON: the way, the reason, the needed space."""
     choice, facts = planned.choice, planned.facts
     return {
         "way": choice.way,
@@ -268,7 +268,7 @@ def plan_document(planned: PreparePlan) -> dict[str, Any]:
 
 
 def ready_document(ready: PreparedBackup) -> dict[str, Any]:
-    """Return what a prepare did."""
+    """Return the result as JSON."""
     info = ready.plan.backup.info
     return {
         "path": ready.path,

@@ -1,4 +1,4 @@
-"""``snapmgr prepare --tune``: measures until it knows the settings that prepare fastest, and writes the report."""
+"""``snapmgr prepare --tune``: measures which settings prepare fastest, and writes the report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPTION = "--tune"
 
 
 class TunableCommand(click.Command):
-    """Takes ``--tune`` alone for ``--tune=30m``, whatever stands behind it: click would take that for its value."""
+    """Takes a bare ``--tune`` for ``--tune=30m``: click would take the next word for its value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Complete the option, then parse as usual."""
@@ -76,8 +76,8 @@ def tune_snapshot(
     job = session.config().jobs.get(entry.manifest.job)
     if entry.manifest.source != "physical" or job is None or job.staging is None:
         raise ConfigError(
-            f"{entry.manifest.id} is no snapshot of a physical job that is configured",
-            hint="only what a server's own backup tool prepares can be tuned; or name a backup folder by its path",
+            f"{entry.manifest.id} is not a snapshot of a configured physical job",
+            hint="only prepares of tool backups can be tuned; or name a backup folder by its path",
         )
     with reached(ctx, entry, why="prepare") as source:
         return _tune(
@@ -110,7 +110,7 @@ def _tune(
     if options.strategy not in {None, "storage"} or options.result is not None:
         raise click.UsageError("--tune is about --strategy storage, and keeps no result.")
     if report is not None and os.path.lexists(report):
-        raise ConfigError(f"{report} exists", hint="nothing is overwritten: name another file (--report)")
+        raise ConfigError(f"{report} exists", hint="tune overwrites nothing: name another file (--report)")
     bench, tuning = _begin(ctx, source, options, time_s, beside=beside, job=job)
     if dry_run:
         return _show_plan(session, tuning)
@@ -126,11 +126,11 @@ def _tune(
         error = failure
         raise
     finally:
-        # Whoever is told of a failure may want to look at it.
+        # After a failure the user may want to read it.
         if not isinstance(error, SnapmgrError) or isinstance(error, InterruptedRunError):
             with suppress(FileNotFoundError):
                 os.unlink(bench.log)
-        # Of an interrupted or failed search as well: each run was dear.
+        # Also after an interruption or a failure: each run took long.
         if tuning.measured:
             _conclude(session, tuning, source, target, job=job, error=error)
     return EXIT_OK
@@ -150,16 +150,18 @@ def _begin(
 
     client, warm_up = parse_mount_options(options.mount_options)
     backup = inspect(source)
-    # A snapshot lies in its backend's own store, which no backend takes for a volume.
+    # A snapshot lies in the store of its backend, which is not a volume to any backend.
     storage: object = find_cloner(ctx, beside or source)
     if not isinstance(storage, FolderCloning):
         raise LackingError(
-            f"the storage of {source} cannot clone a folder, so there is nothing to tune",
+            f"the storage of {source} cannot clone folders, so there is nothing to tune",
             hint="prepare it on local scratch: snapmgr prepare PATH --strategy scratch",
         )
     remounting = storage if isinstance(storage, Remounting) else None
     if client is not None and remounting is None:
-        raise ConfigError("this storage has no client program that could be mounted with other options")
+        raise ConfigError(
+            "this storage has no client program that can be mounted with other options", hint="leave --mount-option out"
+        )
     name = getattr(storage, "name", "")
     cache_root = str(ctx.config.backends.get(name, {}).get("cache_root", "/var/tmp"))  # noqa: S108 - the backend's own
     scratch = str(os.path.abspath(options.scratch or ctx.config.scratch_dir))
@@ -214,7 +216,7 @@ def _show_plan(session: Session, tuning: Tuning) -> int:
         [
             f"would measure for {format_duration(tuning.time_s)} at most how long {tuning.name} takes to prepare "
             f"({format_size(tuning.data_bytes)}), on clones, first with: {tuning.start}",
-            "what the first rung's bottleneck calls for comes next; from there the rungs are:",
+            "the bottleneck of the first rung decides the next one; possible rungs are:",
             *(f"  {one}" for one in found),
         ]
     )
@@ -224,7 +226,7 @@ def _show_plan(session: Session, tuning: Tuning) -> int:
 def _conclude(
     session: Session, tuning: Tuning, source: str, target: Path, *, job: str | None, error: SnapmgrError | None
 ) -> None:
-    """Write the report, and say what was found."""
+    """Write the report, and print the result."""
     from snapmgr.files import replace_file
     from snapmgr.physical.tuning.outcome import command_line, document, job_table, lines, summary
     from snapmgr.physical.tuning.page import render

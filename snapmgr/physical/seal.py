@@ -1,6 +1,6 @@
-"""Sealing a finished backup: all of it on stable storage, and a fingerprint by which a later change shows.
+"""Seals a finished backup: makes it durable, and takes a fingerprint that shows any later change.
 
-Each file and folder is fsynced by itself: a `syncfs` does not reach what is behind FUSE. Several threads do so, since
+Each file and folder has its own fsync, because `syncfs` does not reach through FUSE. Several threads share the work:
 one fsync on a slow object store takes 0.4 s.
 """
 
@@ -46,7 +46,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """What a sealed folder looked like."""
+    """All entries of a sealed folder."""
 
     digest: str
     """Over all entries."""
@@ -68,13 +68,13 @@ def seal(
     """Bring all in a folder to stable storage, and return its fingerprint.
 
     Args:
-        folder: nobody writes to it any more.
-        checksums: whether every file is read and its checksum recorded.
-        threads: how many work at once.
-        progress: gets how many files and folders are safe, and of how many.
+        folder: a finished backup that no program writes to.
+        checksums: whether to read every file and record its checksum.
+        threads: number of threads.
+        progress: gets the number of durable files and folders, and their total.
 
-    Raises StorageError if the storage does not take the data, if something is mounted in the folder, or for what no
-    backup holds (a FIFO, a device); NotFoundError if there is no folder.
+    Raises StorageError if the storage fails, if a file system is mounted in the folder, or for a FIFO or a
+    device, which no backup holds; NotFoundError if the folder does not exist.
     """
     with ExitStack() as stack:
         root = _open(stack, folder)
@@ -89,14 +89,14 @@ def seal(
 def compare(
     folder: str, sealed: Fingerprint, *, contents: bool = False, copy: bool = False, threads: int = _THREADS
 ) -> tuple[str, ...]:
-    """Return what is not as it was when the folder was sealed, a phrase with a name each; () if nothing changed.
+    """Return one phrase for each entry that changed since the folder was sealed; () if nothing changed.
 
     Args:
         folder: the sealed one, or a copy of it.
         sealed: from `seal`.
         contents: whether the files are read again. Only where `sealed` has checksums.
         copy: the folder is a copy: inodes, change times and the top folder's own attributes are its own.
-        threads: how many read at once.
+        threads: number of threads.
 
     Raises as `seal`.
     """
@@ -113,18 +113,18 @@ def compare(
 
 def _open(stack: ExitStack, folder: str) -> int:
     if not os.path.lexists(folder):
-        raise NotFoundError(f"there is no folder {folder}")
+        raise NotFoundError(f"{folder} does not exist")
     return open_folder(stack, folder)
 
 
 def _walk(root: int, folder: str) -> list[tuple[str, os.stat_result]]:
-    """Return the path and the facts of all in the folder, "" for itself, folders before what they hold."""
+    """Return path and facts of each entry, "" for the folder itself; folders come before their contents."""
     try:
         found = [(step.path, step.info) for step in walk(root) if step.kind != "leave"]
     except FileNotFoundError:
-        raise StorageError(f"files came and went below {folder} while it was being looked at") from None
+        raise StorageError(f"files in {folder} appeared or disappeared while it was read") from None
     except OSError as error:
-        raise StorageError(f"cannot look through {folder}: {error.strerror}") from None
+        raise StorageError(f"cannot read {folder}: {error.strerror}") from None
     for path, info in found:
         if not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode) or stat.S_ISLNK(info.st_mode)):
             raise StorageError(f"{shown(os.path.join(folder, path))} is neither file, folder nor symlink")
@@ -145,7 +145,7 @@ def _sync_all(root: int, folder: str, names: list[str], threads: int, progress: 
             raise StorageError(f"cannot open {shown(os.path.join(folder, piece.path))}: {error.strerror}") from None
         crew.count(1)
 
-    # What lies deepest first, so that a failure names a file rather than its folder.
+    # The deepest entries first, so that a failure names a file rather than its folder.
     crew.work([Piece(path, 0, 0) for path in reversed(names)], act, tick=lambda: progress(crew.done_bytes, len(names)))
 
 
@@ -154,8 +154,8 @@ def _sync(fd: int, path: str) -> None:
         os.fsync(fd)
     except OSError as error:
         raise StorageError(
-            f"the storage did not take {shown(path)}: {error.strerror}",
-            hint="what was written may be lost: look at the storage and its logs, and back up again",
+            f"the storage failed to write {shown(path)}: {error.strerror}",
+            hint="written data may be lost: check the storage and its logs, and back up again",
         ) from None
 
 
@@ -223,7 +223,7 @@ def _checksums(root: int, folder: str, files: list[tuple[str, int]], threads: in
             raise StorageError(f"cannot read {shown(os.path.join(folder, piece.path))}: {error.strerror}") from None
         found[piece.path] = digest.hexdigest()
 
-    # The largest first: what begins last ends soon.
+    # The largest files first: so the last ones are small.
     Crew(threads).work([Piece(path, 0, size) for path, size in sorted(files, key=lambda file: -file[1])], act)
     return found
 

@@ -1,4 +1,4 @@
-"""Looks at the folder of a finished backup, and refuses what cannot be prepared; changes nothing."""
+"""Reads the folder of a finished backup, and refuses one that cannot be prepared; changes nothing."""
 
 from __future__ import annotations
 
@@ -35,37 +35,39 @@ class BackupFolder:
 
     @property
     def redo_bytes(self) -> int:
-        """Size of the redo log that is to be applied."""
+        """Size of the redo log that the prepare applies."""
         return sum(self.stamps[name][0] for name in _REDO if name in self.stamps)
 
 
 def inspect(folder: str, *, program: str | None = None) -> BackupFolder:
-    """Return what a backup folder holds. Raises ConfigError, InUseError or LackingError if it cannot be prepared."""
+    """Read a backup folder. Raises ConfigError, InUseError or LackingError if it cannot be prepared."""
     if not os.path.isdir(folder):
-        raise ConfigError(f"{shown(folder)} is no folder", hint="name the folder of a finished backup, or a snapshot")
+        raise ConfigError(
+            f"{shown(folder)} is not a folder", hint="name the folder of a finished backup, or a snapshot"
+        )
     info = read_info(folder)
     if info.is_increment:
         raise ConfigError(
-            f"{shown(folder)} is an increment (from LSN {info.from_lsn} on), and no backup by itself",
+            f"{shown(folder)} is an increment (from LSN {info.from_lsn} on), not a whole backup",
             hint="apply it to its full backup with the tool, or let an incremental job do that",
         )
     if info.state == "prepared":
         raise ConfigError(
-            f"{shown(folder)} is prepared already: a server may start on it, or better on a copy",
+            f"{shown(folder)} is prepared already: start a server on it, or better on a copy",
             hint=f"cp -a --reflink=auto {shown(folder)} DIR",
         )
     _refuse_used(folder)
-    lacking = tool_for(info, program=program).missing()
-    if lacking:
+    missing = tool_for(info, program=program).missing()
+    if missing:
         raise LackingError(
-            f"{info.tool} cannot prepare {shown(folder)}: {'; '.join(one.what for one in lacking)}",
-            hint="; ".join(one.hint for one in lacking),
+            f"{info.tool} cannot prepare {shown(folder)}: {'; '.join(one.what for one in missing)}",
+            hint="; ".join(one.hint for one in missing),
         )
     try:
         return BackupFolder(info=info, stamps=stamps(folder))
     except OSError as error:
         raise LackingError(
-            f"cannot look through {shown(folder)}: {error.strerror}", hint="run as root, or as the backup's owner"
+            f"cannot read {shown(folder)}: {error.strerror}", hint="run as root, or as the backup's owner"
         ) from None
 
 
@@ -74,12 +76,12 @@ def _refuse_used(folder: str) -> None:
     real = os.path.realpath(folder)
     for process in server_processes():
         with suppress(OSError):
-            # A server changes into its datadir.
+            # The working directory of a server is its datadir.
             used = [os.readlink(process / "cwd"), *_open_files(process)]
             if any(lies_in(path, real) for path in used):
                 raise InUseError(
                     f"{process_name(int(process.name))} (pid {process.name}) runs on {shown(folder)}",
-                    hint="a backup that a server was started on is no backup any more",
+                    hint="a server changes its datadir: prepare another backup",
                 )
 
 

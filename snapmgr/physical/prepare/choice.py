@@ -36,7 +36,7 @@ _SPARE_BYTES = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the choice depends on."""
+    """Sizes, free space and abilities: the input of the choice."""
 
     file_bytes: tuple[int, ...]
     """Size of each file of the backup."""

@@ -1,4 +1,4 @@
-"""Threads that share the pieces of large files among them."""
+"""Threads that share the pieces of large files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _TICK_S = 0.2
-# A reader of its own for each: the client of a storage reads ahead of every open file by itself.
+# Each piece has its own reader: the client of a storage reads ahead for each open file.
 _PIECE_BYTES = 32 << 20
 
 
@@ -25,7 +25,7 @@ class Piece:
 
 
 def pieces(sizes: dict[str, int]) -> list[Piece]:
-    """Return all files in pieces, the largest files first: what begins last ends soon."""
+    """Return all files in pieces, the largest files first: so the last piece is a small one."""
     return [
         Piece(path, offset, min(_PIECE_BYTES, size - offset))
         for path, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
@@ -38,7 +38,7 @@ class StoppedError(Exception):
 
 
 class Crew:
-    """Some threads, and how much they have done together."""
+    """Some threads, and the number of bytes they have finished together."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -49,7 +49,7 @@ class Crew:
         self.done_bytes = 0
 
     def count(self, size_bytes: int) -> None:
-        """Add bytes that are done; for the threads. Ends the one that calls it if all are to end."""
+        """Add finished bytes; called by the threads. Raises StoppedError in a thread that must end."""
         if self._ended.is_set():
             raise StoppedError
         with self._lock:
@@ -58,9 +58,9 @@ class Crew:
     def work(
         self, work: Iterable[Piece], act: Callable[[Piece], None], *, tick: Callable[[], None] = lambda: None
     ) -> None:
-        """Call `act` for each piece, in threads; the first failure ends all and is raised, when none works any more.
+        """Call `act` for each piece, in threads. The first failure ends all threads, and is then raised.
 
-        `tick` is called by this thread now and then. A signal's exception ends all too.
+        `tick` is called regularly by this thread. The exception of a signal ends all threads, too.
         """
         for piece in work:
             self._waiting.put(piece)

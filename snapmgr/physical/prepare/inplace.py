@@ -1,4 +1,4 @@
-"""Runs a tool's prepare in place, on a clone that is ours, as it is or through a private mount of the storage."""
+"""Runs a tool's prepare in place on a clone, optionally through a private mount of the storage."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _SETTLE_S = 24 * 3600.0
 
 
 class NoMountError(LackingError):
-    """The storage could not be mounted privately; nothing was done yet."""
+    """The storage could not be mounted privately; nothing has changed yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApplySettings:
-    """How a tool prepares, and through what."""
+    """Options of the tool and of its private mount."""
 
     use_memory_bytes: int = 0
     """The tool's buffer pool; 0: its own default."""
     tool_options: tuple[str, ...] = ()
     client: ClientOptions | None = None
-    """A private mount of the storage's client; None: the mount that is there."""
+    """Options of a private mount; None: use the existing mount."""
     warm_up: bool = False
-    """Whether that mount reads the backup into its cache first."""
+    """Whether the private mount first reads the backup into its cache."""
 
     def without_mount(self) -> ApplySettings:
         """Return the tool's settings alone."""
@@ -46,12 +46,12 @@ class ApplySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What took how long."""
+    """Duration of each step."""
 
     warm_up_s: float
     tool_s: float
     settle_s: float
-    """Until all was in the storage itself."""
+    """Until everything was in the storage itself."""
 
     @property
     def seconds(self) -> float:
@@ -60,7 +60,7 @@ class Ran:
 
 
 def choose_memory(redo_bytes: int, available_bytes: int) -> int:
-    """Return the tool's buffer pool where nobody has said: what the redo log touches, a quarter of what is free."""
+    """Return the default buffer pool: the pages that the redo log changes, at most a quarter of free memory."""
     # One page for each 3.6 KB of redo: four times the log, and some room.
     wanted = max(5 * redo_bytes, _LEAST_MEMORY_BYTES)
     return min(wanted, _MOST_MEMORY_BYTES, max(available_bytes // 4, _LEAST_MEMORY_BYTES))
@@ -84,7 +84,7 @@ def apply_in_place(
     Args:
         folder: the clone.
         tool: as `snapmgr.physical.tools.choose.tool_for` chose it.
-        settings: of the tool, and of a private mount if there is to be one.
+        settings: of the tool, and of a private mount.
         log: where the tool's log goes; it stays.
         storage: what mounts it privately; needed where `settings.client` is set.
         time_limit_s: of the tool.
@@ -93,7 +93,7 @@ def apply_in_place(
         watching: entered with the private mount while the tool runs: to read its counters.
         after: called with the folder, as the tool saw it, before the private mount goes.
 
-    All is in the storage itself when this returns. Raises NoMountError, and what the tool and `settle` raise.
+    Everything is in the storage itself when this returns. Raises NoMountError, and the errors of the tool and `settle`.
     """
 
     def applied(where: str) -> float:
@@ -116,7 +116,7 @@ def apply_in_place(
         return Ran(warm_up_s=0.0, tool_s=tool_s, settle_s=0.0)
     if storage is None:
         raise StorageError(
-            "this storage has no client program that could be mounted with other options",
+            "this storage has no client program that can be mounted with other options",
             hint="leave the mount options out",
         )
     parent, name = os.path.split(folder)

@@ -1,4 +1,4 @@
-"""What is asked of a prepare, what it would do, and what it has done: the records of `preparing`."""
+"""The records of a prepare: the order, the plan and the result."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from snapmgr.tree.walk import shown
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOrder:
-    """What is wanted."""
+    """The source, the wanted result and the options of a prepare."""
 
     source: str
-    """Folder of a finished backup; only read. Absolute."""
+    """Folder of a finished backup, which is only read; an absolute path."""
     target: str | None = None
-    """Where the result is to be: a path that does not exist, in a folder that does. None: a fresh one is chosen."""
+    """Path of the result: it must not exist, and its folder must. None: a fresh path is chosen."""
     beside: str | None = None
-    """Folder of the storage that takes a result there; None: the one that holds `source`."""
+    """Folder for a result in the storage; None: the folder that holds `source`."""
     name: str | None = None
-    """What a fresh result is called, before ".prepared"; None: as `source`."""
+    """Name of a fresh result, without ".prepared"; None: the name of `source`."""
     strategy: Strategy | None = None
     """None: chosen by `choice`."""
     result: ResultPlace | None = None
-    """None: wherever the strategy leaves it, or where `target` is."""
+    """None: where the strategy leaves it, or where `target` is."""
     scratch: str = "/var/tmp"  # noqa: S108 - a folder that is named by the configuration
     """Folder on local scratch."""
     settings: ApplySettings = field(default_factory=ApplySettings)
-    """Without `use_memory_bytes` it is chosen by the redo log and the memory that is free."""
+    """Without `use_memory_bytes` the buffer pool is chosen by the size of the redo log and the free memory."""
     program: str | None = None
     """Path of the tool."""
     time_limit_s: float | None = None
 
     def places(self, *, make: bool) -> PreparePlaces:
-        """Return where to work; with `make` the scratch folder is made.
+        """Return where to work; with `make` make the scratch folder.
 
-        Raises ConfigError if the target will not do, also because the strategy leaves its result elsewhere.
+        Raises ConfigError if the target does not fit, for example because the strategy leaves its result elsewhere.
         """
         places = choose_places(
             self.source,
@@ -63,7 +63,7 @@ class PrepareOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparePlan:
-    """What would be done, and why."""
+    """The chosen way, and all it was chosen by."""
 
     order: PrepareOrder
     backup: BackupFolder
@@ -71,12 +71,12 @@ class PreparePlan:
     facts: Facts
     choice: Choice
     settings: ApplySettings
-    """Completed."""
+    """With the buffer pool filled in."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedBackup:
-    """A prepared folder."""
+    """A prepared folder, and how it was made."""
 
     path: str
     way: Way
@@ -84,7 +84,7 @@ class PreparedBackup:
     why: str
     plan: PreparePlan
     steps: tuple[tuple[str, float], ...]
-    """What took how many seconds."""
+    """Names and seconds."""
     written: Written | None
     """What was written back to the storage."""
 

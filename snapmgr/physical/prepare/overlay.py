@@ -23,8 +23,8 @@ _UPPER, _WORK, _MERGED = "upper", "work", "merged"
 def overlay(lower: str, work: str) -> Iterator[tuple[str, str]]:
     """Mount an overlay over the folder `lower` while the context lasts; yield its point and its upper folder.
 
-    `work` is an empty folder of ours on scratch; all that is made is in it, the mount point as well: whoever clears up
-    after a killed process finds it there. `lower` never changes. Raises LackingError without root, StorageError if
+    `work` is an empty folder on scratch; everything is made in it, including the mount point: the cleanup after a
+    killed process finds it there. `lower` never changes. Raises LackingError without root, StorageError if
     scratch or `lower` is of no file system that the kernel overlays.
     """
     upper, merged = os.path.join(work, _UPPER), os.path.join(work, _MERGED)

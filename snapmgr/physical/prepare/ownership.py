@@ -1,4 +1,4 @@
-"""Gives what a tool has made in a copy the owners that the backup's files have, and makes it durable."""
+"""Gives the files of a prepared copy the owners and modes of the backup's files, and makes them durable."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _settle(step: Step, source_fd: int, *, sync: bool) -> None:
         # Without the right to pass through, a folder's mode is a file's.
         mode = stat.S_IMODE(above.st_mode) & ~(0o7111 if stat.S_ISREG(info.st_mode) else 0)
     if (info.st_uid, info.st_gid) != (uid, gid):
-        # Who may not give files away has a backup of his own: all is his anyway.
+        # Without the right to change owners, the user prepares a backup of their own.
         with suppress(PermissionError):
             os.chown(step.name, uid, gid, dir_fd=step.parent_fd, follow_symlinks=False)
     if stat.S_IMODE(info.st_mode) != mode:
@@ -83,7 +83,7 @@ def _same(source_fd: int, path: str) -> os.stat_result | None:
 
 
 def stamps(root: str) -> dict[str, tuple[int, int]]:
-    """Return size and modification time of each file of a tree: to see whether somebody wrote to it."""
+    """Return size and modification time of each file of a tree: they show a later change."""
     return dict(_stamps(root))
 
 

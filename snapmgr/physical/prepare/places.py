@@ -1,4 +1,4 @@
-"""Where a prepare works and where its result goes."""
+"""The folders of a prepare: where it works and where its result goes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PreparePlaces:
     """The folders that a prepare needs."""
 
     result: ResultPlace | None
-    """Where the result has to be; None: either will do."""
+    """Where the result must be; None: either place is fine."""
     beside: str
     """Folder in the storage that gets a result there."""
     storage_target: str
@@ -67,7 +67,7 @@ def choose_places(
     there = _same_file_system(parent, beside)
     if result is not None and (result == "storage") != there:
         raise ConfigError(
-            f"{shown(where)} is {'' if there else 'not '}in the storage of {shown(source)}, and the result is to be "
+            f"{shown(where)} is {'' if there else 'not '}in the storage of {shown(source)}, but the result must be "
             f"{'on scratch' if result == 'scratch' else 'in the storage'}",
             hint="name another folder, or leave --result out",
         )
@@ -91,10 +91,10 @@ def choose_places(
 
 def _check_target(where: str, parent: str, source: str) -> None:
     if not os.path.isdir(parent):
-        raise ConfigError(f"{shown(parent)} is no folder that exists", hint=f"make it first: mkdir -p {shown(parent)}")
+        raise ConfigError(f"{shown(parent)} is not an existing folder", hint=f"make it first: mkdir -p {shown(parent)}")
     if os.path.lexists(where):
         raise ConfigError(
-            f"{shown(where)} exists", hint="nothing is overwritten: name a folder that does not exist yet"
+            f"{shown(where)} exists", hint="prepare overwrites nothing: name a folder that does not exist yet"
         )
     if lies_in(where, source):
         raise ConfigError(f"{shown(where)} lies in the backup", hint="name a folder outside of it")
@@ -130,20 +130,20 @@ def _same_file_system(left: str, right: str) -> bool:
 
 
 def free_bytes(folder: str) -> int:
-    """Return how much may be written to the file system of a folder; in memory not more than half of what is free."""
-    while not os.path.lexists(folder):  # it will be made
+    """Return the free space of a folder's file system; of one in memory, at most half of the free memory."""
+    while not os.path.lexists(folder):  # before it is made
         folder = os.path.dirname(folder)
     try:
         room = os.statvfs(folder)
     except OSError as error:
-        raise StorageError(f"cannot look at {shown(folder)}: {error.strerror}") from None
+        raise StorageError(f"cannot read the free space of {shown(folder)}: {error.strerror}") from None
     free = (room.f_bfree if os.geteuid() == 0 else room.f_bavail) * room.f_frsize
     in_memory = MountTree(read_mounts()).find(os.path.realpath(folder)).fs_type in _IN_MEMORY
     return min(free, memory_available() // 2) if in_memory else free
 
 
 def memory_available() -> int:
-    """Return how much memory programs could still take (MemAvailable of proc_meminfo(5))."""
+    """Return the memory that programs can still take (MemAvailable of proc_meminfo(5))."""
     with open("/proc/meminfo", encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):

@@ -1,4 +1,4 @@
-"""Preparing a finished backup of a server's own tool: where and how, then doing it; the backup never changes."""
+"""Prepares a copy of a finished tool backup in the chosen way; the backup itself never changes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _plan(order: PrepareOrder, storage: object | None, backup: BackupFolder, pla
         scratch_free_bytes=free_bytes(places.scratch),
         storage_free_bytes=free_bytes(places.beside),
         can_clone=isinstance(storage, FolderCloning),
-        # --strategy storage without a mount option means the mount that is there.
+        # --strategy storage without a mount option means the existing mount.
         can_remount=isinstance(storage, Remounting) and not (order.strategy == "storage" and client is None),
         can_overlay=os.geteuid() == 0,
     )
@@ -78,7 +78,7 @@ def _plan(order: PrepareOrder, storage: object | None, backup: BackupFolder, pla
 
 def _choice(order: PrepareOrder, facts: Facts, result: ResultPlace | None) -> Choice:
     client = order.settings.client
-    # A mount option is a choice of the way.
+    # A mount option decides the way.
     way: Way | None = None if client is None else "writeback" if client.writeback else "storage"
     return choose(facts, source=order.source, strategy=order.strategy, result=result, way=way)
 
@@ -90,19 +90,20 @@ def prepare_folder(
     tell: Callable[[str], None] = _silent,
     progress: Callable[[str, int, int], None] = _no_bar,
 ) -> PreparedBackup:
-    """Prepare a copy of a finished backup: what lies at `PreparedBackup.path` is a datadir that a server starts on.
+    """Prepare a copy of a finished backup: a server can start on the datadir at `PreparedBackup.path`.
 
     Args:
-        order: what is wanted.
-        storage: the backend that holds the backup, if there is one: what it can is asked of it.
+        order: source, target and options.
+        storage: the backend that holds the backup; its abilities limit the ways.
         tell: takes lines for people.
-        progress: a step, how much of it is done, of how much.
+        progress: takes a step, its finished part and its whole.
 
-    The backup never changes. What fails or is interrupted leaves nothing but the tool's log, which the error names;
-    what is killed leaves a hidden folder, which the next prepare of the same backup, or to the same target, removes.
+    A failed or interrupted prepare leaves only the tool's log, which the error names. A killed one leaves a hidden
+    folder, which the next prepare of the same backup or to the same target removes.
 
-    Raises ConfigError if it is no backup, unfinished, an increment, prepared already, or the target exists; InUseError
-    if a server runs on it; BusyError if it is being prepared; LackingError without the tool; StorageError.
+    Raises ConfigError if the source is not a backup, unfinished, an increment or prepared already, or if the target
+    exists; InUseError if a server runs on the source; BusyError if another prepare of it is running; LackingError
+    without the tool; StorageError.
     """
     backup, places = inspect(order.source, program=order.program), order.places(make=True)
     with ExitStack() as stack:
@@ -113,12 +114,12 @@ def prepare_folder(
             except (LackingError, StorageError) as error:
                 if places.result == "storage" or order.strategy in ("storage", "overlay"):
                     raise
-                # Mounted read-only, or full: scratch is left.
-                tell(f"warning: nothing can be made beside the backup: {error.message}")
+                # The storage is mounted read-only or full: only scratch remains.
+                tell(f"warning: cannot write beside the backup: {error.message}")
                 storage = None
         local = stack.enter_context(_work_in(places.scratch, order, places.scratch_target, tell))
         planned = _plan(order, storage, backup, places)
-        return _Preparing(planned, storage, there, local, tell=tell, progress=progress).run()
+        return _Prepare(planned, storage, there, local, tell=tell, progress=progress).run()
 
 
 def _work_in(
@@ -127,7 +128,7 @@ def _work_in(
     return work_folder(folder, os.path.realpath(order.source), target, tell=tell)
 
 
-class _Preparing:
+class _Prepare:
     """One prepare, in its work folders."""
 
     def __init__(
@@ -152,7 +153,7 @@ class _Preparing:
         self._written: Written | None = None
 
     def run(self) -> PreparedBackup:
-        """Go the way that was chosen; if a private mount is refused, the best one without."""
+        """Take the chosen way; if a private mount is refused, the next one without it."""
         choice = self._plan.choice
         self._tell(choice.why)
         try:
@@ -203,11 +204,11 @@ class _Preparing:
         return work
 
     def _land(self, work: WorkFolder, name: str) -> str:
-        """Give the result its place, if the backup is what it was when this began."""
+        """Move the result to its target, unless the backup changed during the prepare."""
         if stamps(self._source) != self._plan.backup.stamps:
             raise StorageError(
-                f"{self._source} changed while it was prepared: the result is thrown away",
-                hint="does something write to the backup?",
+                f"{self._source} changed during the prepare: the result is removed",
+                hint="does a program write to the backup?",
             )
         return work.move_up(name)
 
@@ -226,11 +227,11 @@ class _Preparing:
         if way == "writeback" and settings.client is None:
             settings = replace(settings, client=self._writeback())
         if settings.client is not None and settings.client.cache_dir is None:
-            # What is not uploaded yet needs room that was looked at.
+            # Data that waits for its upload needs the scratch space that was checked.
             cache = os.path.join(self._local.path, "cache")
             os.makedirs(cache, mode=0o700, exist_ok=True)
             settings = replace(settings, client=replace(settings.client, cache_dir=cache))
-        if not os.path.lexists(clone):  # a private mount may have been refused after it was made
+        if not os.path.lexists(clone):  # it exists if a private mount was refused
             self._clone(clone)
         self._apply(clone, settings)
         if settings.client is None:
@@ -256,7 +257,7 @@ class _Preparing:
         return before
 
     def _apply(self, folder: str, settings: ApplySettings) -> None:
-        # Not in the storage: it is slow, and a private mount does not see what another one writes.
+        # Not in the storage: it is slow, and a private mount does not see the writes of another mount.
         log = os.path.join(self._local.path, "prepare.log")
         self._tell(f"{self._tool.name} applies {format_size(self._plan.facts.redo_bytes)} of redo")
         remounting = self._storage if isinstance(self._storage, Remounting) else None
@@ -285,11 +286,11 @@ class _Preparing:
         state = read_info(folder).state
         if state != "prepared":
             raise StorageError(
-                f"{self._tool.name} ended, and calls the backup {state}", hint="is there an option that stops it early?"
+                f"{self._tool.name} finished, but the backup is still {state}", hint="does a tool option stop it early?"
             )
 
     def _keep_log(self, log: str) -> str | None:
-        """Move the log of a tool that failed to the scratch folder; return where it is."""
+        """Copy the log of a failed tool to the scratch folder; return its path."""
         kept = os.path.join(self._plan.places.scratch, f"snapmgr-prepare-{os.getpid()}.log")
         with suppress(OSError):
             with open(log, "rb") as file:
@@ -302,7 +303,7 @@ class _Preparing:
 
     def _bar(self, what: str) -> Callable[[int, int], None]:
         def show(done_bytes: int, total_bytes: int) -> None:
-            # In MiB, as a line of the bar has no units; rounded up, so that only all is all.
+            # In MiB, because the bar shows no units; rounded up, so that the bar is full only at the end.
             total = -(-total_bytes >> 20)
             self._progress(f"{what} (MiB)", total if done_bytes >= total_bytes else done_bytes >> 20, total)
 
@@ -335,7 +336,7 @@ class _Preparing:
         with overlay(self._source, work) as (merged, upper):
             self._apply(merged, self._plan.settings.without_mount())
             changed = copied_up(upper)
-            self._tell(f"{len(changed)} of {len(before.sizes)} files were changed")
+            self._tell(f"{len(changed)} of {len(before.sizes)} files changed")
             return self._put_back(merged, before, changed)
 
     def _put_back(self, prepared: str, before: Tree, only: set[str] | None) -> str:

@@ -1,4 +1,4 @@
-"""Copying a backup to local scratch: many readers at once, pieces of large files, holes kept, digests on request."""
+"""Copies a backup to local scratch: many readers, large files in pieces, holes kept, digests on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COPY_THREADS = 12
 BLOCK_BYTES = 128 << 10
-"""What is compared and written back as one piece."""
+"""The unit of comparing and writing back."""
 DIGEST_BYTES = 16
 _STEP_BYTES = 4 << 20
 _FLUSH_BYTES = 8 << 20
@@ -29,14 +29,14 @@ _ZEROES = bytes(BLOCK_BYTES)
 
 @dataclass
 class Tree:
-    """What was copied, by paths from the root."""
+    """The entries of a tree, by paths from the root."""
 
     folders: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
     """Of the files."""
     digests: dict[str, bytearray] = field(default_factory=dict)
-    """Of the files' blocks, in their order; empty unless asked for."""
+    """Of each file: the digests of its blocks, in order. Empty unless requested."""
 
     @property
     def size_bytes(self) -> int:
@@ -57,11 +57,11 @@ def copy_to_scratch(
     threads: int = COPY_THREADS,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Tree:
-    """Copy all in the folder `source` to the new folder `target`, with owners, modes and times; return what it was.
+    """Copy the folder `source` to the new folder `target`, with owners, modes and times; return its entries.
 
-    It is not safe on disk yet. `progress` gets the bytes that are done, and of how many. Memory is bounded: a step of 4
+    The copy is not durable yet. `progress` gets the finished and the total bytes. Memory is bounded: a step of 4
     MiB for each thread, and 16 bytes for each 128 KiB where `digests` are wanted. Raises StorageError that names the
-    entry; then some of it is in `target`.
+    entry and leaves a part in `target`.
     """
     with ExitStack() as stack:
         source_fd = open_folder(stack, source)
@@ -101,15 +101,15 @@ class named:  # noqa: N801 - reads as a statement
 def failure(error: OSError, path: str) -> SnapmgrError:
     """Return what to raise for an error at an entry of a tree that is copied."""
     if is_full(error):
-        return StorageError(f"no room is left for {shown(path)}", hint="make room, or name a larger place (--scratch)")
+        return StorageError(f"no space left for {shown(path)}", hint="make room, or name a larger folder (--scratch)")
     if error.errno == errno.ESTALE:
-        return StorageError(f"{shown(path)} changed while it was copied", hint="does something write to the backup?")
-    hint = "the storage does not give the data back: look at its logs" if error.errno == errno.EIO else None
+        return StorageError(f"{shown(path)} changed while it was copied", hint="does a program write to the backup?")
+    hint = "the storage cannot read the data: see its logs" if error.errno == errno.EIO else None
     return StorageError(f"cannot copy {shown(path)}: {error.strerror}", hint=hint)
 
 
 def _outline(source_fd: int, target_fd: int) -> Tree:
-    """Make the folders, symlinks and files, these with their sizes and no contents."""
+    """Make the folders and symlinks, and the files with their sizes but without contents."""
     found = Tree()
     path = "."
     try:
@@ -129,7 +129,9 @@ def _outline(source_fd: int, target_fd: int) -> Tree:
                     _make_file(above, step.name, step.info.st_size)
                     found.sizes[step.path] = step.info.st_size
                 else:
-                    raise StorageError(f"{shown(path)} is no file: no backup tool makes that", hint="remove it")
+                    raise StorageError(
+                        f"{shown(path)} is not a file: backup tools make no such entry", hint="remove it"
+                    )
             finally:
                 os.close(above)
     except OSError as error:
@@ -203,10 +205,10 @@ def _copy(source_fd: int, target_fd: int, piece: Piece, digests: bytearray | Non
                 counted = done
             crew.count(piece.length - counted)
             if piece.length >= _FLUSH_BYTES:
-                # While others read: gigabytes of dirty pages would hold up everybody at the end.
+                # While other threads read: gigabytes of dirty pages would delay the end.
                 os.fdatasync(copy)
             with suppress(OSError):
-                # It is not read again: the page cache is for what the tool will read.
+                # It is not read again: keep the page cache for the data that the tool reads.
                 os.posix_fadvise(source, piece.offset, piece.length, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(copy)
@@ -215,7 +217,7 @@ def _copy(source_fd: int, target_fd: int, piece: Piece, digests: bytearray | Non
 
 
 def _write_data(fd: int, data: bytes, position: int) -> None:
-    """Write `data` but for whole blocks of zeroes, which stay holes."""
+    """Write `data` except whole blocks of zeroes, which stay holes."""
     start = 0
     for offset in range(0, len(data), BLOCK_BYTES):
         block = data[offset : offset + BLOCK_BYTES]
@@ -231,7 +233,7 @@ _ZERO_DIGEST = digest(_ZEROES)
 
 
 def _zero_digests(digests: bytearray, piece: Piece) -> None:
-    """Let every block of a piece be zeroes until something is read."""
+    """Set the digests of a piece to those of zeroes, which holes keep."""
     for offset in range(piece.offset, piece.offset + piece.length, BLOCK_BYTES):
         length = min(BLOCK_BYTES, piece.offset + piece.length - offset)
         one = _ZERO_DIGEST if length == BLOCK_BYTES else digest(_ZEROES[:length])

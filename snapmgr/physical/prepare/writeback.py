@@ -1,4 +1,4 @@
-"""Writing what a prepare on scratch changed back to a clone in the storage: changed blocks, new files, fewer files."""
+"""Writes the changes of a prepare on scratch back to a clone in the storage: blocks, new files, removed files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What was written back."""
+    """Numbers and sizes of the changes that were written back."""
 
     changed_bytes: int
     changed_files: int
@@ -46,18 +46,18 @@ def write_back(
     threads: int = COPY_THREADS,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Written:
-    """Make the folder `clone` hold what `scratch` holds, and prove it.
+    """Make the folder `clone` equal to `scratch`, and check it.
 
     Args:
         scratch: the tree as it is now.
         clone: a tree that is as `scratch` was when `before` was noted.
-        before: what it was then, with its digests; a file without digests is taken for changed.
-        only: the files that may have changed, if somebody knows; None: all.
-        threads: how many read and write at once.
-        progress: gets the bytes that are compared, and of how many.
+        before: the tree then, with its digests; a file without digests counts as changed.
+        only: the files that may have changed, if known; None: all.
+        threads: number of threads that read and write.
+        progress: gets the compared and the total bytes.
 
-    Only blocks that changed are written, each file is fsynced, then what was written is read again and its digests and
-    all sizes compared. Raises StorageError; then the clone is of no use.
+    Writes only the changed blocks, fsyncs each file, then reads the written blocks again and compares their digests and
+    all sizes. Raises StorageError; the clone is then unusable.
     """
     with ExitStack() as stack:
         scratch_fd, clone_fd = open_folder(stack, scratch), open_folder(stack, clone)
@@ -83,7 +83,7 @@ def write_back(
 
 
 def outline(root_fd: int) -> Tree:
-    """Return what a tree holds, without digests. Raises StorageError."""
+    """Return the entries of a tree, without digests. Raises StorageError."""
     found = Tree()
     try:
         for step in walk(root_fd):
@@ -99,7 +99,7 @@ def outline(root_fd: int) -> Tree:
 
 
 def outline_of(folder: str) -> Tree:
-    """Return what a folder holds, without digests. Raises StorageError."""
+    """Return the entries of a folder, without digests. Raises StorageError."""
     with ExitStack() as stack:
         return outline(open_folder(stack, folder))
 
@@ -128,7 +128,7 @@ def _make_new(scratch_fd: int, clone_fd: int, before: Tree, now: Tree, new: list
         with named(path), _above(clone_fd, path) as (fd, name):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             os.close(os.open(name, flags, 0o600, dir_fd=fd))
-    # Once each, before many threads write; a size of its own even where no block changes.
+    # Once for each file, before many threads write: the size may change where no block does.
     for path, size in now.sizes.items():
         if before.sizes.get(path) != size:
             with named(path):
@@ -155,7 +155,7 @@ class _above:  # noqa: N801 - reads as a statement
 
 
 class _Work:
-    """Compares pieces of files with what they were, and writes what differs."""
+    """Compares pieces of files with their earlier digests, and writes the changed blocks."""
 
     def __init__(self, scratch_fd: int, clone_fd: int, before: Tree, crew: Crew) -> None:
         self._scratch_fd = scratch_fd
@@ -210,8 +210,8 @@ class _Work:
             there = self._read(self._clone_fd, piece, fresh=True)
             if there != self._read(self._scratch_fd, piece, fresh=False):
                 raise StorageError(
-                    f"{shown(piece.path)} in the storage is not what was written to it (at byte {piece.offset})",
-                    hint="the storage loses writes: look at its logs",
+                    f"{shown(piece.path)} in the storage differs from the data written to it (at byte {piece.offset})",
+                    hint="the storage loses writes: see its logs",
                 )
 
     @staticmethod
@@ -233,6 +233,6 @@ def _compare_sizes(clone_fd: int, now: Tree) -> None:
             path for path in {*there.sizes, *now.sizes} if there.sizes.get(path, -1) != now.sizes.get(path, -1)
         )
         raise StorageError(
-            f"the clone in the storage differs from what was prepared: {', '.join(map(shown, odd[:4]))}",
-            hint="does something else write to it?",
+            f"the clone in the storage differs from the prepared data: {', '.join(map(shown, odd[:4]))}",
+            hint="does another program write to it?",
         )

@@ -1,4 +1,4 @@
-"""The servers' own backup tools: choosing one, running it, reading what it reports.
+"""The servers' own backup tools: choosing one, running it, reading its report.
 
-Import `choose` (tools and their choice) and `request` (what a tool is asked, and its errors).
+Import `choose` (the tools) and `request` (requests, results and errors of a tool).
 """

@@ -1,4 +1,4 @@
-"""Which of the servers' own backup tools is taken, and what lies in a folder that one of them has filled."""
+"""Chooses the backup tool for a server, or for the backup in a folder."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def choose_tool(
         program: path of the tool, the only one that may be taken.
         server_program: path of the server's program: its tool may lie beside it.
 
-    Raises ConfigError for a tool of the other flavor. Whether it is there and fits, its `missing` and `back_up` say.
+    Raises ConfigError for a tool of the other flavor. Its `missing` and `back_up` check that it is installed and fits.
     """
     if flavor == "mariadb":
         if name not in ("auto", "mariadb-backup"):
@@ -73,13 +73,13 @@ def choose_tool(
 
 
 def require_tool(tool: Tool) -> None:
-    """Raise LackingError that names all that this machine lacks for a tool."""
-    if lacking := tool.missing():
-        raise LackingError("; ".join(one.what for one in lacking), hint="; ".join(one.hint for one in lacking))
+    """Raise LackingError that names every missing requirement of a tool."""
+    if missing := tool.missing():
+        raise LackingError("; ".join(one.what for one in missing), hint="; ".join(one.hint for one in missing))
 
 
 def tool_for(info: BackupInfo, *, program: str | None = None) -> Tool:
-    """Return the tool that applies redo and increments to a backup that lies there. Raises LackingError for a clone."""
+    """Return the tool that applies redo and increments to a backup. Raises LackingError for a clone."""
     if info.tool == "clone":
-        raise LackingError("a clone needs no prepare: a server may start on it", hint="verify it instead")
+        raise LackingError("a clone needs no prepare: a server can start on it", hint="verify it instead")
     return choose_tool(info.tool, info.flavor, info.server_version, program=program)

@@ -243,7 +243,7 @@ def _failure(error: MysqlError, request: CopyRequest, source: BackupSource) -> E
         return explain([error.message], 1, what="CLONE", log=request.log, account=source.account)
     return StorageError(
         f"CLONE failed: the connection to the server was lost ({error.message})",
-        hint="did the server end, or did somebody end the connection? Its error log tells",
+        hint="did the server stop, or was the connection killed? See its error log",
     )
 
 

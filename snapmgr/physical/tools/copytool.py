@@ -1,4 +1,4 @@
-"""What mariadb-backup and XtraBackup have in common: both copy a running server's files and apply redo log to them."""
+"""The common part of mariadb-backup and XtraBackup: both copy a running server's files and apply redo log to them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from snapmgr.physicalrecord import ToolName
 
 _VERSION = re.compile(r"(?:MariaDB server|version) (?P<version>\d+\.\d+\.\d+\S*)")
-# Options that we give ourselves, that make no folder of files, or that take away what makes a backup whole or its
-# position exact. By the start of their names: the tools take any beginning that is unique.
+# Options that we set ourselves, that do not make a folder of files, or that make a backup incomplete or its position
+# inexact. By the start of their names: the tools accept any unique prefix.
 _OURS = re.compile(
     r"--(?:defaults|no-defaults|print-defaults|login-path|backup$|prepare|copy-back|move-back|decompress|decrypt|target"
     r"|incremental|user|password|host|port|socket|protocol|ssl|datadir|stream|compress|encrypt|no-lock|apply-log"
@@ -41,7 +41,7 @@ _OURS_SHORT = re.compile(r"-[a-zA-Z]")
 
 
 def backup_options(request: CopyRequest, *, replica: bool) -> list[str]:
-    """Return the end of a backup's command line, which is the same for all of these tools."""
+    """Return the options of a backup that both tools share."""
     return [
         f"--parallel={request.parallel}",
         *([f"--throttle={request.throttle}"] if request.throttle else []),
@@ -52,7 +52,7 @@ def backup_options(request: CopyRequest, *, replica: bool) -> list[str]:
 
 
 def apply_options(request: ApplyRequest) -> list[str]:
-    """Return the same of applying redo, or an increment."""
+    """Return the options of applying redo or an increment that both tools share."""
     return [
         f"--target-dir={request.folder}",
         *([f"--use-memory={request.use_memory_bytes}"] if request.use_memory_bytes else []),
@@ -94,10 +94,10 @@ class CopyTool(ABC):
     def positions(
         self, source: BackupSource, info: BackupInfo, folder: str
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
-        """Return what the tool wrote down where it is exact. Raises MysqlError, StorageError."""
+        """Return the positions that the tool recorded, where they are exact. Raises MysqlError, StorageError."""
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return what this machine lacks."""
+        """Return the missing requirements."""
         try:
             self._find(self._server_version, self._server_program)
         except LackingError as error:
@@ -141,9 +141,9 @@ class CopyTool(ABC):
     def _positions(
         self, before: BackupSource, info: BackupInfo, request: CopyRequest
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
-        """Return the positions that are exact, also by what the server has become during the backup.
+        """Return the positions that are exact, judged by the server's state after the backup as well.
 
-        None if it cannot be asked any more: the backup itself is whole.
+        None if the server cannot be reached any more: the backup itself is complete.
         """
         with (
             suppress(NotQuiescedError, LackingError),
@@ -171,8 +171,8 @@ class CopyTool(ABC):
         wanted = before.to_lsn if increment is None else increment.to_lsn
         if after.state == "raw" or after.to_lsn < wanted:
             raise StorageError(
-                f"{self.name} says that it applied all to {request.folder}, but its files do not: they are "
-                f"{after.state}, up to LSN {after.to_lsn} of {wanted}",
+                f"{self.name} reports success, but {request.folder} is {after.state}, up to LSN {after.to_lsn} of "
+                f"{wanted}",
                 hint=f"the log: {request.log}",
             )
         if os.geteuid() == 0:
@@ -189,15 +189,15 @@ class CopyTool(ABC):
                 continue
             match = _VERSION.search(said.stdout + said.stderr)
             if match is None:
-                seen.append(f"{path} is no {self.name}")
+                seen.append(f"{path} is not {self.name}")
             elif fits(match["version"], wanted):
                 return path
             else:
-                seen.append(f"{path} is of version {match['version']}, the server of {wanted}")
+                seen.append(f"{path} has version {match['version']}, the server {wanted}")
         raise LackingError(
             f"no {self.name} for this server: {'; '.join(seen) or 'it is not installed'}",
-            hint=f"apt-get install {self.package} in the server's series: one of another series may make backups that "
-            "are damaged, without a word; or name its program in the configuration",
+            hint=f"apt-get install {self.package} in the server's series (another series may silently make damaged "
+            "backups), or name its program in the configuration",
         )
 
     def _candidates(self, server_program: str | None) -> Iterator[str]:
@@ -208,7 +208,7 @@ class CopyTool(ABC):
             folder = os.path.dirname(server_program)
             for name in self.programs:
                 for path in (os.path.join(folder, name), os.path.join(os.path.dirname(folder), "bin", name)):
-                    # What others named: as root we obey only what root has installed.
+                    # Others name this path: as root we run only programs that root installed.
                     with suppress(OSError):
                         if changeable(os.stat(path)) is None and exchangeable(Path(path)) is None:
                             yield path
@@ -220,37 +220,35 @@ class CopyTool(ABC):
 def fits(tool_version: str, server_version: str) -> bool:
     """Return whether a tool may be used on a server: both of one series (10.11, 8.4). Pure.
 
-    mariadb-backup 10.11 backs up an 11.8 server without a complaint (tried), and what it does not know it leaves out.
+    mariadb-backup 10.11 backs up an 11.8 server without an error (tested), and leaves out what it does not know.
     """
     return not version_number(server_version) or version_number(tool_version)[:2] == version_number(server_version)[:2]
 
 
 def require_applicable(before: BackupInfo, increment: BackupInfo | None, request: ApplyRequest, tool: ToolName) -> None:
-    """Raise unless redo, or this increment, can be applied to what is there: BrokenChainError, StorageError."""
+    """Raise BrokenChainError or StorageError unless redo, or this increment, can be applied to the backup."""
     if before.tool != tool:
         raise StorageError(f"{request.folder} was made by {before.tool}, not by {tool}")
     if before.is_increment:
         raise StorageError(
-            f"{request.folder} is an increment (from LSN {before.from_lsn}): by itself it is of no use",
+            f"{request.folder} is an increment (from LSN {before.from_lsn}), not a whole backup",
             hint="apply it to the backup that it follows on",
         )
     if increment is None:
         return
     if increment.tool != tool or increment.state != "raw" or not increment.is_increment:
-        raise BrokenChainError(f"{request.increment} is no increment of {tool} that can be applied")
+        raise BrokenChainError(f"{request.increment} is not an applicable increment of {tool}")
     if before.state == "raw":
-        raise StorageError(
-            f"the redo log of {request.folder} has to be applied before an increment can be", hint="prepare it first"
-        )
+        raise StorageError(f"{request.folder} needs its redo log applied before an increment", hint="prepare it first")
     if tool == "xtrabackup" and before.state == "prepared":
         raise BrokenChainError(
-            f"{request.folder} was prepared without --apply-log-only: no increment can be applied any more",
+            f"{request.folder} was prepared without --apply-log-only: it takes no further increment",
             hint="a full backup is needed",
         )
     if increment.from_lsn != before.to_lsn:
         raise BrokenChainError(
-            f"the increment {request.increment} begins at LSN {increment.from_lsn}, and what it is to be applied to "
-            f"ends at {before.to_lsn}",
+            f"the increment {request.increment} begins at LSN {increment.from_lsn}, but {request.folder} ends at "
+            f"{before.to_lsn}",
             hint="a full backup is needed",
         )
     if version_number(increment.server_version) != version_number(before.server_version):
@@ -264,22 +262,22 @@ def _check_options(options: tuple[str, ...]) -> None:
         if not option.startswith("--") or _OURS.match(option.replace("_", "-")) or _OURS_SHORT.match(option):
             raise ConfigError(
                 f"the tool option {option.partition('=')[0]} is not allowed",
-                hint="options of the form --name=value, and none that snapmgr gives itself or that leave data out",
+                hint="use the form --name=value; options that snapmgr sets, or that leave out data, are refused",
             )
 
 
 def _require_what_was_asked(info: BackupInfo, request: CopyRequest, tool: ToolName) -> None:
     if info.tool != tool or info.state != "raw" or info.from_lsn != request.from_lsn:
         raise StorageError(
-            f"{tool} made a backup of {info.tool} from LSN {info.from_lsn} ({info.state}), and was asked for one "
-            f"from LSN {request.from_lsn}",
+            f"{tool} made a backup of {info.tool} from LSN {info.from_lsn} ({info.state}) instead of one from LSN "
+            f"{request.from_lsn}",
             hint=f"the log: {request.log}",
         )
 
 
 @contextmanager
 def _nothing_finished_on_failure(folder: str) -> Iterator[None]:
-    """Make sure that what an exception leaves in the folder is not taken for a backup."""
+    """Make sure that the leftover of an exception does not pass for a finished backup."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""What the tools write down about a backup: their info files, read strictly. Damaged, empty or foreign is an error.
+"""Reads the tools' info files about a backup, strictly: a damaged, empty or foreign file is an error.
 
 mariadb-backup 11.1 renamed its files (MDEV-18931): xtrabackup_checkpoints became mariadb_backup_checkpoints, and so on.
 Formats: the manuals of mariadb-backup and XtraBackup, and of 10.11.19, 11.8.6 and MySQL 9.7 (tests/golden/physical).
@@ -49,7 +49,7 @@ class Checkpoints:
 
 
 def parse_checkpoints(text: str, where: str) -> Checkpoints:
-    """Given the file's text, return what it says. Raises StorageError that names `where` if it is damaged."""
+    """Parse the file's text. Raises StorageError that names `where` if it is damaged."""
     lines = text.splitlines()
     kinds = [line.removeprefix("backup_type = ") for line in lines if line.startswith("backup_type = ")]
     found = [match for line in lines if (match := _LSN.fullmatch(line))]
@@ -58,7 +58,7 @@ def parse_checkpoints(text: str, where: str) -> Checkpoints:
         raise _damaged(where, f"its backup_type is {', '.join(kinds) or 'missing'}"[:200])
     missing = {"from_lsn", "to_lsn", "last_lsn"} - numbers.keys()
     if missing or max(numbers.values()) >= _LSN_LIMIT:
-        raise _damaged(where, f"{', '.join(sorted(missing)) or 'an LSN'} is missing or no number")
+        raise _damaged(where, f"{', '.join(sorted(missing)) or 'an LSN'} is missing or not a number")
     kind: BackupType = next(one for one in get_args(BackupType) if one == kinds[0])
     if numbers["to_lsn"] < numbers["from_lsn"] or (kind != "incremental" and numbers["from_lsn"]):
         raise _damaged(where, f"its LSNs contradict each other ({numbers['from_lsn']} to {numbers['to_lsn']}, {kind})")
@@ -86,7 +86,7 @@ def parse_binlog_info(text: str, where: str) -> Position | None:
     match = _BINLOG.fullmatch(records[-1])
     gtid = "".join((match["gtid"] or "").split()) if match else ""
     if match is None or int(match["offset"]) >= _LSN_LIMIT or not _GTID.fullmatch(gtid):
-        raise _damaged(where, "it is no file, offset and GTID")
+        raise _damaged(where, "it does not hold file, offset and GTID")
     return Position(file=match["file"], offset=int(match["offset"]), gtid=gtid)
 
 
@@ -113,7 +113,7 @@ class SlaveInfo:
 
 
 def parse_slave_info(text: str, where: str) -> SlaveInfo:
-    """Given the file's statements, return what they say. Raises StorageError if they say nothing that is known."""
+    """Parse the file's statements. Raises StorageError if none of them is known."""
     gtid = _SLAVE_GTID.search(text)
     files = {
         (match["name"] or ""): (match["file"], int(match["offset"]))
@@ -126,7 +126,7 @@ def parse_slave_info(text: str, where: str) -> SlaveInfo:
 
 
 def read_slave_info(folder: str) -> SlaveInfo:
-    """Return what a tool wrote down of a replica's sources; nothing for what is no replica. Raises StorageError."""
+    """Return the recorded positions of a replica's sources; nothing if it is no replica. Raises StorageError."""
     text = _read_either(folder, "slave_info")
     if text is None:
         return SlaveInfo(gtid="", files={})
@@ -134,22 +134,22 @@ def read_slave_info(folder: str) -> SlaveInfo:
 
 
 def read_info(folder: str | os.PathLike[str]) -> BackupInfo:
-    """Return what lies in the folder of a finished backup, by the tool's own files alone.
+    """Describe the finished backup in a folder by the tool's own files alone.
 
     Raises NotFoundError if there is no folder, StorageError if it is no backup or none that was finished, LackingError
     if it is compressed or partial.
     """
     folder = os.fspath(folder)
     if not os.path.isdir(folder):
-        raise NotFoundError(f"there is no folder {folder}")
+        raise NotFoundError(f"{folder} does not exist")
     if os.path.lexists(os.path.join(folder, _CLONE)):
         return _clone_state(folder)
     checkpoints_text = _read_either(folder, "checkpoints")
     info_text = _read_either(folder, "info")
     if checkpoints_text is None and info_text is None:
         raise StorageError(
-            f"{folder} is no physical backup: it has no xtrabackup_checkpoints, no mariadb_backup_checkpoints, "
-            "nor what a CLONE leaves",
+            f"{folder} is not a physical backup: it has no xtrabackup_checkpoints, no mariadb_backup_checkpoints "
+            "and no status file of CLONE",
             hint="name the folder that mariadb-backup, xtrabackup or CLONE LOCAL DATA DIRECTORY has made",
         )
     # The tools write the info file last of all.
@@ -181,7 +181,7 @@ def read_info(folder: str | os.PathLike[str]) -> BackupInfo:
 def _state(kind: BackupType, *, mariadb: bool) -> State:
     if kind in ("full-backuped", "incremental"):
         return "raw"
-    # mariadb-backup never rolls back what was not committed, so that increments may always follow.
+    # mariadb-backup never rolls back open transactions, so increments can always follow.
     return "prepared" if mariadb or kind == "full-prepared" else "redo-applied"
 
 
@@ -190,10 +190,10 @@ def _clone_state(folder: str) -> BackupInfo:
     if not status or os.path.lexists(os.path.join(folder, _CLONE, "#in_progress")):
         raise _unfinished(folder)
     if status[0] != _CLONE_SUCCEEDED:
-        raise StorageError(f"{folder} is a clone that failed, says the server's own file in it", hint="clone again")
+        raise StorageError(f"{folder} is a failed clone, by the server's status file in it", hint="clone again")
     origin = read_origin(folder)
     if not origin.version:
-        raise StorageError(f"{folder} is no whole clone: its data dictionary (mysql.ibd) does not tell its version")
+        raise StorageError(f"{folder} is an incomplete clone: its data dictionary (mysql.ibd) has no version")
     return BackupInfo(
         tool="clone",
         tool_version=origin.version,
@@ -216,7 +216,7 @@ def _read_either(folder: str, name: str) -> str | None:
 
 
 def read_text(path: str) -> str | None:
-    """Return the text of one of the tool's files; None if there is none. Raises StorageError if it is no text."""
+    """Return the text of one of the tool's files; None if it does not exist. Raises StorageError if it is not text."""
     try:
         with open_plain(path) as file:
             data = file.read(_MAX_BYTES + 1)
@@ -229,13 +229,11 @@ def read_text(path: str) -> str | None:
             return data.decode()
     except UnicodeDecodeError:
         pass
-    raise _damaged(path, "it is no text")
+    raise _damaged(path, "it is not text")
 
 
 def _unfinished(folder: str) -> StorageError:
-    return StorageError(
-        f"the backup in {folder} was never finished", hint="it is of no use: remove it, and back up again"
-    )
+    return StorageError(f"the backup in {folder} was never finished", hint="remove it, and back up again")
 
 
 def _damaged(where: str, why: str) -> StorageError:

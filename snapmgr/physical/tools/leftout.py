@@ -1,4 +1,4 @@
-"""Tables that a tool has left out of a backup without an error: their definition is in it, their tablespace is not.
+"""Finds tables that a tool left out of a backup without an error: with a definition, but without a tablespace.
 
 mariadb-backup 10.11 and 11.8 read DISCARD TABLESPACE in the redo log as the table's end, and a table that was imported
 since the server's last checkpoint has that behind it: "We assume the table was dropped", and "completed OK!".
@@ -49,11 +49,11 @@ def require_all_tables(folder: str, datadir: str, log: str, backup: ToolBackup) 
     try:
         names = left_out(folder, datadir, log)
     except OSError as error:
-        raise StorageError(f"cannot see whether all tables are in the backup: {error}") from None
+        raise StorageError(f"cannot check that all tables are in the backup: {error}") from None
     if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise StorageError(
-            f"{backup.tool} {backup.tool_version} left tables out and called the backup complete: "
+            f"{backup.tool} {backup.tool_version} left out tables, but reported a complete backup: "
             f"{', '.join(names[:_SHOWN])}{more}",
             hint="it does so for tablespaces imported since the server's last checkpoint: SET GLOBAL "
             "innodb_log_checkpoint_now = ON; (or innodb_max_dirty_pages_pct = 0 for a while), and back up again",

@@ -46,13 +46,13 @@ class MariabackupTool(CopyTool):
         ]
 
     def why_inexact(self, source: BackupSource) -> str:
-        """Return why nothing is exact that is read under BACKUP STAGE."""
+        """Return why no position read under BACKUP STAGE is exact."""
         return source.why_inexact()
 
     def positions(
         self, source: BackupSource, info: BackupInfo, folder: str
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
-        """Return what is exact of the positions that the tool read while commits were blocked."""
+        """Return the exact positions among those that the tool read while commits were blocked."""
         position = info.position
         if position is not None:
             # The tool writes gtid_current_pos, which on a replica is not what its own binary log says.
@@ -61,7 +61,7 @@ class MariabackupTool(CopyTool):
 
 
 def exact_sources(channels: tuple[Channel, ...], info: SlaveInfo) -> tuple[SourcePosition, ...]:
-    """Given a replica's sources and what the tool wrote down of them, return the positions that are known. Pure."""
+    """Given a replica's sources and the tool's record of them, return the known positions. Pure."""
     found = []
     for channel in channels:
         file, offset = info.files.get(channel.name, ("", 0))
@@ -78,7 +78,7 @@ def exact_sources(channels: tuple[Channel, ...], info: SlaveInfo) -> tuple[Sourc
 def _gtid_at(source: BackupSource, position: Position) -> str:
     """Return the GTID of a place in the server's binary log; "" if the server does not tell."""
     gtid: object = ""
-    # It reads the file up to there, and the file may be gone by now: no reason to give the backup up.
+    # The server reads the file up to that place. The file may be gone by now: the backup is complete without it.
     with suppress(MysqlError):
         gtid = source.connection.value("SELECT BINLOG_GTID_POS(%s, %s)", (position.file, position.offset))
     return gtid.decode() if isinstance(gtid, bytes) else str(gtid or "")

@@ -1,4 +1,4 @@
-"""What is asked of a server's own backup tool, and what it answers; `snapmgr.physical.tools.choose` has the tools."""
+"""Requests to a server's own backup tool, its results and its errors; `choose` has the tools."""
 
 from __future__ import annotations
 
@@ -16,60 +16,60 @@ from snapmgr.records import Reason
 
 
 class BrokenChainError(StorageError):
-    """No increment can follow on what is there: only a full backup helps."""
+    """No increment fits the last backup: a full backup is needed."""
 
 
 class FullError(StorageError):
-    """The file system that the tool writes to is full, or a quota of it is used up."""
+    """The file system that the tool writes to, or its quota, is full."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a tool is."""
+    """Progress of a tool."""
 
     phase: str
     """In words: "copying data files"."""
     done_bytes: int
     """Written by the tool so far."""
     expected_bytes: int | None
-    """About how much it will be; None: not known."""
+    """The estimated total; None: unknown."""
     lag_bytes: int | None = None
-    """Redo log that the server has written and the tool not copied, or not applied yet; None: it does not tell."""
+    """Redo log that the server has written and the tool has not copied or applied yet; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRequest:
-    """A backup into a staging folder."""
+    """A request to copy a server into a staging folder."""
 
     folder: str
-    """Exists and is empty; nobody else uses it."""
+    """Exists, is empty, and is used by nobody else."""
     log: str
-    """Where the tool's log goes: a file of mode 0600, replaced. It stays, whatever comes."""
+    """Path of the tool's log: a file of mode 0600, replaced. It always stays."""
     credentials: Credentials
     identity: ServerIdentity
-    """The server that is meant: `snapmgr.mysql.identity.identify`."""
+    """The expected server: `snapmgr.mysql.identity.identify`."""
     from_lsn: int = 0
-    """0 for a full backup; else what has changed since."""
+    """0 for a full backup; else only the changes since."""
     throttle: int = 0
-    """Reads and writes a second, in the tool's own counting; 0: as fast as it can."""
+    """Reads and writes a second, in the tool's own units; 0: no limit."""
     parallel: int = 1
     options: tuple[str, ...] = ()
-    """Further options of the tool, behind ours: no secrets."""
+    """Further options of the tool, after ours; never secrets."""
     time_limit_s: float | None = None
     progress: Callable[[Progress], None] = lambda _: None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyRequest:
-    """Applying redo or an increment to a backup, in place."""
+    """A request to apply redo or an increment to a backup, in place."""
 
     folder: str
     log: str
     """As in `CopyRequest`."""
     increment: str | None = None
-    """Folder of an increment that goes into `folder`. The tool renames and removes files in it: it is used up."""
+    """Folder of an increment to apply to `folder`. The tool renames and removes its files: it cannot be used again."""
     redo_only: bool = False
-    """Whether further increments are to follow (xtrabackup --apply-log-only); mariadb-backup's always may."""
+    """Whether further increments will follow (xtrabackup --apply-log-only); with mariadb-backup they always can."""
     use_memory_bytes: int = 0
     """0: the tool's default, 96 to 100 MiB."""
     options: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class ApplyRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolBackup:
-    """A finished backup, from the tool's own files and its log."""
+    """A finished tool backup, as described by the tool's own files and its log."""
 
     tool: ToolName
     tool_version: str
@@ -100,7 +100,7 @@ class ToolBackup:
 
 @dataclass(frozen=True, kw_only=True)
 class BackupInfo:
-    """What lies in the folder of a finished backup, as its files tell."""
+    """A finished backup in a folder, as described by its files."""
 
     tool: ToolName
     tool_version: str
@@ -114,11 +114,11 @@ class BackupInfo:
     to_lsn: int
     last_lsn: int
     position: Position | None
-    """As the tool wrote it down; whether it is exact, `Tool.back_up` alone knows."""
+    """As the tool recorded it; only `Tool.back_up` can tell whether it is exact."""
 
     @property
     def is_increment(self) -> bool:
-        """Whether it is only what had changed, and no backup by itself."""
+        """Whether it holds only changes, so that it is not a whole backup."""
         return self.from_lsn > 0
 
 
@@ -127,23 +127,23 @@ class Tool(Protocol):
 
     name: ToolName
     increments: bool
-    """Whether it can back up only what has changed."""
+    """Whether it can back up only the changes."""
     applies: bool
-    """Whether there is anything to apply: a clone is "prepared" as it comes."""
+    """Whether its backups need a prepare: a clone is "prepared" from the start."""
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return all that this machine lacks for it, at once; empty when it can work. Never raises."""
+        """Return all missing requirements; empty if the tool can work. Never raises."""
 
     def back_up(self, request: CopyRequest) -> ToolBackup:
-        """Back up the server into the folder. What fails leaves nothing there that `read_info` takes for finished.
+        """Back up the server into the folder. A failure leaves nothing that `read_info` takes for a finished backup.
 
-        Raises StorageError with the log's telling lines (disk full, connection lost, redo log overwritten);
+        Raises StorageError with the important lines of the log (disk full, connection lost, redo log overwritten);
         LackingError for missing rights, with the statement that grants them, and for a program of another version;
-        NotQuiescedError if another server answers than is meant; BrokenChainError if no increment is possible.
+        NotQuiescedError if another server answers; BrokenChainError if no increment is possible.
         """
 
     def apply(self, request: ApplyRequest) -> None:
-        """Apply redo, or an increment, in place. What fails or is interrupted leaves a folder of no further use.
+        """Apply redo, or an increment, in place. A failure or an interruption leaves an unusable folder.
 
-        Raises BrokenChainError if the increment does not follow on what is there, StorageError, LackingError.
+        Raises BrokenChainError if the increment does not fit the backup, StorageError, LackingError.
         """

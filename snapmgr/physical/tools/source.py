@@ -1,4 +1,4 @@
-"""The server that is backed up: the very one that is meant, and what has to be known of it beforehand."""
+"""Connects to the server that a tool backs up: checks its identity, and reads what the backup depends on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class BackupSource:
-    """A server, connected, and what a backup of it has to know."""
+    """A connected server, with all that its backup depends on."""
 
     connection: Connection
     identity: ServerIdentity

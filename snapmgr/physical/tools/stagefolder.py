@@ -1,4 +1,4 @@
-"""A staging folder: empty before, counted and given to the server's user afterwards."""
+"""Staging folders: checked to be empty before, measured and given to the server's user afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def require_empty(folder: str) -> None:
     """Raise StorageError unless `folder` is an empty folder, not a symlink to one."""
     try:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
-            raise StorageError(f"{folder} is no folder")
+            raise StorageError(f"{folder} is not a folder")
         left = os.listdir(folder)
     except OSError as error:
         raise StorageError(f"cannot use the staging folder {folder}: {error.strerror}") from None
@@ -26,7 +26,7 @@ def require_empty(folder: str) -> None:
 
 
 def entries(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the path, from `folder`, and the facts of all that is in it, folders before what they hold.
+    """Yield path and facts of each entry of `folder`; folders come before their contents.
 
     Symlinks are not followed. Raises OSError.
     """
@@ -48,14 +48,14 @@ def measure(folder: str) -> tuple[int, int]:
     try:
         sizes = [info.st_size for _, info in entries(folder) if stat.S_ISREG(info.st_mode)]
     except OSError as error:
-        raise StorageError(f"cannot look through {folder}: {error.strerror}") from None
+        raise StorageError(f"cannot read {folder}: {error.strerror}") from None
     return sum(sizes), len(sizes)
 
 
 def give_to(folder: str, uid: int, gid: int) -> None:
-    """Give what is ours, of a folder and all in it, to a user: a server of theirs is to start on it.
+    """Give our own files in a folder, and the folder, to a user whose server will start on it.
 
-    What belongs to others already stays theirs. Raises StorageError.
+    Files of other users stay theirs. Raises StorageError.
     """
     try:
         for path, info in [("", os.lstat(folder)), *entries(folder)]:

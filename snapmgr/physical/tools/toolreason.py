@@ -1,4 +1,4 @@
-"""Why a backup tool failed, in words: from the lines of its log, with what to do about it. Pure."""
+"""Explains the failure of a backup tool by the lines of its log, with a remedy. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _REASONS = (
     _Reason(
         pattern="No space left on device|Disk quota exceeded|errno: 28\\b|errno: 122\\b",
         words="the staging folder's file system is full",
-        hint="make room there, or prune; nothing of this backup is of use",
+        hint="make room there, or prune; this backup is unusable",
         kind=FullError,
     ),
     _Reason(
@@ -63,7 +63,7 @@ _REASONS = (
     ),
     _Reason(
         pattern="seems not to be proper for the target",
-        words="the increment does not follow on what is there",
+        words="the increment does not fit the backup",
         hint="a full backup is needed",
         kind=BrokenChainError,
     ),
@@ -75,7 +75,7 @@ _REASONS = (
     _Reason(
         pattern="gone away|Lost connection|Server shutdown in progress|server has closed|Connection was killed",
         words="the connection to the server was lost",
-        hint="did the server end, or did somebody end the connection? Its error log tells",
+        hint="did the server stop, or was the connection killed? See its error log",
     ),
     _Reason(
         pattern="Failed to connect|Can't connect",
@@ -95,7 +95,7 @@ _REASONS = (
     ),
     _Reason(
         pattern="Can't open backup-my.cnf|failed to read metadata|cannot open .*checkpoints",
-        words="there is no finished backup in the folder",
+        words="the folder holds no finished backup",
         hint="name the folder that the tool has made",
     ),
     _Reason(
@@ -113,7 +113,7 @@ _REASONS = (
 
 
 def telling_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the last lines that say what went wrong, without their time stamps; else the very last ones."""
+    """Return the last lines that name an error, without their time stamps; otherwise the very last lines."""
     told = [line for line in lines if _TELLING.search(line) and "[Note]" not in line]
     chosen = told[-_SHOWN_LINES:] or [line for line in lines if line.strip()][-_SHOWN_LINES:]
     return tuple(dict.fromkeys(_STAMP.sub("", line).strip() for line in chosen))
@@ -125,9 +125,9 @@ def explain(lines: Sequence[str], returncode: int, *, what: str, log: str, accou
     Args:
         lines: its log.
         returncode: its exit code, negative for a signal.
-        what: what failed, as a message begins.
+        what: the failed step, the beginning of the message.
         log: the log's path.
-        account: whom a right is to be granted to, as it stands in GRANT … TO.
+        account: the account of the GRANT statement.
     """
     said = "; ".join(telling_lines(lines))[-_SHOWN_CHARS:]
     granted = missing_privileges(lines)

@@ -1,4 +1,4 @@
-"""Runs a backup tool: its words go to a log file that stays, its password to nobody, and it never outlives us."""
+"""Runs a backup tool: keeps its output in a log file, hides its password, and never lets it outlive us."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Ended:
     returncode: int
     log: str
     lines: tuple[str, ...]
-    """What it said, the last 20,000 lines."""
+    """The last 20,000 lines of its output."""
 
     @property
     def completed(self) -> bool:
-        """Whether it says itself that all went well."""
+        """Whether the tool itself reports success."""
         return self.returncode == 0 and any(line.rstrip().endswith(COMPLETED) for line in self.lines[-3:])
 
 
@@ -97,7 +97,7 @@ class LogFile:
         return fresh
 
     def close_up(self) -> None:
-        """Take what is there of a last line for whole."""
+        """Take a last line without its end as a whole line."""
         self.read()
         if self._half:
             self.lines.append(_clean(self._half))
@@ -164,8 +164,8 @@ def require_completed(ended: Ended, what: str, *, account: str = "the account") 
 
     Args:
         ended: from `run_tool`.
-        what: what failed, the tool's name first: "mariadb-backup: the backup".
-        account: whom a right is to be granted to.
+        what: the failed step, after the tool's name: "mariadb-backup: the backup".
+        account: the account of a GRANT statement.
     """
     if not ended.completed:
         raise explain(ended.lines, ended.returncode, what=what, log=ended.log, account=account)

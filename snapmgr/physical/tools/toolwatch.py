@@ -1,4 +1,4 @@
-"""How far a running tool is, told from its log and from what the kernel counts of its writes."""
+"""Follows the progress of a running tool by its log and by the kernel's counters of its writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _EVERY_S = 0.5
 _SCANNED = re.compile(r"log scanned up to \((?P<lsn>\d{1,20})\)")
-# mariadb-backup, once a second, while it waits for more log or finds what it wanted overwritten.
+# mariadb-backup, once a second, while it waits for more log or finds the next part overwritten.
 _WAITING = re.compile(r"Retrying read of log at LSN=(?P<lsn>\d{1,20})")
 # A prepare's first and last LSN, and how far it is: in a log of several batches only.
 _RECOVERY = re.compile(
@@ -38,7 +38,7 @@ _PHASES = tuple(
 
 
 def phase_of(line: str) -> str | None:
-    """Return what a tool is doing once it has printed this line; None if the line does not tell."""
+    """Return the phase that a tool enters with this line; None if the line is not about phases."""
     return next((phase for pattern, phase in _PHASES if pattern.search(line)), None)
 
 
@@ -110,7 +110,7 @@ class Watch:
             return max(0, self._log_end - self._recovered)
         if self._scanned is None:
             return None
-        # What the tool said last tells nothing of how far it is later on.
+        # The last line of the tool says nothing about its later progress.
         scanned, self._scanned = self._scanned, None
         now = self._current_lsn()
         return None if now is None else max(0, now - scanned)

@@ -46,7 +46,7 @@ class XtrabackupTool(CopyTool):
         ]
 
     def why_inexact(self, source: BackupSource) -> str:
-        """Return why its position is not claimed: other engines are not part of performance_schema.log_status."""
+        """Return why its position is not exact: performance_schema.log_status does not cover other engines."""
         others = source.needs.other_engines
         return f"there are tables of {', '.join(others)}" if others else ""
 
@@ -58,6 +58,6 @@ class XtrabackupTool(CopyTool):
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
         """Return its position: from performance_schema.log_status, of one instant.
 
-        Of sources none is claimed: what it writes down of appliers at work was not measured.
+        Returns no positions of sources: its records of running appliers were not measured.
         """
         return info.position, ()

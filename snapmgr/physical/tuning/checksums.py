@@ -1,4 +1,4 @@
-"""The tables of prepared data by checksum, as a throwaway server on them says."""
+"""Takes the checksums of all tables of prepared data with a throwaway server."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MEMORY_BYTES = 256 << 20
 _QUERY_S = 3600.0
 _OPTIONS_FILE = "backup-my.cnf"
 _OPTIONS_BYTES = 64 << 10
-# Without these a server takes the data for another one's, or creates what is there already.
+# Without these a server misreads the data, or creates files that exist already.
 _NEEDED = ("innodb_data_file_path", "innodb_page_size", "innodb_undo_tablespaces", "innodb_checksum_algorithm")
-# The server writes to its own tables when it starts: those say nothing of the prepare.
+# The server writes to its own tables when it starts, so they do not show the work of the prepare.
 _OWN = ("information_schema", "performance_schema", "sys", "mysql")
 
 
@@ -37,7 +37,7 @@ def table_checksums(
         scratch_dir: for the server's socket and temporary files.
         time_limit_s: until it answers.
 
-    Raises LackingError if there is no server program, or this machine cannot run it; VerificationError if it does not
+    Raises LackingError without a server program, or if this machine cannot run it; VerificationError if it does not
     start on the data.
     """
     with (
@@ -56,7 +56,7 @@ def table_checksums(
 
 
 def needed_options(datadir: str) -> tuple[str, ...]:
-    """Return what a server on a backup has to be told: what the tool wrote down of the live one's settings."""
+    """Return the options for a server on a backup: the live server's settings that the tool recorded."""
     found = {}
     with suppress(FileNotFoundError), open_plain(os.path.join(datadir, _OPTIONS_FILE)) as file:
         for line in file.read(_OPTIONS_BYTES).decode("utf-8", "replace").splitlines():

@@ -1,9 +1,9 @@
-"""The search for the settings of a prepare: pure. Given what was measured, which rung is next, or that it is enough.
+"""Searches for the settings of a prepare: pure. Given the measured runs, it returns the next rung or stops.
 
-It climbs from the best rung so far, one setting at a time, and what was the bottleneck says which setting is tried
-first. A rung counts as better only if it gains more than the noise, which is the spread of repeats: where that is not
-known and the gain is small, a rung is repeated. A setting that gained nothing is tried again only when the bottleneck
-became another one, when all is much faster now, or when a setting that it works together with has changed since.
+It climbs from the best rung so far, one setting at a time, and the bottleneck decides which setting is tried
+first. A rung counts as better only if it gains more than the noise, which is the spread of repeats: while it is
+unknown and the gain is small, a rung is repeated. A setting that gained nothing is tried again only when the bottleneck
+changed, when everything is much faster now, or when a related setting has changed since.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _MOST_RUNS = 3
 _CLEAR_GAIN = math.log(2)
 # Of repeats that agree by chance.
 _LEAST_NOISE = 0.03
-# Beyond this a rung is no match for the best one, and need not be waited for.
+# Beyond this a rung is clearly slower than the best one, and is ended.
 _LIMIT = 1.25
 _MUCH_FASTER = 0.7
-# Of the time, for the first rung: what is slower leaves none for the others.
+# Share of the time for the first rung: a slower one leaves no time for others.
 _FIRST_SHARE = 0.5
 _DELAY_S = 3600.0
 _UPLOADS = (50, 150)
 _IO_THREADS = (16, 64)
 _MEMORY_STEP = 8
-# A cache for all data, and for what the prepare writes anew.
+# A cache for all data and for the pages that the prepare writes.
 _CACHE_PER_DATA = 1.25
 _MIB = 1 << 20
 
-# What to try first, by what the time went to; see docs/prepare-tune.md. Whatever is not named follows in `_ORDER`.
+# Which settings to try first, by bottleneck; see docs/prepare-tune.md. The others follow in `_ORDER`.
 _ORDER: tuple[Dimension, ...] = (
     "writeback",
     "use-memory",
@@ -68,7 +68,7 @@ _FIRST: dict[str, tuple[Dimension, ...]] = {
     "compaction": ("use-memory", "upload-delay", "kernel-writeback"),
     "program": ("use-memory", "io-threads", "cache-folder"),
 }
-# RungSettings that work together: when one changes, what was found of the others need not hold any more.
+# Related settings: when one changes, the earlier results of the others may no longer hold.
 _TOGETHER: tuple[frozenset[Dimension], ...] = (
     frozenset({"writeback", "upload-delay", "max-uploads", "flush-method"}),
     frozenset({"writeback", "cache-size", "cache-folder", "upload-delay"}),
@@ -87,7 +87,7 @@ class Move:
     """The change itself, whatever it starts from: "cache-folder /fast"."""
     settings: RungSettings
     joined: bool = False
-    """Several settings at once, which alone may each do harm: tried when no single one helps any more."""
+    """Several settings together, each of which may do harm alone: tried when no single one helps any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What the runs say so far."""
+    """The result of the runs so far."""
 
     best: RungSettings
     best_s: float
@@ -161,7 +161,7 @@ def _cache_moves(settings: RungSettings, limits: TuningLimits) -> Iterator[Move]
     yield _move("cache-size", "all", with_room(settings, room, limits))
     for folder in limits.cache_dirs:
         yield _move("cache-folder", folder, replace(settings, cache_dir=folder))
-    # What was read beforehand and evicted again was read in vain.
+    # Data that is evicted before its use was read in vain.
     yield _move("warm-up", "on", with_room(replace(settings, warm_up=True), room, limits))
 
 
@@ -180,7 +180,7 @@ def _upload_moves(settings: RungSettings) -> Iterator[Move]:
 def _joined_moves(settings: RungSettings, limits: TuningLimits) -> Iterator[Move]:
     """Writeback into a slow cache loses, and so does a fast cache without writeback: together they may win.
 
-    And what writeback made needless may have been the better way: many uploads at once, each of joined writes.
+    And the alternative to writeback may be better after all: many parallel uploads, each of joined writes.
     """
     joined: dict[str, RungSettings] = {}
     if settings.writeback:
@@ -234,7 +234,7 @@ def next_rung(
 
     Args:
         history: in the order in which they ran.
-        limits: what may be tried.
+        limits: of the settings.
         left_s: time that is left for all further runs, in seconds.
         start: the rung to begin with; by default the defaults.
     """
@@ -244,7 +244,7 @@ def next_rung(
         )
     replayed = _replay(history, limits)
     now = replayed.standing
-    # What takes no more than half of the best rung's time is better for sure; of others there is no time to be sure.
+    # A rung that takes at most half of the best time is certainly better; there is no time to judge others.
     if left_s < now.best_s / 2:
         return Stop(settings=now.best, why="the time is up", exhausted=False)
     limit_s = min(now.best_s * _LIMIT, left_s)
@@ -253,7 +253,11 @@ def next_rung(
         return Try(settings=now.unsure, limit_s=left_s, why="is the gain more than the noise?", repeat=True)
     leap = _leap(now.best, limits)
     if len({run.settings for run in history}) == 1 and leap != now.best:
-        return Try(settings=leap, limit_s=limit_s, why="all that mostly helps, at once: the climb goes on from there")
+        return Try(
+            settings=leap,
+            limit_s=limit_s,
+            why="all settings that usually help, together: the climb continues from there",
+        )
     choice = _choose(replayed, history, limits)
     if choice is None:
         return Stop(settings=now.best, why="nothing that is left gains more than the noise", exhausted=True)
@@ -262,7 +266,7 @@ def next_rung(
 
 @dataclass(frozen=True, kw_only=True)
 class _Refusal:
-    """A move that gained nothing, and what was the case then."""
+    """A move that gained nothing, and the state at that time."""
 
     dimension: Dimension
     bottleneck: str
@@ -279,7 +283,7 @@ class _Replay:
 
 
 def _replay(history: Sequence[Run], limits: TuningLimits) -> _Replay:
-    """Climb once more with all that is known now: a repeat may change what an earlier run seemed to say."""
+    """Climb once more with all runs known now: a repeat may change the meaning of an earlier run."""
     rungs = _by_settings(history)
     spread = noise(history)
     order = list(rungs)
@@ -318,7 +322,7 @@ def _replay(history: Sequence[Run], limits: TuningLimits) -> _Replay:
 def _judge(new: Sequence[Run], old: Sequence[Run], spread: float | None) -> Literal["better", "worse", "unsure"]:
     whole = [run for run in new if not run.cut]
     gain = math.log(_typical(old) / _typical(new)) if whole else 0.0
-    # What was ended took even longer, and is not run once more.
+    # A run that was ended took even longer, and is not repeated.
     if gain <= 0 or gain >= _CLEAR_GAIN or old[0].cut:
         return "better" if gain > 0 else "worse"
     if spread is None:
@@ -354,7 +358,7 @@ def _reopened(replayed: _Replay, move: Move) -> bool:
     since = set(replayed.accepted[refusal.accepted :])
     related = set[Dimension]().union(*(group for group in _TOGETHER if move.dimension in group))
     now = replayed.standing
-    # What was small beside a long time may be large beside a short one.
+    # A gain that was small beside a long time may be large beside a short one.
     other = refusal.bottleneck != now.bottleneck or now.best_s < _MUCH_FASTER * refusal.best_s
     return bool(since & related) or (bool(since) and other)
 
@@ -381,4 +385,4 @@ def _bottleneck(runs: Sequence[Run]) -> str:
 def _reason(bottleneck: str, dimension: Dimension) -> str:
     if dimension in _FIRST.get(bottleneck, ()):
         return f"the bottleneck of the best rung is {bottleneck}: {dimension} may help"
-    return f"what would help against its bottleneck was tried: {dimension} is left"
+    return f"all remedies for its bottleneck were tried: {dimension} is left"

@@ -1,4 +1,4 @@
-"""What a tuning found, to be used and to be read: the job's table, the command line, one JSON document."""
+"""The result of a tuning: the job's table, the command line, the summary, the JSON document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from snapmgr.physical.tuning.rungs import RungSettings
     from snapmgr.physical.tuning.tune import Measured, Tuning
 
-# The published ladder: 11 GB, the last rung with another disk for the cache, too.
+# The published ladder: 11 GB; its last rung also has another disk for the cache.
 PUBLISHED_BYTES = 11 * 10**9
 PUBLISHED = (
     ("default, cache 1 GB", 62.0),
@@ -118,7 +118,7 @@ def _runs(tuning: Tuning) -> str:
 
 
 def summary(tuning: Tuning) -> list[str]:
-    """Return what was found in sentences."""
+    """Return the result in sentences."""
     now, first = tuning.standing, tuning.first_s
     if now is None or first is None:
         return ["nothing was measured"]
@@ -197,7 +197,7 @@ def _run(one: Measured) -> dict[str, Any]:
 
 
 def lines(tuning: Tuning) -> list[list[str]]:
-    """Return the rungs as a table's rows: time, what changed, verdict."""
+    """Return the rungs as rows of a table: time, changes, verdict."""
     rows = []
     best: RungSettings | None = None
     steps = set(tuning.standing.steps) if tuning.standing is not None else set()

@@ -1,4 +1,4 @@
-"""What may be tried on this machine: memory, room for caches, folders to have them in."""
+"""The limits of a tuning on this machine: memory, room for caches, folders for them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _LEAST_MEMORY = 256 * _MIB
 _LEAST_CACHE = 128 * _MIB
-# What a cache may take of the free room: the client itself keeps a tenth of the disk free.
+# Share of the free space for a cache: the client itself keeps a tenth of the disk free.
 _CACHE_SHARE = 0.8
-# Of all data, for a cache in memory: what is read, and what is written anew.
+# A cache in memory, relative to the data: it holds data that is read and data that is written.
 _IN_MEMORY_PER_DATA = 1.5
 
 
@@ -28,14 +28,14 @@ def limits(
     cache_root: str,
     folders: Sequence[str] = ("/dev/shm",),  # noqa: S108 - caches get folders of their own there, closed to others
 ) -> TuningLimits:
-    """Return what may be tried for a backup of `data_bytes`.
+    """Return the limits for a backup of `data_bytes`.
 
     Args:
         data_bytes: of the backup.
         private: whether the storage can be mounted privately.
         io_threads: whether the tool uses them.
-        cache_root: where caches lie by default.
-        folders: where else they may lie, if that is another disk with room, or memory with plenty of it.
+        cache_root: the default folder for caches.
+        folders: further folders for caches, used if they are on another disk with room, or in free memory.
     """
     memory = min(memory_available() // 2, max(data_bytes, _LEAST_MEMORY))
     return TuningLimits(
@@ -66,5 +66,5 @@ def _other_folders(root: str, folders: Sequence[str], data_bytes: int) -> tuple[
 
 
 def _rounded(size_bytes: int) -> int:
-    """Return whole MiB, so that people can read it."""
+    """Return whole MiB, which are easier to read."""
     return size_bytes // _MIB * _MIB

@@ -1,4 +1,4 @@
-"""Rungs: settings of a prepare in its storage, what may be tried here, and what one run of a rung took."""
+"""Rungs: settings of a prepare in its storage, their limits, and the time of one run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Dimension = Literal[
 ]
 
 DEFAULT_MEMORY_BYTES = 100 << 20
-"""What the tools take without ``--use-memory``."""
+"""The tools' default of ``--use-memory``."""
 DEFAULT_UPLOADS = 20
-"""What the client takes without ``--max-uploads``."""
+"""The client's default of ``--max-uploads``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class RungSettings:
     use_memory_bytes: int | None = None
     flush_method: str | None = None
     io_threads: int | None = None
-    """Reading and writing ones, of xtrabackup alone: mariadb-backup uses one of each, whatever it is told."""
+    """Of reading and of writing, for xtrabackup only: mariadb-backup always uses one of each."""
     writeback: bool = False
     upload_delay_s: float = 0.0
     cache_bytes: int | None = None
@@ -65,7 +65,7 @@ class RungSettings:
         )
 
     def tool_options(self) -> tuple[str, ...]:
-        """Return what the tool is told beside its memory."""
+        """Return the tool's options except for its memory."""
         told = list(self.extra_tool)
         if self.flush_method is not None:
             told.append(f"--innodb-flush-method={self.flush_method}")
@@ -74,7 +74,7 @@ class RungSettings:
         return tuple(told)
 
     def words(self) -> tuple[str, ...]:
-        """Return each setting that is none of the defaults, in words."""
+        """Return each setting that differs from the defaults, in words."""
         told = {
             f"use-memory {format_size(self.use_memory_bytes or 0)}": self.use_memory_bytes,
             f"flush method {self.flush_method}": self.flush_method,
@@ -95,7 +95,7 @@ class RungSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningLimits:
-    """What may be tried on this machine, for this backup."""
+    """Limits of the settings on this machine, for this backup."""
 
     data_bytes: int
     memory_bytes: int
@@ -105,7 +105,7 @@ class TuningLimits:
     cache_bytes: int = 0
     """The most that the cache may hold on its disk."""
     client_cache_bytes: int = 100 << 30
-    """What the client takes where it is told no size."""
+    """The client's default."""
     cache_dirs: tuple[str, ...] = ()
     """Folders on other disks, or in memory, for the cache."""
     io_threads: bool = False
@@ -118,7 +118,7 @@ class Run:
 
     settings: RungSettings
     seconds: float
-    """Warm-up, prepare and the upload of what is left, until all is in the storage."""
+    """Warm-up, prepare and the remaining uploads, until everything is in the storage."""
     cut: bool = False
     """Ended before it was done: it would have taken longer than `seconds`."""
     bottleneck: str = "unknown"
@@ -126,10 +126,10 @@ class Run:
 
 
 def changes(old: RungSettings, new: RungSettings) -> str:
-    """Given two rungs, return in words what the second changed: "+ writeback", "− warm-up"."""
+    """Given two rungs, return the changes of the second in words: "+ writeback", "− warm-up"."""
     before, after = old.words(), new.words()
     told = [f"+ {word}" for word in after if word not in before]
-    # Of a setting that has another value now, the new one says enough.
+    # Of a setting with another value, only the new value is named.
     changed = {name for name in _given(old) if name in _given(new)}
     gone = old if not changed else replace(old, **{name: getattr(RungSettings(), name) for name in changed})
     told += [f"− {word}" for word in gone.words() if word not in after]
@@ -137,7 +137,7 @@ def changes(old: RungSettings, new: RungSettings) -> str:
 
 
 def _given(settings: RungSettings) -> set[str]:
-    """Return the attributes that are none of the defaults."""
+    """Return the attributes that differ from the defaults."""
     names = (field.name for field in fields(settings))
     return {name for name in names if getattr(settings, name) != getattr(RungSettings(), name)}
 

@@ -1,4 +1,7 @@
-"""Measures one rung for the tuner: a fresh clone, a private mount with a cold cache, the tool, the uploads."""
+"""Measures one rung: a fresh clone, a private mount with a cold cache, the tool, the uploads.
+
+Used by `snapmgr prepare --tune` and by the benchmark's scenario `prepare`.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,12 @@ if TYPE_CHECKING:
     from snapmgr.records import ClientOptions
 
 _SAMPLE_S = 0.5
-# Of one rung; a longer one is sampled less often.
+# For one rung; a longer one is sampled less often.
 _MOST_SAMPLES = 600
 _START_S = 1800.0
 _CACHE_PREFIX = "snapmgr-tune-cache-"
 _CACHE = re.compile(rf"{_CACHE_PREFIX}(?P<pid>[0-9]+)-.*")
-# A tool that is ended at its limit is told late.
+# Tolerance for noticing the end of a tool at its limit.
 _LIMIT_SLACK_S = 0.05
 
 
@@ -55,7 +58,7 @@ class StorageBench:
     tool: Tool
     cloning: FolderCloning
     remounting: Remounting | None
-    """None: there is no private mount, and every rung goes through the mount that is there."""
+    """None: the storage has no private mounts, and every rung uses the existing mount."""
     data_bytes: int
     scratch_dir: str
     cache_root: str
@@ -70,7 +73,7 @@ class StorageBench:
             cache = stack.enter_context(self._cache(settings)) if self._own_cache(settings, warm=warm) else None
             client = settings.client_options(cache) if self.remounting is not None else None
             if warm:
-                # What it reads is in the cache then: clones share their blocks.
+                # It fills the cache: clones share their blocks.
                 self._once(settings, client, limit_s, check=False)
             return self._once(settings, client, limit_s, check=check, warm=warm)
 
@@ -144,7 +147,7 @@ class StorageBench:
         return self._won(settings, watch, ran, checked, warm=warm)
 
     def _won(self, settings: RungSettings, watch: _Watch, ran: Ran, checked: Checked | None, *, warm: bool) -> Measured:
-        # To unmount and to end the client is no part of the prepare: all is in the storage by then.
+        # Unmounting is not part of the prepare: everything is in the storage by then.
         seconds = ran.warm_up_s + ran.tool_s + watch.settle_s
         counted, verdict = None, None
         if watch.start and watch.end:
@@ -190,7 +193,7 @@ class StorageBench:
         try:
             take_owners(self.source, clone, sync=False)
             # The server's user must be able to pass through.
-            os.chmod(hidden, 0o711)  # noqa: S103 - its name is a secret of 16 digits, and what is in it keeps its own mode
+            os.chmod(hidden, 0o711)  # noqa: S103 - its name is a secret of 16 digits, and its entries keep their modes
             tables = table_checksums(
                 clone,
                 flavor=self.info.flavor,
@@ -202,7 +205,7 @@ class StorageBench:
             why_not = error.message
         except VerificationError as error:
             raise VerificationError(
-                f"no server starts on what was prepared: {error.message}", hint=error.hint
+                f"no server starts on the prepared data: {error.message}", hint=error.hint
             ) from error
         return Checked(tables=tables, why_not=why_not, seconds=time.monotonic() - began)
 
@@ -225,7 +228,7 @@ class _Watch:
         try:
             yield
         except BaseException:
-            # Nobody wants it any more: what is deleted now need not be uploaded before the mount can go.
+            # The clone is not needed any more: deleted data need not be uploaded before the unmount.
             shutil.rmtree(os.path.join(mount.path, name), ignore_errors=True)
             raise
         finally:
@@ -244,7 +247,7 @@ class _Watch:
 
 
 class _Timed:
-    """A storage whose private mounts tell how long it took until all was in the storage itself."""
+    """A storage whose private mounts measure the time until everything is in the storage itself."""
 
     def __init__(self, storage: Remounting, watch: _Watch) -> None:
         self._storage = storage
@@ -280,7 +283,7 @@ class _TimedMount:
 
 
 def sample(start: dict[str, float], now: dict[str, float], at_s: float) -> Sample:
-    """Given counters at the beginning and `at_s` later, return what had been done by then."""
+    """Given the counters at the beginning and `at_s` later, return the growth between them."""
     counted = growth(start, now)
     return Sample(
         at_s=at_s,
@@ -295,7 +298,7 @@ def sample(start: dict[str, float], now: dict[str, float], at_s: float) -> Sampl
 
 
 def sweep_caches(root: str) -> None:
-    """Remove cache folders of tunings that were killed: what they hold is of clones that nobody wants."""
+    """Remove the cache folders of killed tunings: their clones are gone."""
     for name in os.listdir(root):
         match = _CACHE.fullmatch(name)
         path = os.path.join(root, name)

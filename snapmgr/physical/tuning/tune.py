@@ -1,4 +1,7 @@
-"""Tuning: runs rungs on fresh clones with cold caches, one after the other, until nothing gains more than the noise."""
+"""Runs rungs on fresh clones with cold caches, one after the other, until none gains more than the noise.
+
+`climb` runs any sequence of rungs: the search of `snapmgr prepare --tune` and the benchmark's published ladder.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from snapmgr.trace.counters import Counted
 
 DEFAULT_TIME_S = 1800.0
-# Of the time that is left after the first rung, for the way over scratch, which is measured beside.
+# Share of the time after the first rung for the way over scratch, which is measured for comparison.
 _SCRATCH_SHARE = 0.25
 _SCRATCH_LEAST_S = 60.0
 
@@ -26,33 +29,33 @@ Temperature = Literal["cold", "warm"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What the mount had done at one moment since the rung began."""
+    """Activity of the mount from the beginning of the rung to one moment."""
 
     at_s: float
     read_s: float
-    """Seconds that reads took, those side by side added up; the others alike."""
+    """Sum of the seconds of all reads, parallel ones included; likewise for writes and fsyncs."""
     write_s: float
     fsync_s: float
     get_bytes: int
     put_bytes: int
     staged_bytes: int
-    """Waits for its upload at this moment."""
+    """Data that waits for its upload at this moment."""
     cpu_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """Whether the prepared data are what they should be."""
+    """The checksums of the prepared data."""
 
     tables: Mapping[str, str] | None
-    """Each table's checksum, as a server on the data said; None: it could not be asked."""
+    """Each table's checksum by a server on the data; None: no server could run."""
     why_not: str = ""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One prepare of a rung, with all that was seen of it."""
+    """One prepare of a rung, with all observations."""
 
     run: Run
     why: str = ""
@@ -62,18 +65,18 @@ class Measured:
     tool_s: float = 0.0
     settle_s: float = 0.0
     verdict: str = ""
-    """What the time went to, in one sentence."""
+    """The bottleneck in one sentence."""
     advice: str = ""
     counted: Counted | None = None
     samples: tuple[Sample, ...] = ()
     failure: str | None = None
-    """Why it ended without a result, other than by its time limit."""
+    """Why it failed; None also if its time limit ended it."""
     checked: Checked | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchRun:
-    """The way beside the ladder: copied to a local disk by many readers, prepared there."""
+    """The way beside the ladder: a copy to a local disk by many readers, prepared there."""
 
     copy_s: float
     tool_s: float
@@ -86,17 +89,17 @@ class ScratchRun:
 
 
 class Bench(Protocol):
-    """What measures; `snapmgr.physical.tuning.storagebench` has the real one."""
+    """Measures rungs; `snapmgr.physical.tuning.storagebench` has the real one."""
 
     def measure(self, settings: RungSettings, limit_s: float, *, warm: bool = False, check: bool = False) -> Measured:
         """Prepare a fresh clone with `settings`, from a cold cache, or once more from the cache that this leaves.
 
-        A tool that runs longer than `limit_s` is ended. With `check` the tables' checksums are taken. Nothing of it
-        stays. What fails is in the result; raised is only what no other rung could do better.
+        A tool that runs longer than `limit_s` is ended. With `check` the tables' checksums are taken. Nothing is left
+        behind. A failure is in the result; only a failure that every rung would have is raised.
         """
 
     def scratch(self, limit_s: float) -> ScratchRun | None:
-        """Measure the way over scratch, from a cold cache; None if there is no room for it."""
+        """Measure the way over scratch, from a cold cache; None without room for it."""
 
 
 @dataclass(kw_only=True)
@@ -104,7 +107,7 @@ class Tuning:
     """Everything measured so far: it grows during the search, and is complete whenever the search ends."""
 
     name: str
-    """Of what was prepared, for people."""
+    """Name of the backup, for people."""
     data_bytes: int
     redo_bytes: int
     tool: str
@@ -114,12 +117,12 @@ class Tuning:
     measured: list[Measured] = field(default_factory=list)
     scratch: ScratchRun | None = None
     stop: Stop | None = None
-    """None: it was interrupted, or failed."""
+    """None: the search was interrupted, or failed."""
     spent_s: float = 0.0
 
     @property
     def history(self) -> list[Run]:
-        """What the search goes by: the cold runs."""
+        """The cold runs, which the search depends on."""
         return [one.run for one in self.measured if one.temperature == "cold"]
 
     @property
@@ -129,7 +132,7 @@ class Tuning:
 
     @property
     def first_s(self) -> float | None:
-        """What the first rung takes, or the least that it would have taken."""
+        """Mean time of the first rung; if every run of it was ended, the least time it would have taken."""
         runs = [run for run in self.history if run.settings == self.start]
         whole = [run.seconds for run in runs if not run.cut]
         if whole:
@@ -143,7 +146,7 @@ class Tuning:
         return first / now.best_s if now is not None and first is not None else None
 
     def times(self, settings: RungSettings, temperature: Temperature = "cold") -> list[float]:
-        """Return what the runs of a rung took that ended by themselves."""
+        """Return the times of the completed runs of a rung."""
         return [
             one.run.seconds
             for one in self.measured
@@ -158,10 +161,10 @@ def tune(
     tell: Callable[[str], None] = lambda _line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Search for the settings that prepare fastest, and write all that is measured into `tuning` at once.
+    """Search for the settings that prepare fastest, and write each measured run into `tuning` immediately.
 
-    The first and the best rung's tables are compared at the end, where there is a server program for it. Raises
-    VerificationError if they differ; what the bench raises. `tuning` is whole then, too: what is measured is kept.
+    Compares the tables of the first and the best rung at the end, if a server program is installed. Raises
+    VerificationError if they differ, and the errors of the bench; `tuning` then still holds all measured runs.
     """
     began = clock()
     deadline = began + tuning.time_s
@@ -210,9 +213,7 @@ def _search(
         if len(tuning.measured) > 1:
             continue
         if one.failure is not None:
-            raise LackingError(
-                f"the first rung failed: {one.failure}", hint="without it there is nothing to compare others with"
-            )
+            raise LackingError(f"the first rung failed: {one.failure}", hint="the search needs its time for comparison")
         limit_s = max(2 * one.run.seconds, _SCRATCH_LEAST_S)
         tuning.scratch = bench.scratch(min(limit_s, (deadline - clock()) * _SCRATCH_SHARE))
         if tuning.scratch is not None and tuning.scratch.failure is None:
@@ -267,7 +268,7 @@ def _compare(tuning: Tuning, best: Measured) -> None:
     raise VerificationError(
         f"prepared with other settings ({best.run.settings}) the data differ, in {len(differ)} of "
         f"{len({*theirs, *ours})} tables: {', '.join(differ[:5])}",
-        hint="do not use these settings, and report this: a prepare must not depend on them",
+        hint="do not use these settings, and report this: they must not change the result of a prepare",
     )
 
 
@@ -277,7 +278,7 @@ def tables_compared(tuning: Tuning) -> str:
     best = tuning.standing.best if tuning.standing is not None else None
     others = [one.checked for one in tuning.measured[1:] if one.checked is not None and one.run.settings == best]
     if first is None:
-        return "tables were not compared: the first rung did not come to its end"
+        return "tables were not compared: the first rung did not finish"
     if not others:
         return "tables were not compared: the best rung was not checked"
     last = others[-1]

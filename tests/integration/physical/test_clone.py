@@ -108,7 +108,7 @@ def test_what_a_clone_cannot_do_is_refused_with_what_to_do(folder, kind):
 
         with pytest.raises(KeyboardInterrupt):
             tool.back_up(request(server, folder, progress=interrupt))
-        with pytest.raises(StorageError, match="no physical backup"):
+        with pytest.raises(StorageError, match="not a physical backup"):
             read_info(folder / "full")
         under_way = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE info LIKE 'CLONE %'"
         wait_until(lambda: server.query(under_way)[0][0] == 0, 60)
@@ -118,7 +118,7 @@ def test_what_a_clone_cannot_do_is_refused_with_what_to_do(folder, kind):
 
         with pytest.raises(NotQuiescedError, match=r"old\.late \(MyISAM\)"):
             tool.back_up(request(server, folder, "late", progress=late))
-        with pytest.raises(StorageError, match="no physical backup"):
+        with pytest.raises(StorageError, match="not a physical backup"):
             read_info(folder / "late")
         server.query("DROP TABLE old.late")
         login = folder / "my.cnf"

@@ -259,7 +259,7 @@ def test_a_table_that_the_tool_leaves_out_is_noticed(scene: Scene) -> None:
     server.query("CREATE TABLE load_test.t (n INT PRIMARY KEY)")
     backup(ctx, job)
     import_copy(server, "copied")
-    with pytest.raises(StorageError, match="left tables out.*: load_test/copied$"):
+    with pytest.raises(StorageError, match="left out tables.*: load_test/copied$"):
         backup(ctx, job)
     assert scene.states() == ["ready"]
     server.query("SET GLOBAL innodb_max_dirty_pages_pct = 0")

@@ -177,7 +177,7 @@ def _of_another_version(folder):
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
-        (_emptied, 1, "is no physical backup"),
+        (_emptied, 1, "is not a physical backup"),
         (_unfinished, 1, ""),
         (lambda folder: _only_checkpoints(folder, backup_type="incremental", from_lsn="4711"), 2, "is an increment"),
         (lambda folder: _only_checkpoints(folder, backup_type="full-prepared"), 2, "is prepared already"),
@@ -285,7 +285,7 @@ def test_a_full_scratch_disk_leaves_nothing(site):
             "scratch",
         )
         assert lied.returncode == 1
-        assert "no room is left for" in lied.stderr
+        assert "no space left for" in lied.stderr
         assert os.listdir(small.point) == ["lost+found"]
 
 

@@ -229,7 +229,7 @@ def test_an_interrupted_backup_leaves_nothing_finished_no_process_and_no_lock(se
 
 
 def require_nothing_left(server: PrivateServer, folder: Path) -> None:
-    with pytest.raises(StorageError, match=r"never finished|no physical backup"):
+    with pytest.raises(StorageError, match=r"never finished|not a physical backup"):
         read_info(folder / "full")
     wait_until(lambda: len(server.query("SELECT id FROM information_schema.PROCESSLIST")) == 1, 60)
     # A lock of the backup's would hold this off.
@@ -274,7 +274,7 @@ def test_a_server_that_dies_ends_the_backup(folder):
 
         with pytest.raises(StorageError, match="connection to the server was lost|signal|exit code"):
             tool_of(server).back_up(request(server, folder, throttle=1, progress=look))
-    with pytest.raises(StorageError, match=r"never finished|no physical backup"):
+    with pytest.raises(StorageError, match=r"never finished|not a physical backup"):
         read_info(folder / "full")
 
 

@@ -140,7 +140,7 @@ def test_a_backup_that_was_not_finished_is_none(tmp_path):
 
 def test_a_foreign_folder_is_no_backup(tmp_path):
     (tmp_path / "ibdata1").touch()
-    with pytest.raises(StorageError, match="no physical backup"):
+    with pytest.raises(StorageError, match="is not a physical backup"):
         read_info(tmp_path)
     with pytest.raises(NotFoundError):
         read_info(tmp_path / "nothing")
@@ -177,7 +177,7 @@ def test_files_that_are_none_are_not_waited_for_nor_followed(tmp_path):
 def test_what_is_no_text_is_damaged(tmp_path, data):
     path = folder(tmp_path / "b")
     (path / "xtrabackup_checkpoints").write_bytes(data)
-    with pytest.raises(StorageError, match="no text"):
+    with pytest.raises(StorageError, match="it is not text"):
         read_info(path)
 
 
@@ -190,7 +190,7 @@ def test_a_clone_that_is_under_way_or_failed_is_none(tmp_path):
     with pytest.raises(StorageError, match="failed"):
         read_info(tmp_path)
     (marks / "#view_status").write_text("2 1\n1 2\nLOCAL INSTANCE\n0\n")
-    with pytest.raises(StorageError, match="no whole clone"):
+    with pytest.raises(StorageError, match="an incomplete clone"):
         read_info(tmp_path)
     (marks / "#in_progress").touch()
     with pytest.raises(StorageError, match="never finished"):

@@ -116,7 +116,8 @@ def test_where_results_go(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("target", "said"), [("store", "exists"), ("store/full/in", "lies in the backup"), ("no/where", "is no folder")]
+    ("target", "said"),
+    [("store", "exists"), ("store/full/in", "lies in the backup"), ("no/where", "is not an existing folder")],
 )
 def test_targets_that_are_refused(tmp_path, target, said):
     source = tmp_path / "store" / "full"
@@ -397,7 +398,7 @@ def test_a_backup_that_changes_meanwhile_is_noticed(folder, monkeypatch):
             super().apply(request)
             (folder / "ibdata1").write_bytes(b"y" * 1001)
 
-    with pytest.raises(StorageError, match="changed while it was prepared"):
+    with pytest.raises(StorageError, match="changed during the prepare"):
         _prepare(folder, _Storage(), Writing(), monkeypatch)
     assert os.listdir(folder.parent) == ["full"]
 

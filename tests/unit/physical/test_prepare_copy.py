@@ -129,7 +129,7 @@ def test_lost_writes_are_found(tmp_path, monkeypatch):
     with (scratch / "t6.ibd").open("r+b") as file:
         file.write(b"changed")
     monkeypatch.setattr("snapmgr.physical.prepare.writeback.write_all", lambda *_: None)
-    with pytest.raises(StorageError, match=r"t6\.ibd in the storage is not what was written"):
+    with pytest.raises(StorageError, match=r"t6\.ibd in the storage differs from the data written"):
         write_back(str(scratch), str(clone), before)
 
 
@@ -140,7 +140,7 @@ def test_a_full_scratch_is_named(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(scratchcopy, "write_all", full)
-    with pytest.raises(StorageError, match="no room is left for"):
+    with pytest.raises(StorageError, match="no space left for"):
         copy_to_scratch(str(source), str(tmp_path / "copy"))
     assert not [thread for thread in threading.enumerate() if thread.name == "copy"]
 
@@ -163,7 +163,7 @@ def test_a_file_that_shrinks_is_named(tmp_path, monkeypatch):
 def test_what_no_tool_makes_is_refused(tmp_path):
     source = _tree(tmp_path / "source")
     os.mkfifo(source / "pipe")
-    with pytest.raises(StorageError, match="pipe is no file"):
+    with pytest.raises(StorageError, match="pipe is not a file"):
         copy_to_scratch(str(source), str(tmp_path / "copy"))
 
 

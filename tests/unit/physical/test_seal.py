@@ -97,7 +97,7 @@ def test_storage_that_does_not_take_the_data_is_told_with_the_file(backup, monke
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(module.os, "fsync", fsync)
-    with pytest.raises(StorageError, match="did not take .*/db/t.ibd: Input/output error"):
+    with pytest.raises(StorageError, match="failed to write .*/db/t.ibd: Input/output error"):
         seal(str(backup))
 
 

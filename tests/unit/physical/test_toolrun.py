@@ -163,7 +163,7 @@ def test_xtrabackup_is_taken_where_it_fits_the_server_else_clone(tmp_path):
     assert choose_tool("auto", "mysql", "8.0.30", program=old).name == "xtrabackup"
     assert choose_tool("auto", "mysql", "9.7.4", program=old).name == "clone"
     (reason,) = choose_tool("xtrabackup", "mysql", "9.7.4", program=old).missing()
-    assert "is of version 8.0.35-31, the server of 9.7.4" in reason.what
+    assert "has version 8.0.35-31, the server 9.7.4" in reason.what
 
 
 def test_a_tool_that_is_not_there_or_is_none_is_lacking(tmp_path):
@@ -171,7 +171,7 @@ def test_a_tool_that_is_not_there_or_is_none_is_lacking(tmp_path):
     assert "does not exist" in reason.what
     assert "apt-get install mariadb-backup" in reason.hint
     (reason,) = MariabackupTool(program=script(tmp_path / "tool", "echo hello")).missing()
-    assert "is no mariadb-backup" in reason.what
+    assert "is not mariadb-backup" in reason.what
 
 
 def test_a_clone_has_nothing_to_apply():

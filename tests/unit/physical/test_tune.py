@@ -113,7 +113,7 @@ def test_first_rung_that_takes_too_long_is_a_bound():
     assert ours.measured[0].run.cut
     assert ours.first_s == ours.measured[0].run.seconds
     assert ours.speed_up > 1
-    assert tables_compared(ours) == "tables were not compared: the first rung did not come to its end"
+    assert tables_compared(ours) == "tables were not compared: the first rung did not finish"
 
 
 def drop_check_if_cut(one):

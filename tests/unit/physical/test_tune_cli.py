@@ -59,7 +59,7 @@ def test_what_contradicts_a_tuning_is_refused(run, tmp_path):
 def test_snapshot_that_no_tool_made_cannot_be_tuned(run):
     code, out, err = run("prepare", "latest", "--tune")
     assert (code, out) == (2, "")
-    assert "is no snapshot of a physical job" in err
+    assert "is not a snapshot of a configured physical job" in err
 
 
 def test_limits_are_of_this_machine(tmp_path):
