@@ -146,7 +146,7 @@ def _summary(outcome: Outcome) -> str:
         record = manifest.physical
         applied = f", applied in {format_duration(record.apply_s)}" if record.base else ""
         parts.append(
-            f"{record.kind}, {format_size(record.fetched_bytes)} fetched in {format_duration(record.fill_s)}{applied}"
+            f"{record.kind}, {format_size(record.fetched_bytes)} fetched in {format_duration(record.copy_s)}{applied}"
         )
     if outcome.verification is not None:
         parts.append(f"verified in {format_duration(outcome.verification.duration_s)}")

@@ -165,7 +165,7 @@ def _physical(manifest: Manifest) -> dict[str, Any] | None:
         "fetched_bytes": record.fetched_bytes,
         "size_bytes": record.size_bytes,
         "files": record.files,
-        "fill_s": record.fill_s,
+        "copy_s": record.copy_s,
         "apply_s": record.apply_s,
         "seal_s": record.seal_s,
         "fingerprint": record.fingerprint,

@@ -159,7 +159,7 @@ def _fetched(record: PhysicalRecord) -> Iterator[str]:
     checkpoint = f", checkpoint at LSN {record.to_lsn}," if record.to_lsn else ""
     yield (
         f"fetched     {what}{checkpoint} by {record.tool} {record.tool_version}: "
-        f"{format_size(record.fetched_bytes)} in {format_duration(record.fill_s)}"
+        f"{format_size(record.fetched_bytes)} in {format_duration(record.copy_s)}"
     )
     if record.base is not None:
         yield f"            applied to a clone of {record.base} in {format_duration(record.apply_s)}"

@@ -24,7 +24,7 @@ Kind = Literal["best", "step", "tried", "cut", "beside", "published"]
 
 
 class MountSample(Protocol):
-    """The counters of a mount at one moment; see `snapmgr.stage.tuning.tune.Sample`."""
+    """The counters of a mount at one moment; see `snapmgr.physical.tuning.tune.Sample`."""
 
     @property
     def at_s(self) -> float:

@@ -20,7 +20,7 @@ from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.datadir.relocation import server_options
 from snapmgr.mysql.lock.position import read_gtid
 from snapmgr.mysql.server.program import server_for
-from snapmgr.mysql.server.throwaway import run_folder, throwaway
+from snapmgr.mysql.server.throwaway import copy_server
 from snapmgr.physical.apply import make_ready
 from snapmgr.system.host import signals_held
 from snapmgr.tree.kernel import sync_file_system
@@ -184,19 +184,16 @@ class _Recovery:
         )
 
     def _start(self) -> _Run:
-        with (
-            run_folder(self._ctx.config.scratch_dir) as run_dir,
-            throwaway(
-                self.binary,
-                self._data,
-                settings=self._recorded.settings if self._recorded else {},
-                memory_bytes=self._how.memory_bytes,
-                run_dir=run_dir,
-                options=self._options,
-                originals=self._there,
-                time_limit_s=self._how.time_limit_s,
-            ) as server,
-        ):
+        with copy_server(
+            self._data,
+            self._recorded,
+            binary=self.binary,
+            memory_bytes=self._how.memory_bytes,
+            options=self._options,
+            originals=self._there,
+            scratch_dir=self._ctx.config.scratch_dir,
+            time_limit_s=self._how.time_limit_s,
+        ) as server:
             with server.connect() as connection:
                 gtid = read_gtid(connection, self.binary.flavor)
                 mysql = self.binary.flavor == "mysql"

@@ -23,8 +23,7 @@ from snapmgr.contract.errors import (
 )
 from snapmgr.mysql.connect.client import MysqlError
 from snapmgr.mysql.server.check import check_tables, run_assertions
-from snapmgr.mysql.server.program import server_for
-from snapmgr.mysql.server.throwaway import run_folder, throwaway
+from snapmgr.mysql.server.throwaway import copy_server
 from snapmgr.physical.apply import make_ready
 from snapmgr.verify.binlog_check import BinlogFindings, check_binlog, compare_gtid
 
@@ -147,28 +146,26 @@ class _Trial:
         left_s = self._deadline - time.monotonic()
         if make_ready(self._ctx, self._manifest, data, memory_bytes=self._how.memory_bytes, time_limit_s=left_s):
             self.checks.append("the tool applied the redo log")
-        binary = server_for(recorded, data, self._how.server)
-        with run_folder(self._ctx.config.scratch_dir) as run_dir:
-            self._ctx.tell(f"starting {binary.flavor} {binary.version} on a clone")
-            with throwaway(
-                binary,
-                data,
-                settings=recorded.settings if recorded else {},
-                memory_bytes=self._how.memory_bytes,
-                run_dir=run_dir,
-                options=self._how.options,
-                # Absolute paths in the data lead to the live files, unless the clone's are put in their place.
-                originals=there,
-                time_limit_s=self._deadline - time.monotonic(),
-            ) as server:
-                self.checks.append(f"{binary.flavor} {binary.version} started and recovered")
-                with server.connect() as connection:
-                    compare_gtid(self._manifest, connection, self.found)
-                    self._check_tables(server, connection)
-                if self.failures and (lacking := server.lack_of_keys("what is encrypted could not be judged")):
-                    raise lacking
-                if not server.shutdown():
-                    self.failures.append("the server on the clone did not shut down cleanly")
+        with copy_server(
+            data,
+            recorded,
+            program=self._how.server,
+            memory_bytes=self._how.memory_bytes,
+            options=self._how.options,
+            # Absolute paths in the data lead to the live files, unless the clone's are put in their place.
+            originals=there,
+            scratch_dir=self._ctx.config.scratch_dir,
+            time_limit_s=self._deadline - time.monotonic(),
+            tell=self._ctx.tell,
+        ) as server:
+            self.checks.append(f"{server.binary.flavor} {server.binary.version} started and recovered")
+            with server.connect() as connection:
+                compare_gtid(self._manifest, connection, self.found)
+                self._check_tables(server, connection)
+            if self.failures and (lacking := server.lack_of_keys("what is encrypted could not be judged")):
+                raise lacking
+            if not server.shutdown():
+                self.failures.append("the server on the clone did not shut down cleanly")
 
     def _check_tables(self, server: ThrowawayServer, connection: Connection) -> None:
         how = self._how

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from snapmgr.stage.tuning.outcome import PUBLISHED as PREPARE_LADDER
+from snapmgr.physical.tuning.outcome import PUBLISHED as PREPARE_LADDER
 
 Want = Literal[
     "published variant", "real device", "spinning disk", "solid-state disk", "regressed kernel", "object store"

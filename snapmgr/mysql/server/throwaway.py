@@ -21,6 +21,7 @@ from snapmgr.mysql.datadir.tablespace import name_spaces
 from snapmgr.mysql.server.keyring import provide_keys
 from snapmgr.mysql.server.log import damage, describe_end, lacks_keys
 from snapmgr.mysql.server.options import server_options
+from snapmgr.mysql.server.program import server_for
 from snapmgr.mysql.server.rundir import (
     COVER_FAILED,
     LOG,
@@ -34,8 +35,9 @@ from snapmgr.mysql.server.rundir import (
 from snapmgr.system.command import Process, dying_with_us, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from snapmgr.catalog.manifest import ServerRecord
     from snapmgr.mysql.datadir.copy import Originals
     from snapmgr.mysql.server.program import ServerBinary
 
@@ -46,7 +48,10 @@ _MIB = 1024 * 1024
 class ThrowawayServer:
     """A running throwaway server; made by `throwaway`."""
 
-    def __init__(self, process: Process, socket: str, log: str, log_fd: int, *, home: str) -> None:
+    def __init__(
+        self, binary: ServerBinary, process: Process, socket: str, log: str, log_fd: int, *, home: str
+    ) -> None:
+        self.binary = binary
         self._process = process
         self._home = home
         self.socket = socket
@@ -159,7 +164,8 @@ def throwaway(
         with running(argv, output=log, grace_s=_GRACE_S) as process:
             # Of any plugin it is assumed that it has keys: then what cannot be read is damaged.
             given = keys.plugin_dir is not None or any(one.startswith("--plugin-load") for one in argv)
-            server = ThrowawayServer(process, socket, os.path.join(run_dir, LOG), log.fileno(), home=copy.home)
+            path = os.path.join(run_dir, LOG)
+            server = ThrowawayServer(binary, process, socket, path, log.fileno(), home=copy.home)
             server.no_keys = None if given else keys.missing
             try:
                 _wait_until_it_answers(server, time_limit_s)
@@ -168,6 +174,53 @@ def throwaway(
                 process.kill()
                 raise
             yield server
+
+
+@contextmanager
+def copy_server(
+    data: str | os.PathLike[str],
+    recorded: ServerRecord | None = None,
+    *,
+    program: str | None = None,
+    binary: ServerBinary | None = None,
+    memory_bytes: int,
+    options: Sequence[str] = (),
+    originals: Originals | None = None,
+    scratch_dir: str | os.PathLike[str],
+    time_limit_s: float,
+    tell: Callable[[str], None] = lambda _line: None,
+    purpose: str = "",
+) -> Iterator[ThrowawayServer]:
+    """Choose the program for a writable copy of a datadir, start it in a folder of its own and let it recover the data.
+
+    Args:
+        data: the copy.
+        recorded: the server that wrote the data, if it was asked.
+        program: path of the only program that may be taken.
+        binary: the program, if it is chosen already.
+        memory_bytes: as `throwaway`; so are `options`, `originals` and `time_limit_s`.
+        scratch_dir: gets the folder for socket, log and temporary files, which is removed afterwards.
+        tell: takes a line for people, which ends with `purpose`.
+        purpose: why the server is started.
+
+    Raises what `throwaway` raises, and LackingError without a fitting program.
+    """
+    binary = binary or server_for(recorded, data, program)
+    tell(f"starting {binary.flavor} {binary.version} on a clone{purpose}")
+    with (
+        run_folder(scratch_dir) as run_dir,
+        throwaway(
+            binary,
+            data,
+            settings=recorded.settings if recorded is not None else {},
+            memory_bytes=memory_bytes,
+            run_dir=run_dir,
+            options=options,
+            originals=originals,
+            time_limit_s=time_limit_s,
+        ) as server,
+    ):
+        yield server
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def test_each_way_gives_the_same_tables_and_the_clone_shares_the_backup(scenario
 
 
 def _loses_a_table(site, work):
-    result, tool_s = prepare.scratch(site, work)
+    result, tool_s = prepare.prepared(site, "scratch", work)
     for file in (result / "lab").glob("t7.*"):
         file.unlink()
     with (site.base / "backup-my.cnf").open("a") as file:
