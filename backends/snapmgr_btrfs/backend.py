@@ -15,7 +15,7 @@ from snapmgr.api import (
     AlteredError,
     Attachment,
     Capabilities,
-    LackingError,
+    MissingRequirementError,
     NotFoundError,
     NotMine,
     Reason,
@@ -265,7 +265,7 @@ class BtrfsBackend:
     @contextmanager
     def _top(self, pool: Pool, *, write: bool) -> Iterator[TopLevel]:
         if not _is_privileged():
-            raise LackingError("reaching btrfs snapshots needs root (CAP_SYS_ADMIN)", hint="run it as root")
+            raise MissingRequirementError("reaching btrfs snapshots needs root (CAP_SYS_ADMIN)", hint="run it as root")
         with filesystem.open_top(self._mounter, self._runner, pool, self._config.folder, write=write) as top:
             yield top
 

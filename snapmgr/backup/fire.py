@@ -52,7 +52,7 @@ class Evidence:
 def fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger) -> Evidence:
     """Hold the source still as it needs it, let the helper take the snapshot, and let go.
 
-    Raises NotQuiescedError if it was not provably held still, what the storage raises, and LackingError.
+    Raises NotQuiescedError if it was not provably held still, what the storage raises, and MissingRequirementError.
     """
     sync = partial(_sync_until_short, armed, job.sync_target_s)
     if source.live is not None and source.choice is not None:

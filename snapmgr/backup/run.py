@@ -78,9 +78,10 @@ def backup(ctx: Context, job: Job) -> Manifest:
     """Take one snapshot for `job` and return its READY manifest.
 
     First it clears up after earlier runs of this job that crashed. Raises BusyError if another run is active,
-    NotQuiescedError if the source was not provably held still (nothing is kept), StorageError or LackingError if the
-    storage cannot. Raises LaterStepError if the snapshot is READY but its note could not be stored beside it, or what
-    an earlier run left could not be cleared up, or if an earlier snapshot was lost because its room ran full.
+    NotQuiescedError if the source was not provably held still (nothing is kept), StorageError or
+    MissingRequirementError if the storage cannot. Raises LaterStepError if the snapshot is READY but its note could not
+    be stored beside it, or what an earlier run left could not be cleared up, or if an earlier snapshot was lost because
+    its room ran full.
     """
     ctx.catalog.make()
     with ctx.catalog.job_lock(job.name):

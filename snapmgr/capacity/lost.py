@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.capacity.read import attachment_problem, look_at_gauges
 from snapmgr.capacity.series import PoolFill, loss_of, lost_series, was_lost
-from snapmgr.contract.errors import LackingError, LostError, SnapmgrError
+from snapmgr.contract.errors import LostError, MissingRequirementError, SnapmgrError
 from snapmgr.contract.records import PoolKey
 
 if TYPE_CHECKING:
@@ -81,11 +81,11 @@ def settle_losses(ctx: Context, manifests: Iterable[Manifest]) -> tuple[SnapmgrE
 
 
 def require_believable(ctx: Context, lease: Lease, manifest: Manifest) -> None:
-    """Raise LostError or LackingError if what was read through an attachment is not to be believed.
+    """Raise LostError or MissingRequirementError if what was read through an attachment is not to be believed.
 
     Asked after the use and before its result counts: writes to scratch space that is full still seem to succeed.
     """
     problem = attachment_problem(ctx, lease)
     if problem is not None:
         refuse_lost(ctx, manifest)
-        raise LackingError(f"{manifest.id}: {problem.what}", hint=problem.hint)
+        raise MissingRequirementError(f"{manifest.id}: {problem.what}", hint=problem.hint)

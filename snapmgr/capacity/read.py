@@ -41,7 +41,10 @@ def read_fill(catalog: Catalog, pool: Pool) -> PoolFill | None:
 
 
 def read_fills(catalog: Catalog, manifests: Iterable[Manifest]) -> Fills:
-    """Return what was seen of the pools of READY snapshots. Raises LackingError without the right to look."""
+    """Return what was seen of the pools of READY snapshots.
+
+    Raises MissingRequirementError without the right to look.
+    """
     fills = {}
     for pool in _pools(manifests):
         fill = read_fill(catalog, pool)

@@ -10,7 +10,7 @@ import click
 
 from snapmgr.cli.output import print_lines, write_result
 from snapmgr.cli.params import json_option
-from snapmgr.contract.errors import EXIT_OK, ConfigError, LackingError, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, MissingRequirementError, SnapmgrError
 
 if TYPE_CHECKING:
     from snapmgr.cli.session import Session
@@ -77,7 +77,7 @@ def _write_new(path: Path, text: str) -> None:
     except FileExistsError:
         raise ConfigError(f"{path} exists already: it is not overwritten", hint="write to another file") from None
     except PermissionError:
-        raise LackingError(f"no right to write {path}", hint="run as root, or name another file") from None
+        raise MissingRequirementError(f"no right to write {path}", hint="run as root, or name another file") from None
     except OSError as error:
         raise SnapmgrError(f"cannot write {path}: {error.strerror}") from None
     try:

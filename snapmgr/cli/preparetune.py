@@ -13,7 +13,7 @@ import click
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.preparefolder import context_without_state, parse_mount_options
 from snapmgr.cli.signals import Interrupted
-from snapmgr.contract.errors import EXIT_OK, ConfigError, InterruptedRunError, LackingError, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, InterruptedRunError, MissingRequirementError, SnapmgrError
 from snapmgr.contract.units import format_duration, format_size, parse_duration
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _begin(
     # A snapshot lies in its backend's own store, which no backend takes for a volume.
     storage: object = find_cloner(ctx, beside or source)
     if not isinstance(storage, FolderCloning):
-        raise LackingError(
+        raise MissingRequirementError(
             f"the storage of {source} cannot clone a folder, so there is nothing to tune",
             hint="prepare it on local scratch: snapmgr prepare PATH --strategy scratch",
         )

@@ -11,7 +11,7 @@ import click
 
 from snapmgr.cli.output import print_lines, write_result
 from snapmgr.cli.params import DurationText, JobName, dry_run_option, json_option
-from snapmgr.contract.errors import EXIT_OK, ConfigError, LackingError, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, MissingRequirementError, SnapmgrError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,7 +89,7 @@ def install(
     _show_files(session, plan)
     error: SnapmgrError | None = None
     if wanted is None:
-        error = LackingError(
+        error = MissingRequirementError(
             "nothing here starts programs at given times: systemd does not run, and there is no cron with /etc/cron.d",
             hint=f"apt-get install cron; or let something else run it, and set max_age in the job: "
             f"{shlex.join(plan.command)}",

@@ -45,7 +45,7 @@ class Session:
     def catalog(self) -> Catalog:
         """Return the state directory, which is not made by this; servers that dead runs left standing go on.
 
-        Raises ConfigError, CatalogError, LackingError.
+        Raises ConfigError, CatalogError, MissingRequirementError.
         """
         from snapmgr.access.resume import resume_servers
         from snapmgr.catalog.store import Catalog

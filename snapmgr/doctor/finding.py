@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.contract.errors import EXIT_OK, LackingError, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, MissingRequirementError, SnapmgrError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +81,7 @@ def of_state(subject: str, what: str, *, job: str | None, hint: str | None = Non
 
 def of_error(area: Area, subject: str, error: SnapmgrError) -> Finding:
     """Return an error as a finding."""
-    level: Level = "lacking" if isinstance(error, LackingError) else "problem"
+    level: Level = "lacking" if isinstance(error, MissingRequirementError) else "problem"
     return Finding(area=area, subject=subject, level=level, what=error.message, hint=error.hint)
 
 
@@ -90,4 +90,4 @@ def exit_code(findings: list[Finding]) -> int:
     levels = {finding.level for finding in findings}
     if "problem" in levels:
         return SnapmgrError.exit_code
-    return LackingError.exit_code if "lacking" in levels else EXIT_OK
+    return MissingRequirementError.exit_code if "lacking" in levels else EXIT_OK

@@ -91,7 +91,7 @@ class FillPlan:
 
 
 def plan_fill(ctx: Context, job: Job) -> FillPlan:
-    """Look at the server and at the last backup; changes nothing. Raises LackingError without the tool."""
+    """Look at the server and at the last backup; changes nothing. Raises MissingRequirementError without the tool."""
     live = probe_server(job)
     live.abilities.refuse_cluster()
     server_program = program_of(live.identity.pid)

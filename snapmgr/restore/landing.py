@@ -29,7 +29,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.catalog.manifest import HIDDEN_NAME, Restoration, decode, encode
-from snapmgr.contract.errors import BusyError, CatalogError, LackingError, NotFoundError, SnapmgrError, StorageError
+from snapmgr.contract.errors import (
+    BusyError,
+    CatalogError,
+    MissingRequirementError,
+    NotFoundError,
+    SnapmgrError,
+    StorageError,
+)
 from snapmgr.restore.destination import LOST, require_empty
 from snapmgr.system.files import read_file, write_file
 from snapmgr.system.host import signals_held, this_process
@@ -112,7 +119,7 @@ def landing(
                 catalog.write_restoration(record)
             hidden_fd = _made(dest_fd, record.hidden)
         except PermissionError:
-            raise LackingError(
+            raise MissingRequirementError(
                 f"no right to restore to {dest}", hint="run as root, or name a folder of yours"
             ) from None
         except OSError as error:

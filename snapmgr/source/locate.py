@@ -164,8 +164,8 @@ def locate_source(ctx: Context, job: Job, staged: ToolBackup | None = None) -> S
     """Given a job, return its source; for a physical job `staged`, or without it the folder where that is to be.
 
     Raises NotQuiescedError for a server that cannot be held still safely (wrong process, files that the snapshot would
-    not hold, several volumes without a common instant), StorageError if no backend can snapshot it, LackingError if
-    this machine lacks something.
+    not hold, several volumes without a common instant), StorageError if no backend can snapshot it,
+    MissingRequirementError if this machine lacks something.
     """
     if job.source != "mysql":
         path = staged.path if staged is not None else str(job.path) if job.source == "directory" else staging_root(job)

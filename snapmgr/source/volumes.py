@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.config.plugins import list_plugins
-from snapmgr.contract.errors import ConfigError, LackingError, NotQuiescedError, SnapmgrError, StorageError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, SnapmgrError, StorageError
 from snapmgr.contract.records import NotMine
 from snapmgr.system.blockdev import find_target, lies_in
 
@@ -128,11 +128,11 @@ def _try_backend(ctx: Context, name: str, wanted: Wanted) -> tuple[bool, Taken]:
 
 def _told_apart(ctx: Context, name: str, wanted: Wanted, error: SnapmgrError) -> SnapmgrError:
     """Return why a backend will not do: what it could not take anyway is not for want of something on this machine."""
-    if not isinstance(error, LackingError):
+    if not isinstance(error, MissingRequirementError):
         return error
     try:
         found = ctx.unchecked_backend(name).locate(find_target(wanted.path, runner=ctx.runner))
-    except LackingError:
+    except MissingRequirementError:
         return error
     except SnapmgrError as other:
         return other  # there is no such folder
@@ -143,13 +143,13 @@ def _none_fits(wanted: Wanted, refusals: dict[str, SnapmgrError]) -> SnapmgrErro
     for refusal in refusals.values():
         if isinstance(refusal, NotQuiescedError):
             return refusal
-    lacking = any(isinstance(refusal, LackingError) for refusal in refusals.values())
+    lacking = any(isinstance(refusal, MissingRequirementError) for refusal in refusals.values())
     if len({one.message for one in refusals.values()}) == 1 < len(refusals):
         return next(iter(refusals.values()))  # it is about the folder, not about a storage
     texts = [f"{name}: {one.message}" + (f" ({one.hint})" if one.hint else "") for name, one in refusals.items()]
     ways = ["move it to a btrfs subvolume or a logical volume"]
     ways += ["stop the server"] if wanted.one_instant else ["to XFS or JuiceFS"]
-    return (LackingError if lacking else StorageError)(
+    return (MissingRequirementError if lacking else StorageError)(
         f"no backend can snapshot {wanted.path}: {'; '.join(texts) or 'none is installed'}",
         hint=None if lacking else ", or ".join(ways),
     )

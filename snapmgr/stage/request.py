@@ -138,12 +138,13 @@ class Tool(Protocol):
         """Back up the server into the folder. What fails leaves nothing there that `read_state` takes for finished.
 
         Raises StorageError with the log's telling lines (disk full, connection lost, redo log overwritten);
-        LackingError for missing rights, with the statement that grants them, and for a program of another version;
-        NotQuiescedError if another server answers than is meant; BrokenChainError if no increment is possible.
+        MissingRequirementError for missing rights, with the statement that grants them, and for a program of another
+        version; NotQuiescedError if another server answers than is meant; BrokenChainError if no increment is possible.
         """
 
     def apply(self, request: ApplyRequest) -> None:
         """Apply redo, or an increment, in place. What fails or is interrupted leaves a folder of no further use.
 
-        Raises BrokenChainError if the increment does not follow on what is there, StorageError, LackingError.
+        Raises BrokenChainError if the increment does not follow on what is there, StorageError,
+        MissingRequirementError.
         """

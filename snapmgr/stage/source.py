@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError, NotQuiescedError
+from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError
 from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError, connect
 from snapmgr.mysql.connect.identity import identify
@@ -117,8 +117,8 @@ class Source:
 def open_source(credentials: Credentials, identity: ServerIdentity, tool: str) -> Iterator[Source]:
     """Connect to the server that is meant, and look at it.
 
-    Raises NotQuiescedError if it is another one, or a cluster's; LackingError for a missing right, with the statement
-    that grants it, and for tablespaces outside of the datadir.
+    Raises NotQuiescedError if it is another one, or a cluster's; MissingRequirementError for a missing right, with the
+    statement that grants it, and for tablespaces outside of the datadir.
     """
     with connect(credentials, timeout_s=_TIME_LIMIT_S) as connection:
         # A copy may take hours, in which nothing is said here.
@@ -142,7 +142,7 @@ def open_source(credentials: Credentials, identity: ServerIdentity, tool: str) -
         outside = [place.path for place in layout.places if place.what == "tablespace"]
         if outside:
             more = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
-            raise LackingError(
+            raise MissingRequirementError(
                 f"tablespaces lie outside of the datadir, where {tool} would leave their copies tied to the live "
                 f"files: {', '.join(outside[:_SHOWN])}{more}",
                 hint="use a snapshot job (source = mysql), which takes them as they are",
@@ -168,7 +168,7 @@ def _granting(account: str) -> Iterator[None]:
         needed = missing_privileges([error.message])
         if not needed:
             raise
-        lack = LackingError(
+        lack = MissingRequirementError(
             f"the account lacks rights: {', '.join(needed)} ({error.message})",
             hint=f"GRANT {', '.join(needed)} ON *.* TO {account};",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from snapmgr.catalog.physical import State, ToolName
-from snapmgr.contract.errors import ConfigError, LackingError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError
 from snapmgr.mysql.datadir.origin import Flavor
 from snapmgr.stage.cloneplugin import CloneTool
 from snapmgr.stage.infofile import read_state
@@ -65,13 +65,18 @@ def choose_tool(
 
 
 def require_tool(tool: Tool) -> None:
-    """Raise LackingError that names all that this machine lacks for a tool."""
+    """Raise MissingRequirementError that names all that this machine lacks for a tool."""
     if lacking := tool.missing():
-        raise LackingError("; ".join(one.what for one in lacking), hint="; ".join(one.hint for one in lacking))
+        raise MissingRequirementError(
+            "; ".join(one.what for one in lacking), hint="; ".join(one.hint for one in lacking)
+        )
 
 
 def tool_for(staged: Staged, *, program: str | None = None) -> Tool:
-    """Return the tool that applies redo and increments to a backup that lies there. Raises LackingError for a clone."""
+    """Return the tool that applies redo and increments to a backup that lies there.
+
+    Raises MissingRequirementError for a clone.
+    """
     if staged.tool == "clone":
-        raise LackingError("a clone needs no prepare: a server may start on it", hint="verify it instead")
+        raise MissingRequirementError("a clone needs no prepare: a server may start on it", hint="verify it instead")
     return choose_tool(staged.tool, staged.flavor, staged.server_version, program=program)

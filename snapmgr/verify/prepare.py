@@ -79,7 +79,7 @@ def prepare(
     snapshot does not change. An interrupted or failed prepare leaves nothing.
 
     Raises ConfigError for a directory's snapshot, StorageError if it is not READY, VerificationError if it does not
-    recover, LackingError if this machine is why (no server program, no memory, no room).
+    recover, MissingRequirementError if this machine is why (no server program, no memory, no room).
     """
     manifest = entry.manifest
     if manifest.source == "directory":

@@ -6,7 +6,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import ServerIdentity, identify
 from snapmgr.stage.tool import ApplyRequest, Filled, FillRequest, Tool, choose_tool
@@ -64,7 +64,7 @@ def fill_with_what_is_granted(server: PrivateServer, asked: FillRequest) -> tupl
     for _ in range(8):
         try:
             return tool_of(server).fill(asked), sorted(granted)
-        except LackingError as error:
+        except MissingRequirementError as error:
             granted += (error.hint or "").removeprefix("GRANT ").partition(" ON ")[0].split(", ")
             server.query((error.hint or "").rstrip(";"))
             shutil.rmtree(asked.folder)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.contract.abilities import Remounting
-from snapmgr.contract.errors import LackingError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, StorageError
 from snapmgr.stage.prepare.inplace import Settings, apply_in_place
 from snapmgr.stage.prepare.overlay import copied_up, overlay
 from snapmgr.stage.prepare.ownership import take_owners
@@ -95,7 +95,7 @@ def overlay_refused(site: Site) -> str | None:
     try:
         with overlay(str(site.base), str(probe)):
             return None
-    except (LackingError, StorageError) as error:
+    except (MissingRequirementError, StorageError) as error:
         return error.message
     finally:
         with suppress(FileNotFoundError):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from snapmgr.contract.errors import ConfigError, LackingError, VerificationError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, VerificationError
 from snapmgr.contract.units import format_duration
 from snapmgr.mysql.datadir.copy import prepare_copy
 from snapmgr.mysql.datadir.plainfile import open_plain
@@ -131,7 +131,8 @@ class LastingServer:
     def run(self, time_limit_s: float) -> None:
         """Let it go and return once it answers; its accounts are its own, so a greeting is the answer.
 
-        Raises VerificationError if it does not start on the data in time; LackingError if this machine is why.
+        Raises VerificationError if it does not start on the data in time; MissingRequirementError if this machine is
+        why.
         """
         let_go(self._child)
         deadline = time.monotonic() + time_limit_s
@@ -150,13 +151,13 @@ class LastingServer:
         told = text.decode("utf-8", "replace")
         end = describe_end(told, returncode)
         if returncode == COVER_FAILED:
-            raise LackingError(f"the clone could not be mounted over the original paths: {end.text}")
+            raise MissingRequirementError(f"the clone could not be mounted over the original paths: {end.text}")
         if self._no_keys is not None and lacks_keys(told, given=False):
-            raise LackingError(
+            raise MissingRequirementError(
                 f"{what}: the data are encrypted, and it could not get their keys; {self._no_keys}",
                 hint=f"its log says: {end.text}; what it needs: docs/verify.md",
             )
-        kind = LackingError if end.machine else VerificationError
+        kind = MissingRequirementError if end.machine else VerificationError
         raise kind(f"{what}: {end.text}", hint=end.hint)
 
     def uuid(self) -> str | None:
@@ -195,7 +196,7 @@ def held_server(
         originals: see `snapmgr.mysql.server.throwaway`.
         mounts: this machine's mounts.
 
-    Raises LackingError if this machine is why it cannot be started, VerificationError if the data are.
+    Raises MissingRequirementError if this machine is why it cannot be started, VerificationError if the data are.
     """
     datadir, run_dir = os.path.realpath(datadir), os.path.abspath(run_dir)
     uid, gid = owner_of(datadir)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError, VerificationError
+from snapmgr.contract.errors import MissingRequirementError, VerificationError
 from snapmgr.contract.units import format_duration
 from snapmgr.mysql.connect.client import Connection, Credentials, MysqlError, connect
 from snapmgr.mysql.datadir.copy import Copy, prepare_copy
@@ -92,18 +92,18 @@ class ThrowawayServer:
             time.sleep(0.02)
         return self._process.poll() == 0
 
-    def failure(self, what: str) -> VerificationError | LackingError:
-        """Return the error for a server that ended by itself: LackingError if the machine is why."""
+    def failure(self, what: str) -> VerificationError | MissingRequirementError:
+        """Return the error for a server that ended by itself: MissingRequirementError if the machine is why."""
         end = describe_end(self.log_text(), self._process.poll())
-        kind = LackingError if end.machine else VerificationError
+        kind = MissingRequirementError if end.machine else VerificationError
         return self.lack_of_keys(what) or kind(f"{what}: {name_spaces(end.text, self._home)}", hint=end.hint)
 
-    def lack_of_keys(self, what: str) -> LackingError | None:
+    def lack_of_keys(self, what: str) -> MissingRequirementError | None:
         """Return the error for what went wrong with a server that lacks the keys of encrypted data, if it does."""
         if not lacks_keys(self.log_text(), given=self.no_keys is None):
             return None
         why = f"; {self.no_keys}" if self.no_keys else ""
-        return LackingError(
+        return MissingRequirementError(
             f"{what}: the data are encrypted, and the server on the copy could not get their keys{why}",
             hint=f"its log says: {self.excerpt()}; what it needs: docs/verify.md",
         )
@@ -140,8 +140,8 @@ def throwaway(
 
     The server dies with the *thread* that entered the context (prctl(2), PR_SET_PDEATHSIG).
 
-    Raises VerificationError if the copy does not start in time; LackingError if this machine is why (rights, memory,
-    space, an absolute path that is not covered).
+    Raises VerificationError if the copy does not start in time; MissingRequirementError if this machine is why (rights,
+    memory, space, an absolute path that is not covered).
     """
     datadir, run_dir = os.path.realpath(datadir), os.path.abspath(run_dir)
     uid, gid = owner_of(datadir)
@@ -202,7 +202,7 @@ def _prefix(copy: Copy, uid: int, gid: int) -> list[str]:
     if not copy.covers:
         return _as_owner(uid, gid)
     if os.geteuid() != 0:
-        raise LackingError(
+        raise MissingRequirementError(
             "the copy holds absolute paths, and only root can let a server see the copy at them", hint="run as root"
         )
     return [*covered(copy.covers), *_as_owner(uid, gid)]
@@ -214,7 +214,9 @@ def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None
     while (left := deadline - time.monotonic()) > 0:
         if not server.running:
             if server._process.returncode == COVER_FAILED:  # noqa: SLF001 - one module
-                raise LackingError(f"the copy could not be mounted over the original paths: {server.excerpt()}")
+                raise MissingRequirementError(
+                    f"the copy could not be mounted over the original paths: {server.excerpt()}"
+                )
             raise server.failure("the server ended instead of starting on the copy")
         try:
             server.connect(timeout_s=min(left, 2.0)).close()
@@ -225,7 +227,7 @@ def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None
         time.sleep(0.05)
     end = describe_end(server.log_text(), None)
     # A server on a full file system waits for room instead of ending.
-    kind = LackingError if end.machine else VerificationError
+    kind = MissingRequirementError if end.machine else VerificationError
     raise kind(
         f"the server on the copy did not answer within {format_duration(time_limit_s)}: {end.text or last}",
         hint=end.hint or "raise the time limit if it was still recovering",

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import ConfigError, InUseError, LackingError
+from snapmgr.contract.errors import ConfigError, InUseError, MissingRequirementError
 from snapmgr.mysql.connect.identity import process_name, server_processes
 from snapmgr.stage.prepare.ownership import stamps
 from snapmgr.stage.tool import read_state, tool_for
@@ -40,7 +40,10 @@ class Backup:
 
 
 def inspect(folder: str, *, program: str | None = None) -> Backup:
-    """Return what a backup folder holds. Raises ConfigError, InUseError or LackingError if it cannot be prepared."""
+    """Return what a backup folder holds.
+
+    Raises ConfigError, InUseError or MissingRequirementError if it cannot be prepared.
+    """
     if not os.path.isdir(folder):
         raise ConfigError(f"{shown(folder)} is no folder", hint="name the folder of a finished backup, or a snapshot")
     staged = read_state(folder)
@@ -57,14 +60,14 @@ def inspect(folder: str, *, program: str | None = None) -> Backup:
     _refuse_used(folder)
     lacking = tool_for(staged, program=program).missing()
     if lacking:
-        raise LackingError(
+        raise MissingRequirementError(
             f"{staged.tool} cannot prepare {shown(folder)}: {'; '.join(one.what for one in lacking)}",
             hint="; ".join(one.hint for one in lacking),
         )
     try:
         return Backup(staged=staged, stamps=stamps(folder))
     except OSError as error:
-        raise LackingError(
+        raise MissingRequirementError(
             f"cannot look through {shown(folder)}: {error.strerror}", hint="run as root, or as the backup's owner"
         ) from None
 

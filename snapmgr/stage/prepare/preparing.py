@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from snapmgr.contract.abilities import FolderCloning, Remounting
-from snapmgr.contract.errors import LackingError, SnapmgrError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.contract.records import ClientOptions
 from snapmgr.contract.units import format_duration, format_size
 from snapmgr.stage.prepare.backupfolder import Backup, inspect
@@ -138,7 +138,7 @@ def prepare_folder(
     what is killed leaves a hidden folder, which the next prepare of the same backup, or to the same target, removes.
 
     Raises ConfigError if it is no backup, unfinished, an increment, prepared already, or the target exists; InUseError
-    if a server runs on it; BusyError if it is being prepared; LackingError without the tool; StorageError.
+    if a server runs on it; BusyError if it is being prepared; MissingRequirementError without the tool; StorageError.
     """
     backup, place = inspect(order.source, program=order.program), order.place(make=True)
     with ExitStack() as stack:
@@ -146,7 +146,7 @@ def prepare_folder(
         if isinstance(storage, FolderCloning) and place.result != "scratch":
             try:
                 there = stack.enter_context(_work_in(place.beside, order, place.storage_target, tell))
-            except (LackingError, StorageError) as error:
+            except (MissingRequirementError, StorageError) as error:
                 if place.result == "storage" or order.strategy in ("storage", "overlay"):
                     raise
                 # Mounted read-only, or full: scratch is left.

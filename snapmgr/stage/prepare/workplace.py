@@ -17,7 +17,7 @@ import secrets
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import BusyError, ConfigError, LackingError, SnapmgrError, StorageError
+from snapmgr.contract.errors import BusyError, ConfigError, MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.system.blockdev import lies_in, read_mounts
 from snapmgr.system.host import signals_held
 from snapmgr.system.mount import unmount
@@ -77,7 +77,7 @@ def workplace(
     """Make a hidden folder in the folder `parent` and remove it, with all that is still in it, when the context ends.
 
     What a killed prepare of the same source or to the same target left there is removed first. Raises BusyError if such
-    a one is at work, LackingError without the right, StorageError.
+    a one is at work, MissingRequirementError without the right, StorageError.
     """
     try:
         parent_fd = os.open(parent, FOLDER_FLAGS)
@@ -94,7 +94,7 @@ def workplace(
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 _note(fd, source, target)
         except PermissionError:
-            raise LackingError(
+            raise MissingRequirementError(
                 f"no right to write to {shown(parent)}", hint="run as root, or name another folder"
             ) from None
         except OSError as error:

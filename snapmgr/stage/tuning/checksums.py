@@ -37,8 +37,8 @@ def table_checksums(
         scratch_dir: for the server's socket and temporary files.
         time_limit_s: until it answers.
 
-    Raises LackingError if there is no server program, or this machine cannot run it; VerificationError if it does not
-    start on the data.
+    Raises MissingRequirementError if there is no server program, or this machine cannot run it; VerificationError if it
+    does not start on the data.
     """
     binary = find_server(flavor, wrote=version or None)
     with (

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from snapmgr.contract.errors import LackingError, VerificationError
+from snapmgr.contract.errors import MissingRequirementError, VerificationError
 from snapmgr.contract.units import format_duration
 from snapmgr.stage.tuning.ladder import Standing, Stop, next_rung, standing
 from snapmgr.stage.tuning.rungs import Limits, Run, Settings, changes
@@ -190,7 +190,7 @@ def _climb(
         _add(tuning, one, step.why, tell)
         if first:
             if one.failure is not None:
-                raise LackingError(
+                raise MissingRequirementError(
                     f"the first rung failed: {one.failure}", hint="without it there is nothing to compare others with"
                 )
             limit_s = max(2 * one.run.seconds, _SCRATCH_LEAST_S)
