@@ -1,4 +1,4 @@
-"""The btrfs backend: see docs/backends/btrfs.md for what it guarantees and `snapmgr.api.Backend` for the contract."""
+"""The btrfs backend; docs/reference/backends/btrfs.md says what it guarantees, `snapmgr.api.Backend` is the contract."""
 
 from __future__ import annotations
 

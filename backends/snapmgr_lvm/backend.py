@@ -1,4 +1,4 @@
-"""The LVM backend: see docs/backends/lvm.md for what it guarantees and `snapmgr.api.Backend` for the contract."""
+"""The LVM backend; docs/reference/backends/lvm.md says what it guarantees, `snapmgr.api.Backend` is the contract."""
 
 from __future__ import annotations
 

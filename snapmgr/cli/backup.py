@@ -83,7 +83,7 @@ def _plan(session: Session, ctx: Context, jobs: list[Job]) -> int:
             if not session.json:
                 print_lines(_plan_lines(plan))
             for warning in plan.warnings:
-                session.voice.warn(f"job {job.name}: {warning}")
+                session.console.warn(f"job {job.name}: {warning}")
     return _finish(session, documents, dry_run=True)
 
 
@@ -126,7 +126,7 @@ def _finish(session: Session, documents: list[dict[str, Any]], *, dry_run: bool)
 
 
 def _fail(session: Session, job: str, error: SnapmgrError, *, several: bool) -> None:
-    session.voice.fail(SnapmgrError(f"job {job}: {error.message}", hint=error.hint) if several else error)
+    session.console.fail(SnapmgrError(f"job {job}: {error.message}", hint=error.hint) if several else error)
 
 
 def _summary(outcome: Outcome) -> str:

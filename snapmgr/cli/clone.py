@@ -89,14 +89,14 @@ def command(
             print_lines([_plan_line(plan)])
         return EXIT_OK
     if job is None:
-        session.voice.warn(f"job {entry.manifest.job} is not configured any more: cloning with the defaults")
+        session.console.warn(f"job {entry.manifest.job} is not configured any more: cloning with the defaults")
     lease = clone(ctx, plan)
     if session.json:
         from snapmgr.cli.documents import mount
 
         session.document(EXIT_OK, dry_run=False, snapshot_id=entry.manifest.id, mount=mount(lease))
     elif lease.server is not None:
-        session.voice.tell(f"{entry.manifest.id}: its server runs until: snapmgr umount {lease.point}")
+        session.console.tell(f"{entry.manifest.id}: its server runs until: snapmgr umount {lease.point}")
         print_lines(_lines(lease, lease.server))
     return EXIT_OK
 

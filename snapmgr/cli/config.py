@@ -56,7 +56,7 @@ def init(session: Session, *, socket: str | None, defaults_file: str | None, out
     found = next((server for server in servers if socket in (None, server.socket)), None)
     others = [server.socket for server in servers if server is not found]
     if others and socket is None:
-        session.voice.warn(f"other servers run here, too: --socket {' or '.join(others)}")
+        session.console.warn(f"other servers run here, too: --socket {' or '.join(others)}")
     text = example_config(
         socket=os.path.abspath(socket) if socket else (found.socket if found else None),
         datadir=found.datadir if found else None,
@@ -66,7 +66,7 @@ def init(session: Session, *, socket: str | None, defaults_file: str | None, out
         write_result(text)
         return EXIT_OK
     _write_new(output, text)
-    session.voice.tell(f"wrote {output}; next: snapmgr --config {output} doctor")
+    session.console.tell(f"wrote {output}; next: snapmgr --config {output} doctor")
     return EXIT_OK
 
 

@@ -62,7 +62,7 @@ def _tell_losses(session: Session, ctx: Context, verdicts: Sequence[Verdict]) ->
         if verdict.rules:
             manifest, verification = verdict.entry.manifest, verdict.entry.verification
             verified = f"verified {show_verified(verification)}" if verification else "never verified"
-            session.voice.warn(
+            session.console.warn(
                 f"{manifest.id} is protected: {', '.join(verdict.rules)}; of {manifest.path}, taken "
                 f"{show_time(manifest.taken_at)}, {verified}"
             )
@@ -71,9 +71,9 @@ def _tell_losses(session: Session, ctx: Context, verdicts: Sequence[Verdict]) ->
         ready = [entry for entry in ctx.catalog.entries(job)[0] if entry.manifest.state == "ready"]
         left = [entry for entry in ready if entry.manifest.id not in going]
         if ready and not left:
-            session.voice.warn(f"job {job} has no snapshot at all then")
+            session.console.warn(f"job {job} has no snapshot at all then")
         elif any(entry.verified for entry in ready) and not any(entry.verified for entry in left):
-            session.voice.warn(f"job {job} has no VERIFIED snapshot then")
+            session.console.warn(f"job {job} has no VERIFIED snapshot then")
 
 
 def _ask(protected: Sequence[Verdict]) -> None:
@@ -91,7 +91,7 @@ def _ask(protected: Sequence[Verdict]) -> None:
 def _finish(session: Session, deletions: Sequence[Deletion], *, dry_run: bool) -> int:
     errors = [one.error for one in deletions if one.error is not None]
     for error in errors:
-        session.voice.fail(error)
+        session.console.fail(error)
     code = gravest([error.exit_code for error in errors])
     if session.json:
         session.document(code, dry_run=dry_run, snapshots=[_document(one) for one in deletions])
@@ -99,7 +99,7 @@ def _finish(session: Session, deletions: Sequence[Deletion], *, dry_run: bool) -
     would = dry_run and not errors
     print_lines([_line(one, "would delete" if would else "deleted") for one in deletions if one.deleted or would])
     if errors and not any(one.deleted for one in deletions):
-        session.voice.tell("nothing is deleted")
+        session.console.tell("nothing is deleted")
     return code
 
 

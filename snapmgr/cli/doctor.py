@@ -49,8 +49,8 @@ def command(session: Session, jobs: tuple[str, ...], *, mend: bool, pool_paths: 
     Nothing is changed or locked without --fix. Looked at are the storage backends, each job's server, account, files
     and storage, and the state directory against what the storage really holds. --fix completes or removes what runs
     that were cut short left, and takes over snapshots whose notes describe them, so that a lost state directory is
-    there again; docs/doctor.md says what it never touches. With JOB only what concerns these jobs. The exit code is 1
-    if there is a problem (with --fix: if one is left), else 7 if something is lacking, else 0.
+    there again; docs/how-to/repair.md says what it never touches. With JOB only what concerns these jobs. The exit code
+    is 1 if there is a problem (with --fix: if one is left), else 7 if something is lacking, else 0.
     """
     if dry_run and not mend:
         raise click.UsageError("--dry-run belongs to --fix: without it nothing is changed anyway.")
@@ -86,7 +86,7 @@ def command(session: Session, jobs: tuple[str, ...], *, mend: bool, pool_paths: 
     _print(findings)
     curable = sum(finding.cure is not None for finding in findings)
     if curable and not mend:
-        session.voice.tell(f"snapmgr doctor --fix mends {curable} of these")
+        session.console.tell(f"snapmgr doctor --fix mends {curable} of these")
     return code
 
 
@@ -157,7 +157,7 @@ def _print_actions(session: Session, fixed: Fixed) -> None:
         _print_rows([(*row, "") for row in rows])
     for action in fixed.actions:
         if action.error is not None:
-            session.voice.fail(action.error)
+            session.console.fail(action.error)
     print_lines([""])
 
 

@@ -1,4 +1,4 @@
-"""Records as JSON documents: the one place that decides how they look to other programs (docs/json.md)."""
+"""Records as JSON documents: the one place that decides how they look to other programs (docs/reference/json.md)."""
 
 from __future__ import annotations
 

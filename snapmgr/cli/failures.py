@@ -37,6 +37,6 @@ def foreseen(session: Session, error: Exception) -> SnapmgrError:
             hint="please report it with the lines above",
         )
     if trace:
-        session.voice.close()
+        session.console.close()
         sys.stderr.write("".join(traceback.format_exception(error)))
     return told

@@ -44,10 +44,10 @@ def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry
         return _show(session, plan, lines)
     if plan.obstacles:
         for obstacle in plan.obstacles[1:]:
-            session.voice.fail(obstacle)
+            session.console.fail(obstacle)
         raise plan.obstacles[0]
     for line in lines:
-        session.voice.warn(line)
+        session.console.warn(line)
     if not yes:
         _ask(plan)
     return _finish(session, revert(ctx, plan, force=force), entry.manifest.source)
@@ -105,7 +105,7 @@ def _ask(plan: Plan) -> None:
 
 def _show(session: Session, plan: Plan, lines: list[str]) -> int:
     for obstacle in plan.obstacles:
-        session.voice.fail(obstacle)
+        session.console.fail(obstacle)
     code = gravest([obstacle.exit_code for obstacle in plan.obstacles])
     if session.json:
         _document(session, code, plan=plan, done=None)
@@ -127,9 +127,9 @@ def _finish(session: Session, done: Reverted, source: str) -> int:
         ]
     )
     if source == "mysql":
-        session.voice.tell("next: start the server")
+        session.console.tell("next: start the server")
     if done.consumed:
-        session.voice.tell("next: take another backup, as that snapshot is none any more")
+        session.console.tell("next: take another backup, as that snapshot is none any more")
     return EXIT_OK
 
 

@@ -55,7 +55,7 @@ def command(session: Session, job: str | None) -> int:
         _print(entries, leases, catalog)
         if not entries:
             lost = "" if catalog.path.exists() else ", which does not exist; if it was lost, see: snapmgr doctor"
-            session.voice.tell("no snapshots" + (f" of job {job}" if job else "") + f" in {catalog.path}{lost}")
+            session.console.tell("no snapshots" + (f" of job {job}" if job else "") + f" in {catalog.path}{lost}")
     return code
 
 

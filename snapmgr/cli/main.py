@@ -13,7 +13,7 @@ import click
 
 from snapmgr import __version__
 from snapmgr.cli.failures import foreseen
-from snapmgr.cli.output import Voice, flush_results, prepare_streams
+from snapmgr.cli.output import Console, flush_results, prepare_streams
 from snapmgr.cli.session import Session
 from snapmgr.cli.signals import Interrupted, ending_by_signal
 from snapmgr.contract.errors import EXIT_OK, ConfigError, InterruptedRunError, SnapmgrError
@@ -119,7 +119,7 @@ def cli(ctx: click.Context, config_path: Path | None, quiet: bool, verbose: bool
     session: Session = ctx.obj
     session.config_path = config_path
     session.quiet, session.verbose, session.debug = quiet, verbose, debug
-    session.voice = Voice(quiet=quiet, verbose=verbose)
+    session.console = Console(quiet=quiet, verbose=verbose)
     session.command = ctx.invoked_subcommand or ""
 
 
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _run(session, arguments)
     finally:
-        session.voice.close()
+        session.console.close()
     # Or Python flushes at its own exit, and complains of a reader that is gone.
     flush_results()
     return code
@@ -192,13 +192,13 @@ def _usage_error(error: click.ClickException) -> SnapmgrError:
 
 def _end(session: Session, error: SnapmgrError) -> int:
     """Say what failed, in JSON too if that was asked for, and return the exit code."""
-    session.voice.close()
-    session.voice.fail(error)
+    session.console.close()
+    session.console.fail(error)
     if session.json and not session.documented:
         try:
             session.document(error.exit_code, error)
         except SnapmgrError as failure:
-            session.voice.fail(failure)
+            session.console.fail(failure)
     return error.exit_code
 
 

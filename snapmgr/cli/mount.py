@@ -80,7 +80,7 @@ def command(
     if session.json:
         session.document(EXIT_OK, dry_run=False, mount=mount(lease), snapshot_id=entry.manifest.id)
     else:
-        session.voice.tell(f"{entry.manifest.id}: to end it: snapmgr umount {lease.point}")
+        session.console.tell(f"{entry.manifest.id}: to end it: snapmgr umount {lease.point}")
         print_lines([str(data_path(lease))])
     return EXIT_OK
 
@@ -98,7 +98,7 @@ def _list(session: Session) -> int:
         rows = [_row(lease, show_time(lease.created_at), show_time(lease.until)) for lease in leases]
         print_lines(format_table(heads, rows))
     else:
-        session.voice.tell("nothing is mounted")
+        session.console.tell("nothing is mounted")
     return code
 
 

@@ -81,7 +81,7 @@ def print_lines(lines: Sequence[str]) -> None:
 
 
 def print_document(command: str, exit_code: int, error: SnapmgrError | None, fields: dict[str, Any]) -> None:
-    """Write the one JSON document of a run to stdout (docs/json.md)."""
+    """Write the one JSON document of a run to stdout (docs/reference/json.md)."""
     import json
 
     document = {
@@ -119,7 +119,7 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-class Voice:
+class Console:
     """Speaks to people on stderr while the work goes on: lines, and how far a long step is.
 
     Args:

@@ -198,14 +198,14 @@ def _want_json(ctx: click.Context, _param: click.Parameter, value: bool) -> None
 
 
 def json_option(command: _Command) -> _Command:
-    """Add ``--json``: one document on stdout, see docs/json.md."""
+    """Add ``--json``: one document on stdout, see docs/reference/json.md."""
     return click.option(
         "--json",
         is_flag=True,
         expose_value=False,
         is_eager=True,
         callback=_want_json,
-        help="One JSON document on stdout (docs/json.md).",
+        help="One JSON document on stdout (docs/reference/json.md).",
     )(command)
 
 

@@ -80,7 +80,7 @@ def _change(
             print_lines([f"{f'would be {what}' if dry_run else what}: {manifest.id}{reason}"])
     except SnapmgrError as error:
         failure = error
-        session.voice.fail(error)
+        session.console.fail(error)
     return {
         "id": manifest.id,
         **end_document(failure),

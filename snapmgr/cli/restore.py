@@ -145,29 +145,29 @@ def _show_places(places: Sequence[Place]) -> list[str]:
 
 def _warn(session: Session, restored: Restored) -> None:
     for path in restored.excluded:
-        session.voice.warn(f"the snapshot does not hold {path}, a volume or mount of its own")
+        session.console.warn(f"the snapshot does not hold {path}, a volume or mount of its own")
     for lead in restored.leads[:_LEADS_SHOWN]:
         what = "where the source has it" if lead.live else "outside of what was restored"
-        session.voice.warn(f"{lead.where} names {lead.to}, {what}")
+        session.console.warn(f"{lead.where} names {lead.to}, {what}")
     more = len(restored.leads) - _LEADS_SHOWN
     if more > 0:
-        session.voice.warn(f"{more} more names lead out of it (--json has them)")
+        session.console.warn(f"{more} more names lead out of it (--json has them)")
 
 
 def _say_next(session: Session, restored: Restored, *, mysql: bool) -> None:
     if not mysql:
         return
     if restored.leads:
-        session.voice.tell(
+        session.console.tell(
             "next: change these names, or move the old folders away, before a server starts on it: it would open the "
-            "files that they name (docs/restore.md)"
+            "files that they name (docs/how-to/restore.md)"
         )
     if any(lead.where.endswith(".isl") for lead in restored.leads):
-        session.voice.tell(
+        session.console.tell(
             "the redo log names the tablespaces elsewhere as well, so that it recovers only at the old paths: take the "
             "files of `snapmgr prepare` instead, which are recovered, or restore to where they were"
         )
     if restored.options:
-        session.voice.tell("next: start a server with the options above: a my.cnf may name other places")
+        session.console.tell("next: start a server with the options above: a my.cnf may name other places")
     else:
-        session.voice.tell(f"next: start a server with --datadir={restored.data_path}")
+        session.console.tell(f"next: start a server with --datadir={restored.data_path}")

@@ -116,14 +116,14 @@ def _do_install(session: Session, machine: Machine, plan: Plan, *, unchecked: bo
 
     _ask(plan, yes=yes)
     if not unchecked:
-        session.voice.tell("trying the command line in an empty environment")
+        session.console.tell("trying the command line in an empty environment")
         check_command(machine, plan)
     install(machine, session.catalog(), plan)
     job = session.config().job(plan.schedule.job)
     absent = {"systemd": not machine.runs_systemd, "cron": not machine.has_cron}
     if absent[plan.schedule.kind]:
-        session.voice.warn(f"{plan.schedule.kind} does not run here: until it does, nothing starts the job")
-    session.voice.tell(
+        session.console.warn(f"{plan.schedule.kind} does not run here: until it does, nothing starts the job")
+    session.console.tell(
         f"installed; `snapmgr status` tells when the job has missed its time by {format_duration(job.grace_s)}"
     )
 
@@ -201,7 +201,7 @@ def remove(session: Session, job: str, *, dry_run: bool) -> int:
     elif files:
         print_lines([f"{'would remove' if dry_run else 'removed'} {path}" for path in files])
     else:
-        session.voice.tell(f"job {job} has no schedule here")
+        session.console.tell(f"job {job} has no schedule here")
     return EXIT_OK
 
 
@@ -235,14 +235,14 @@ def show(session: Session, job: str | None) -> int:
         if name not in {one.job for one in schedules}:
             failures += _unknown(name, installed_files(machine, name))
     for failure in failures:
-        session.voice.fail(failure)
+        session.console.fail(failure)
     code = 1 if problems or failures else EXIT_OK
     if session.json:
         session.document(code, schedules=documents, damaged=problems)
     elif documents:
         print_lines(_lines(documents))
     else:
-        session.voice.tell(f"job {job} has no schedule here" if job else "no job has a schedule here")
+        session.console.tell(f"job {job} has no schedule here" if job else "no job has a schedule here")
     return code
 
 
@@ -314,4 +314,4 @@ def _machine(session: Session) -> Machine:
     from snapmgr.cli.running import VerboseRunner
     from snapmgr.schedule.machine import Machine
 
-    return Machine(runner=VerboseRunner(session.voice.detail))
+    return Machine(runner=VerboseRunner(session.console.detail))

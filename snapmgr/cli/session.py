@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.cli.output import Voice, print_document
+from snapmgr.cli.output import Console, print_document
 from snapmgr.contract.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Session:
     debug: bool = False
     json: bool = False
     command: str = ""
-    voice: Voice = field(default_factory=Voice)
+    console: Console = field(default_factory=Console)
     documented: bool = False
     """Whether the one JSON document is printed."""
     _config: Config | None = None
@@ -39,7 +39,7 @@ class Session:
             from snapmgr.config.load import load_config
 
             self._config = load_config(self.config_path)
-            self.voice.detail(f"configuration: {', '.join(map(str, self._config.files))}")
+            self.console.detail(f"configuration: {', '.join(map(str, self._config.files))}")
         return self._config
 
     def catalog(self) -> Catalog:
@@ -52,20 +52,20 @@ class Session:
 
         catalog = Catalog(self.config().state_dir)
         for line in resume_servers(catalog):
-            self.voice.warn(line)
+            self.console.warn(line)
         return catalog
 
     def context(self) -> Context:
-        """Return what jobs are handed, with our voice. Raises as `catalog`."""
+        """Return the surroundings that jobs get, with this console. Raises as `catalog`."""
         from snapmgr.cli.running import VerboseRunner
         from snapmgr.context import Context
 
         return Context(
             config=self.config(),
             catalog=self.catalog(),
-            runner=VerboseRunner(self.voice.detail),
-            tell=self.voice.tell,
-            progress=self.voice.progress,
+            runner=VerboseRunner(self.console.detail),
+            tell=self.console.tell,
+            progress=self.console.progress,
         )
 
     def jobs(self, names: Iterable[str]) -> list[Job]:
@@ -80,7 +80,7 @@ class Session:
         """Name on stderr what cannot be read, and return it as documents."""
         documents = []
         for one in damaged:
-            self.voice.warn(f"{one.path}: {one.problem}")
+            self.console.warn(f"{one.path}: {one.problem}")
             documents.append({"path": str(one.path), "problem": one.problem})
         return documents
 

@@ -106,7 +106,7 @@ def record(
     path = output or _new_name(found.volume)
     with _asked_to_stop() as stopped:
         if not argv:
-            session.voice.tell(f"recording {found.point} into {path}; Ctrl-C ends it")
+            session.console.tell(f"recording {found.point} into {path}; Ctrl-C ends it")
         recorded = record(found, path, limit_bytes=limit_bytes, duration_s=duration_s, command=argv, stopped=stopped)
     _tell_recorded(session, recorded)
     return recorded.command_exit or EXIT_OK
@@ -150,10 +150,10 @@ def _tell_recorded(session: Session, recorded: Recorded) -> None:
         )
         return
     if recorded.stopped_by in {"size", "mount"}:
-        session.voice.warn(f"the recording ended early: {_STOPPED[recorded.stopped_by]}")
+        session.console.warn(f"the recording ended early: {_STOPPED[recorded.stopped_by]}")
     what = f"{format_duration(recorded.wall_s)} in {format_size(recorded.size_bytes)}"
-    session.voice.tell(f"recorded {what}: {_STOPPED[recorded.stopped_by]}")
-    session.voice.tell(f"to look at it: snapmgr trace show {recorded.path}")
+    session.console.tell(f"recorded {what}: {_STOPPED[recorded.stopped_by]}")
+    session.console.tell(f"to look at it: snapmgr trace show {recorded.path}")
     print_lines([str(recorded.path)])
 
 
@@ -197,7 +197,7 @@ def show(session: Session, file: str, *, by: By | None, top: int, output: Path |
         _show_document(session, trace, analysis, verdict, by=by, top=top)
         return EXIT_OK
     for warning in _warnings(trace, analysis):
-        session.voice.warn(warning)
+        session.console.warn(warning)
     print_lines([*_summary(trace, analysis), *_tables(analysis, by, top), "", *_verdict_lines(verdict)])
     return EXIT_OK
 
@@ -210,12 +210,12 @@ def _draw(
         from snapmgr.trace.page import write_page
 
         _write(output, (".html", ".htm"), lambda out: write_page(trace.operations, verdict, out, title=title))
-        session.voice.tell(f"wrote {output}: open it in a browser")
+        session.console.tell(f"wrote {output}: open it in a browser")
     if perfetto is not None:
         from snapmgr.trace.perfetto import write_perfetto
 
         _write(perfetto, (".json", ".json.gz"), lambda out: write_perfetto(trace.operations, out, title=title))
-        session.voice.tell(f"wrote {perfetto}: open it at ui.perfetto.dev or in another viewer of traces")
+        session.console.tell(f"wrote {perfetto}: open it at ui.perfetto.dev or in another viewer of traces")
 
 
 def _write(path: Path, endings: tuple[str, str], write: Callable[[IO[bytes]], None]) -> None:

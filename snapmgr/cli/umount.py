@@ -51,7 +51,7 @@ def command(session: Session, what: tuple[str, ...], *, everything: bool, force:
     )
     documents = [_release(session, ctx, name, lease, force=force, dry_run=dry_run) for name, lease in chosen]
     if not documents:
-        session.voice.tell("nothing is mounted")
+        session.console.tell("nothing is mounted")
     code = gravest([document["exit_code"] for document in documents] + ([1] if everything and problems else []))
     if session.json:
         session.document(code, dry_run=dry_run, released=documents, damaged=problems)
@@ -74,7 +74,7 @@ def _release(
             print_lines([f"{'would unmount' if dry_run else 'unmounted'} {lease.point}"])
     except SnapmgrError as error:
         failure = error
-        session.voice.fail(error)
+        session.console.fail(error)
     return {
         "what": what,
         **end_document(failure),

@@ -72,7 +72,7 @@ def _how(session: Session, entry: Entry, check: str | None, tables: float | None
     manifest = entry.manifest
     job = session.config().jobs.get(manifest.job)
     if job is None:
-        session.voice.warn(f"job {manifest.job} is not configured any more: verifying with the defaults")
+        session.console.warn(f"job {manifest.job} is not configured any more: verifying with the defaults")
     how = job.verify if job is not None else Verify()
     given = {"check": check, "tables_share": tables}
     given = {key: value for key, value in given.items() if value is not None}

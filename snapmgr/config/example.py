@@ -8,7 +8,7 @@ from snapmgr.contract.errors import ConfigError
 
 _HEAD = """\
 # snapmgr's configuration. Check it with `snapmgr config validate` and `snapmgr doctor`.
-# Every *.toml in conf.d beside this file is read as well. docs/configuration.md explains each key.
+# Every *.toml in conf.d beside this file is read as well. docs/reference/configuration.md explains each key.
 
 # state_dir = "/var/lib/snapmgr"       # what is known about each snapshot
 # scratch_dir = "/run/snapmgr"         # where snapshots are mounted

@@ -118,7 +118,7 @@ def _import(point: EntryPoint, distribution: str) -> object:
 def _checked(backend: object, name: str, distribution: str) -> type[Backend]:
     """Return `backend` if it has what the contract asks for. Raises SnapmgrError with everything that it lacks."""
     of = f"the backend {name} (of {distribution})"
-    report = f"report this to the authors of {_project(distribution)}; docs/backend-guide.md has the contract"
+    report = f"report this to the authors of {_project(distribution)}; docs/how-to/write-a-backend.md has the contract"
     if name in _RESERVED:
         raise SnapmgrError(f"{of} has a name that means something else in the configuration", hint=report)
     if not isinstance(backend, type):

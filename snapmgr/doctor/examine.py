@@ -265,7 +265,7 @@ def _examine_headroom(ctx: Context, job: Job, volume: Volume) -> Iterator[Findin
         if reservoir.wanted_bytes:
             what += f"; the next snapshot takes {format_size(reservoir.wanted_bytes)}"
         what += f"; once it is full {WHEN_FULL[reservoir.when_full]}"
-        yield _finding(job, "problem", what, "make room, or prune; see docs/filling.md")
+        yield _finding(job, "problem", what, "make room, or prune; see docs/how-to/watch-capacity.md")
 
 
 def _examine_plans(job: Job) -> Iterator[Finding]:

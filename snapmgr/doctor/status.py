@@ -201,7 +201,11 @@ def _filling(job: Job, one: Reading) -> Problem:
     if one.series.full_since is not None and one.series.native_id:
         hint = f"snapmgr doctor {job.name} --fix"
         return Problem(kind="lost", what=f"{one.series.snapshot_id} is lost: {one.alarm}", hint=hint)
-    hint = MORE_ROOM if one.series.native_id else f"make room, or: snapmgr prune {job.name}; see docs/filling.md"
+    hint = (
+        MORE_ROOM
+        if one.series.native_id
+        else f"make room, or: snapmgr prune {job.name}; see docs/how-to/watch-capacity.md"
+    )
     return Problem(kind="filling", what=one.alarm or "", hint=hint)
 
 

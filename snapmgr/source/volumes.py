@@ -120,7 +120,7 @@ def _try_backend(ctx: Context, name: str, wanted: Wanted) -> tuple[bool, Taken]:
         raise NotQuiescedError(
             f"{name} copies {wanted.path} file by file, which is not consistent under a running server"
             + (f"; elsewhere are {_name_places(wanted.places)}" if wanted.places else ""),
-            hint='set quiesce = "freeze-process" in the job (clients wait for the copy: docs/freeze.md), '
+            hint='set quiesce = "freeze-process" in the job (clients wait for the copy: docs/explanation/freeze.md), '
             "move it to a btrfs subvolume or a logical volume, or stop the server",
         )
     return atomic, found

@@ -95,7 +95,9 @@ def test_the_whole_chain(scene: Scene) -> None:
         (scene.folder / "look" / "data" / "mine").write_text("the snapshot")
     documents.append(scene.json("umount", "latest"))
     assert scene.stored() == [kept["id"]]
-    documented = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", (DOCS / "json.md").read_text()))))
+    documented = set(
+        re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", (DOCS / "reference" / "json.md").read_text())))
+    )
     seen = {key for document in documents for key in _keys(document)}
     assert seen <= documented, seen - documented
 

@@ -140,7 +140,7 @@ class DeviceTarget:
             self._noted = False
 
     def facts(self) -> dict[str, Any]:
-        """Return what it is, for the samples: see `docs/bench-devices.md`."""
+        """Return what it is, for the samples: see `docs/reference/benchmark-devices.md`."""
         return {
             "kind": "device",
             "size_bytes": self.size_bytes,

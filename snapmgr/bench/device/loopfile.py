@@ -82,7 +82,7 @@ class LoopTarget:
         """Nothing to note: the file goes with us."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what it is, for the samples: see `docs/bench-devices.md`."""
+        """Return what it is, for the samples: see `docs/reference/benchmark-devices.md`."""
         return self._facts | {"allocated_bytes": os.fstat(self._file_fd).st_blocks * 512}
 
 

@@ -1,7 +1,7 @@
 """Where the benchmark makes its file systems: a loop device of its own, or a device that nobody needs.
 
 Nothing is ever formatted but what `opened_target` hands out; of devices only one that nobody uses, and that is blank,
-bears what an earlier run left, or was named by its serial number with --wipe. See docs/bench-devices.md.
+bears what an earlier run left, or was named by its serial number with --wipe. See docs/reference/benchmark-devices.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Waits for what would hold a lock off, before the lock is tried: a lock that waits makes all writers wait behind it.
 
 Nothing here locks or makes anybody wait; while we wait, writers write on. What holds which lock off was measured, and
-is in docs/locks.md. A statement younger than a second does not count: it probably ends within the lock's own wait, and
-on a busy server there is always one.
+is in docs/explanation/locks.md. A statement younger than a second does not count: it probably ends within the lock's
+own wait, and on a busy server there is always one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which lock a server gets, and why: pure, from what the server can do and what the snapshot needs.
 
 Sources: MariaDB's documentation of BACKUP STAGE, MySQL's of LOCK INSTANCE FOR BACKUP, both of FLUSH TABLES WITH READ
-LOCK; what each level keeps consistent was measured with both under load (docs/locks.md).
+LOCK; what each level keeps consistent was measured with both under load (docs/explanation/locks.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who holds what a backup's lock would have to wait for: asked of the server, as it shows it best.
 
 The servers differ in what holds a lock off and in where they show it: `snapmgr.mysql.lock.probe_mysql` and
-`snapmgr.mysql.lock.probe_mariadb`. What they go by was measured, and is in docs/locks.md.
+`snapmgr.mysql.lock.probe_mariadb`. What they go by was measured, and is in docs/explanation/locks.md.
 """
 
 from __future__ import annotations

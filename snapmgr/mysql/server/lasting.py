@@ -155,7 +155,7 @@ class LastingServer:
         if self._no_keys is not None and lacks_keys(told, given=False):
             raise MissingRequirementError(
                 f"{what}: the data are encrypted, and it could not get their keys; {self._no_keys}",
-                hint=f"its log says: {end.text}; what it needs: docs/verify.md",
+                hint=f"its log says: {end.text}; what it needs: docs/explanation/verification.md",
             )
         kind = MissingRequirementError if end.machine else VerificationError
         raise kind(f"{what}: {end.text}", hint=end.hint)

@@ -105,7 +105,7 @@ class ThrowawayServer:
         why = f"; {self.no_keys}" if self.no_keys else ""
         return MissingRequirementError(
             f"{what}: the data are encrypted, and the server on the copy could not get their keys{why}",
-            hint=f"its log says: {self.excerpt()}; what it needs: docs/verify.md",
+            hint=f"its log says: {self.excerpt()}; what it needs: docs/explanation/verification.md",
         )
 
     def log_text(self) -> str:

@@ -45,7 +45,8 @@ _MEMORY_STEP = 8
 _CACHE_PER_DATA = 1.25
 _MIB = 1 << 20
 
-# What to try first, by what the time went to; see docs/prepare-tune.md. Whatever is not named follows in `_ORDER`.
+# What to try first, by what the time went to; see docs/how-to/tune-prepare.md. Whatever is not named follows in
+# `_ORDER`.
 _ORDER: tuple[Dimension, ...] = (
     "writeback",
     "use-memory",

@@ -48,7 +48,8 @@ def test_overwritten_pages_are_found(source, copy, run_dir, binary, engine, exte
     except VerificationError as error:
         failures = (error.message,)
     if depth == "quick" and engine != "InnoDB":
-        # QUICK does not look at rows of Aria and MyISAM: docs/verify.md says so, and "extended" is there for it.
+        # QUICK does not look at rows of Aria and MyISAM: docs/explanation/verification.md says so, and "extended" is
+        # there for it.
         assert failures == ()
         return
     assert failures

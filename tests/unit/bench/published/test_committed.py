@@ -11,7 +11,7 @@ from bench.published import REPETITIONS, figures, report, unpacked
 ROOT = Path(__file__).parents[4]
 ARCHIVE = ROOT / "tests" / "golden" / "bench" / "published.tar.xz"
 PLAIN = ARCHIVE.with_name("published-plain.tar.xz")
-PAGE = ROOT / "docs" / "published.md"
+PAGE = ROOT / "docs" / "explanation" / "published-experiments.md"
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from snapmgr.catalog.store import Catalog
 from snapmgr.schedule import machine as machine_module
 from support.sample import manifest
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 HOUR = timedelta(hours=1)
 
 
@@ -300,7 +300,9 @@ def test_status_asks_no_storage_and_imports_nothing_of_it(ran, config):
 @pytest.mark.usefixtures("root")
 def test_every_key_is_documented(run, ran):
     ran(50 * HOUR, verified="failed")
-    documented = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", (DOCS / "json.md").read_text()))))
+    documented = set(
+        re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", (DOCS / "reference" / "json.md").read_text())))
+    )
     seen = set()
 
     def keys(value):

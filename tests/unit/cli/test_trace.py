@@ -12,7 +12,7 @@ import pytest
 
 from snapmgr.cli.main import main
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "trace"
+GOLDEN = Path(__file__).parents[2] / "golden" / "trace"
 KINDS = str(GOLDEN / "kinds.log")
 
 
