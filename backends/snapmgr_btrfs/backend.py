@@ -1,4 +1,4 @@
-"""The btrfs backend; docs/reference/backends/btrfs.md says what it guarantees, `snapmgr.api.Backend` is the contract."""
+"""The btrfs backend; docs/reference/backends/btrfs.md: its guarantees; `snapmgr.api.Backend` is the contract."""
 
 from __future__ import annotations
 

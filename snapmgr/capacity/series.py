@@ -263,8 +263,8 @@ class Limits:
 
 def limits_of(job: Job, now: datetime, next_due: datetime | None = None) -> Limits:
     """Return from when on storage is too full for a job."""
-    until = now + timedelta(seconds=job.fill_warn_in_s)
-    return Limits(share=job.fill_warn_share, until=max(until, next_due) if next_due is not None else until)
+    until = now + timedelta(seconds=job.capacity_warn_within_s)
+    return Limits(share=job.capacity_warn_share, until=max(until, next_due) if next_due is not None else until)
 
 
 def alarm(series: Series, foreseen: Forecast, limits: Limits, now: datetime) -> str | None:

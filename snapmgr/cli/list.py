@@ -35,10 +35,10 @@ Examples:
 @json_option
 @click.pass_obj
 def command(session: Session, job: str | None) -> int:
-    """List the snapshots, oldest first.
+    """List snapshots, oldest first.
 
-    HELD is how long the database was held still. VERIFIED is when a server last started on a clone, or FAILED to. What
-    cannot be read is named on stderr, and the exit code is 1.
+    HELD is how long the database was locked or frozen. VERIFIED is when the snapshot was last verified, with FAILED if
+    it did not restore. Files that cannot be read are named on stderr, and the exit code is 1.
     """
     catalog = session.catalog()
     entries, damaged = catalog.entries(job)
@@ -77,7 +77,7 @@ def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog) -> None:
             ", ".join(
                 [
                     *_notes(entry, [lease for lease in leases if lease.snapshot_id == entry.manifest.id]),
-                    *_fullness(entry.manifest, fills, now),
+                    *_capacity(entry.manifest, fills, now),
                 ]
             ),
         )
@@ -93,7 +93,7 @@ def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog) -> None:
         print_lines(format_table(_HEADS, rows))
 
 
-def _fullness(manifest: Manifest, fills: Fills, now: datetime) -> Iterator[str]:
+def _capacity(manifest: Manifest, fills: Fills, now: datetime) -> Iterator[str]:
     from snapmgr.capacity.series import forecast, own_series
 
     if manifest.state != "ready":

@@ -1,4 +1,4 @@
-"""One call of the program: what the global options say, and what commands are made of."""
+"""Holds what one call of the program shares: the global options, configuration, catalog and console."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Session:
-    """What one call of the program shares among its parts. Commands get it by ``click.pass_obj``."""
+    """What one call of the program shares among its parts. Commands receive it through ``click.pass_obj``."""
 
     config_path: Path | None = None
     quiet: bool = False
@@ -30,7 +30,7 @@ class Session:
     command: str = ""
     console: Console = field(default_factory=Console)
     documented: bool = False
-    """Whether the one JSON document is printed."""
+    """Whether the one JSON document has been printed."""
     _config: Config | None = None
 
     def config(self) -> Config:
@@ -43,7 +43,7 @@ class Session:
         return self._config
 
     def catalog(self) -> Catalog:
-        """Return the state directory, which is not made by this; servers that dead runs left standing go on.
+        """Return the catalog of the state directory, which is not created; resume servers that dead runs left stopped.
 
         Raises ConfigError, CatalogError, MissingRequirementError.
         """
@@ -69,15 +69,15 @@ class Session:
         )
 
     def jobs(self, names: Iterable[str]) -> list[Job]:
-        """Return the configured jobs of these names, each once. Raises ConfigError for one that is not there."""
+        """Return the configured jobs of these names, each once. Raises ConfigError for an unknown one."""
         try:
             return [self.config().job(name) for name in dict.fromkeys(names)]
         except NotFoundError as error:
-            # A mistyped name is the command line's fault: nothing was done.
+            # A mistyped name is a usage error: nothing was done.
             raise ConfigError(error.message, hint=error.hint) from None
 
     def damaged(self, damaged: Iterable[Damaged]) -> list[dict[str, Any]]:
-        """Name on stderr what cannot be read, and return it as documents."""
+        """Warn about files that cannot be read, and return them as documents."""
         documents = []
         for one in damaged:
             self.console.warn(f"{one.path}: {one.problem}")

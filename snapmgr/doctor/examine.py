@@ -60,7 +60,7 @@ def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Poo
 def examine_backends(config: Config | None) -> list[Finding]:
     """Say of each installed backend whether it can work here.
 
-    What is missing is "lacking" only where a job names the backend, or where none works at all: nobody needs them all.
+    The level is "missing" only where a job names the backend, or where no backend works: nobody needs all of them.
     """
     named = {job.backend for job in config.jobs.values()} if config is not None else set()
     runner, mounter = CommandRunner(), KernelMounter()
@@ -83,7 +83,7 @@ def examine_backends(config: Config | None) -> list[Finding]:
             Finding(
                 area="backend",
                 subject=plugin.name,
-                level="lacking" if plugin.name in named else "note",
+                level="missing" if plugin.name in named else "note",
                 what=reason.what,
                 hint=reason.hint,
             )
@@ -92,7 +92,7 @@ def examine_backends(config: Config | None) -> list[Finding]:
     if not works:
         hint = "install what one of them lacks" if findings else "install snapmgr again: its own are missing"
         what = "no backend can work here"
-        findings.append(Finding(area="backend", subject="", level="lacking", what=what, hint=hint))
+        findings.append(Finding(area="backend", subject="", level="missing", what=what, hint=hint))
     return findings
 
 
@@ -142,7 +142,7 @@ def _examine_server(job: Job) -> Iterator[Finding]:
     if missing:
         yield _finding(
             job,
-            "lacking",
+            "missing",
             f"{account} lacks {', '.join(map(str, missing))}",
             # Granted on the replica it would be in its binary logs only, and MySQL's GTIDs would go apart.
             f"as root{', on the source' if replica else ''}: {grant_statements(account, missing)}",
@@ -191,7 +191,7 @@ def _examine_tool(ctx: Context, job: Job) -> Iterator[Finding]:
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
         # The error names one privilege at most; this all of them, with the statement.
-        yield from (one for one in _examine_server(job) if one.level == "lacking")
+        yield from (one for one in _examine_server(job) if one.level == "missing")
         return
     who = plan.live.identity
     yield _finding(job, "ok", f"{who.flavor} {who.version} (pid {who.pid}) has the datadir {who.datadir} open")
@@ -274,6 +274,6 @@ def _examine_plans(job: Job) -> Iterator[Finding]:
     if job.source == "directory" and job.verify.command:
         program = job.verify.command[0]
         if shutil.which(program) is None:
-            level: Level = "lacking" if "verify" in job.after_backup else "note"
+            level: Level = "missing" if "verify" in job.after_backup else "note"
             what = f"its check command {program} is not there"
             yield _finding(job, level, what, "install it, or correct verify.command")

@@ -33,7 +33,7 @@ _ACCURACY_S = 60.0
 class Problem:
     """Something that a person should look at."""
 
-    kind: Literal["overdue", "never", "failed", "lost", "unfinished", "verification", "filling", "clock", "schedule"]
+    kind: Literal["overdue", "never", "failed", "lost", "unfinished", "verification", "capacity", "clock", "schedule"]
     what: str
     hint: str
 
@@ -206,7 +206,7 @@ def _filling(job: Job, one: Reading) -> Problem:
         if one.series.native_id
         else f"make room, or: snapmgr prune {job.name}; see docs/how-to/watch-capacity.md"
     )
-    return Problem(kind="filling", what=one.alarm or "", hint=hint)
+    return Problem(kind="capacity", what=one.alarm or "", hint=hint)
 
 
 def _unfinished(job: Job, entries: list[Entry], newest: Entry | None, now: datetime) -> list[Problem]:

@@ -153,7 +153,7 @@ def test_no_command_is_help_on_stderr(capsys):
         (["lst"], "Did you mean list?"),
         (["list", "--nonsense"], "No such option"),
         (["list", "--nonsense"], "see: snapmgr list --help"),
-        (["list", "--quiet"], "it goes before the command: snapmgr --quiet"),
+        (["list", "--quiet"], "put it before the command: snapmgr --quiet"),
         (["backup"], "Name jobs, or give --all"),
         (["backup", "nightly", "--all"], "not both"),
         (["backup", "nigthly"], "did you mean nightly?"),
