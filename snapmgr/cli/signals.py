@@ -16,7 +16,7 @@ _STDERR = 2
 
 
 class Interrupted(BaseException):
-    """A signal asked us to end. Like KeyboardInterrupt not an Exception: code that handles failures must not catch it."""
+    """A signal asked us to end. Not an Exception (as KeyboardInterrupt): handlers of failures must not catch it."""
 
     def __init__(self, number: int) -> None:
         self.signal_name = signal.Signals(number).name
