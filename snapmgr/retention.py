@@ -1,6 +1,6 @@
 """Which snapshots stay and which go, and why: a pure function of the snapshots, the policy and the time.
 
-The rules, in full (``docs/retention.md`` explains them to users):
+The rules, in full (``docs/reference/retention.md`` explains them to users):
 
 - Only READY snapshots are looked at. A PENDING or BROKEN one takes nobody's place and is never deleted from here.
 - Hours, days, ISO weeks, months and years are UTC's, so no summer time makes a day of 23 hours or an hour of two. Of

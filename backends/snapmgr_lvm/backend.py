@@ -1,4 +1,4 @@
-"""The LVM backend: see docs/backends/lvm.md for what it guarantees and `snapmgr.api.Backend` for the contract."""
+"""The LVM backend; docs/reference/backends/lvm.md says what it guarantees, `snapmgr.api.Backend` is the contract."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from snapmgr.api import (
     CommandError,
     Intent,
     InUseError,
-    LackingError,
+    MissingRequirementError,
     NotMine,
     Reason,
     StorageError,
@@ -358,7 +358,7 @@ class LvmBackend(Reverting):
 
     def _read(self, pool: Pool) -> Group:
         if not kernel.is_privileged():
-            raise LackingError("LVM needs root (CAP_SYS_ADMIN)", hint="run snapmgr as root")
+            raise MissingRequirementError("LVM needs root (CAP_SYS_ADMIN)", hint="run snapmgr as root")
         return read_group(self._runner, pool)
 
     def _snapshot(self, ref: SnapshotRef) -> tuple[Group, LogicalVolume]:

@@ -16,7 +16,14 @@ from snapmgr.access.autoextend import auto_extended
 from snapmgr.capacity.lost import require_not_overflowed
 from snapmgr.catalog.inplace import refuse_inplace_target
 from snapmgr.catalog.manifest import Lease, LeasePart
-from snapmgr.contract.errors import ConfigError, InUseError, LackingError, NotFoundError, SnapmgrError, StorageError
+from snapmgr.contract.errors import (
+    ConfigError,
+    InUseError,
+    MissingRequirementError,
+    NotFoundError,
+    SnapmgrError,
+    StorageError,
+)
 from snapmgr.contract.records import AttachRecord
 from snapmgr.system.blockdev import lies_in
 from snapmgr.system.host import boot_id, signals_held, this_process
@@ -58,7 +65,7 @@ def attach(
         raise ConfigError("mounting at a folder of your choice needs root", hint="leave DIR away, or run as root")
     several = len(manifest.members) > 1
     if several and not can_mount:
-        raise LackingError(
+        raise MissingRequirementError(
             f"attaching the {len(manifest.members)} members of {manifest.id} needs root", hint="run as root"
         )
     if several and point is not None and point.exists() and any(point.iterdir()):
@@ -346,13 +353,13 @@ def attached(ctx: Context, entry: Entry, *, writable: bool = True, why: Purpose 
 
 @contextmanager
 def room_wanted(task: str) -> Iterator[None]:
-    """Raise LackingError for an OSError in the context that says that there is no room; `task` is what needs it."""
+    """Raise MissingRequirementError for an OSError in the context that says "no space"; `task` is what needs it."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise LackingError(
+        raise MissingRequirementError(
             f"there is no room to {task}: {error}",
             hint="a clone needs some on its own file system, and its server's files in scratch_dir",
         ) from None

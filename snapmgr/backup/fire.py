@@ -17,7 +17,7 @@ from snapmgr.contract.units import format_duration
 from snapmgr.mysql.lock.applier import applier_stopped
 from snapmgr.mysql.lock.freeze import frozen
 from snapmgr.mysql.lock.lockless import lockless
-from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.mysql.lock.quiesce import LockBounds, locked
 from snapmgr.mysql.lock.replication import name_inexact
 from snapmgr.mysql.lock.stopped import stopped
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.backend import Armed
     from snapmgr.contract.records import Shot
-    from snapmgr.mysql.lock.levels import Choice
-    from snapmgr.source.locate import LiveServer, LocatedSource
+    from snapmgr.mysql.lock.levels import LockChoice
+    from snapmgr.source.locate import LiveServer, SnapshotSource
 
 # A directory has no lock whose time could run out; this bounds a storage call that hangs.
 _DIRECTORY_FIRE_S = 3600.0
@@ -48,10 +48,10 @@ class Evidence:
     sources: tuple[SourcePosition, ...] = ()
 
 
-def fire(ctx: Context, job: Job, source: LocatedSource, armed: Armed, trigger: Trigger) -> Evidence:
+def fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: Trigger) -> Evidence:
     """Hold the source still as it needs it, let the helper take the snapshot, and let go.
 
-    Raises NotQuiescedError if it was not provably held still, what the storage raises, and LackingError.
+    Raises NotQuiescedError if it was not provably held still, what the storage raises, and MissingRequirementError.
     """
     sync = partial(flush_until_short, armed, job.sync_target_s)
     if source.live is not None and source.choice is not None:
@@ -91,7 +91,9 @@ def _still_evidence(trigger: Trigger, why: str, proof: str) -> Evidence:
     )
 
 
-def _fire_unlocked(job: Job, live: LiveServer, choice: Choice, trigger: Trigger, sync: Callable[[], None]) -> Evidence:
+def _fire_unlocked(
+    job: Job, live: LiveServer, choice: LockChoice, trigger: Trigger, sync: Callable[[], None]
+) -> Evidence:
     with lockless(live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync) as free:
         trigger.fire(free.deadline)
         free.prove()
@@ -100,7 +102,7 @@ def _fire_unlocked(job: Job, live: LiveServer, choice: Choice, trigger: Trigger,
 
 
 def _fire_locked(
-    ctx: Context, job: Job, live: LiveServer, choice: Choice, *, trigger: Trigger, sync: Callable[[], None]
+    ctx: Context, job: Job, live: LiveServer, choice: LockChoice, *, trigger: Trigger, sync: Callable[[], None]
 ) -> Evidence:
     with locked(
         live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync, tell=ctx.tell
@@ -140,8 +142,8 @@ def _standing_applier(ctx: Context, job: Job, live: LiveServer) -> AbstractConte
     )
 
 
-def _bounds(job: Job) -> Bounds:
-    return Bounds(
+def _bounds(job: Job) -> LockBounds:
+    return LockBounds(
         lock_wait_s=job.lock_wait_s,
         lock_attempts=job.lock_attempts,
         lock_hold_s=job.lock_hold_s,

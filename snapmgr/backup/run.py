@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.backend import Armed
     from snapmgr.contract.records import Volume
-    from snapmgr.source.locate import LocatedSource
+    from snapmgr.source.locate import SnapshotSource
     from snapmgr.source.toolbackup import ToolBackup
 
 # How long a helper may take to come back after a failure, when no lock is held any more.
@@ -78,9 +78,10 @@ def backup(ctx: Context, job: Job) -> Manifest:
     """Take one snapshot for `job` and return its READY manifest.
 
     First it clears up after earlier runs of this job that crashed. Raises BusyError if another run is active,
-    NotQuiescedError if the source was not provably held still (nothing is kept), StorageError or LackingError if the
-    storage cannot. Raises LaterStepError if the snapshot is READY but its note could not be stored beside it, or what
-    an earlier run left could not be cleared up, or if an earlier snapshot was lost because its room ran full.
+    NotQuiescedError if the source was not provably held still (nothing is kept), StorageError or
+    MissingRequirementError if the storage cannot. Raises LaterStepError if the snapshot is READY but its note could not
+    be stored beside it, or what an earlier run left could not be cleared up, or if an earlier snapshot was lost because
+    its room ran full.
     """
     ctx.catalog.make()
     with ctx.catalog.job_lock(job.name):
@@ -120,7 +121,7 @@ def _remarks(left: tuple[SnapmgrError, ...]) -> str:
     return "; ".join(lost)
 
 
-def _take(ctx: Context, job: Job, source: LocatedSource) -> Manifest:
+def _take(ctx: Context, job: Job, source: SnapshotSource) -> Manifest:
     now = datetime.now(UTC)
     manifest = Manifest(
         id=new_id(job.name, now),

@@ -157,7 +157,7 @@ class Workbench(Protocol):
     """A folder on another file system for small files (job files, logs): no load goes there."""
 
     def snapshot(self, held: AbstractContextManager[object] | None = None) -> Snapshot:
-        """Take one. Raises LackingError for a stack without a backend (see `Stack.backend`).
+        """Take one. Raises MissingRequirementError for a stack without a backend (see `Stack.backend`).
 
         `held` is what keeps writers still: entered when all is flushed and ready, left when the storage's call is over.
         """
@@ -166,7 +166,7 @@ class Workbench(Protocol):
         """Whether a snapshot is of one instant; else files are copied one by one, and nothing may write meanwhile."""
 
     def inventory(self) -> tuple[Found, ...]:
-        """Return what the backend finds in the volume's pool, as each backup asks it. Raises LackingError as
+        """Return what the backend finds in the volume's pool, as each backup asks it. Raises MissingRequirementError as
         `snapshot` does."""
 
     def cloning(self) -> FolderCloning | None:

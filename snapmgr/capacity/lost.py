@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.capacity.read import attachment_problem, sample_capacity
 from snapmgr.capacity.series import PoolCapacity, overflow_reason, overflowed_series, was_overflowed
-from snapmgr.contract.errors import LackingError, LostError, SnapmgrError
+from snapmgr.contract.errors import LostError, MissingRequirementError, SnapmgrError
 from snapmgr.contract.records import PoolKey
 
 if TYPE_CHECKING:
@@ -99,11 +99,11 @@ def mark_all_lost(ctx: Context, manifests: Iterable[Manifest]) -> tuple[SnapmgrE
 
 
 def require_sound_reads(ctx: Context, lease: Lease, manifest: Manifest) -> None:
-    """Raise LostError or LackingError if data that was read through an attachment cannot be trusted.
+    """Raise LostError or MissingRequirementError if data that was read through an attachment cannot be trusted.
 
     Call it after the use and before its result counts: writes to full scratch space still seem to succeed.
     """
     problem = attachment_problem(ctx, lease)
     if problem is not None:
         require_not_overflowed(ctx, manifest)
-        raise LackingError(f"{manifest.id}: {problem.what}", hint=problem.hint)
+        raise MissingRequirementError(f"{manifest.id}: {problem.what}", hint=problem.hint)

@@ -41,7 +41,7 @@ def read_capacity(catalog: Catalog, pool: Pool) -> PoolCapacity | None:
 
 
 def read_capacities(catalog: Catalog, manifests: Iterable[Manifest]) -> Capacities:
-    """Return what was seen of the pools of READY snapshots. Raises LackingError without the right to look."""
+    """Return the samples of the pools of READY snapshots. Raises MissingRequirementError without the right to look."""
     capacities = {}
     for pool in _pools(manifests):
         capacity = read_capacity(catalog, pool)

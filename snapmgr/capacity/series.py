@@ -265,8 +265,8 @@ class CapacityLimits:
 
 def capacity_limits(job: Job, now: datetime, next_due: datetime | None = None) -> CapacityLimits:
     """Return from when on storage is too full for a job."""
-    until = now + timedelta(seconds=job.fill_warn_in_s)
-    return CapacityLimits(share=job.fill_warn_share, until=max(until, next_due) if next_due is not None else until)
+    until = now + timedelta(seconds=job.capacity_warn_within_s)
+    return CapacityLimits(share=job.capacity_warn_share, until=max(until, next_due) if next_due is not None else until)
 
 
 def alarm(series: CapacitySeries, foreseen: Forecast, limits: CapacityLimits, now: datetime) -> str | None:

@@ -45,7 +45,7 @@ from snapmgr.contract.errors import (
     CatalogError,
     ConfigError,
     InUseError,
-    LackingError,
+    MissingRequirementError,
     NotFoundError,
     SnapmgrError,
 )
@@ -87,7 +87,7 @@ class Damaged:
 class Catalog:
     """The state directory at `path`; made (0700) when first written to.
 
-    Raises LackingError without the right to it, CatalogError if others could write to it.
+    Raises MissingRequirementError without the right to it, CatalogError if others could write to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,13 +111,16 @@ class Catalog:
             self._answers = True
 
     def make(self) -> None:
-        """Make the folders that are missing. Raises CatalogError or LackingError, StorageError if it hangs."""
+        """Make the folders that are missing.
+
+        Raises CatalogError or MissingRequirementError, StorageError if it hangs.
+        """
         self.require_answer()
         for folder in (self.path, self._snapshots, self._leases, self._schedules, self._restores, self._locks):
             try:
                 folder.mkdir(mode=0o700, parents=folder is self.path, exist_ok=True)
             except PermissionError:
-                raise LackingError(
+                raise MissingRequirementError(
                     f"no right to make {folder}", hint="run as root, or set state_dir to a folder of yours"
                 ) from None
             except OSError as error:
@@ -404,6 +407,6 @@ def _names(folder: Path) -> Iterator[str]:
     except FileNotFoundError:
         return
     except PermissionError:
-        raise LackingError(
+        raise MissingRequirementError(
             f"no right to read {folder}", hint="run as root, or set state_dir to a folder of yours"
         ) from None

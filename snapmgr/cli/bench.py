@@ -247,20 +247,20 @@ def _carry_out(session: Session, request: RunRequest, plan: RunPlan, place: RunT
         # Before anything is written anywhere.
         require_same(results, arguments_of(plan, place))
     for absent in plan.absent:
-        session.voice.detail(f"not here: {absent.scenario.name} on {absent.stack.name}: {absent.why}")
+        session.console.detail(f"not here: {absent.scenario.name} on {absent.stack.name}: {absent.why}")
     advance, step = _progress(session)
     with conductor(
         request,
         plan,
         place,
         results,
-        runner=VerboseRunner(session.voice.detail),
-        tell=session.voice.tell,
+        runner=VerboseRunner(session.console.detail),
+        tell=session.console.tell,
         step=step,
         advance=advance,
     ) as work:
         ended = work()
-    session.voice.close()
+    session.console.close()
     return ended
 
 
@@ -273,15 +273,15 @@ def _progress(session: Session) -> tuple[Callable[[Progress], None], Callable[[s
     def advance(now: Progress) -> None:
         last[:] = [now]
         what = f"{now.what}, about {format_duration(now.left_s)} left"
-        session.voice.progress(what, now.done, now.total)
+        session.console.progress(what, now.done, now.total)
 
     def step(text: str) -> None:
         # Lines would be too many; who asked for details gets them, and a bar changes its words.
         if bar and last:
             now = last[0]
-            session.voice.progress(f"{text}, about {format_duration(now.left_s)} left", now.done, now.total)
+            session.console.progress(f"{text}, about {format_duration(now.left_s)} left", now.done, now.total)
         else:
-            session.voice.detail(text)
+            session.console.detail(text)
 
     return advance, step
 
@@ -299,9 +299,9 @@ def _conclude(session: Session, results: Results, ended: RunSummary) -> int:
     elif ended.failed and ended.failed == ended.measured:
         error = SnapmgrError("every sample failed", hint=f"each says why: snapmgr bench show {results.folder}")
     for sentence in ended.left_out:
-        session.voice.tell(sentence)
+        session.console.tell(sentence)
     if ended.left_out:
-        session.voice.tell(f"the same command goes on with a larger --budget and -o {results.folder}")
+        session.console.tell(f"the same command goes on with a larger --budget and -o {results.folder}")
     if session.json:
         session.document(
             error.exit_code if error else EXIT_OK,
@@ -319,10 +319,10 @@ def _conclude(session: Session, results: Results, ended: RunSummary) -> int:
         made = (
             f"{ended.measured} samples, {ended.failed} of them failed" if ended.measured else "all was measured before"
         )
-        session.voice.tell(f"{made}, in {results.folder}")
+        session.console.tell(f"{made}, in {results.folder}")
         for sentence in document["recommendation"]["sentences"][:1]:
-            session.voice.tell(sentence["text"])
-        session.voice.tell("the page, for a browser:")
+            session.console.tell(sentence["text"])
+        session.console.tell("the page, for a browser:")
         print_lines([str(page)])
     if error is not None:
         raise error

@@ -102,7 +102,7 @@ def _write(session: Session, found: ReadResults, document: dict[str, Any], path:
         _replace(path, _table(found))
     else:
         raise ConfigError(f"{path} has none of the endings .html and .csv", hint=f"call it {path}.html")
-    session.voice.tell(f"wrote {path}")
+    session.console.tell(f"wrote {path}")
 
 
 def _table(found: ReadResults) -> str:

@@ -164,19 +164,19 @@ def _recover_snapshot(
         return EXIT_OK
     job = session.config().jobs.get(manifest.job)
     if job is None:
-        session.voice.warn(f"job {manifest.job} is not configured any more: preparing with the defaults")
+        session.console.warn(f"job {manifest.job} is not configured any more: preparing with the defaults")
     prepared = prepare(ctx, entry, job.verify if job is not None else Verify(), pool_bytes=pool_bytes, point=point)
     if session.json:
         _document(session, manifest.id, prepared)
     else:
         what = "recovered" if prepared.recovered else "there was nothing to recover"
-        session.voice.tell(
+        session.console.tell(
             f"{manifest.id}: {what}, cleanly shut down by {prepared.server} in {format_duration(prepared.duration_s)}"
             + (f"; GTID {prepared.gtid}" if prepared.gtid else "")
         )
         if prepared.options:
-            session.voice.tell(f"server options: {shlex.join(prepared.options)}")
-        session.voice.tell(f"to end it: snapmgr umount {prepared.lease.point}")
+            session.console.tell(f"server options: {shlex.join(prepared.options)}")
+        session.console.tell(f"to end it: snapmgr umount {prepared.lease.point}")
         print_lines([str(prepared.data_path)])
     return EXIT_OK
 

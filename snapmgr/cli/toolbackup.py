@@ -165,7 +165,7 @@ def prepare_path(session: Session, path: str, folder: Path | None, options: Prep
     storage = find_cloner(ctx, source)
     if dry_run:
         return _show_planned(session, plan(order, storage), source=source)
-    ready = prepare_folder(order, storage, tell=session.voice.tell, progress=session.voice.progress)
+    ready = prepare_folder(order, storage, tell=session.console.tell, progress=session.console.progress)
     return _show_ready(session, ready, source=source)
 
 
@@ -182,7 +182,7 @@ def prepare_snapshot_backup(
     manifest.require_ready("prepared")
     job = session.config().jobs.get(manifest.job)
     if job is None:
-        session.voice.warn(f"job {manifest.job} is not configured any more: preparing with the defaults")
+        session.console.warn(f"job {manifest.job} is not configured any more: preparing with the defaults")
     wanted = options.completed(job.prepare) if job is not None else options
     beside = job.staging if job is not None else None
 
@@ -207,7 +207,7 @@ def _show_ready(session: Session, ready: PreparedBackup, **what: Any) -> int:  #
         what |= {"plan": plan_document(ready.plan), "prepared": ready_document(ready)}
         session.document(EXIT_OK, dry_run=False, **what)
     else:
-        session.voice.tell(
+        session.console.tell(
             f"prepared by {ready.plan.backup.info.tool} in {format_duration(ready.duration_s)}: "
             + ", ".join(f"{what} {format_duration(seconds)}" for what, seconds in ready.steps)
         )
@@ -226,9 +226,9 @@ def context_without_state(session: Session) -> Context:
     return Context(
         config=config,
         catalog=Catalog(config.state_dir),
-        runner=VerboseRunner(session.voice.detail),
-        tell=session.voice.tell,
-        progress=session.voice.progress,
+        runner=VerboseRunner(session.console.detail),
+        tell=session.console.tell,
+        progress=session.console.progress,
     )
 
 

@@ -13,7 +13,7 @@ import click
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.signals import Interrupted
 from snapmgr.cli.toolbackup import context_without_state, parse_mount_options
-from snapmgr.contract.errors import EXIT_OK, ConfigError, InterruptedRunError, LackingError, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, InterruptedRunError, MissingRequirementError, SnapmgrError
 from snapmgr.contract.units import format_duration, format_size, parse_duration
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _tune(
     _require_writable(target)
     error: SnapmgrError | None = None
     try:
-        tune(bench, tuning, tell=session.voice.tell)
+        tune(bench, tuning, tell=session.console.tell)
     except Interrupted as signal:
         error = InterruptedRunError(str(signal))
         raise
@@ -153,8 +153,8 @@ def _begin(
     # A snapshot lies in the store of its backend, which is not a volume to any backend.
     storage: object = find_cloner(ctx, beside or source)
     if not isinstance(storage, FolderCloning):
-        raise LackingError(
-            f"the storage of {source} cannot clone folders, so there is nothing to tune",
+        raise MissingRequirementError(
+            f"the storage of {source} cannot clone a folder, so there is nothing to tune",
             hint="prepare it on local scratch: snapmgr prepare PATH --strategy scratch",
         )
     remounting = storage if isinstance(storage, Remounting) else None
@@ -238,25 +238,25 @@ def _conclude(
         replace_file(target, page.encode(), mode=0o644)
     except OSError as failure:
         written = None
-        session.voice.warn(f"the report {target} could not be written: {failure.strerror}")
+        session.console.warn(f"the report {target} could not be written: {failure.strerror}")
     if session.json:
         found = document(tuning)
         code = error.exit_code if error is not None else 1 if sys.exc_info()[0] else EXIT_OK
         session.document(code, error, dry_run=False, source=source, job=job, report=written, tuning=found)
         return
     for line in format_table(["TIME", "CACHE", "RUNG", "VERDICT"], lines(tuning)):
-        session.voice.tell(line)
+        session.console.tell(line)
     for line in summary(tuning):
-        session.voice.tell(line)
+        session.console.tell(line)
     if written is not None:
-        session.voice.tell(f"report: {written}")
+        session.console.tell(f"report: {written}")
     if now is None:
         return
     if job is not None:
-        session.voice.tell(f"for the job, in place of its table [job.{job}.prepare]:")
+        session.console.tell(f"for the job, in place of its table [job.{job}.prepare]:")
         print_lines(job_table(job, now.best).splitlines())
     else:
-        session.voice.tell("to prepare like this:")
+        session.console.tell("to prepare like this:")
         print_lines([command_line(source, now.best)])
 
 

@@ -29,8 +29,8 @@ _LIMITS = {
     "time_limit_s": ("1s", 1.0, "7d", 604800.0),
     "max_age_s": ("1m", 60.0, "10y", 315360000.0),
     "grace_s": ("0", 0.0, "7d", 604800.0),
-    "fill_warn_in_s": ("0", 0.0, "1y", 31536000.0),
-    "tool_time_limit_s": ("1m", 60.0, "30d", 2592000.0),
+    "capacity_warn_within_s": ("0", 0.0, "1y", 31536000.0),
+    "fill_limit_s": ("1m", 60.0, "30d", 2592000.0),
     "upload_delay_s": ("0", 0.0, "1d", 86400.0),
 }
 _LEAST_MEMORY_BYTES = 32 * 1024**2

@@ -141,7 +141,7 @@ class Provisioner(Protocol):
 
         The device holds nothing that anybody wants: the core has made sure. Programs are given all options that decide
         about speed, and `commands` says which. Taking down is idempotent and leaves nothing active; what a SIGKILL
-        leaves is removed by `unprovision`. Raises StorageError (too small), LackingError.
+        leaves is removed by `unprovision`. Raises StorageError (too small), MissingRequirementError.
         """
 
     def unprovision(self, device: str, order: ProvisionOrder) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from snapmgr.contract.records import Pool, Volume
     from snapmgr.doctor.finding import Level
     from snapmgr.mysql.server.program import ServerBinary
-    from snapmgr.source.locate import LocatedSource
+    from snapmgr.source.locate import SnapshotSource
 
 
 def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Pool]]:
@@ -60,7 +60,7 @@ def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Poo
 def examine_backends(config: Config | None) -> list[Finding]:
     """Say of each installed backend whether it can work here.
 
-    What is missing is "lacking" only where a job names the backend, or where none works at all: nobody needs them all.
+    The level is "missing" only where a job names the backend, or where no backend works: nobody needs all of them.
     """
     named = {job.backend for job in config.jobs.values()} if config is not None else set()
     runner, mounter = CommandRunner(), KernelMounter()
@@ -83,7 +83,7 @@ def examine_backends(config: Config | None) -> list[Finding]:
             Finding(
                 area="backend",
                 subject=plugin.name,
-                level="lacking" if plugin.name in named else "note",
+                level="missing" if plugin.name in named else "note",
                 what=reason.what,
                 hint=reason.hint,
             )
@@ -92,7 +92,7 @@ def examine_backends(config: Config | None) -> list[Finding]:
     if not works:
         hint = "install what one of them lacks" if findings else "install snapmgr again: its own are missing"
         what = "no backend can work here"
-        findings.append(Finding(area="backend", subject="", level="lacking", what=what, hint=hint))
+        findings.append(Finding(area="backend", subject="", level="missing", what=what, hint=hint))
     return findings
 
 
@@ -142,7 +142,7 @@ def _examine_server(job: Job) -> Iterator[Finding]:
     if missing:
         yield _finding(
             job,
-            "lacking",
+            "missing",
             f"{account} lacks {', '.join(map(str, missing))}",
             # Granted on the replica it would be in its binary logs only, and MySQL's GTIDs would go apart.
             f"as root{', on the source' if replica else ''}: {grant_statements(account, missing)}",
@@ -191,7 +191,7 @@ def _examine_tool(ctx: Context, job: Job) -> Iterator[Finding]:
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
         # The error names one privilege at most; this all of them, with the statement.
-        yield from (one for one in _examine_server(job) if one.level == "lacking")
+        yield from (one for one in _examine_server(job) if one.level == "missing")
         return
     who = plan.live.identity
     yield _finding(job, "ok", f"{who.flavor} {who.version} (pid {who.pid}) has the datadir {who.datadir} open")
@@ -242,7 +242,7 @@ def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[F
         yield of_error("job", job.name, error)
 
 
-def _caveats(source: LocatedSource) -> Iterator[str]:
+def _caveats(source: SnapshotSource) -> Iterator[str]:
     for path in source.absent:
         yield f"not in a snapshot: the logs in {path}, which {source.backend.name} cannot take"
     for path in name_excluded(source.shares, source.absent):
@@ -265,7 +265,7 @@ def _examine_headroom(ctx: Context, job: Job, volume: Volume) -> Iterator[Findin
         if reservoir.wanted_bytes:
             what += f"; the next snapshot takes {format_size(reservoir.wanted_bytes)}"
         what += f"; once it is full {WHEN_FULL[reservoir.when_full]}"
-        yield _finding(job, "problem", what, "make room, or prune; see docs/filling.md")
+        yield _finding(job, "problem", what, "make room, or prune; see docs/how-to/watch-capacity.md")
 
 
 def _examine_plans(job: Job) -> Iterator[Finding]:
@@ -274,6 +274,6 @@ def _examine_plans(job: Job) -> Iterator[Finding]:
     if job.source == "directory" and job.verify.command:
         program = job.verify.command[0]
         if shutil.which(program) is None:
-            level: Level = "lacking" if "verify" in job.after_backup else "note"
+            level: Level = "missing" if "verify" in job.after_backup else "note"
             what = f"its check command {program} is not there"
             yield _finding(job, level, what, "install it, or correct verify.command")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from snapmgr.contract.records import PoolKey, SnapshotRef
     from snapmgr.doctor.facts import Facts
 
-MORE_ROOM = "delete it if it is not needed, or give it more room; see docs/filling.md"
+MORE_ROOM = "delete it if it is not needed, or give it more room; see docs/how-to/watch-capacity.md"
 
 
 def losses(facts: Facts) -> dict[str, Finding]:
@@ -68,7 +68,7 @@ def fullness(facts: Facts) -> Iterator[Finding]:
             # How full it is otherwise is said of each job.
             if series.full_since is not None:
                 what = f"{series.name} ran full or is damaged: the database itself cannot write"
-                hint = "enlarge it; see docs/filling.md"
+                hint = "enlarge it; see docs/how-to/watch-capacity.md"
                 yield Finding(area="storage", subject=pool.pool.title, level="problem", what=what, hint=hint)
 
 

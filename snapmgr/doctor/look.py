@@ -53,7 +53,7 @@ class _Versioned(msgspec.Struct):
 def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -> Facts:
     """Return what there is, in `pools`, in `named` (those that must be there), and in all that the catalog names.
 
-    Changes and locks nothing. Raises LackingError without the right to the state directory.
+    Changes and locks nothing. Raises MissingRequirementError without the right to the state directory.
     """
     catalog = ctx.catalog
     before = _active_runs(catalog)

@@ -33,7 +33,7 @@ _ACCURACY_S = 60.0
 class Problem:
     """Something that a person should look at."""
 
-    kind: Literal["overdue", "never", "failed", "lost", "unfinished", "verification", "filling", "clock", "schedule"]
+    kind: Literal["overdue", "never", "failed", "lost", "unfinished", "verification", "capacity", "clock", "schedule"]
     what: str
     hint: str
 
@@ -201,8 +201,12 @@ def _filling(job: Job, one: Reading) -> Problem:
     if one.series.full_since is not None and one.series.native_id:
         hint = f"snapmgr doctor {job.name} --fix"
         return Problem(kind="lost", what=f"{one.series.snapshot_id} is lost: {one.alarm}", hint=hint)
-    hint = MORE_ROOM if one.series.native_id else f"make room, or: snapmgr prune {job.name}; see docs/filling.md"
-    return Problem(kind="filling", what=one.alarm or "", hint=hint)
+    hint = (
+        MORE_ROOM
+        if one.series.native_id
+        else f"make room, or: snapmgr prune {job.name}; see docs/how-to/watch-capacity.md"
+    )
+    return Problem(kind="capacity", what=one.alarm or "", hint=hint)
 
 
 def _unfinished(job: Job, entries: list[Entry], newest: Entry | None, now: datetime) -> list[Problem]:

@@ -9,7 +9,7 @@ from snapmgr.access.attach import attached, copies, data_path, room_wanted
 from snapmgr.capacity.lost import removing_if_lost
 from snapmgr.catalog.store import Entry
 from snapmgr.config.model import Verify
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.mysql.server.throwaway import copy_server
 from snapmgr.physical.tools.cloneplugin import read_position
 
@@ -46,6 +46,6 @@ def with_recovered_position(ctx: Context, manifest: Manifest) -> Manifest:
             server.connect() as connection,
         ):
             return replace(manifest, position=read_position(str(data_path(lease)), connection))
-    except LackingError as error:
+    except MissingRequirementError as error:
         ctx.tell(f"warning: no position: {error.message}")
         return manifest

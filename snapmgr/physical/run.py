@@ -37,7 +37,7 @@ from snapmgr.physical.tools.leftout import require_all_tables
 from snapmgr.physical.tools.request import FullError
 from snapmgr.physical.tools.stagefolder import give_owner
 from snapmgr.source.locate import probe_server
-from snapmgr.source.volumes import Wanted, choose_backend
+from snapmgr.source.volumes import SourceNeeds, choose_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,7 @@ class ToolBackupPlan:
 
 
 def plan_tool_backup(ctx: Context, job: Job) -> ToolBackupPlan:
-    """Look at the server and at the last backup; changes nothing. Raises LackingError without the tool."""
+    """Look at the server and at the last backup; changes nothing. Raises MissingRequirementError without the tool."""
     live = probe_server(job)
     live.abilities.refuse_cluster()
     server_program = program_of(live.identity.pid)
@@ -148,7 +148,7 @@ def staged(ctx: Context, job: Job) -> Iterator[SealedBackup]:
     folder.begin()
     try:
         # Before anything is fetched: that no storage could take it shows now.
-        choose_backend(ctx, job, Wanted(path=str(folder.path)))
+        choose_backend(ctx, job, SourceNeeds(path=str(folder.path)))
         yield _ToolBackupRun(ctx, job, plan, folder).run()
     finally:
         folder.end()

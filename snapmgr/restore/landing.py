@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.catalog.manifest import HIDDEN_NAME, RestoreRecord, decode, encode
-from snapmgr.contract.errors import BusyError, CatalogError, LackingError, SnapmgrError, StorageError
+from snapmgr.contract.errors import BusyError, CatalogError, MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.restore.destination import LOST, require_empty
 from snapmgr.system.host import signals_held, this_process
 from snapmgr.tree.attributes import Handle, keep
@@ -107,7 +107,7 @@ def landing(
                 catalog.write_restoration(record)
             hidden_fd = make_hidden(dest_fd, record.hidden)
         except PermissionError:
-            raise LackingError(
+            raise MissingRequirementError(
                 f"no right to restore to {dest}", hint="run as root, or name a folder of yours"
             ) from None
         except OSError as error:

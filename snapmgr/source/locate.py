@@ -11,14 +11,14 @@ from snapmgr.contract.errors import NotQuiescedError, StorageError
 from snapmgr.mysql.connect.abilities import Abilities, probe_abilities
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import identify, program_of
-from snapmgr.mysql.datadir.layout import Place, read_files, read_layout
+from snapmgr.mysql.datadir.layout import DataPlace, read_files, read_layout
 from snapmgr.mysql.datadir.tablespace import tablespaces_elsewhere
 from snapmgr.mysql.lock.freeze import refuse_unsafe
-from snapmgr.mysql.lock.levels import DURABILITY, REDO_AT_COMMIT, Choice, Needs, choose
+from snapmgr.mysql.lock.levels import DURABILITY, REDO_AT_COMMIT, LockChoice, LockNeeds, choose
 from snapmgr.mysql.lock.position import one_line
 from snapmgr.mysql.lock.replication import applies_in_parallel, name_problems, read_channels
 from snapmgr.source.toolbackup import staging_root
-from snapmgr.source.volumes import Wanted, choose_backend, folder_of, is_held, refuse_excluded
+from snapmgr.source.volumes import SourceNeeds, choose_backend, folder_of, is_held, refuse_excluded
 from snapmgr.system.blockdev import find_target
 from snapmgr.system.host import Process, boot_id
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from snapmgr.contract.records import Volume
     from snapmgr.mysql.connect.client import Connection
     from snapmgr.mysql.connect.identity import ServerIdentity
-    from snapmgr.mysql.datadir.layout import Layout
+    from snapmgr.mysql.datadir.layout import ServerLayout
     from snapmgr.mysql.lock.replication import Channel
     from snapmgr.source.toolbackup import ToolBackup
-    from snapmgr.source.volumes import Share, Taken
+    from snapmgr.source.volumes import BackendChoice, VolumeShare
 
 _PROBE_S = 60.0
 
@@ -44,7 +44,7 @@ class LiveServer:
     credentials: Credentials
     identity: ServerIdentity
     abilities: Abilities
-    layout: Layout
+    layout: ServerLayout
     channels: tuple[Channel, ...]
     """What it replicates from."""
     parallel_applier: bool
@@ -91,20 +91,20 @@ class LiveServer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocatedSource:
+class SnapshotSource:
     """What a job snapshots, located on its storage."""
 
     path: str
     backend: Backend
-    shares: tuple[Share, ...]
+    shares: tuple[VolumeShare, ...]
     """One for each volume; the first holds `path`."""
     live: LiveServer | None
     """None for directories and stopped servers."""
-    choice: Choice | None
+    choice: LockChoice | None
     """How the live server is held still; None where there is none."""
     server: ServerRecord | None
     """What the manifest says of the live server."""
-    layout: Layout | None = None
+    layout: ServerLayout | None = None
     """Of a server, running or not: all that the snapshot must hold."""
     absent: tuple[str, ...] = ()
     """Folders of logs that no backend can take, and that the snapshot does not need."""
@@ -147,7 +147,7 @@ class LocatedSource:
                 self.live.check(connection)
 
 
-def _folders(layout: Layout) -> set[str]:
+def _folders(layout: ServerLayout) -> set[str]:
     return {folder_of(place) for place in layout.places}
 
 
@@ -160,17 +160,17 @@ def _refuse_new(folders: set[str]) -> None:
         )
 
 
-def locate_source(ctx: Context, job: Job, staged: ToolBackup | None = None) -> LocatedSource:
+def locate_source(ctx: Context, job: Job, staged: ToolBackup | None = None) -> SnapshotSource:
     """Given a job, return its source; for a physical job `staged`, or without it the folder where that is to be.
 
     Raises NotQuiescedError for a server that cannot be held still safely (wrong process, files that the snapshot would
-    not hold, several volumes without a common instant), StorageError if no backend can snapshot it, LackingError if
-    this machine lacks something.
+    not hold, several volumes without a common instant), StorageError if no backend can snapshot it,
+    MissingRequirementError if this machine lacks something.
     """
     if job.source != "mysql":
         path = staged.path if staged is not None else str(job.path) if job.source == "directory" else staging_root(job)
         try:
-            taken = choose_backend(ctx, job, Wanted(path=path))
+            taken = choose_backend(ctx, job, SourceNeeds(path=path))
         except StorageError as error:
             if staged is not None or job.source == "directory" or not os.path.ismount(path):
                 raise
@@ -179,7 +179,7 @@ def locate_source(ctx: Context, job: Job, staged: ToolBackup | None = None) -> L
                 error.message,
                 hint=f"make a folder in {path} and name that as staging: so it is noticed, too, if nothing is mounted",
             ) from error
-        return LocatedSource(
+        return SnapshotSource(
             path=path,
             backend=taken.backend,
             shares=taken.shares,
@@ -202,14 +202,14 @@ def locate_source(ctx: Context, job: Job, staged: ToolBackup | None = None) -> L
     taken = choose_backend(
         ctx,
         job,
-        Wanted(path=layout.datadir, places=layout.places, one_instant=not still, logs_needed=live is None),
+        SourceNeeds(path=layout.datadir, places=layout.places, one_instant=not still, logs_needed=live is None),
     )
     refuse_excluded(taken, layout.scratch)
     choice = None
     if live is not None:
         choice = choose(job.quiesce, live.abilities, _needs(job, live, taken, still=still))
         live = replace(live, lockless=choice.level == "crash-consistent")
-    return LocatedSource(
+    return SnapshotSource(
         path=layout.datadir,
         backend=taken.backend,
         shares=taken.shares,
@@ -221,16 +221,16 @@ def locate_source(ctx: Context, job: Job, staged: ToolBackup | None = None) -> L
     )
 
 
-def _read_stopped(datadir: str) -> Layout:
+def _read_stopped(datadir: str) -> ServerLayout:
     layout = read_files(datadir)
     elsewhere = {place.path for place in layout.places}
-    found = [Place(what="tablespace", path=path) for path in tablespaces_elsewhere(datadir) - elsewhere]
+    found = [DataPlace(what="tablespace", path=path) for path in tablespaces_elsewhere(datadir) - elsewhere]
     return replace(layout, places=tuple(sorted((*layout.places, *found), key=lambda place: place.path)))
 
 
-def _needs(job: Job, live: LiveServer, taken: Taken, *, still: bool) -> Needs:
+def _needs(job: Job, live: LiveServer, taken: BackendChoice, *, still: bool) -> LockNeeds:
     apart = () if still else tuple(folder for share in taken.shares[1:] for folder in share.places)
-    return Needs(
+    return LockNeeds(
         position=job.position == "exact",
         engines=live.layout.engines,
         atomic=taken.atomic,

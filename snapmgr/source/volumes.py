@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.config.plugins import list_plugins
-from snapmgr.contract.errors import ConfigError, LackingError, NotQuiescedError, SnapmgrError, StorageError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, SnapmgrError, StorageError
 from snapmgr.contract.records import NotMine
 from snapmgr.system.blockdev import find_target, lies_in
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.backend import Backend
     from snapmgr.contract.records import Volume
-    from snapmgr.mysql.datadir.layout import Place
+    from snapmgr.mysql.datadir.layout import DataPlace
 
 
 _EXCLUDED_SHOWN = 20
@@ -24,7 +24,7 @@ _PLACES_SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class VolumeShare:
     """One volume, and what of the source is in it."""
 
     volume: Volume
@@ -32,7 +32,7 @@ class Share:
     """As `snapmgr.catalog.manifest.Member.places`."""
 
 
-def name_excluded(shares: tuple[Share, ...], absent: tuple[str, ...] = ()) -> tuple[str, ...]:
+def name_excluded(shares: tuple[VolumeShare, ...], absent: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return what a snapshot of these volumes does not hold: first paths, then how many more (snapper makes thousands).
 
     What is left out of one volume may be in another one. `absent` is named elsewhere.
@@ -45,7 +45,7 @@ def name_excluded(shares: tuple[Share, ...], absent: tuple[str, ...] = ()) -> tu
     return (*named, *([f"… and {more} more"] if more > 0 else []))
 
 
-def refuse_excluded(taken: Taken, scratch: tuple[str, ...] = ()) -> None:
+def refuse_excluded(taken: BackendChoice, scratch: tuple[str, ...] = ()) -> None:
     """Raise NotQuiescedError if a snapshot would lack a folder of the server's; `scratch` are those it may lack."""
     excluded = name_excluded(taken.shares, (*taken.absent, *scratch))
     if excluded:
@@ -56,11 +56,11 @@ def refuse_excluded(taken: Taken, scratch: tuple[str, ...] = ()) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class SourceNeeds:
     """What the snapshot must hold."""
 
     path: str
-    places: tuple[Place, ...] = ()
+    places: tuple[DataPlace, ...] = ()
     one_instant: bool = False
     """Whether all of it must be taken in one instant, because somebody goes on writing."""
     logs_needed: bool = True
@@ -68,11 +68,11 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class BackendChoice:
     """What a backend would take."""
 
     backend: Backend
-    shares: tuple[Share, ...]
+    shares: tuple[VolumeShare, ...]
     absent: tuple[str, ...]
     """Folders of logs that it cannot take."""
 
@@ -83,14 +83,14 @@ class Taken:
         return len(volumes) == 1 and self.backend.capabilities(volumes).atomicity == "volume"
 
 
-def choose_backend(ctx: Context, job: Job, wanted: Wanted) -> Taken:
+def choose_backend(ctx: Context, job: Job, wanted: SourceNeeds) -> BackendChoice:
     """Return the job's backend, or with "auto" the best that can: one atomic over a volume before one that is not.
 
     And the volumes that it finds.
     """
     names = [plugin.name for plugin in list_plugins()] if job.backend == "auto" else [job.backend]
     refusals: dict[str, SnapmgrError] = {}
-    fitting: list[tuple[bool, Taken]] = []
+    fitting: list[tuple[bool, BackendChoice]] = []
     for name in names:
         try:
             fitting.append(_try_backend(ctx, name, wanted))
@@ -109,7 +109,7 @@ def choose_backend(ctx: Context, job: Job, wanted: Wanted) -> Taken:
     return taken
 
 
-def _try_backend(ctx: Context, name: str, wanted: Wanted) -> tuple[bool, Taken]:
+def _try_backend(ctx: Context, name: str, wanted: SourceNeeds) -> tuple[bool, BackendChoice]:
     """Return whether the backend is atomic over a volume, and what it would take. Raises why it will not do."""
     backend = ctx.backend(name)
     found = locate_all(ctx, backend, wanted)
@@ -120,47 +120,47 @@ def _try_backend(ctx: Context, name: str, wanted: Wanted) -> tuple[bool, Taken]:
         raise NotQuiescedError(
             f"{name} copies {wanted.path} file by file, which is not consistent under a running server"
             + (f"; elsewhere are {_name_places(wanted.places)}" if wanted.places else ""),
-            hint='set quiesce = "freeze-process" in the job (clients wait for the copy: docs/freeze.md), '
+            hint='set quiesce = "freeze-process" in the job (clients wait for the copy: docs/explanation/freeze.md), '
             "move it to a btrfs subvolume or a logical volume, or stop the server",
         )
     return atomic, found
 
 
-def _told_apart(ctx: Context, name: str, wanted: Wanted, error: SnapmgrError) -> SnapmgrError:
+def _told_apart(ctx: Context, name: str, wanted: SourceNeeds, error: SnapmgrError) -> SnapmgrError:
     """Return why a backend will not do: what it could not take anyway is not for want of something on this machine."""
-    if not isinstance(error, LackingError):
+    if not isinstance(error, MissingRequirementError):
         return error
     try:
         found = ctx.unchecked_backend(name).locate(find_target(wanted.path, runner=ctx.runner))
-    except LackingError:
+    except MissingRequirementError:
         return error
     except SnapmgrError as other:
         return other  # there is no such folder
     return StorageError(found.reason, hint=found.hint) if isinstance(found, NotMine) else error
 
 
-def _none_fits(wanted: Wanted, refusals: dict[str, SnapmgrError]) -> SnapmgrError:
+def _none_fits(wanted: SourceNeeds, refusals: dict[str, SnapmgrError]) -> SnapmgrError:
     for refusal in refusals.values():
         if isinstance(refusal, NotQuiescedError):
             return refusal
-    lacking = any(isinstance(refusal, LackingError) for refusal in refusals.values())
+    lacking = any(isinstance(refusal, MissingRequirementError) for refusal in refusals.values())
     if len({one.message for one in refusals.values()}) == 1 < len(refusals):
         return next(iter(refusals.values()))  # it is about the folder, not about a storage
     texts = [f"{name}: {one.message}" + (f" ({one.hint})" if one.hint else "") for name, one in refusals.items()]
     ways = ["move it to a btrfs subvolume or a logical volume"]
     ways += ["stop the server"] if wanted.one_instant else ["to XFS or JuiceFS"]
-    return (LackingError if lacking else StorageError)(
+    return (MissingRequirementError if lacking else StorageError)(
         f"no backend can snapshot {wanted.path}: {'; '.join(texts) or 'none is installed'}",
         hint=None if lacking else ", or ".join(ways),
     )
 
 
-def locate_all(ctx: Context, backend: Backend, wanted: Wanted) -> Taken | NotMine:
+def locate_all(ctx: Context, backend: Backend, wanted: SourceNeeds) -> BackendChoice | NotMine:
     """Return the volumes that hold the source and its places, or why `backend` cannot snapshot one of them."""
     home = backend.locate(find_target(wanted.path, runner=ctx.runner))
     if isinstance(home, NotMine):
         return home
-    shares = [Share(volume=home, places={wanted.path: home.subpath})]
+    shares = [VolumeShare(volume=home, places={wanted.path: home.subpath})]
     absent: list[str] = []
     logs = _log_folders(wanted)
     # An outer folder first: its volume may hold the inner one.
@@ -185,29 +185,29 @@ def locate_all(ctx: Context, backend: Backend, wanted: Wanted) -> Taken | NotMin
             return NotMine(reason=f"{folder}, which the server writes as well: {found.reason}", hint=found.hint)
         known = next((share for share in shares if share.volume.id == found.id), None)
         if known is None:
-            shares.append(Share(volume=found, places={folder: found.subpath}))
+            shares.append(VolumeShare(volume=found, places={folder: found.subpath}))
         else:
             known.places[folder] = found.subpath
-    return Taken(backend=backend, shares=tuple(shares), absent=tuple(absent))
+    return BackendChoice(backend=backend, shares=tuple(shares), absent=tuple(absent))
 
 
 def _would_double(found: Volume | NotMine, home: Volume) -> bool:
     return not isinstance(found, NotMine) and found.id != home.id and _subpath(found, home.path) is not None
 
 
-def _log_folders(wanted: Wanted) -> set[str]:
+def _log_folders(wanted: SourceNeeds) -> set[str]:
     """Return the folders that hold nothing but logs of the binary log or of replication."""
     return {folder_of(place) for place in wanted.places} - {
         folder_of(place) for place in wanted.places if not place.log
     }
 
 
-def folder_of(place: Place) -> str:
+def folder_of(place: DataPlace) -> str:
     """Return the folder that has to be in a snapshot for a place to be in it."""
     return place.path if os.path.isdir(place.path) else os.path.dirname(place.path)
 
 
-def is_held(shares: tuple[Share, ...], path: str) -> bool:
+def is_held(shares: tuple[VolumeShare, ...], path: str) -> bool:
     """Return whether a snapshot of these volumes holds `path`, as far as its path tells."""
     return any(_subpath(share.volume, path) is not None for share in shares)
 
@@ -219,13 +219,13 @@ def _subpath(volume: Volume, folder: str) -> str | None:
     return os.path.relpath(folder, volume.path) if folder != volume.path else ""
 
 
-def _name_places(places: tuple[Place, ...]) -> str:
+def _name_places(places: tuple[DataPlace, ...]) -> str:
     more = len(places) - _PLACES_SHOWN
     shown = "; ".join(f"{place.what} at {place.path}" for place in places[:_PLACES_SHOWN])
     return shown + (f"; and {more} more" if more > 0 else "")
 
 
-def _refuse_set(shares: tuple[Share, ...], wanted: Wanted) -> None:
+def _refuse_set(shares: tuple[VolumeShare, ...], wanted: SourceNeeds) -> None:
     # Logs need not be of the same instant: they stand still under the lock, and the engines' logs are flushed.
     elsewhere = {folder for share in shares[1:] for folder in share.places} - _log_folders(wanted)
     strays = tuple(place for place in wanted.places if folder_of(place) in elsewhere)
@@ -233,7 +233,7 @@ def _refuse_set(shares: tuple[Share, ...], wanted: Wanted) -> None:
         _refuse_strays(strays, shares[0].volume)
 
 
-def _refuse_strays(strays: tuple[Place, ...], home: Volume) -> None:
+def _refuse_strays(strays: tuple[DataPlace, ...], home: Volume) -> None:
     raise NotQuiescedError(
         "a snapshot of the datadir's volume would not hold all that the server writes: " + _name_places(strays),
         hint=f"move it into {home.path}, volume {home.shown}, or let the job take all volumes while the server stands "

@@ -9,7 +9,7 @@ Needs pytest beside snapmgr. Write a `Lab` that makes directories on your storag
         def lab(self, tmp_path):
             return MyLab(tmp_path)
 
-``docs/backend-guide.md`` explains both, with a complete backend.
+``docs/how-to/write-a-backend.md`` explains both, with a complete backend.
 """
 
 from __future__ import annotations

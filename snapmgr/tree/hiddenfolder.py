@@ -61,7 +61,7 @@ def read_record(fd: int) -> bytes | None:
     """Return the record of a hidden folder; None if the folder is not ours.
 
     Returns b"" for an empty folder of ours: its process was killed before it wrote the record, or after it removed
-    everything else. Raises LackingError without the right to read it.
+    everything else. Raises MissingRequirementError without the right to read it.
     """
     if os.fstat(fd).st_uid not in {0, os.geteuid()}:
         return None

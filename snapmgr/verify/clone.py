@@ -70,7 +70,7 @@ def plan_clone(
         how: the job's verify table: its program, options and time limit hold, unless others are given.
 
     Raises ConfigError for a directory's snapshot, a `point`, port or option that will not do, StorageError if the
-    snapshot is not READY, LackingError without the server program.
+    snapshot is not READY, MissingRequirementError without the server program.
     """
     how = how or Verify()
     manifest = entry.manifest
@@ -129,8 +129,8 @@ def clone(ctx: Context, plan: ClonePlan) -> Lease:
     killed before it answers, `umount`, ``doctor --fix`` or the next run of the job ends it. What fails or is
     interrupted leaves nothing. The snapshot does not change.
 
-    Raises VerificationError if no server starts on the data, LackingError if this machine is why, StorageError if the
-    clone cannot be mounted.
+    Raises VerificationError if no server starts on the data, MissingRequirementError if this machine is why,
+    StorageError if the clone cannot be mounted.
     """
     manifest = plan.entry.manifest
     with removing_if_lost(ctx, manifest):

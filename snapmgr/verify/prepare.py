@@ -17,7 +17,7 @@ from snapmgr.config.model import Verify
 from snapmgr.contract.errors import ConfigError, VerificationError
 from snapmgr.mysql.datadir.origin import read_origin
 from snapmgr.mysql.datadir.plainfile import open_plain
-from snapmgr.mysql.datadir.relocation import server_options
+from snapmgr.mysql.datadir.relocation import relocated_options
 from snapmgr.mysql.lock.position import read_gtid
 from snapmgr.mysql.server.program import server_for
 from snapmgr.mysql.server.throwaway import copy_server
@@ -79,7 +79,7 @@ def prepare(
     snapshot does not change. An interrupted or failed prepare leaves nothing.
 
     Raises ConfigError for a directory's snapshot, StorageError if it is not READY, VerificationError if it does not
-    recover, LackingError if this machine is why (no server program, no memory, no room).
+    recover, MissingRequirementError if this machine is why (no server program, no memory, no room).
     """
     manifest = entry.manifest
     if manifest.source == "directory":
@@ -119,7 +119,7 @@ def prepare(
         recovered=recovered,
         server_uuid=last.server_uuid,
         gtid=last.gtid,
-        options=recovery.server_options(),
+        options=recovery.relocated_options(),
         duration_s=time.monotonic() - start,
     )
 
@@ -172,11 +172,11 @@ class _Recovery:
             os.close(fd)
         return _RECOVERY.search(first.log) is not None, second
 
-    def server_options(self) -> tuple[str, ...]:
+    def relocated_options(self) -> tuple[str, ...]:
         """Return the options of a server that is to run on the clone."""
         if self._recorded is None:
             return ()
-        return server_options(
+        return relocated_options(
             self._recorded,
             lambda path: str(place_of(path, self._there) or path),
             places=self._there.keys(),

@@ -41,9 +41,9 @@ _FAILURES_SHOWN = 5
 def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verification:
     """Try a READY snapshot on a clone and record the result; `how` is the job's verify table, by default the defaults.
 
-    Raises VerificationError when it does not restore to what it should (recorded as failed), LackingError if this
-    machine lacks the server or room (nothing is recorded: that says nothing about the snapshot), LostError if it ran
-    full. The clone is gone afterwards.
+    Raises VerificationError when it does not restore to what it should (recorded as failed), MissingRequirementError if
+    this machine lacks the server or room (nothing is recorded: that says nothing about the snapshot), LostError if it
+    ran full. The clone is gone afterwards.
     """
     how = how or Verify()
     manifest = entry.manifest

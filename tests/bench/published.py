@@ -9,7 +9,8 @@ Each sample is on disk at once: what was interrupted goes on at the next start w
     ./run measure published --only repaired,printed
     ./run measure published --unpack tests/golden/bench/published.tar.xz   # go on with the samples that are committed
     ./run measure published --pack tests/golden/bench/published.tar.xz     # the samples, as they are committed
-    ./run measure published --report tests/golden/bench/published.tar.xz   # the tables of docs/published.md
+    ./run measure published --report tests/golden/bench/published.tar.xz   # the tables of
+    docs/explanation/published-experiments.md
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snapmgr.catalog.manifest import Position
-from snapmgr.contract.errors import LackingError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, StorageError
 from snapmgr.mysql.connect.client import Credentials
 from snapmgr.mysql.connect.identity import ServerIdentity
 from snapmgr.physical.tools.infofile import read_info
@@ -154,7 +154,7 @@ def test_what_xtrabackup_writes_down_is_open_for_increments_only_after_apply_log
     [
         (
             "denied",
-            LackingError,
+            MissingRequirementError,
             "lacks rights: RELOAD, PROCESS",
             "GRANT RELOAD, PROCESS ON *.* TO 'poor'@'localhost';",
         ),

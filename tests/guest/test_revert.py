@@ -39,7 +39,7 @@ class VolumeScene(Scene):
         """Write the configuration, with these lines for the job's source."""
         backend = f'[backend.lvm]\ncow_size = "50%"\nscratch_dir = "{self.folder}/cow"\n'
         # Files that come and go in seconds are no sign of what will be in an hour.
-        self.configure(text=f'{backend}[job.demo]\nbackend = "lvm"\nfill_warn_in = "1s"\n{source}\n')
+        self.configure(text=f'{backend}[job.demo]\nbackend = "lvm"\ncapacity_warn_within = "1s"\n{source}\n')
 
     @property
     def data(self) -> Path:
@@ -104,7 +104,7 @@ def _refuse_what_is_in_use(scene: VolumeScene) -> None:
     unasked = scene.restore()
     assert unasked.returncode == 2, unasked.stderr
     assert "there is no terminal to ask" in unasked.stderr
-    assert "with what else is on it: beside" in unasked.stderr
+    assert "with everything else on it: beside" in unasked.stderr
     with subprocess.Popen(["sleep", "60"], cwd=scene.origin.point) as holder:
         held = scene.restore("--yes")
         assert held.returncode == 1
@@ -139,7 +139,7 @@ def test_a_server_has_the_data_of_the_snapshot_again(vg, kind):
             if kind == "classic":
                 assert after.state == "broken"
                 assert (after.reason or "").startswith("merged into its origin at ")
-                assert "is used up by it" in done.stderr
+                assert "the restore consumes the snapshot" in done.stderr
                 assert "newest READY" in done.stderr
             else:
                 assert after.state == "ready"

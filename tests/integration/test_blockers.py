@@ -1,4 +1,4 @@
-"""What holds which lock off on real servers: found where it does, and only there, as docs/locks.md says."""
+"""What holds which lock off on real servers: found where it does, and only there, as docs/explanation/locks.md says."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.contract.errors import LackingError, NotQuiescedError
+from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError
 from snapmgr.mysql.lock import freeze, guard
 from snapmgr.mysql.lock.freeze import frozen, refuse_unsafe, thaw_leftovers
 from snapmgr.system.host import this_process
@@ -191,7 +191,7 @@ def test_without_the_right_to_signal_it() -> None:
                 os.setuid(54321)
                 try:
                     refuse_unsafe(process, 1.0)
-                except LackingError as error:
+                except MissingRequirementError as error:
                     code = error.exit_code
             os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

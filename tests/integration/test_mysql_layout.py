@@ -12,7 +12,7 @@ import pytest
 from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
 from snapmgr.mysql.connect.identity import identify
 from snapmgr.mysql.connect.openfiles import open_files
-from snapmgr.mysql.datadir.layout import Layout, Place, _beside, read_layout
+from snapmgr.mysql.datadir.layout import DataPlace, ServerLayout, _beside, read_layout
 from support.kinds import KINDS, kinds
 from support.layouts import moved
 from support.server import PrivateServer, private_server, server_user
@@ -45,14 +45,14 @@ def folder(base: Path, name: str) -> Path:
     return path
 
 
-def layout_of(server: PrivateServer, **login: str) -> Layout:
+def layout_of(server: PrivateServer, **login: str) -> ServerLayout:
     with connect(Credentials(socket=server.socket)) as connection:
         identity = identify(connection)
     with connect(Credentials(socket=server.socket, **login)) as connection:
         return read_layout(connection, identity)
 
 
-def places(layout: Layout) -> dict[str, str]:
+def places(layout: ServerLayout) -> dict[str, str]:
     return {place.path: place.what for place in layout.places}
 
 
@@ -289,8 +289,8 @@ def test_links_in_folders_elsewhere_are_followed(base, plain):
     redo, away = folder(base, "redo-of-links"), folder(base, "away")
     (redo / "ib_logfile0").symlink_to(away / "ib_logfile0")
     (redo / "notes.txt").symlink_to(away / "notes.txt")
-    named = [Place(what="redo log", path=str(redo))]
-    assert list(_beside(named, str(plain.datadir))) == [Place(what="redo log", path=str(redo / "ib_logfile0"))]
+    named = [DataPlace(what="redo log", path=str(redo))]
+    assert list(_beside(named, str(plain.datadir))) == [DataPlace(what="redo log", path=str(redo / "ib_logfile0"))]
 
 
 def test_open_files_tell_what_no_variable_names(base):

@@ -6,7 +6,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import ServerIdentity, identify
 from snapmgr.physical.tools.choose import ApplyRequest, CopyRequest, Tool, ToolBackup, choose_tool
@@ -64,7 +64,7 @@ def back_up_with_grants(server: PrivateServer, asked: CopyRequest) -> tuple[Tool
     for _ in range(8):
         try:
             return tool_of(server).back_up(asked), sorted(granted)
-        except LackingError as error:
+        except MissingRequirementError as error:
             granted += (error.hint or "").removeprefix("GRANT ").partition(" ON ")[0].split(", ")
             server.query((error.hint or "").rstrip(";"))
             shutil.rmtree(asked.folder)

@@ -21,7 +21,7 @@ from snapmgr.catalog.manifest import encode
 from snapmgr.catalog.store import Entry
 from snapmgr.config.load import load_config
 from snapmgr.context import Context
-from snapmgr.contract.errors import InUseError, LackingError, LostError, StorageError
+from snapmgr.contract.errors import InUseError, LostError, MissingRequirementError, StorageError
 from snapmgr.contract.records import Found, Gauge, Reason
 from snapmgr.doctor.diagnose import diagnose
 from snapmgr.doctor.facts import Facts, PoolFacts
@@ -244,7 +244,7 @@ def test_what_was_read_through_scratch_space_that_is_full_is_not_believed(ctx, s
     used = lease(manifest(0))
     require_sound_reads(ctx, used, manifest(0))
     storage.problem = Reason(what="its scratch file is full", hint="raise scratch_size")
-    with pytest.raises(LackingError, match=r"its scratch file is full") as caught:
+    with pytest.raises(MissingRequirementError, match=r"its scratch file is full") as caught:
         require_sound_reads(ctx, used, manifest(0))
     assert caught.value.hint == "raise scratch_size"
     # Where the snapshot itself is lost, that is why.

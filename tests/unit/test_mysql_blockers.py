@@ -13,7 +13,7 @@ from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError
 from snapmgr.mysql.connect.statements import code, is_only_a_select, kind, reads_tables, target
 from snapmgr.mysql.lock import blockers
 from snapmgr.mysql.lock.blockers import Blocker, find_blockers, wait_for_blockers
-from snapmgr.mysql.lock.probe import Holder, Lookout
+from snapmgr.mysql.lock.probe import LockProbe, Session
 from support.sample import abilities_of
 
 ABILITIES = abilities_of("mysql")
@@ -108,7 +108,7 @@ def test_no_literal_survives_and_no_text_breaks_it(anything, literal):
     assert code(f"SELECT '{literal}' x") == "SELECT '' x"
 
 
-class Scripted(Lookout):
+class Scripted(LockProbe):
     """Shows one list of holders a look; the last one for ever. An exception is raised."""
 
     def __init__(self, *looks):
@@ -128,7 +128,7 @@ class Scripted(Lookout):
 
 def holder(**fields):
     given = {"key": 1, "connection_id": 7, "account": "app@x", "what": "has been running", "age_s": 5.0}
-    return Holder(**{**given, **fields})
+    return Session(**{**given, **fields})
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Where the benchmark makes its file systems: a loop device of its own, or a device that nobody needs.
 
 Nothing is ever formatted but what `opened_target` hands out; of devices only one that nobody uses, and that is blank,
-bears what an earlier run left, or was named by its serial number with --wipe. See docs/bench-devices.md.
+bears what an earlier run left, or was named by its serial number with --wipe. See docs/reference/benchmark-devices.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from snapmgr.bench.device.blockdevice import claimed, examined, node_of, opened_device, require_size, title_of
 from snapmgr.bench.device.loopfile import MIB, loop_target, require_room
-from snapmgr.contract.errors import ConfigError, LackingError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError
 from snapmgr.contract.units import format_size, parse_size
 from snapmgr.system.command import CommandRunner
 
@@ -126,8 +126,8 @@ def opened_target(
         runner: runs wipefs, blkid and blkdiscard.
         tell: is told what takes long.
 
-    Raises ConfigError (2) for whatever must not be formatted, BusyError (3) if another run has it, LackingError (7)
-    without root or loop devices, StorageError and CommandError.
+    Raises ConfigError (2) for whatever must not be formatted, BusyError (3) if another run has it,
+    MissingRequirementError (7) without root or loop devices, StorageError and CommandError.
     """
     order = parse_target(text, size_bytes=size_bytes, folder=folder)
     runner = runner or CommandRunner()
@@ -166,4 +166,4 @@ def preview_target(
 
 def _require_root() -> None:
     if os.geteuid() != 0:
-        raise LackingError("only root may make file systems and mount them", hint="run it as root (sudo)")
+        raise MissingRequirementError("only root may make file systems and mount them", hint="run it as root (sudo)")

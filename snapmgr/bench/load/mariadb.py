@@ -8,13 +8,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import CommandError, LackingError
+from snapmgr.contract.errors import CommandError, MissingRequirementError
 from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
 from snapmgr.mysql.connect.identity import identify
 from snapmgr.mysql.lock.freeze import frozen
-from snapmgr.mysql.lock.levels import Needs, choose
-from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.mysql.lock.levels import LockNeeds, choose
+from snapmgr.mysql.lock.quiesce import LockBounds, locked
 from snapmgr.system.command import dying_with_us, find_program, running
 from snapmgr.system.host import Process, boot_id
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PROGRAMS = ("mariadbd", "mariadb-install-db")
 _START_S = 120.0
 _STOP_S = 120.0
-_BOUNDS = Bounds(lock_wait_s=10.0, lock_attempts=5, lock_hold_s=30.0)
+_BOUNDS = LockBounds(lock_wait_s=10.0, lock_attempts=5, lock_hold_s=30.0)
 _LOG_TAIL = 20
 
 
@@ -88,7 +88,7 @@ class PrivateMariadb:
             identity = identify(connection)
             abilities = probe_abilities(connection, identity)
         choice = choose(
-            "auto" if at_once else "freeze-process", abilities, Needs(engines={"InnoDB": 1}, atomic=at_once)
+            "auto" if at_once else "freeze-process", abilities, LockNeeds(engines={"InnoDB": 1}, atomic=at_once)
         )
         with ExitStack() as stack:
             # All was flushed just before.
@@ -145,11 +145,13 @@ def _as_root() -> list[str]:
 def private_mariadb(datadir: Path, folder: Path, options: Sequence[str]) -> Iterator[PrivateMariadb]:
     """Run a server on `datadir` while the context lasts; socket and log are in `folder`, which nobody else may enter.
 
-    Raises LackingError if there is none, CommandError if it does not come up.
+    Raises MissingRequirementError if there is none, CommandError if it does not come up.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     if len(os.fsencode(folder)) > 90:  # noqa: PLR2004 - sun_path has 108 bytes
-        raise LackingError(f"{folder} is too long for a socket", hint="choose a shorter folder for the results")
+        raise MissingRequirementError(
+            f"{folder} is too long for a socket", hint="choose a shorter folder for the results"
+        )
     argv = [
         *(*dying_with_us(), find_program("mariadbd")),
         "--no-defaults",

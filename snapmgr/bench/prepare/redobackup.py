@@ -119,7 +119,7 @@ def make_backup(load: RedoLoad, *, datadir: Path, target: Path, folder: Path, ru
         folder: for the server's socket and the logs; nobody else may enter it.
         runner: runs the installer.
 
-    Raises LackingError for a missing program, CommandError and StorageError.
+    Raises MissingRequirementError for a missing program, CommandError and StorageError.
     """
     install(datadir, runner)
     target.mkdir()

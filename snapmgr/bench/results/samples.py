@@ -20,7 +20,7 @@ import msgspec
 
 from snapmgr.bench.results import folder as resultsfolder
 from snapmgr.bench.results.documents import Run, Sample, require_whole
-from snapmgr.contract.errors import BusyError, CatalogError, ConfigError, LackingError, NotFoundError
+from snapmgr.contract.errors import BusyError, CatalogError, ConfigError, MissingRequirementError, NotFoundError
 from snapmgr.system.files import is_abandoned, replace_file
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _files(folder: Path) -> list[Path]:
     except NotADirectoryError:
         raise ConfigError(f"{folder} is no folder of results", hint="name the folder, not a file in it") from None
     except PermissionError:
-        raise LackingError(f"no right to read {folder}") from None
+        raise MissingRequirementError(f"no right to read {folder}") from None
 
 
 def _write(path: Path, document: dict[str, Any], kind: type) -> None:

@@ -23,7 +23,7 @@ from snapmgr.bench.scenarios import chosen, scenarios
 from snapmgr.bench.storage.leftovers import clear_leftovers
 from snapmgr.bench.storage.stacks import STACKS, lacking
 from snapmgr.contract.backend import Runner
-from snapmgr.contract.errors import CommandError, ConfigError, LackingError
+from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError
 from snapmgr.contract.units import format_size
 from snapmgr.system.blockdev import device_stack
 
@@ -69,7 +69,7 @@ class RunTarget:
 def planned(request: RunRequest) -> tuple[RunPlan, RunTarget]:
     """Return what to measure, and where. Changes nothing.
 
-    Raises ConfigError, and LackingError with all reasons if nothing can be measured here.
+    Raises ConfigError, and MissingRequirementError with all reasons if nothing can be measured here.
     """
     options = request.options
     if request.memory_bytes is not None and request.memory_bytes < _LEAST_MEMORY_BYTES:
@@ -88,7 +88,7 @@ def planned(request: RunRequest) -> tuple[RunPlan, RunTarget]:
     )
     if not plan.experiments:
         why = dict.fromkeys(f"{absent.scenario.name} on {absent.stack.name}: {absent.why}" for absent in plan.absent)
-        raise LackingError("nothing can be measured here: " + "; ".join(why), hint="see: snapmgr bench list")
+        raise MissingRequirementError("nothing can be measured here: " + "; ".join(why), hint="see: snapmgr bench list")
     return plan, _place(request.on, plan)
 
 

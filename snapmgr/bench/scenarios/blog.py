@@ -13,7 +13,7 @@ from snapmgr.bench.load.blogengine import BLOG_BYTES
 from snapmgr.bench.load.blogrun import ALL_WRITTEN, COMMENTED, READ, REWRITTEN, WRITTEN, BlogRun
 from snapmgr.bench.measure.proof import TreeFacts, flush, tree_facts
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.contract.errors import CommandError, ConfigError, LackingError, StorageError
+from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError, StorageError
 from snapmgr.contract.units import format_size
 from snapmgr.system.command import find_program
 
@@ -267,7 +267,7 @@ class _Blogbench:
 
 
 def _load(bench: Workbench, tree: Path) -> _Own | _Blogbench:
-    with suppress(LackingError):
+    with suppress(MissingRequirementError):
         find_program(blogbench.PROGRAM)
         return _Blogbench(bench, tree)
     return _Own(bench, tree)

@@ -19,7 +19,7 @@ from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.prepare.ladder import TITLES, climb_ladder
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, make_backup
 from snapmgr.contract.abilities import Remounting
-from snapmgr.contract.errors import ConfigError, LackingError, StorageError, VerificationError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, StorageError, VerificationError
 from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
 from snapmgr.physical.prepare.backupfolder import inspect
@@ -278,7 +278,7 @@ def _overlay_refused(site: Site) -> str | None:
     try:
         with overlay(str(site.base), str(probe)):
             return None
-    except (LackingError, StorageError) as error:
+    except (MissingRequirementError, StorageError) as error:
         return error.message
     finally:
         with suppress(FileNotFoundError):

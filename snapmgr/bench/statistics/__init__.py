@@ -5,10 +5,10 @@ Reports, the run (to decide when to stop) and `published` import any of them. sc
 
 from importlib.util import find_spec
 
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 
 if find_spec("scipy") is None:
-    raise LackingError(
+    raise MissingRequirementError(
         "the benchmark needs scipy for its statistics, and scipy is not installed",
         hint="install the extra of snapmgr that brings it: pip install 'snapmgr[bench]'",
     )

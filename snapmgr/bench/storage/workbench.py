@@ -21,7 +21,7 @@ from snapmgr.bench.storage.leftovers import restored
 from snapmgr.bench.storage.scene import end_users, staged
 from snapmgr.bench.storage.stacks import backend_of, backend_table, provisioner_of
 from snapmgr.contract.backend import Readying
-from snapmgr.contract.errors import LackingError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, StorageError
 from snapmgr.contract.records import AttachRecord, NotMine
 from snapmgr.system.blockdev import find_target
 from snapmgr.system.host import boot_id
@@ -174,7 +174,7 @@ class StackWorkbench:
 
     def _located(self) -> tuple[Backend, Volume]:
         if self._backend is None:
-            raise LackingError(f"{self.stack.title}: it takes none", hint="this stack is only compared with")
+            raise MissingRequirementError(f"{self.stack.title}: it takes none", hint="this stack is only compared with")
         if self._volume is None:
             volume = self._backend.locate(find_target(str(self.path), runner=self._plain))
             if isinstance(volume, NotMine):
@@ -199,7 +199,7 @@ class StackWorkbench:
     def cold(self) -> None:
         """Drop what would answer reads in the storage's stead: the kernel's caches, and those of its client.
 
-        Raises LackingError where they cannot be dropped (a container).
+        Raises MissingRequirementError where they cannot be dropped (a container).
         """
         drop_caches(self.provisioned.cache_dirs)
 
@@ -254,7 +254,8 @@ def workbench(
         tell: shows what goes on.
         discard: whether the device is told beforehand that all of it is unused.
 
-    This process gets a mount namespace of its own. Raises LackingError for what this machine lacks, StorageError.
+    This process gets a mount namespace of its own. Raises MissingRequirementError for what this machine lacks,
+    StorageError.
     """
     mounter = KernelMounter()
     backend = backend_of(stack, backend_table(stack, parameters), runner, mounter)

@@ -80,7 +80,7 @@ class Event(NamedTuple):
     """None if the type is not decoded."""
 
 
-class Reader:
+class BinlogReader:
     """An open binary log. Raises BinlogError for whatever is wrong with it."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -254,13 +254,13 @@ class Reader:
 
 
 @contextmanager
-def open_binlog(file: str | os.PathLike[str] | BinaryIO) -> Iterator[Reader]:
+def open_binlog(file: str | os.PathLike[str] | BinaryIO) -> Iterator[BinlogReader]:
     """Open a binary log of a snapshot, a stranger's file: never through a symlink, never waiting for a FIFO.
 
     One that is open already must be able to seek, and stays open. Raises BinlogError.
     """
     if not isinstance(file, str | os.PathLike):
-        yield Reader(file, str(getattr(file, "name", "(open file)")))
+        yield BinlogReader(file, str(getattr(file, "name", "(open file)")))
         return
     name = os.fspath(file)
     try:
@@ -270,7 +270,7 @@ def open_binlog(file: str | os.PathLike[str] | BinaryIO) -> Iterator[Reader]:
             f"cannot be read: {error.strerror or 'it is not there, or is no plain file'}", file=name
         ) from error
     with opened:
-        yield Reader(opened, name)
+        yield BinlogReader(opened, name)
 
 
 def iterate(file: str | os.PathLike[str] | BinaryIO, *, thorough: bool = False) -> Iterator[Event]:

@@ -28,7 +28,7 @@ from snapmgr.mysql.binlog.events import (
     Xid,
 )
 from snapmgr.mysql.binlog.gtid import GtidError, MariadbGtidPosition, MysqlGtidSet
-from snapmgr.mysql.binlog.reader import BinlogError, Event, Reader, TruncatedBinlogError, open_binlog
+from snapmgr.mysql.binlog.reader import BinlogError, BinlogReader, Event, TruncatedBinlogError, open_binlog
 from snapmgr.mysql.datadir.plainfile import open_plain
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Tail:
 class _Groups:
     """Follows the events of one file and knows after which the last complete transaction ended."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: BinlogReader) -> None:
         self._reader = reader
         self.head: FormatDescription | None = None
         self.gtids = MysqlGtidSet()
@@ -175,7 +175,7 @@ class _Groups:
         raise self._reader.damaged(what, event.offset)
 
 
-def _follow(reader: Reader) -> Tail:
+def _follow(reader: BinlogReader) -> Tail:
     groups, ended_at = _Groups(reader), 0
     truncated = False
     events = reader.events()

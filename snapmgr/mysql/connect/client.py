@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from snapmgr.contract.errors import ConfigError, LackingError, NotQuiescedError, SnapmgrError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, SnapmgrError
 from snapmgr.mysql.connect.privatefile import read_private
 from snapmgr.mysql.connect.statements import first_words
 
@@ -207,8 +207,8 @@ def connect(credentials: Credentials, *, timeout_s: float = 5.0) -> Connection:
     The socket is the given one, or the defaults-file's, or the one of Debian's packages. Without a user in either place
     it is the user whom we run as, which is what unix_socket authentication wants.
 
-    Raises ConfigError for a defaults-file that others can read or that is malformed, or for a TCP host; LackingError if
-    PyMySQL is missing; MysqlError if the server cannot be reached or refuses us.
+    Raises ConfigError for a defaults-file that others can read or that is malformed, or for a TCP host;
+    MissingRequirementError if PyMySQL is missing; MysqlError if the server cannot be reached or refuses us.
     """
     login = _login(credentials)
     opened = _open(login, timeout_s)
@@ -294,7 +294,9 @@ def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 
         import pymysql  # noqa: PLC0415 - slow; only those who talk to a server pay for it
         from pymysql.cursors import DictCursor  # noqa: PLC0415
     except ImportError as error:
-        raise LackingError(f"the package PyMySQL cannot be loaded: {error}", hint="pip install PyMySQL") from None
+        raise MissingRequirementError(
+            f"the package PyMySQL cannot be loaded: {error}", hint="pip install PyMySQL"
+        ) from None
     sock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.contract.errors import LackingError, NotQuiescedError
+from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError
 from snapmgr.mysql.connect.openfiles import write_flags
 from snapmgr.system.blockdev import lies_in
 from snapmgr.system.host import start_ticks
@@ -51,7 +51,7 @@ def identify(connection: Connection) -> ServerIdentity:
     """Return who answers on `connection`, after proof that this process has the datadir open for writing.
 
     Only SHOW VARIABLES is sent. Raises NotQuiescedError for a proxy, socket activation, a container's server or another
-    process that is not the owner of the datadir; LackingError without the right to look into the process.
+    process that is not the owner of the datadir; MissingRequirementError without the right to look into the process.
     """
     found = connection.variables("datadir", "version", "server_id", "server_uuid", "socket", _MARIADB_ONLY)
     peer = connection.peer()
@@ -70,7 +70,7 @@ def identify(connection: Connection) -> ServerIdentity:
         _check_same_view(peer.pid, process, named, datadir)
         proven = any(_is_written_below(peer.pid, number, datadir) for number in os.listdir(f"/proc/{peer.pid}/fd"))
     except PermissionError:
-        raise LackingError(
+        raise MissingRequirementError(
             f"no right to see which files {process}, which listens at {connection.socket}, has open",
             hint="run snapmgr as root or as the user that the server runs as",
         ) from None

@@ -18,7 +18,7 @@ _END_S = 2.0
 _LOOK_AGAIN_S = 0.005
 
 
-class Standby:
+class ConnectionKiller:
     """Ends connections of the same account, which takes no privilege."""
 
     def __init__(self, credentials: Credentials) -> None:

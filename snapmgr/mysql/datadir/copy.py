@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.mysql.datadir.layout import data_files
 from snapmgr.mysql.datadir.plainfile import open_plain, read_isl
 from snapmgr.mysql.datadir.tablespace import dictionary_paths, page_size
@@ -35,7 +35,7 @@ Originals = Mapping[str, "str | os.PathLike[str]"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copy:
+class IsolatedCopy:
     """A prepared copy, as its server will see it."""
 
     datadir: str
@@ -50,9 +50,9 @@ class Copy:
     """Folders of the copy, and the original folders that they must be mounted over for this server; usually none."""
 
 
-def prepare_copy(
+def isolate_copy(
     datadir: str, settings: Mapping[str, str], originals: Originals, *, fresh_logs: str | None = None
-) -> Copy:
+) -> IsolatedCopy:
     """Prepare the copy at `datadir` and return how to start a server on it. Changes only the copy.
 
     Args:
@@ -61,7 +61,7 @@ def prepare_copy(
         originals: see `snapmgr.mysql.server.throwaway`.
         fresh_logs: folder for new binary logs where the source's are not in the copy; by default the datadir.
 
-    Raises LackingError for absolute paths in the copy that `originals` does not cover.
+    Raises MissingRequirementError for absolute paths in the copy that `originals` does not cover.
     """
     with suppress(FileNotFoundError):
         # MySQL writes a new one: two servers must not have one UUID.
@@ -83,7 +83,7 @@ def prepare_copy(
     for name in _FOLDERS:
         if name in settings:
             paths[name] = os.path.normpath(os.path.join(seen_as, settings[name]))
-    return Copy(
+    return IsolatedCopy(
         datadir=seen_as,
         home=datadir,
         settings=dict(settings),
@@ -143,13 +143,13 @@ def _check_covered(leads: Mapping[str, str], originals: Originals) -> None:
     for path, where in sorted(leads.items()):
         # The covers lie over resolved folders; who named one by a symlink reaches it all the same.
         if not (lies_in(path, *originals) or lies_in(os.path.realpath(path), *originals)):
-            raise LackingError(
+            raise MissingRequirementError(
                 f"{where} names {path}, which lies outside of the copy: a server on it might open the live data",
                 hint="such a snapshot can be mounted and copied, but not verified here",
             )
     for folder in originals:
         if not os.path.isdir(folder):
-            raise LackingError(
+            raise MissingRequirementError(
                 f"the copy holds absolute paths below {folder}, and there is no such folder here",
                 hint=f"mkdir -p {folder} (it may stay empty)",
             )
@@ -204,7 +204,7 @@ def _log_bin_options(folders: _Folders, settings: Mapping[str, str], fresh_logs:
         index_folder, index_home = "", folders.datadir
     index = os.path.join(index_home, index_name)
     if os.path.islink(index) or (os.path.exists(index) and not os.path.isfile(index)):
-        raise LackingError(
+        raise MissingRequirementError(
             f"the binary log's index {index} is no regular file: a server on the copy might change live binary logs",
             hint="such a snapshot can be mounted and copied, but not verified here",
         )

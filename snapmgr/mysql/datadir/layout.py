@@ -102,7 +102,7 @@ _DATA_FILE = re.compile(r"\s*(?P<path>.+?):\d")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class DataPlace:
     """A file or folder that the server writes to."""
 
     what: str
@@ -113,11 +113,11 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class ServerLayout:
     """All that a server writes and that a snapshot must hold."""
 
     datadir: str
-    places: tuple[Place, ...]
+    places: tuple[DataPlace, ...]
     """Everything outside the datadir or, below it, on another file system or subvolume; sorted by path."""
     log_bin_basename: str | None
     """Folder and base name of the binary logs; None without binary log."""
@@ -132,7 +132,7 @@ class Layout:
     """Files outside of the datadir that the server has open for writing, and of which it is not known what they are."""
 
 
-def read_layout(connection: Connection, identity: ServerIdentity) -> Layout:
+def read_layout(connection: Connection, identity: ServerIdentity) -> ServerLayout:
     """Ask the server, and read its datadir, for everything that it writes. Changes and locks nothing.
 
     Raises MysqlError, with error 1227 if the account lacks PROCESS.
@@ -150,7 +150,7 @@ def read_layout(connection: Connection, identity: ServerIdentity) -> Layout:
     foreign = tuple(folder for folder in scan.foreign if not lies_in(folder, *scratch))
     places = gather(found, datadir, foreign)
     opened, strangers = _opened(identity.pid, datadir, places, values)
-    return Layout(
+    return ServerLayout(
         datadir=datadir,
         places=gather([*found, *opened], datadir, foreign) if opened else places,
         scratch=scratch,
@@ -161,13 +161,13 @@ def read_layout(connection: Connection, identity: ServerIdentity) -> Layout:
     )
 
 
-def read_files(datadir: str) -> Layout:
+def read_files(datadir: str) -> ServerLayout:
     """Return what the files of a datadir (resolved) tell by themselves; its server need not run.
 
     That is where DATA DIRECTORY and symlinks lead and which folders are of another file system, not the settings.
     """
     scan = _Scan(datadir)
-    return Layout(
+    return ServerLayout(
         datadir=datadir,
         places=gather(scan.places, datadir, scan.foreign),
         log_bin_basename=None,
@@ -176,7 +176,7 @@ def read_files(datadir: str) -> Layout:
     )
 
 
-def gather(found: list[Place], datadir: str, foreign: tuple[str, ...] = ()) -> tuple[Place, ...]:
+def gather(found: list[DataPlace], datadir: str, foreign: tuple[str, ...] = ()) -> tuple[DataPlace, ...]:
     """Return `found` without what is in the datadir, resolved, one place for each path, sorted.
 
     Args:
@@ -192,7 +192,8 @@ def gather(found: list[Place], datadir: str, foreign: tuple[str, ...] = ()) -> t
             if place.what not in whats[path]:
                 whats[path].append(place.what)
     return tuple(
-        Place(what=", ".join(names), path=path, log=_LOGS.issuperset(names)) for path, names in sorted(whats.items())
+        DataPlace(what=", ".join(names), path=path, log=_LOGS.issuperset(names))
+        for path, names in sorted(whats.items())
     )
 
 
@@ -202,23 +203,23 @@ def data_files(data_file_path: str) -> tuple[str, ...]:
     return tuple(match["path"] for match in parts if match)
 
 
-def _named_places(values: dict[str, str], datadir: str) -> Iterator[Place]:
+def _named_places(values: dict[str, str], datadir: str) -> Iterator[DataPlace]:
     for name, what in _FOLDERS.items():
         if values.get(name):
-            yield Place(what=what, path=os.path.join(datadir, values[name]))
+            yield DataPlace(what=what, path=os.path.join(datadir, values[name]))
     for name, what in _FILES.items():
         if values.get(name):
             path = os.path.join(datadir, values[name])
             # The file itself may be a symlink.
-            yield Place(what=what, path=os.path.dirname(os.path.realpath(path)))
+            yield DataPlace(what=what, path=os.path.dirname(os.path.realpath(path)))
     home = os.path.join(datadir, values.get("innodb_data_home_dir", ""))
     for name in data_files(values.get("innodb_data_file_path", "")):
         # With innodb_data_home_dir MariaDB puts it before an absolute path as well.
         inside = os.path.join(home, name.lstrip("/"))
-        yield Place(what="system tablespace", path=inside if os.path.exists(inside) else os.path.join(home, name))
+        yield DataPlace(what="system tablespace", path=inside if os.path.exists(inside) else os.path.join(home, name))
 
 
-def _beside(named: list[Place], datadir: str) -> Iterator[Place]:
+def _beside(named: list[DataPlace], datadir: str) -> Iterator[DataPlace]:
     """Yield what in named folders outside of the datadir leads elsewhere (#innodb_redo, a log that was moved)."""
     whats: dict[str, str] = {}
     for place in named:
@@ -230,10 +231,10 @@ def _beside(named: list[Place], datadir: str) -> Iterator[Place]:
         for entry in _entries(folder):
             # Others keep things in such folders, too: only what InnoDB and the logs' own names lead to is meant.
             if kind_of(entry.name) and (entry.is_symlink() or _device(entry, device) != device):
-                yield Place(what=what, path=entry.path)
+                yield DataPlace(what=what, path=entry.path)
 
 
-def _scratch(values: dict[str, str], datadir: str, named: list[Place]) -> tuple[str, ...]:
+def _scratch(values: dict[str, str], datadir: str, named: list[DataPlace]) -> tuple[str, ...]:
     """Return the file systems mounted in the datadir on which there is nothing but temporary files.
 
     In a snapshot their folders are empty, and a server can use them. In that of a nested subvolume it could not write.
@@ -250,8 +251,8 @@ def _temporary(values: dict[str, str], datadir: str) -> set[str]:
 
 
 def _opened(
-    pid: int, datadir: str, places: tuple[Place, ...], values: dict[str, str]
-) -> tuple[list[Place], tuple[str, ...]]:
+    pid: int, datadir: str, places: tuple[DataPlace, ...], values: dict[str, str]
+) -> tuple[list[DataPlace], tuple[str, ...]]:
     """Return what the process has open elsewhere: data, and files of which nothing is known."""
     home = os.path.join(datadir, values.get("innodb_data_home_dir", ""))
     known = {datadir, *_temporary(values, datadir)}
@@ -259,10 +260,10 @@ def _opened(
     known |= {place.path for place in places}
     known |= {os.path.realpath(os.path.join(datadir, values[name])) for name in _PROTOCOLS if values.get(name)}
     found, strangers = open_files(pid, known)
-    return [Place(what=what, path=path) for path, what in found.items()], strangers
+    return [DataPlace(what=what, path=path) for path, what in found.items()], strangers
 
 
-def _tablespaces(connection: Connection, datadir: str) -> Iterator[Place]:
+def _tablespaces(connection: Connection, datadir: str) -> Iterator[DataPlace]:
     known = {
         (str(row["t"]).upper(), str(row["c"]).upper())
         for row in connection.rows(
@@ -278,14 +279,14 @@ def _tablespaces(connection: Connection, datadir: str) -> Iterator[Place]:
                 f"WHERE ({column} LIKE '/%' OR {column} LIKE '../%') AND SPACE NOT IN {_NOT_LISTED}"
             )
             for row in rows:
-                yield Place(what="tablespace", path=os.path.join(datadir, str(row["path"])))
+                yield DataPlace(what="tablespace", path=os.path.join(datadir, str(row["path"])))
 
 
 class _Scan:
     """The datadir and its folders: symlinks, .isl files, foreign folders, and the files that tell engines."""
 
     def __init__(self, datadir: str) -> None:
-        self.places: list[Place] = []
+        self.places: list[DataPlace] = []
         self.foreign: tuple[str, ...] = ()
         self.engine_files: dict[str, set[str]] = {}
         device = os.stat(datadir).st_dev
@@ -308,11 +309,11 @@ class _Scan:
 
     def _look(self, entry: os.DirEntry[str]) -> None:
         if entry.is_symlink():
-            self.places.append(Place(what=f"target of the symlink {entry.path}", path=entry.path))
+            self.places.append(DataPlace(what=f"target of the symlink {entry.path}", path=entry.path))
         elif entry.name.endswith(".isl"):
             target = read_isl(entry.path)
             if target:
-                self.places.append(Place(what="tablespace", path=os.path.join(entry.path, "..", target)))
+                self.places.append(DataPlace(what="tablespace", path=os.path.join(entry.path, "..", target)))
 
     def _count(self, schema: str, name: str) -> None:
         stem, extension = os.path.splitext(name)

@@ -34,7 +34,7 @@ LISTS = ("log_bin_index", "relay_log_index", "relay_log_info_file")
 """Settings: files that name logs, perhaps by absolute paths."""
 
 
-def server_options(
+def relocated_options(
     server: ServerRecord,
     moved: Callable[[str], str],
     *,

@@ -1,8 +1,8 @@
 """Waits for what would hold a lock off, before the lock is tried: a lock that waits makes all writers wait behind it.
 
 Nothing here locks or makes anybody wait; while we wait, writers write on. What holds which lock off was measured, and
-is in docs/locks.md. A statement younger than a second does not count: it probably ends within the lock's own wait, and
-on a busy server there is always one.
+is in docs/explanation/locks.md. A statement younger than a second does not count: it probably ends within the lock's
+own wait, and on a busy server there is always one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.contract.units import format_duration
 from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError
 from snapmgr.mysql.connect.statements import is_only_a_select
-from snapmgr.mysql.lock.probe import Holder, words
-from snapmgr.mysql.lock.probe_mariadb import MariadbLookout
-from snapmgr.mysql.lock.probe_mysql import MysqlLookout
+from snapmgr.mysql.lock.probe import Session, words
+from snapmgr.mysql.lock.probe_mariadb import MariadbLockProbe
+from snapmgr.mysql.lock.probe_mysql import MysqlLockProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from snapmgr.mysql.connect.abilities import Abilities
     from snapmgr.mysql.connect.client import Connection
     from snapmgr.mysql.lock.levels import LockLevel
-    from snapmgr.mysql.lock.probe import Lookout
+    from snapmgr.mysql.lock.probe import LockProbe
 
 _MIN_AGE_S = 1.0
 _LOOK_AGAIN_S = 0.2
@@ -37,7 +37,7 @@ _BACKUP_PROGRAMS = ("mysqldump", "mysqlpump", "mydumper", "mariadb-dump", "xtrab
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocker(Holder):
+class Blocker(Session):
     """What would hold the lock off, and since when."""
 
     age_s: float
@@ -110,10 +110,10 @@ class _Watch:
     """Looks again and again, and keeps the time where the server does not."""
 
     def __init__(self, connection: Connection, abilities: Abilities, level: LockLevel) -> None:
-        self.lookout: Lookout = (
-            MysqlLookout(connection, level)
+        self.lookout: LockProbe = (
+            MysqlLockProbe(connection, level)
             if abilities.flavor == "mysql"
-            else MariadbLookout(connection, level, backup_stages=abilities.backup_stages)
+            else MariadbLockProbe(connection, level, backup_stages=abilities.backup_stages)
         )
         # MariaDB's locks that give up leave nothing behind.
         self._youngest_s = 0.0 if abilities.flavor == "mysql" else _MIN_AGE_S
@@ -140,7 +140,7 @@ class _Watch:
                 return tuple(sorted(found, key=lambda blocker: -blocker.age_s))
             time.sleep(_LOOK_AGAIN_S)
 
-    def _age_s(self, holder: Holder, now: float) -> float:
+    def _age_s(self, holder: Session, now: float) -> float:
         if holder.age_s is not None and holder.own_clock:
             return holder.age_s
         return now - self._since.setdefault(holder.key, now)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from snapmgr.catalog.manifest import QuiesceRecord
 from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.mysql.connect.client import MysqlError
-from snapmgr.mysql.lock.position import Sighting, sight
+from snapmgr.mysql.lock.position import PositionReading, read_position
 from snapmgr.mysql.lock.redo import await_redo
 from snapmgr.mysql.lock.replication import settle_sources
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Position, SourcePosition
     from snapmgr.mysql.connect.abilities import Abilities
     from snapmgr.mysql.connect.client import Connection
-    from snapmgr.mysql.connect.standby import Standby
-    from snapmgr.mysql.lock.levels import Choice
+    from snapmgr.mysql.connect.standby import ConnectionKiller
+    from snapmgr.mysql.lock.levels import LockChoice
 
 # From the thaw of a frozen server to the proof; stopping it takes a part of it too.
 _THAWED_IDLE_S = 3
@@ -43,9 +43,9 @@ class Grant:
 
     connection: Connection
     """The one that holds it."""
-    standby: Standby
+    standby: ConnectionKiller
     abilities: Abilities
-    choice: Choice
+    choice: LockChoice
     hold_s: float
     """How long it may be held."""
     replica: bool
@@ -121,9 +121,9 @@ class HeldLock:
             self._idle_s = idle_s
             self._connection.execute(f"SET SESSION wait_timeout = {idle_s}")
 
-    def _sight(self) -> Sighting:
+    def _sight(self) -> PositionReading:
         self._bound_time()
-        return sight(self._connection, self._grant.abilities)
+        return read_position(self._connection, self._grant.abilities)
 
     def prove(self) -> None:
         """Show that the lock still holds: same connection, same position. Raises LockLostError."""

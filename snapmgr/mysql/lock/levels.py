@@ -1,7 +1,7 @@
 """Which lock a server gets, and why: pure, from what the server can do and what the snapshot needs.
 
 Sources: MariaDB's documentation of BACKUP STAGE, MySQL's of LOCK INSTANCE FOR BACKUP, both of FLUSH TABLES WITH READ
-LOCK; what each level keeps consistent was measured with both under load (docs/locks.md).
+LOCK; what each level keeps consistent was measured with both under load (docs/explanation/locks.md).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DURABILITY = (*_ALWAYS_SYNCED, *_ENCRYPTED, *_LOGS_WHAT_IT_REPLICATES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needs:
+class LockNeeds:
     """What a snapshot asks of the lock."""
 
     position: bool = True
@@ -74,7 +74,7 @@ class Needs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class LockChoice:
     """A level, the reason for it, for people, and its statements."""
 
     level: LockLevel | Literal["crash-consistent"]
@@ -108,7 +108,7 @@ class Choice:
         return "freeze-process" if self.freeze else self.level
 
 
-def choose(asked: str, abilities: Abilities, needs: Needs) -> Choice:
+def choose(asked: str, abilities: Abilities, needs: LockNeeds) -> LockChoice:
     """Given the asked-for level, what the server can do and what the snapshot needs, return the lock to take.
 
     "auto" is the least that is sufficient. Raises NotQuiescedError for what this server or this layout does not allow;
@@ -143,7 +143,7 @@ def choose(asked: str, abilities: Abilities, needs: Needs) -> Choice:
     return _backup_lock(abilities, needs, reason, freeze=freeze)
 
 
-def _why_stages_are_too_little(needs: Needs) -> str:
+def _why_stages_are_too_little(needs: LockNeeds) -> str:
     """Return why no position is exact under BACKUP STAGE, where one is wanted; "" if it is."""
     if needs.position and needs.parallel_applier:
         # Under BLOCK_COMMIT such threads have written what the source's position does not tell yet.
@@ -156,7 +156,7 @@ def _why_stages_are_too_little(needs: Needs) -> str:
     return ""
 
 
-def _backup_lock(abilities: Abilities, needs: Needs, asked: str, *, freeze: bool) -> Choice:
+def _backup_lock(abilities: Abilities, needs: LockNeeds, asked: str, *, freeze: bool) -> LockChoice:
     if not abilities.backup_stages:
         also = _FTWRL + " stops commits, so that the position is exact"
         if needs.other_engines:
@@ -193,13 +193,13 @@ def _backup_lock(abilities: Abilities, needs: Needs, asked: str, *, freeze: bool
     )
 
 
-def _global_read_lock(needs: Needs, asked: str, *, freeze: bool) -> Choice:
+def _global_read_lock(needs: LockNeeds, asked: str, *, freeze: bool) -> LockChoice:
     return _lock(needs, f"{asked}{_FTWRL} stops all writers, and makes the position exact", freeze=freeze)
 
 
-def _lock(needs: Needs, why: str, *, freeze: bool) -> Choice:
+def _lock(needs: LockNeeds, why: str, *, freeze: bool) -> LockChoice:
     """Return FLUSH TABLES WITH READ LOCK, with what every lock has to do for the snapshot's needs."""
-    return Choice(
+    return LockChoice(
         level="global-read-lock",
         why=why + _why_flush(needs),
         freeze=freeze,
@@ -211,27 +211,27 @@ def _lock(needs: Needs, why: str, *, freeze: bool) -> Choice:
     )
 
 
-def _lockless(asked: str, *, tail: bool) -> Choice:
+def _lockless(asked: str, *, tail: bool) -> LockChoice:
     why = "all tables are InnoDB and all that the server writes is on one volume: recovery makes them whole"
     if tail:
         why += "; the position is where the snapshot's own binlog ends"
-    return Choice(level="crash-consistent", why=asked + why, position=False, tail=tail)
+    return LockChoice(level="crash-consistent", why=asked + why, position=False, tail=tail)
 
 
-def _flush(needs: Needs) -> tuple[str, ...]:
+def _flush(needs: LockNeeds) -> tuple[str, ...]:
     # Else the data hold transactions as merely prepared whose commit only the binlog tells, and recovery rolls them
     # back (MySQL) or refuses to start (MariaDB) where that binlog is missing or older.
     # And with a log that is written once a second both lose what that says is committed.
     return (_FLUSH_LOGS,) if needs.logs_apart or needs.redo_lags else ()
 
 
-def _why_flush(needs: Needs) -> str:
+def _why_flush(needs: LockNeeds) -> str:
     reasons = [f"{', '.join(needs.logs_apart)} is of another instant"] if needs.logs_apart else []
     reasons += [f"{REDO_AT_COMMIT} is 0"] if needs.redo_lags else []
     return f"; the engines' logs are flushed under it, for {' and '.join(reasons)}" if reasons else ""
 
 
-def _obstacles(abilities: Abilities, needs: Needs) -> list[str]:
+def _obstacles(abilities: Abilities, needs: LockNeeds) -> list[str]:
     """Return why a snapshot without a lock would not be consistent, or its position not exact."""
     found: list[str] = []
     if abilities.flavor == "mysql" and not abilities.instance_lock:

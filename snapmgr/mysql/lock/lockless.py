@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from snapmgr.mysql.connect.abilities import Abilities
     from snapmgr.mysql.connect.client import Connection, Credentials
-    from snapmgr.mysql.lock.levels import Choice
-    from snapmgr.mysql.lock.quiesce import Bounds
+    from snapmgr.mysql.lock.levels import LockChoice
+    from snapmgr.mysql.lock.quiesce import LockBounds
 
 # Counters, without "Com_", of statements that change files, the data dictionary or accounts. Temporary tables do
 # neither; MySQL counts them with the others all the same.
@@ -46,7 +46,7 @@ _IDLE_S = 600
 class NoLock:
     """A server that goes on writing, and how many changes of its structure it had seen before."""
 
-    def __init__(self, connection: Connection, choice: Choice, before: dict[str, int], waited_s: float) -> None:
+    def __init__(self, connection: Connection, choice: LockChoice, before: dict[str, int], waited_s: float) -> None:
         self._connection = connection
         self._choice = choice
         self._before = before
@@ -91,8 +91,8 @@ class NoLock:
 def lockless(
     credentials: Credentials,
     abilities: Abilities,
-    choice: Choice,
-    bounds: Bounds,
+    choice: LockChoice,
+    bounds: LockBounds,
     *,
     check: Callable[[Connection], None],
     sync: Callable[[], None],

@@ -16,7 +16,7 @@ _GTID: dict[Flavor, str] = {"mariadb": "@@GLOBAL.gtid_binlog_pos", "mysql": "@@G
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
+class PositionReading:
     """What one connection saw at one moment."""
 
     connection_id: int
@@ -24,7 +24,7 @@ class Sighting:
     """None when the server writes no binary log."""
 
 
-def sight(connection: Connection, abilities: Abilities) -> Sighting:
+def read_position(connection: Connection, abilities: Abilities) -> PositionReading:
     """Read the position and this connection's id: two round trips, so that it is cheap under a lock.
 
     Exact only while commits are blocked (BACKUP STAGE BLOCK_COMMIT or FLUSH TABLES WITH READ LOCK); otherwise it was
@@ -39,7 +39,7 @@ def sight(connection: Connection, abilities: Abilities) -> Sighting:
             offset=int(str(status[0]["Position"])),
             gtid=one_line(session["gtid"]),
         )
-    return Sighting(connection_id=int(str(session["id"])), position=position)
+    return PositionReading(connection_id=int(str(session["id"])), position=position)
 
 
 def read_gtid(connection: Connection, flavor: Flavor) -> str:

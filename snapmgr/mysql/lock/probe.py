@@ -1,7 +1,7 @@
 """Who holds what a backup's lock would have to wait for: asked of the server, as it shows it best.
 
 The servers differ in what holds a lock off and in where they show it: `snapmgr.mysql.lock.probe_mysql` and
-`snapmgr.mysql.lock.probe_mariadb`. What they go by was measured, and is in docs/locks.md.
+`snapmgr.mysql.lock.probe_mariadb`. What they go by was measured, and is in docs/explanation/locks.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_SUCH_TABLE = frozenset({1109, 1146})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holder:
+class Session:
     """A session that holds what our lock would wait for."""
 
     key: Hashable
@@ -52,7 +52,7 @@ class Holder:
     """A thread of the server's own, such as a replica's applier."""
 
 
-class Lookout(ABC):
+class LockProbe(ABC):
     """Sees who would hold one level of lock off, through a connection, which itself never counts."""
 
     def __init__(self, connection: Connection, level: LockLevel) -> None:
@@ -62,7 +62,7 @@ class Lookout(ABC):
         self.complaints: list[str] = []
         """What could not be seen, and why: sentences, each once."""
 
-    def look(self, min_age_s: float) -> list[Holder]:
+    def look(self, min_age_s: float) -> list[Session]:
         """Return who holds it off now; of those whose age is known, the ones of at least `min_age_s`.
 
         Raises ConnectionLostError. Whatever else fails is a complaint, and then nobody is seen.
@@ -89,7 +89,7 @@ class Lookout(ABC):
     _row_lock_waits: str
 
     @abstractmethod
-    def _look(self, min_age_s: float) -> list[Holder]:
+    def _look(self, min_age_s: float) -> list[Session]:
         """Return who holds it off now. Raises MysqlError."""
 
     def _complain(self, text: str) -> None:
@@ -128,10 +128,10 @@ class Lookout(ABC):
             raise
 
 
-def running(row: Mapping[str, object], age_s: float) -> Holder:
+def running(row: Mapping[str, object], age_s: float) -> Session:
     """Given a row with id, user, host, info and perhaps query (an id of the statement), return its session."""
     text = str(row["info"])
-    return Holder(
+    return Session(
         key=(row["id"], row.get("query", text)),
         connection_id=number(row["id"]),
         account=account(row),

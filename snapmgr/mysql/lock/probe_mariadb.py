@@ -18,8 +18,8 @@ from snapmgr.mysql.lock.probe import (
     DENIED,
     NO_SUCH_TABLE,
     TEXT_CHARS,
-    Holder,
-    Lookout,
+    LockProbe,
+    Session,
     account,
     number,
     running,
@@ -66,7 +66,7 @@ _STAGES = ("MDL_BACKUP_START", "MDL_BACKUP_FLUSH", "MDL_BACKUP_WAIT", "MDL_BACKU
 _HOLD_START_OFF = ("MDL_BACKUP_DDL", *_STAGES)
 
 
-class MariadbLookout(Lookout):
+class MariadbLockProbe(LockProbe):
     """By the modes of the backup lock where they are shown, else by the list of processes."""
 
     _row_lock_waits = (
@@ -83,7 +83,7 @@ class MariadbLookout(Lookout):
         self._source: Literal["plugin", "performance_schema", "processes"] | None = None
         self._engines: dict[tuple[str, str], bool | None] = {}
 
-    def _look(self, min_age_s: float) -> list[Holder]:
+    def _look(self, min_age_s: float) -> list[Session]:
         self._source = self._source or self._choose_source()
         if self._source == "processes":
             rows = self._connection.rows(_PROCESSES, (TEXT_CHARS, min_age_s * 1000))
@@ -178,7 +178,7 @@ class MariadbLookout(Lookout):
         self._connection.execute("BACKUP STAGE END")
         return False
 
-    def _guess_who_holds_start(self, rows: Iterable[Row]) -> list[Holder]:
+    def _guess_who_holds_start(self, rows: Iterable[Row]) -> list[Session]:
         """Return the DDL that runs, else somebody unnamed: the list of processes shows no locks."""
         named = [row for row in rows if kind(str(row["info"])) == "ddl" and not _has_no_lock_yet(row)]
         if named:
@@ -190,10 +190,10 @@ class MariadbLookout(Lookout):
             return []
         shown = ", ".join(used[:_TABLES_SHOWN]) + (", …" if len(used) > _TABLES_SHOWN else "")
         what = "somebody's LOCK TABLES … WRITE, DDL or another backup" + (f" (tables in use: {shown})" if used else "")
-        return [Holder(key="start", connection_id=None, account="", what=what, age_s=None, idle=True)]
+        return [Session(key="start", connection_id=None, account="", what=what, age_s=None, idle=True)]
 
 
-def _holder(row: Row) -> Holder:
+def _holder(row: Row) -> Session:
     if row["info"] is not None:
         return running(row, seconds(row["age_s"]))
     if row["command"] in _APPLIERS:
@@ -202,7 +202,7 @@ def _holder(row: Row) -> Holder:
         what, idle = "is another backup (BACKUP STAGE), idle", True
     else:
         what, idle = "holds LOCK TABLES … WRITE, idle", True
-    return Holder(
+    return Session(
         key=(row["id"], row["query"]),
         connection_id=number(row["id"]),
         account=account(row),

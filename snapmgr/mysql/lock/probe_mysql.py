@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from snapmgr.mysql.connect.statements import kind, reads_tables
-from snapmgr.mysql.lock.probe import TEXT_CHARS, Holder, Lookout, account, number, running, seconds, words
+from snapmgr.mysql.lock.probe import TEXT_CHARS, LockProbe, Session, account, number, running, seconds, words
 
 if TYPE_CHECKING:
     from snapmgr.mysql.connect.client import Connection
@@ -45,7 +45,7 @@ ORDER BY depth
 """
 
 
-class MysqlLookout(Lookout):
+class MysqlLockProbe(LockProbe):
     """By performance_schema; without it by the list of processes, which shows statements but no locks."""
 
     _row_lock_waits = (
@@ -59,7 +59,7 @@ class MysqlLookout(Lookout):
         super().__init__(connection, level)
         self._shows_locks: bool | None = None
 
-    def _look(self, min_age_s: float) -> list[Holder]:  # noqa: ARG002 - the clock of performance_schema decides later
+    def _look(self, min_age_s: float) -> list[Session]:  # noqa: ARG002 - the clock of performance_schema decides later
         if self._shows_locks is None:
             self._shows_locks = self._performance_schema_shows(
                 "wait/lock/metadata/sql/mdl", "wait/lock/table/sql/handler"
@@ -72,13 +72,13 @@ class MysqlLookout(Lookout):
                 self._check_process_privilege()
         return self._by_locks() if self._shows_locks else self._by_processes()
 
-    def _by_locks(self) -> list[Holder]:
+    def _by_locks(self) -> list[Session]:
         threads: dict[object, list[dict[str, object]]] = {}
         for row in self._connection.rows(_HELD, (TEXT_CHARS,)):
             threads.setdefault(row["thread"], []).append(row)
         return [holder for rows in threads.values() if (holder := self._holder(rows)) is not None]
 
-    def _holder(self, rows: list[dict[str, object]]) -> Holder | None:
+    def _holder(self, rows: list[dict[str, object]]) -> Session | None:
         row = rows[0]
         ordinary = row["name"] == _ORDINARY_THREAD
         # A procedure may run for hours; what it holds is its present statement's.
@@ -102,7 +102,7 @@ class MysqlLookout(Lookout):
             age_s = seconds(row["time_s"])
         else:
             what, age_s = "has been running", min(under_way, default=seconds(row["time_s"]))
-        return Holder(
+        return Session(
             key=(row["thread"], max(number(each["since"]) for each in rows)),
             connection_id=number(row["id"]) or None,
             account=account(row),
@@ -114,7 +114,7 @@ class MysqlLookout(Lookout):
             only_reads=ordinary and busy and held <= {"table", "system"} and row["event"] in _PLAIN_SELECTS,
         )
 
-    def _by_processes(self) -> list[Holder]:
+    def _by_processes(self) -> list[Session]:
         own = number(self._connection.value("SELECT CONNECTION_ID()"))
         found = []
         for listed in self._connection.rows("SHOW FULL PROCESSLIST"):

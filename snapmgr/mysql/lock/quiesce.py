@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.contract.units import format_duration
 from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError, connect
-from snapmgr.mysql.connect.standby import Standby
+from snapmgr.mysql.connect.standby import ConnectionKiller
 from snapmgr.mysql.lock.blockers import wait_for_blockers
 from snapmgr.mysql.lock.heldlock import Grant, HeldLock, LockLostError, idle_s
 from snapmgr.mysql.lock.replication import read_channels, rows_are_ahead
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from snapmgr.mysql.connect.abilities import Abilities
     from snapmgr.mysql.connect.client import Connection, Credentials
-    from snapmgr.mysql.lock.levels import Choice
+    from snapmgr.mysql.lock.levels import LockChoice
 
 # lock_wait_timeout, and MariaDB's max_statement_time.
 _WAITED_TOO_LONG = frozenset({1205, 1969})
@@ -43,7 +43,7 @@ _DOUBLINGS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class LockBounds:
     """How long we may be a nuisance. Seconds."""
 
     lock_wait_s: float
@@ -61,8 +61,8 @@ class Bounds:
 def locked(
     credentials: Credentials,
     abilities: Abilities,
-    choice: Choice,
-    bounds: Bounds,
+    choice: LockChoice,
+    bounds: LockBounds,
     *,
     check: Callable[[Connection], None],
     sync: Callable[[], None],
@@ -98,8 +98,8 @@ class _Request:
         self,
         credentials: Credentials,
         abilities: Abilities,
-        choice: Choice,
-        bounds: Bounds,
+        choice: LockChoice,
+        bounds: LockBounds,
         *,
         check: Callable[[Connection], None],
         sync: Callable[[], None],
@@ -108,7 +108,7 @@ class _Request:
         self._abilities = abilities
         self._choice = choice
         self._bounds = bounds
-        self.standby = Standby(credentials)
+        self.standby = ConnectionKiller(credentials)
         self._attempts = 0
         self._waited_s = 0.0
         self._stall_s = 0.0

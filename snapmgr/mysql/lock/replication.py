@@ -1,13 +1,13 @@
 """What a replica has executed of its sources: where another replica, made of its snapshot, has to begin.
 
 Sources: the manuals of SHOW REPLICA STATUS and SHOW ALL SLAVES STATUS; what is exact when was measured under load
-(docs/replicas.md) by comparing positions with the rows that were there while commits were blocked. In short: on MySQL
-the GTID set is exact under FLUSH TABLES WITH READ LOCK, while file and offset lag until the next checkpoint of the
-applier, and only mysql.slave_worker_info tells them. On MariaDB both are exact under FLUSH TABLES WITH READ LOCK, for
-which parallel appliers pause; under BACKUP STAGE BLOCK_COMMIT a parallel applier leaves both behind the data, also
-@@gtid_slave_pos, while the table mysql.gtid_slave_pos is written with the data. Of tables that are not InnoDB a
-MariaDB's single applier may have written rows before either lock whose position, and whose own end of transaction,
-come after it.
+(docs/how-to/back-up-a-replica.md) by comparing positions with the rows that were there while commits were blocked. In
+short: on MySQL the GTID set is exact under FLUSH TABLES WITH READ LOCK, while file and offset lag until the next
+checkpoint of the applier, and only mysql.slave_worker_info tells them. On MariaDB both are exact under FLUSH TABLES
+WITH READ LOCK, for which parallel appliers pause; under BACKUP STAGE BLOCK_COMMIT a parallel applier leaves both behind
+the data, also @@gtid_slave_pos, while the table mysql.gtid_slave_pos is written with the data. Of tables that are not
+InnoDB a MariaDB's single applier may have written rows before either lock whose position, and whose own end of
+transaction, come after it.
 """
 
 from __future__ import annotations

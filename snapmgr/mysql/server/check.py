@@ -44,7 +44,7 @@ class CheckReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class TableVerdict:
     """What CHECK TABLE's lines mean for one table."""
 
     failure: str | None = None
@@ -109,10 +109,10 @@ def check_tables(
             failures.append(f"{name}: {why} while checking it, after {done} of {len(chosen)} tables")
             break
         except MysqlError as error:
-            verdict = Verdict(failure=error.message)
+            verdict = TableVerdict(failure=error.message)
         logged = complaints()
         if logged and verdict.failure is None:
-            verdict = Verdict(failure="the server's log says: " + "; ".join(logged[:_LOGGED_SHOWN]))
+            verdict = TableVerdict(failure="the server's log says: " + "; ".join(logged[:_LOGGED_SHOWN]))
         checked += verdict.checked
         if verdict.failure:
             failures.append(f"{name}: {verdict.failure}")
@@ -133,7 +133,7 @@ def sample(tables: Sequence[_T], share: float, seed: str) -> list[_T]:
     return [tables[index] for index in sorted(chosen)]
 
 
-def judge(lines: Sequence[tuple[str, str]]) -> Verdict:
+def judge(lines: Sequence[tuple[str, str]]) -> TableVerdict:
     """Given CHECK TABLE's lines for one table as (Msg_type, Msg_text), return what they mean.
 
     A failure is any error, or a last status other than OK. "1 client is using or hasn't closed the table properly" is a
@@ -142,15 +142,15 @@ def judge(lines: Sequence[tuple[str, str]]) -> Verdict:
     kinds = [(kind.lower(), text) for kind, text in lines]
     said = [text for _, text in kinds]
     if any(words in text.lower() for text in said for words in _CANNOT_CHECK):
-        return Verdict(note=f"not checked: {said[0]}", checked=False)
+        return TableVerdict(note=f"not checked: {said[0]}", checked=False)
     errors = [text for kind, text in kinds if kind == "error"]
     status = next((text for kind, text in reversed(kinds) if kind == "status"), None)
     if status is None and not errors:
-        return Verdict(failure="CHECK TABLE gave no status: " + ("; ".join(said) or "nothing"))
+        return TableVerdict(failure="CHECK TABLE gave no status: " + ("; ".join(said) or "nothing"))
     if errors or (status is not None and status.lower() not in _WHOLE):
-        return Verdict(failure="; ".join(dict.fromkeys(said)))
+        return TableVerdict(failure="; ".join(dict.fromkeys(said)))
     warnings = [text for kind, text in kinds if kind in ("warning", "note", "info")]
-    return Verdict(note="; ".join(warnings) or None)
+    return TableVerdict(note="; ".join(warnings) or None)
 
 
 def run_assertions(connection: Connection, assertions: Sequence[str], *, deadline: float) -> tuple[str, ...]:

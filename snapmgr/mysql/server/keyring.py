@@ -22,7 +22,7 @@ from snapmgr.system.command import CommandRunner
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from snapmgr.mysql.datadir.copy import Copy, Originals
+    from snapmgr.mysql.datadir.copy import IsolatedCopy, Originals
     from snapmgr.mysql.server.program import ServerBinary
 
 _MARIADB_PLUGIN = "file_key_management"
@@ -32,7 +32,7 @@ _PLUGINS = "plugins"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keys:
+class KeyOptions:
     """What a server is told of the keys."""
 
     options: tuple[str, ...] = ()
@@ -48,37 +48,37 @@ class Keys:
 
 def provide_keys(
     binary: ServerBinary,
-    copy: Copy,
+    copy: IsolatedCopy,
     originals: Originals,
     *,
     run_dir: str,
     owner: tuple[int, int],
     options: Sequence[str] = (),
-) -> Keys:
+) -> KeyOptions:
     """Let a server on a copy find the keys of its source.
 
     Args:
         binary: the server's program.
-        copy: from `snapmgr.mysql.datadir.copy.prepare_copy`.
+        copy: from `snapmgr.mysql.datadir.copy.isolate_copy`.
         originals: see `snapmgr.mysql.server.throwaway`.
         run_dir: the server's own folder; MySQL's component takes its configuration from a folder that is made in it.
         owner: uid and gid that the server runs as.
         options: the user's, which may name another folder of plugins, or the keys themselves.
     """
     if any(_MARIADB_PLUGIN in one.replace("-", "_") for one in options):
-        return Keys()
+        return KeyOptions()
     given = [one.partition("=")[2] for one in options if one.startswith(("--plugin-dir=", "--plugin_dir="))]
     plugins = given[-1] if given else plugin_folder(binary)
-    room = _Room(copy, originals, owner)
+    room = _SourceFiles(copy, originals, owner)
     if binary.flavor == "mariadb":
         return _of_mariadb(copy.settings, plugins, room)
     return _of_mysql(binary, copy, plugins, room, run_dir)
 
 
-class _Room:
+class _SourceFiles:
     """What the server's user can read, where the server will see it."""
 
-    def __init__(self, copy: Copy, originals: Originals, owner: tuple[int, int]) -> None:
+    def __init__(self, copy: IsolatedCopy, originals: Originals, owner: tuple[int, int]) -> None:
         self._covered = bool(copy.covers)
         self._originals = originals
         self._owner = owner
@@ -103,12 +103,12 @@ class _Room:
         CommandRunner().run([*as_user(*self._owner), "install", "--mode=600", "--", path, target])
 
 
-def _of_mariadb(settings: Mapping[str, str], plugins: str | None, room: _Room) -> Keys:
+def _of_mariadb(settings: Mapping[str, str], plugins: str | None, room: _SourceFiles) -> KeyOptions:
     if f"{MARIADB_KEYS}filename" not in settings:
-        return Keys(missing=f"its source did not use the plugin {_MARIADB_PLUGIN}, or could not be asked")
+        return KeyOptions(missing=f"its source did not use the plugin {_MARIADB_PLUGIN}, or could not be asked")
     if plugins is None or not os.path.isfile(os.path.join(plugins, f"{_MARIADB_PLUGIN}.so")):
         where = plugins or "the server's folder of plugins"
-        return Keys(missing=f"the plugin {_MARIADB_PLUGIN} is not in {where} (Debian: package mariadb-server)")
+        return KeyOptions(missing=f"the plugin {_MARIADB_PLUGIN} is not in {where} (Debian: package mariadb-server)")
     options = [f"--plugin-load-add={_MARIADB_PLUGIN}"]
     for name, value in settings.items():
         if name.startswith(MARIADB_KEYS):
@@ -117,15 +117,17 @@ def _of_mariadb(settings: Mapping[str, str], plugins: str | None, room: _Room) -
             if prefix or name == f"{MARIADB_KEYS}filename":
                 told = room.path(value.removeprefix(prefix))
                 if told is None:
-                    return Keys(missing=f"the datadir's owner cannot read {value.removeprefix(prefix)} here")
+                    return KeyOptions(missing=f"the datadir's owner cannot read {value.removeprefix(prefix)} here")
             options.append(f"--{name.replace('_', '-')}={prefix}{told}")
-    return Keys(options=tuple(options))
+    return KeyOptions(options=tuple(options))
 
 
-def _of_mysql(binary: ServerBinary, copy: Copy, plugins: str | None, room: _Room, run_dir: str) -> Keys:
+def _of_mysql(
+    binary: ServerBinary, copy: IsolatedCopy, plugins: str | None, room: _SourceFiles, run_dir: str
+) -> KeyOptions:
     named = copy.settings.get(COMPONENT)
     if named not in (None, _MYSQL_COMPONENT):
-        return Keys(missing=f"its source used {named}; only {_MYSQL_COMPONENT} is passed on")
+        return KeyOptions(missing=f"its source used {named}; only {_MYSQL_COMPONENT} is passed on")
     # The server looks beside its program for what to load, and nowhere else.
     manifest = os.path.join(os.path.dirname(os.path.realpath(binary.path)), "mysqld.my")
     config = _MYSQL_COMPONENT + ".cnf"
@@ -133,11 +135,11 @@ def _of_mysql(binary: ServerBinary, copy: Copy, plugins: str | None, room: _Room
     if loads.get("read_local_manifest"):
         loads = _json(os.path.join(copy.home, "mysqld.my"))
     if _MYSQL_COMPONENT not in str(loads.get("components", "")):
-        return Keys(
+        return KeyOptions(
             missing=f"{manifest} does not load {_MYSQL_COMPONENT}" + (", which its source did" if named else "")
         )
     if plugins is None or not os.path.isfile(os.path.join(plugins, f"{_MYSQL_COMPONENT}.so")):
-        return Keys(missing=f"{_MYSQL_COMPONENT} is not in {plugins or 'the folder of plugins of the server'}")
+        return KeyOptions(missing=f"{_MYSQL_COMPONENT} is not in {plugins or 'the folder of plugins of the server'}")
     told = _json(os.path.join(plugins, config))
     if told.get("read_local_config"):
         told = _json(os.path.join(copy.home, config))
@@ -145,11 +147,11 @@ def _of_mysql(binary: ServerBinary, copy: Copy, plugins: str | None, room: _Room
     found = next(filter(None, map(room.find, rings)), None)
     if found is None:
         why = f"the datadir's owner cannot read the keyring {rings[0]} here" if rings else f"{config} names no keyring"
-        return Keys(missing=why)
-    return Keys(plugin_dir=_own_plugins(run_dir, plugins, config, _own_ring(run_dir, room, found)))
+        return KeyOptions(missing=why)
+    return KeyOptions(plugin_dir=_own_plugins(run_dir, plugins, config, _own_ring(run_dir, room, found)))
 
 
-def _own_ring(run_dir: str, room: _Room, ring: str) -> str:
+def _own_ring(run_dir: str, room: _SourceFiles, ring: str) -> str:
     """Copy a keyring: a server that makes a new key writes it there, even if the component is told "read_only"."""
     path = os.path.join(run_dir, "keyring")
     room.lend(ring, path)

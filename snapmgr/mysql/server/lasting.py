@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from snapmgr.contract.errors import ConfigError, LackingError, VerificationError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, VerificationError
 from snapmgr.contract.units import format_duration
-from snapmgr.mysql.datadir.copy import prepare_copy
+from snapmgr.mysql.datadir.copy import isolate_copy
 from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.server.keyring import provide_keys
 from snapmgr.mysql.server.log import describe_end, lacks_keys
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from snapmgr.contract.records import Mount
-    from snapmgr.mysql.datadir.copy import Copy, Originals
+    from snapmgr.mysql.datadir.copy import IsolatedCopy, Originals
     from snapmgr.mysql.server.program import ServerBinary
     from snapmgr.system.command import Process as ChildProcess
     from snapmgr.system.host import Process
@@ -74,9 +74,9 @@ def check_options(options: Iterable[str]) -> None:
                 raise ConfigError(f"the server option {option} cannot be given: it is {what}", hint="leave it away")
 
 
-def lasting_options(
+def development_options(
     binary: ServerBinary,
-    copy: Copy,
+    copy: IsolatedCopy,
     *,
     memory_bytes: int,
     run_dir: str,
@@ -117,7 +117,7 @@ def lasting_options(
 
 
 @dataclass(kw_only=True)
-class LastingServer:
+class DevelopmentServer:
     """A server that is held back, or runs; made by `held_server`."""
 
     record: Process
@@ -131,7 +131,8 @@ class LastingServer:
     def run(self, time_limit_s: float) -> None:
         """Let it go and return once it answers; its accounts are its own, so a greeting is the answer.
 
-        Raises VerificationError if it does not start on the data in time; LackingError if this machine is why.
+        Raises VerificationError if it does not start on the data in time; MissingRequirementError if this machine is
+        why.
         """
         let_go(self._child)
         deadline = time.monotonic() + time_limit_s
@@ -150,13 +151,13 @@ class LastingServer:
         told = text.decode("utf-8", "replace")
         end = describe_end(told, returncode)
         if returncode == COVER_FAILED:
-            raise LackingError(f"the clone could not be mounted over the original paths: {end.text}")
+            raise MissingRequirementError(f"the clone could not be mounted over the original paths: {end.text}")
         if self._no_keys is not None and lacks_keys(told, given=False):
-            raise LackingError(
+            raise MissingRequirementError(
                 f"{what}: the data are encrypted, and it could not get their keys; {self._no_keys}",
-                hint=f"its log says: {end.text}; what it needs: docs/verify.md",
+                hint=f"its log says: {end.text}; what it needs: docs/explanation/verification.md",
             )
-        kind = LackingError if end.machine else VerificationError
+        kind = MissingRequirementError if end.machine else VerificationError
         raise kind(f"{what}: {end.text}", hint=end.hint)
 
     def uuid(self) -> str | None:
@@ -179,8 +180,8 @@ def held_server(
     options: Sequence[str],
     originals: Originals,
     mounts: Sequence[Mount] = (),
-) -> Iterator[LastingServer]:
-    """Prepare the clone at `datadir` and start a server on it that waits for `LastingServer.run`.
+) -> Iterator[DevelopmentServer]:
+    """Prepare the clone at `datadir` and start a server on it that waits for `DevelopmentServer.run`.
 
     An exception in the context kills it, whether it runs or not; otherwise it goes on without us.
 
@@ -195,16 +196,16 @@ def held_server(
         originals: see `snapmgr.mysql.server.throwaway`.
         mounts: this machine's mounts.
 
-    Raises LackingError if this machine is why it cannot be started, VerificationError if the data are.
+    Raises MissingRequirementError if this machine is why it cannot be started, VerificationError if the data are.
     """
     datadir, run_dir = os.path.realpath(datadir), os.path.abspath(run_dir)
     uid, gid = owner_of(datadir)
-    copy = prepare_copy(datadir, settings, originals)
+    copy = isolate_copy(datadir, settings, originals)
     socket, log = make_run_dir(run_dir, uid, gid, mode=0o711)
     with log:
         check_reachable(datadir, run_dir, uid, gid)
         keys = provide_keys(binary, copy, originals, run_dir=run_dir, owner=(uid, gid), options=options)
-        serving = lasting_options(
+        serving = development_options(
             binary,
             copy,
             memory_bytes=memory_bytes,
@@ -218,7 +219,7 @@ def held_server(
         needed |= {value for value in copy.settings.values() if value.startswith("/")}
         child = start_held([*_covered(copy, mounts, needed), *as_user(uid, gid), binary.path, *serving], output=log)
         try:
-            yield LastingServer(
+            yield DevelopmentServer(
                 record=this_process(child.pid),
                 socket=socket,
                 server_id=int([match[1] for one in serving if (match := _SERVER_ID.fullmatch(one))][-1]),
@@ -234,7 +235,7 @@ def held_server(
             raise
 
 
-def _covered(copy: Copy, mounts: Sequence[Mount], needed: Collection[str]) -> list[str]:
+def _covered(copy: IsolatedCopy, mounts: Sequence[Mount], needed: Collection[str]) -> list[str]:
     targets = [path for _, path in copy.covers]
     # What is covered may be a mount itself, of live data: that one goes. The folder that it is mounted on must stay.
     kept = {path for path in needed if not lies_in(path, *targets)}

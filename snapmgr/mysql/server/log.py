@@ -52,7 +52,7 @@ _MACHINE = (
         "a copy of a stopped server tells not how its names are: set verify.options to "
         '["--lower-case-table-names=1"] (or 0, 2)',
     ),
-    (_NO_KEYS, "the data are encrypted, and the server has not got their keys: docs/verify.md"),
+    (_NO_KEYS, "the data are encrypted, and the server has not got their keys: docs/explanation/verification.md"),
     (re.compile(r"Bind on (?:unix socket|TCP/IP port)|Too many open files"), "see the message"),
 )
 # The data are why, and more can be said.
@@ -82,7 +82,7 @@ _KILLED = -9
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
+class ServerEnd:
     """How a server ended."""
 
     text: str
@@ -91,7 +91,7 @@ class End:
     """The machine (memory, space, program) is why; the data were not judged."""
 
 
-def describe_end(log: str, returncode: int | None) -> End:
+def describe_end(log: str, returncode: int | None) -> ServerEnd:
     """Given the log and the exit code (None: still running, negative: a signal), return what to tell.
 
     Pure. The text is bounded: the last lines that matter, without time stamps, else the last lines.
@@ -104,10 +104,10 @@ def describe_end(log: str, returncode: int | None) -> End:
     for patterns, machine in ((_MACHINE, True), (_DATA, False)):
         for pattern, hint in patterns:
             if pattern.search(errors):
-                return End(text=text, hint=hint, machine=machine)
+                return ServerEnd(text=text, hint=hint, machine=machine)
     if returncode == _KILLED:
-        return End(text=text, hint="was it the kernel, for lack of memory? See dmesg", machine=True)
-    return End(text=text, hint=None, machine=False)
+        return ServerEnd(text=text, hint="was it the kernel, for lack of memory? See dmesg", machine=True)
+    return ServerEnd(text=text, hint=None, machine=False)
 
 
 def damage(log: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from snapmgr.mysql.datadir.layout import PATH_SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.mysql.datadir.copy import Copy
+    from snapmgr.mysql.datadir.copy import IsolatedCopy
     from snapmgr.mysql.server.program import ServerBinary
 
 _MIB = 1024 * 1024
@@ -27,7 +27,7 @@ _STRICT = ("innodb_page_size", "innodb_data_file_path", "lower_case_table_names"
 
 def server_options(
     binary: ServerBinary,
-    copy: Copy,
+    copy: IsolatedCopy,
     *,
     memory_bytes: int,
     run_dir: str,

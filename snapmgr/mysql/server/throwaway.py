@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError, VerificationError
+from snapmgr.contract.errors import MissingRequirementError, VerificationError
 from snapmgr.contract.units import format_duration
 from snapmgr.mysql.connect.client import Connection, Credentials, MysqlError, connect
-from snapmgr.mysql.datadir.copy import Copy, prepare_copy
+from snapmgr.mysql.datadir.copy import IsolatedCopy, isolate_copy
 from snapmgr.mysql.datadir.tablespace import name_spaces
 from snapmgr.mysql.server.keyring import provide_keys
 from snapmgr.mysql.server.log import damage, describe_end, lacks_keys
@@ -97,20 +97,20 @@ class ThrowawayServer:
             time.sleep(0.02)
         return self._process.poll() == 0
 
-    def failure(self, what: str) -> VerificationError | LackingError:
-        """Return the error for a server that ended by itself: LackingError if the machine is why."""
+    def failure(self, what: str) -> VerificationError | MissingRequirementError:
+        """Return the error for a server that ended by itself: MissingRequirementError if the machine is why."""
         end = describe_end(self.log_text(), self._process.poll())
-        kind = LackingError if end.machine else VerificationError
+        kind = MissingRequirementError if end.machine else VerificationError
         return self.lack_of_keys(what) or kind(f"{what}: {name_spaces(end.text, self._home)}", hint=end.hint)
 
-    def lack_of_keys(self, what: str) -> LackingError | None:
+    def lack_of_keys(self, what: str) -> MissingRequirementError | None:
         """Return the error for what went wrong with a server that lacks the keys of encrypted data, if it does."""
         if not lacks_keys(self.log_text(), given=self.no_keys is None):
             return None
         why = f"; {self.no_keys}" if self.no_keys else ""
-        return LackingError(
+        return MissingRequirementError(
             f"{what}: the data are encrypted, and the server on the copy could not get their keys{why}",
-            hint=f"its log says: {self.excerpt()}; what it needs: docs/verify.md",
+            hint=f"its log says: {self.excerpt()}; what it needs: docs/explanation/verification.md",
         )
 
     def log_text(self) -> str:
@@ -145,12 +145,12 @@ def throwaway(
 
     The server dies with the *thread* that entered the context (prctl(2), PR_SET_PDEATHSIG).
 
-    Raises VerificationError if the copy does not start in time; LackingError if this machine is why (rights, memory,
-    space, an absolute path that is not covered).
+    Raises VerificationError if the copy does not start in time; MissingRequirementError if this machine is why (rights,
+    memory, space, an absolute path that is not covered).
     """
     datadir, run_dir = os.path.realpath(datadir), os.path.abspath(run_dir)
     uid, gid = owner_of(datadir)
-    copy = prepare_copy(datadir, settings, originals or {}, fresh_logs=run_dir)
+    copy = isolate_copy(datadir, settings, originals or {}, fresh_logs=run_dir)
     socket, log = make_run_dir(run_dir, uid, gid)
     with log:
         check_reachable(datadir, run_dir, uid, gid)
@@ -203,7 +203,7 @@ def copy_server(
         tell: takes a line for people, which ends with `purpose`.
         purpose: why the server is started.
 
-    Raises what `throwaway` raises, and LackingError without a fitting program.
+    Raises what `throwaway` raises, and MissingRequirementError without a fitting program.
     """
     binary = binary or server_for(recorded, data, program)
     tell(f"starting {binary.flavor} {binary.version} on a clone{purpose}")
@@ -251,11 +251,11 @@ def _as_owner(uid: int, gid: int) -> list[str]:
     return [*as_user(uid, gid), *dying_with_us()]
 
 
-def _prefix(copy: Copy, uid: int, gid: int) -> list[str]:
+def _prefix(copy: IsolatedCopy, uid: int, gid: int) -> list[str]:
     if not copy.covers:
         return _as_owner(uid, gid)
     if os.geteuid() != 0:
-        raise LackingError(
+        raise MissingRequirementError(
             "the copy holds absolute paths, and only root can let a server see the copy at them", hint="run as root"
         )
     return [*covered(copy.covers), *_as_owner(uid, gid)]
@@ -267,7 +267,9 @@ def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None
     while (left := deadline - time.monotonic()) > 0:
         if not server.running:
             if server._process.returncode == COVER_FAILED:  # noqa: SLF001 - one module
-                raise LackingError(f"the copy could not be mounted over the original paths: {server.excerpt()}")
+                raise MissingRequirementError(
+                    f"the copy could not be mounted over the original paths: {server.excerpt()}"
+                )
             raise server.failure("the server ended instead of starting on the copy")
         try:
             server.connect(timeout_s=min(left, 2.0)).close()
@@ -278,7 +280,7 @@ def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None
         time.sleep(0.05)
     end = describe_end(server.log_text(), None)
     # A server on a full file system waits for room instead of ending.
-    kind = LackingError if end.machine else VerificationError
+    kind = MissingRequirementError if end.machine else VerificationError
     raise kind(
         f"the server on the copy did not answer within {format_duration(time_limit_s)}: {end.text or last}",
         hint=end.hint or "raise the time limit if it was still recovering",

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import ConfigError, InUseError, LackingError
+from snapmgr.contract.errors import ConfigError, InUseError, MissingRequirementError
 from snapmgr.mysql.connect.identity import process_name, server_processes
 from snapmgr.physical.prepare.ownership import stamps
 from snapmgr.physical.tools.choose import read_info, tool_for
@@ -40,7 +40,7 @@ class BackupFolder:
 
 
 def inspect(folder: str, *, program: str | None = None) -> BackupFolder:
-    """Read a backup folder. Raises ConfigError, InUseError or LackingError if it cannot be prepared."""
+    """Read a backup folder. Raises ConfigError, InUseError or MissingRequirementError if it cannot be prepared."""
     if not os.path.isdir(folder):
         raise ConfigError(
             f"{shown(folder)} is not a folder", hint="name the folder of a finished backup, or a snapshot"
@@ -59,14 +59,14 @@ def inspect(folder: str, *, program: str | None = None) -> BackupFolder:
     _refuse_used(folder)
     missing = tool_for(info, program=program).missing()
     if missing:
-        raise LackingError(
+        raise MissingRequirementError(
             f"{info.tool} cannot prepare {shown(folder)}: {'; '.join(one.what for one in missing)}",
             hint="; ".join(one.hint for one in missing),
         )
     try:
         return BackupFolder(info=info, stamps=stamps(folder))
     except OSError as error:
-        raise LackingError(
+        raise MissingRequirementError(
             f"cannot read {shown(folder)}: {error.strerror}", hint="run as root, or as the backup's owner"
         ) from None
 

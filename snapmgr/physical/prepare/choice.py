@@ -2,8 +2,8 @@
 
 Storage behind a client program (JuiceFS) asks the network for every page. There the order is: a copy on local scratch
 if it fits, else an overlay if the files that change fit, else a clone in the storage. In 16 measured settings the copy
-was the fastest way or close to it (docs/benchmark-prepare.md). Storage of this machine is as fast as scratch and its
-clones cost nothing, so there a clone comes first.
+was the fastest way or close to it (docs/explanation/prepare-measurements.md). Storage of this machine is as fast as
+scratch and its clones cost nothing, so there a clone comes first.
 """
 
 from __future__ import annotations

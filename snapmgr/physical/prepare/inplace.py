@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError, SnapmgrError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.contract.units import format_size
 from snapmgr.physical.tools.request import ApplyRequest, Progress
 
@@ -24,7 +24,7 @@ _MOST_MEMORY_BYTES = 8 << 30
 _SETTLE_S = 24 * 3600.0
 
 
-class NoMountError(LackingError):
+class NoMountError(MissingRequirementError):
     """The storage could not be mounted privately; nothing has changed yet."""
 
 

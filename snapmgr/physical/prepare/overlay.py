@@ -7,7 +7,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, StorageError
 from snapmgr.system import mountapi
 from snapmgr.system.mount import unmount
 from snapmgr.tree.attributes import Handle, keep
@@ -24,7 +24,7 @@ def overlay(lower: str, work: str) -> Iterator[tuple[str, str]]:
     """Mount an overlay over the folder `lower` while the context lasts; yield its point and its upper folder.
 
     `work` is an empty folder on scratch; everything is made in it, including the mount point: the cleanup after a
-    killed process finds it there. `lower` never changes. Raises LackingError without root, StorageError if
+    killed process finds it there. `lower` never changes. Raises MissingRequirementError without root, StorageError if
     scratch or `lower` is of no file system that the kernel overlays.
     """
     upper, merged = os.path.join(work, _UPPER), os.path.join(work, _MERGED)
@@ -45,8 +45,10 @@ def overlay(lower: str, work: str) -> Iterator[tuple[str, str]]:
         raise StorageError(
             f"{shown(lower)} cannot be overlaid: {error.message}", hint="take another strategy: --strategy scratch"
         ) from None
-    except LackingError as error:
-        raise LackingError(error.message, hint="run as root, or take another strategy: --strategy scratch") from None
+    except MissingRequirementError as error:
+        raise MissingRequirementError(
+            error.message, hint="run as root, or take another strategy: --strategy scratch"
+        ) from None
     finally:
         os.close(point_fd)
     try:

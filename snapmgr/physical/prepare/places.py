@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import ConfigError, LackingError, StorageError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, StorageError
 from snapmgr.system.blockdev import MountTree, lies_in, read_mounts
 from snapmgr.system.mount import require_own
 from snapmgr.tree.walk import shown
@@ -115,7 +115,7 @@ def _check_scratch(scratch: str, *, make: bool) -> None:
     try:
         os.makedirs(scratch, mode=0o755, exist_ok=True)
     except OSError as error:
-        raise LackingError(
+        raise MissingRequirementError(
             f"cannot make the scratch folder {shown(scratch)}: {error.strerror}", hint="name another one (--scratch)"
         ) from None
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from snapmgr.contract.abilities import FolderCloning, Remounting
-from snapmgr.contract.errors import LackingError, SnapmgrError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.contract.records import ClientOptions
 from snapmgr.contract.units import format_duration, format_size
 from snapmgr.physical.prepare.backupfolder import BackupFolder, inspect
@@ -102,8 +102,8 @@ def prepare_folder(
     folder, which the next prepare of the same backup or to the same target removes.
 
     Raises ConfigError if the source is not a backup, unfinished, an increment or prepared already, or if the target
-    exists; InUseError if a server runs on the source; BusyError if another prepare of it is running; LackingError
-    without the tool; StorageError.
+    exists; InUseError if a server runs on the source; BusyError if another prepare of it is running;
+    MissingRequirementError without the tool; StorageError.
     """
     backup, places = inspect(order.source, program=order.program), order.places(make=True)
     with ExitStack() as stack:
@@ -111,7 +111,7 @@ def prepare_folder(
         if isinstance(storage, FolderCloning) and places.result != "scratch":
             try:
                 there = stack.enter_context(_work_in(places.beside, order, places.storage_target, tell))
-            except (LackingError, StorageError) as error:
+            except (MissingRequirementError, StorageError) as error:
                 if places.result == "storage" or order.strategy in ("storage", "overlay"):
                     raise
                 # The storage is mounted read-only or full: only scratch remains.

@@ -16,7 +16,14 @@ import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import BusyError, CatalogError, ConfigError, LackingError, SnapmgrError, StorageError
+from snapmgr.contract.errors import (
+    BusyError,
+    CatalogError,
+    ConfigError,
+    MissingRequirementError,
+    SnapmgrError,
+    StorageError,
+)
 from snapmgr.system.blockdev import lies_in, read_mounts
 from snapmgr.system.host import signals_held
 from snapmgr.system.mount import unmount
@@ -63,7 +70,7 @@ def work_folder(
     """Make a hidden folder in the folder `parent`; remove it, with all that is still in it, when the context ends.
 
     First removes what a killed prepare of the same source or to the same target left there. Raises BusyError if such a
-    prepare is running, LackingError without the right to write there, StorageError.
+    prepare is running, MissingRequirementError without the right to write there, StorageError.
     """
     try:
         parent_fd = os.open(parent, FOLDER_FLAGS)
@@ -81,7 +88,7 @@ def work_folder(
                 # ASCII: names that are not UTF-8 hold surrogates.
                 write_record(fd, json.dumps(record, ensure_ascii=True).encode())
         except PermissionError:
-            raise LackingError(
+            raise MissingRequirementError(
                 f"no right to write to {shown(parent)}", hint="run as root, or name another folder"
             ) from None
         except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from snapmgr.catalog.physical import State, ToolName
-from snapmgr.contract.errors import ConfigError, LackingError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError
 from snapmgr.mysql.datadir.origin import Flavor
 from snapmgr.physical.tools.cloneplugin import CloneTool
 from snapmgr.physical.tools.infofile import read_info
@@ -73,13 +73,15 @@ def choose_tool(
 
 
 def require_tool(tool: Tool) -> None:
-    """Raise LackingError that names every missing requirement of a tool."""
+    """Raise MissingRequirementError that names every missing requirement of a tool."""
     if missing := tool.missing():
-        raise LackingError("; ".join(one.what for one in missing), hint="; ".join(one.hint for one in missing))
+        raise MissingRequirementError(
+            "; ".join(one.what for one in missing), hint="; ".join(one.hint for one in missing)
+        )
 
 
 def tool_for(info: BackupInfo, *, program: str | None = None) -> Tool:
-    """Return the tool that applies redo and increments to a backup. Raises LackingError for a clone."""
+    """Return the tool that applies redo and increments to a backup. Raises MissingRequirementError for a clone."""
     if info.tool == "clone":
-        raise LackingError("a clone needs no prepare: a server can start on it", hint="verify it instead")
+        raise MissingRequirementError("a clone needs no prepare: a server can start on it", hint="verify it instead")
     return choose_tool(info.tool, info.flavor, info.server_version, program=program)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.catalog.manifest import Position
-from snapmgr.contract.errors import ConfigError, LackingError, NotQuiescedError, StorageError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, StorageError
 from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_duration
 from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError, connect
@@ -106,7 +106,7 @@ class CloneTool:
         """Raise: there is nothing to apply."""
         if request.increment is not None:
             raise BrokenChainError("MySQL's CLONE knows no increments")
-        raise LackingError(
+        raise MissingRequirementError(
             f"{request.folder} is a clone, which needs no prepare: a server may start on it",
             hint="verify it, or restore it, as it is",
         )
@@ -136,7 +136,7 @@ def read_position(folder: str, connection: Connection) -> Position | None:
 def _require_plugin(source: BackupSource) -> None:
     state = source.connection.value("SELECT PLUGIN_STATUS FROM information_schema.PLUGINS WHERE PLUGIN_NAME = 'clone'")
     if state != "ACTIVE":
-        raise LackingError(
+        raise MissingRequirementError(
             "the server's plugin for cloning is not " + ("installed" if state is None else f"active ({state})"),
             hint="INSTALL PLUGIN clone SONAME 'mysql_clone.so'; (or plugin-load-add=mysql_clone.so in the server's "
             "configuration)",
@@ -167,13 +167,16 @@ def _require_innodb(source: BackupSource) -> None:
 
 
 def _let_in(request: CopyRequest, source: BackupSource) -> None:
-    """Make the staging folder the server's user's: the server itself makes a folder in it. Raises LackingError."""
+    """Make the staging folder the server's user's: the server itself makes a folder in it.
+
+    Raises MissingRequirementError.
+    """
     uid, gid = source.identity.uid, source.identity.gid
     info = os.stat(request.folder)
     if os.geteuid() == 0:
         os.chown(request.folder, uid, gid)
     elif info.st_uid != uid:
-        raise LackingError(
+        raise MissingRequirementError(
             f"the server runs as user {uid} and could not write to {request.folder}", hint="run snapmgr as root"
         )
     try:
@@ -182,12 +185,12 @@ def _let_in(request: CopyRequest, source: BackupSource) -> None:
     except OSError:
         seen = False
     if not seen:
-        raise LackingError(
+        raise MissingRequirementError(
             f"the server does not see {request.folder}: it has a mount namespace of its own",
             hint="a container, or systemd's PrivateTmp=, ProtectHome= or PrivateMounts=: stage where it sees it",
         )
     if CommandRunner().run([*as_user(uid, gid), "test", "-w", request.folder], ok=(0, 1)).returncode != 0:
-        raise LackingError(
+        raise MissingRequirementError(
             f"the server's user ({uid}) cannot reach {request.folder}",
             hint="the folders above it must be open for passing through (chmod o+x); FUSE mounts need allow_other",
         )

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from snapmgr.contract.errors import CommandError, ConfigError, LackingError, NotQuiescedError, StorageError
+from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError, NotQuiescedError, StorageError
 from snapmgr.contract.records import Reason
 from snapmgr.mysql.connect.identity import program_of
 from snapmgr.mysql.datadir.origin import version_number
@@ -100,7 +100,7 @@ class CopyTool(ABC):
         """Return the missing requirements."""
         try:
             self._find(self._server_version, self._server_program)
-        except LackingError as error:
+        except MissingRequirementError as error:
             return (Reason(what=error.message, hint=error.hint or ""),)
         return ()
 
@@ -146,7 +146,7 @@ class CopyTool(ABC):
         None if the server cannot be reached any more: the backup itself is complete.
         """
         with (
-            suppress(NotQuiescedError, LackingError),
+            suppress(NotQuiescedError, MissingRequirementError),
             open_source(request.credentials, request.identity, self.name) as now,
         ):
             same = {one.title for one in before.channels} == {one.title for one in now.channels}
@@ -179,12 +179,12 @@ class CopyTool(ABC):
             give_to(request.folder, info.st_uid, info.st_gid)
 
     def _find(self, wanted: str, server_program: str | None) -> str:
-        """Return the path of the program that fits a server of the version `wanted`. Raises LackingError."""
+        """Return the path of the program that fits a server of the version `wanted`. Raises MissingRequirementError."""
         seen: list[str] = []
         for path in self._candidates(server_program):
             try:
                 said = CommandRunner().run([path, "--version"])
-            except (CommandError, LackingError) as error:
+            except (CommandError, MissingRequirementError) as error:
                 seen.append(error.message)
                 continue
             match = _VERSION.search(said.stdout + said.stderr)
@@ -194,7 +194,7 @@ class CopyTool(ABC):
                 return path
             else:
                 seen.append(f"{path} has version {match['version']}, the server {wanted}")
-        raise LackingError(
+        raise MissingRequirementError(
             f"no {self.name} for this server: {'; '.join(seen) or 'it is not installed'}",
             hint=f"apt-get install {self.package} in the server's series (another series may silently make damaged "
             "backups), or name its program in the configuration",
@@ -213,7 +213,7 @@ class CopyTool(ABC):
                         if changeable(os.stat(path)) is None and exchangeable(Path(path)) is None:
                             yield path
         for name in self.programs:
-            with suppress(LackingError):
+            with suppress(MissingRequirementError):
                 yield find_program(name)
 
 

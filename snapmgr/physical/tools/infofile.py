@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from snapmgr.catalog.manifest import Position
 from snapmgr.catalog.physical import State
-from snapmgr.contract.errors import LackingError, NotFoundError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, NotFoundError, StorageError
 from snapmgr.mysql.datadir.origin import read_origin
 from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.physical.tools.request import BackupInfo
@@ -136,8 +136,8 @@ def read_slave_info(folder: str) -> SlaveInfo:
 def read_info(folder: str | os.PathLike[str]) -> BackupInfo:
     """Describe the finished backup in a folder by the tool's own files alone.
 
-    Raises NotFoundError if there is no folder, StorageError if it is no backup or none that was finished, LackingError
-    if it is compressed or partial.
+    Raises NotFoundError if there is no folder, StorageError if it is no backup or none that was finished,
+    MissingRequirementError if it is compressed or partial.
     """
     folder = os.fspath(folder)
     if not os.path.isdir(folder):
@@ -158,7 +158,7 @@ def read_info(folder: str | os.PathLike[str]) -> BackupInfo:
     info = parse_info(info_text, f"{folder}: the tool's info file")
     if info.get("partial", "N") != "N" or info.get("compressed", "N") != "N":
         partial = info.get("partial", "N") != "N"
-        raise LackingError(
+        raise MissingRequirementError(
             f"{folder} is a {'partial' if partial else 'compressed'} backup, which is not supported",
             hint=None if partial else "decompress it first",
         )

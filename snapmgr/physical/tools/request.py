@@ -138,12 +138,12 @@ class Tool(Protocol):
         """Back up the server into the folder. A failure leaves nothing that `read_info` takes for a finished backup.
 
         Raises StorageError with the important lines of the log (disk full, connection lost, redo log overwritten);
-        LackingError for missing rights, with the statement that grants them, and for a program of another version;
-        NotQuiescedError if another server answers; BrokenChainError if no increment is possible.
+        MissingRequirementError for missing rights, with the statement that grants them, and for a program of another
+        version; NotQuiescedError if another server answers; BrokenChainError if no increment is possible.
         """
 
     def apply(self, request: ApplyRequest) -> None:
         """Apply redo, or an increment, in place. A failure or an interruption leaves an unusable folder.
 
-        Raises BrokenChainError if the increment does not fit the backup, StorageError, LackingError.
+        Raises BrokenChainError if the increment does not fit the backup, StorageError, MissingRequirementError.
         """

@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError, NotQuiescedError
+from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError
 from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError, connect
 from snapmgr.mysql.connect.identity import identify
 from snapmgr.mysql.datadir.layout import read_layout
-from snapmgr.mysql.lock.levels import Needs
+from snapmgr.mysql.lock.levels import LockNeeds
 from snapmgr.mysql.lock.replication import applies_in_parallel, read_channels, rows_are_ahead
 from snapmgr.physical.tools.request import BrokenChainError
 from snapmgr.physical.tools.toolreason import missing_privileges
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from snapmgr.mysql.connect.abilities import Abilities
     from snapmgr.mysql.connect.client import Connection, Credentials
     from snapmgr.mysql.connect.identity import ServerIdentity
-    from snapmgr.mysql.datadir.layout import Layout
+    from snapmgr.mysql.datadir.layout import ServerLayout
     from snapmgr.mysql.lock.replication import Channel
 
 _REDO_NAMES = ("innodb_log_file_size", "innodb_log_files_in_group", "innodb_redo_log_capacity")
@@ -44,15 +44,15 @@ class BackupSource:
     connection: Connection
     identity: ServerIdentity
     abilities: Abilities
-    layout: Layout
+    layout: ServerLayout
     channels: tuple[Channel, ...]
     account: str
     """As it stands in GRANT … TO."""
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> LockNeeds:
         """Its tables by engine, as the choice of a lock sees them."""
-        return Needs(engines=self.layout.engines)
+        return LockNeeds(engines=self.layout.engines)
 
     def current_lsn(self) -> int | None:
         """Return how far the server has written its redo log; None if it does not tell, or is gone."""
@@ -117,8 +117,8 @@ class BackupSource:
 def open_source(credentials: Credentials, identity: ServerIdentity, tool: str) -> Iterator[BackupSource]:
     """Connect to the server that is meant, and look at it.
 
-    Raises NotQuiescedError if it is another one, or a cluster's; LackingError for a missing right, with the statement
-    that grants it, and for tablespaces outside of the datadir.
+    Raises NotQuiescedError if it is another one, or a cluster's; MissingRequirementError for a missing right, with the
+    statement that grants it, and for tablespaces outside of the datadir.
     """
     with connect(credentials, timeout_s=_TIME_LIMIT_S) as connection:
         # A copy may take hours, in which nothing is said here.
@@ -142,7 +142,7 @@ def open_source(credentials: Credentials, identity: ServerIdentity, tool: str) -
         outside = [place.path for place in layout.places if place.what == "tablespace"]
         if outside:
             more = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
-            raise LackingError(
+            raise MissingRequirementError(
                 f"tablespaces lie outside of the datadir, where {tool} would leave their copies tied to the live "
                 f"files: {', '.join(outside[:_SHOWN])}{more}",
                 hint="use a snapshot job (source = mysql), which takes them as they are",
@@ -168,7 +168,7 @@ def _granting(account: str) -> Iterator[None]:
         needed = missing_privileges([error.message])
         if not needed:
             raise
-        lack = LackingError(
+        lack = MissingRequirementError(
             f"the account lacks rights: {', '.join(needed)} ({error.message})",
             hint=f"GRANT {', '.join(needed)} ON *.* TO {account};",
         )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from snapmgr.contract.errors import LackingError, SnapmgrError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.physical.tools.request import BrokenChainError, FullError
 
 _SHOWN_LINES = 4
@@ -48,7 +48,7 @@ _REASONS = (
         pattern="Unsupported server version|version .* is not supported|unknown (?:redo )?log (?:record|format)",
         words="the tool does not fit the server's version",
         hint="install the tool in the server's own version",
-        kind=LackingError,
+        kind=MissingRequirementError,
     ),
     _Reason(
         pattern="only able to copy log from|has wrapped around|log block .* mismatch|redo log .* overwritten",
@@ -86,7 +86,7 @@ _REASONS = (
         pattern="Too many open files|errno: 24\\b",
         words="the tool may not open as many files as there are tables",
         hint="raise the limit of open files (ulimit -n, LimitNOFILE=) or give --open-files-limit as a tool option",
-        kind=LackingError,
+        kind=MissingRequirementError,
     ),
     _Reason(
         pattern="Read-only file system|errno: 30|Input/output error|errno: 5\\b|Stale file handle",
@@ -107,7 +107,7 @@ _REASONS = (
         pattern="Missing (?:MLOG|FILE)_CHECKPOINT|decrypt|encryption key",
         words="the data are encrypted, or their redo log cannot be read",
         hint="the tool needs the server's key plugin and its options",
-        kind=LackingError,
+        kind=MissingRequirementError,
     ),
 )
 
@@ -133,7 +133,9 @@ def explain(lines: Sequence[str], returncode: int, *, what: str, log: str, accou
     granted = missing_privileges(lines)
     if granted:
         statement = f"GRANT {', '.join(granted)} ON *.* TO {account}"
-        return LackingError(f"{what} failed: the account lacks rights: {', '.join(granted)}", hint=f"{statement};")
+        return MissingRequirementError(
+            f"{what} failed: the account lacks rights: {', '.join(granted)}", hint=f"{statement};"
+        )
     text = "\n".join(lines)
     for reason in _REASONS:
         if re.search(reason.pattern, text, re.IGNORECASE):

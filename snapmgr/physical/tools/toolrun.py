@@ -160,7 +160,7 @@ def run_tool(
 
 
 def require_completed(ended: Ended, what: str, *, account: str = "the account") -> None:
-    """Raise the error that explains how a tool failed, unless it completed: StorageError, LackingError, ….
+    """Raise the error that explains how a tool failed, unless it completed: StorageError, MissingRequirementError, ….
 
     Args:
         ended: from `run_tool`.

@@ -1,4 +1,4 @@
-"""Percona XtraBackup, for MySQL. By its manual alone: it was never run here (docs/physical-tools.md).
+"""Percona XtraBackup, for MySQL. By its manual alone: it was never run here (docs/reference/physical-tools.md).
 
 It differs from mariadb-backup where increments are to follow: only `--apply-log-only` leaves a backup open for them.
 """

@@ -37,8 +37,8 @@ def table_checksums(
         scratch_dir: for the server's socket and temporary files.
         time_limit_s: until it answers.
 
-    Raises LackingError without a server program, or if this machine cannot run it; VerificationError if it does not
-    start on the data.
+    Raises MissingRequirementError without a server program, or if this machine cannot run it; VerificationError if it
+    does not start on the data.
     """
     with (
         copy_server(

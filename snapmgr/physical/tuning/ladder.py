@@ -45,7 +45,7 @@ _MEMORY_STEP = 8
 _CACHE_PER_DATA = 1.25
 _MIB = 1 << 20
 
-# Which settings to try first, by bottleneck; see docs/prepare-tune.md. The others follow in `_ORDER`.
+# Which settings to try first, by bottleneck; see docs/how-to/tune-prepare.md. The others follow in `_ORDER`.
 _ORDER: tuple[Dimension, ...] = (
     "writeback",
     "use-memory",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError, NotFoundError, SnapmgrError, VerificationError
+from snapmgr.contract.errors import MissingRequirementError, NotFoundError, SnapmgrError, VerificationError
 from snapmgr.contract.units import format_duration
 from snapmgr.physical.prepare.inplace import ApplySettings, Ran, apply_in_place
 from snapmgr.physical.prepare.ownership import take_owners
@@ -139,7 +139,7 @@ class StorageBench:
                     time_limit_s=limit_s,
                     watching=lambda mount: watch.over(mount, os.path.basename(clone)),
                 )
-            except (LackingError, NotFoundError):
+            except (MissingRequirementError, NotFoundError):
                 raise
             except SnapmgrError as error:
                 return self._lost(settings, watch, error, limit_s, time.monotonic() - began)
@@ -201,7 +201,7 @@ class StorageBench:
                 scratch_dir=self.scratch_dir,
                 time_limit_s=_START_S,
             )
-        except LackingError as error:
+        except MissingRequirementError as error:
             why_not = error.message
         except VerificationError as error:
             raise VerificationError(

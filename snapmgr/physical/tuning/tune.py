@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from snapmgr.contract.errors import LackingError, VerificationError
+from snapmgr.contract.errors import MissingRequirementError, VerificationError
 from snapmgr.contract.units import format_duration
 from snapmgr.physical.tuning.ladder import Standing, Stop, Try, next_rung, standing
 from snapmgr.physical.tuning.rungs import Run, RungSettings, TuningLimits, changes
@@ -213,7 +213,9 @@ def _search(
         if len(tuning.measured) > 1:
             continue
         if one.failure is not None:
-            raise LackingError(f"the first rung failed: {one.failure}", hint="the search needs its time for comparison")
+            raise MissingRequirementError(
+                f"the first rung failed: {one.failure}", hint="the search needs its time for comparison"
+            )
         limit_s = max(2 * one.run.seconds, _SCRATCH_LEAST_S)
         tuning.scratch = bench.scratch(min(limit_s, (deadline - clock()) * _SCRATCH_SHARE))
         if tuning.scratch is not None and tuning.scratch.failure is None:

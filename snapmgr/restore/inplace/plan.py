@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from snapmgr.catalog.inplace import inplace_records
 from snapmgr.catalog.store import attached_error
 from snapmgr.contract.abilities import Revertible
-from snapmgr.contract.errors import BusyError, InUseError, LackingError, SnapmgrError, StorageError
+from snapmgr.contract.errors import BusyError, InUseError, MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.keep.delete import examine as examine_deletion
 from snapmgr.mysql.lock.stopped import server_process
 from snapmgr.restore.inplace.remount import lies_on, mounts_of, require_free
@@ -58,12 +58,12 @@ def plan_inplace(ctx: Context, entry: Entry, *, force: bool = False) -> InplaceP
     """Return what putting the origins of a snapshot back would do, and all that stands in its way. Changes nothing.
 
     `force` goes on where other snapshots may be lost. Raises StorageError for one that is not READY, or whose storage
-    cannot do it at all; NotFoundError if the snapshot or its origin is gone; LackingError without root.
+    cannot do it at all; NotFoundError if the snapshot or its origin is gone; MissingRequirementError without root.
     """
     manifest = entry.manifest
     manifest.require_ready("restored in place")
     if os.geteuid() != 0:
-        raise LackingError("putting a volume back in place needs root", hint="run it as root")
+        raise MissingRequirementError("putting a volume back in place needs root", hint="run it as root")
     origins = tuple(_plan_origin(ctx, manifest, member) for member in manifest.members)
     ids = {member.ref.volume_id for member in manifest.members}
     entries = [one.manifest for one in ctx.catalog.entries()[0]]

@@ -17,7 +17,7 @@ from snapmgr.bench.run.plan import Options, RunPlan
 from snapmgr.bench.run.session import RunRequest, RunTarget, conductor
 from snapmgr.bench.storage import scene
 from snapmgr.bench.storage.stacks import STACKS, backend_of, provisioner_of
-from snapmgr.contract.errors import ConfigError, LackingError, StorageError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, StorageError
 from snapmgr.system.blockdev import read_mounts
 from snapmgr.system.command import CommandRunner
 from snapmgr.system.host import start_ticks
@@ -208,7 +208,10 @@ def test_failure_in_the_middle_is_what_is_told(device):
 
 def test_memory_that_cannot_be_bounded_is_told(device, monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "ROOT", tmp_path)
-    with pytest.raises(LackingError, match="memory cannot be bounded"), device.bench("ext4", memory_bytes=256 << 20):
+    with (
+        pytest.raises(MissingRequirementError, match="memory cannot be bounded"),
+        device.bench("ext4", memory_bytes=256 << 20),
+    ):
         pass
     assert device.left() == []
 
@@ -253,7 +256,7 @@ def test_note_that_cannot_be_written_is_told(device):
 def test_only_root_gets_a_scene():
     def without_rights():
         os.setuid(65534)
-        with pytest.raises(LackingError, match="as root"):
+        with pytest.raises(MissingRequirementError, match="as root"):
             scene.own_mounts()
 
     assert os.waitpid(spawn(without_rights), 0)[1] == 0

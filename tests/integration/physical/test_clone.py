@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pymysql
 import pytest
 
-from snapmgr.contract.errors import LackingError, NotQuiescedError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError, StorageError
 from snapmgr.mysql.connect.client import Credentials
 from snapmgr.mysql.server.program import ServerBinary
 from snapmgr.mysql.server.throwaway import throwaway
@@ -87,7 +87,7 @@ def test_what_a_clone_cannot_do_is_refused_with_what_to_do(folder, kind):
     with private_server(folder / "data", kind=kind) as server:
         tool = tool_of(server)
         server.query("CREATE USER weak@localhost IDENTIFIED BY 'w'")
-        with pytest.raises(LackingError, match="plugin for cloning is not installed") as lacking:
+        with pytest.raises(MissingRequirementError, match="plugin for cloning is not installed") as lacking:
             tool.back_up(request(server, folder))
         server.query(lacking.value.hint.partition(";")[0])
         with pytest.raises(BrokenChainError, match="no increments"):
@@ -99,7 +99,7 @@ def test_what_a_clone_cannot_do_is_refused_with_what_to_do(folder, kind):
         server.query("DROP TABLE old.fashioned")
         closed = folder / "closed"
         closed.mkdir(mode=0o700)
-        with pytest.raises(LackingError, match="cannot reach"):
+        with pytest.raises(MissingRequirementError, match="cannot reach"):
             tool.back_up(request(server, closed))
         assert list((folder / "full").iterdir()) == []
 

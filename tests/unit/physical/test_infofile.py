@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.catalog.manifest import Position
-from snapmgr.contract.errors import LackingError, NotFoundError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, NotFoundError, StorageError
 from snapmgr.physical.tools.infofile import (
     parse_binlog_info,
     parse_checkpoints,
@@ -150,7 +150,7 @@ def test_a_foreign_folder_is_no_backup(tmp_path):
 
 @pytest.mark.parametrize("name", ["partial", "compressed"])
 def test_what_a_prepare_could_not_use_is_refused(tmp_path, name):
-    with pytest.raises(LackingError, match=name):
+    with pytest.raises(MissingRequirementError, match=name):
         read_info(folder(tmp_path / "b", info=_INFO + f"{name} = Y\n"))
 
 

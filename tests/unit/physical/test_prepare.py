@@ -14,7 +14,7 @@ import pytest
 from snapmgr.api import FolderCloning, Remounting
 from snapmgr.cli.toolbackup import PrepareOptions, is_path, make_order, parse_mount_options
 from snapmgr.config.load import default_config
-from snapmgr.contract.errors import BusyError, ConfigError, LackingError, StorageError
+from snapmgr.contract.errors import BusyError, ConfigError, MissingRequirementError, StorageError
 from snapmgr.contract.records import ClientOptions
 from snapmgr.physical.prepare import inplace
 from snapmgr.physical.prepare import run as running
@@ -360,7 +360,7 @@ def test_a_refused_private_mount_leads_to_the_next_way(folder, monkeypatch):
     assert storage.calls == ["clone"]
     assert "warning: no private mount: cannot mount (a password)" in told
     # Who asked for it is told.
-    with pytest.raises(LackingError, match="no private mount"):
+    with pytest.raises(MissingRequirementError, match="no private mount"):
         _prepare(
             folder,
             _Storage(refuses=True),

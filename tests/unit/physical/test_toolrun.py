@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.contract.errors import CatalogError, ConfigError, LackingError, StorageError
+from snapmgr.contract.errors import CatalogError, ConfigError, MissingRequirementError, StorageError
 from snapmgr.mysql.connect.client import Credentials
 from snapmgr.mysql.lock.replication import Channel
 from snapmgr.physical.tools.choose import choose_tool, tool_for
@@ -175,7 +175,7 @@ def test_a_tool_that_is_not_there_or_is_none_is_lacking(tmp_path):
 
 
 def test_a_clone_has_nothing_to_apply():
-    with pytest.raises(LackingError, match="needs no prepare"):
+    with pytest.raises(MissingRequirementError, match="needs no prepare"):
         tool_for(staged(tool="clone", flavor="mysql"))
     assert tool_for(staged()).name == "mariadb-backup"
 

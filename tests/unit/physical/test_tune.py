@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from snapmgr.contract.errors import LackingError, VerificationError
+from snapmgr.contract.errors import MissingRequirementError, VerificationError
 from snapmgr.physical.tuning.rungs import Run, RungSettings
 from snapmgr.physical.tuning.tune import Checked, Measured, ScratchRun, Tuning, tables_compared, tune
 from support.simulated import GIB, LIMITS, SimulatedStorage
@@ -129,7 +129,7 @@ def test_rung_that_fails_is_no_candidate():
 
 def test_first_rung_must_not_fail():
     bench, ours = FakeBench(fails=("default",)), tuning()
-    with pytest.raises(LackingError, match="the tool dislikes default"):
+    with pytest.raises(MissingRequirementError, match="the tool dislikes default"):
         tune(bench, ours, clock=bench.clock)
     assert len(ours.measured) == 1
     assert ours.scratch is None

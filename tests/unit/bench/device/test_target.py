@@ -9,7 +9,7 @@ import pytest
 from snapmgr.bench.device import loopfile
 from snapmgr.bench.device.loopfile import require_room
 from snapmgr.bench.device.target import DEFAULT_FOLDER, TargetSpec, opened_target, parse_target, preview_target
-from snapmgr.contract.errors import ConfigError, LackingError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -84,7 +84,7 @@ def test_memory_behind_a_folder_is_not_filled_up(tmp_path, monkeypatch):
 def test_only_root_formats(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with (
-        pytest.raises(LackingError, match="only root"),
+        pytest.raises(MissingRequirementError, match="only root"),
         opened_target(f"loop:200M:{tmp_path}", size_bytes=None, wipe=None),
     ):
         pass

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from snapmgr.api import LackingError, StorageError
+from snapmgr.api import MissingRequirementError, StorageError
 from snapmgr.bench.results import folder as resultsfolder
 from snapmgr.bench.results.samples import Results, read
 from snapmgr.bench.run.conductor import Conductor
@@ -306,7 +306,9 @@ def test_runs_of_other_living_processes_are_neighbours(tmp_path, monkeypatch):
 
 
 def test_what_lacks_only_while_it_is_measured_fails_the_sample_with_its_hint(site):
-    site.bench.fail = lambda _stack: LackingError("the program fio is not installed", hint="apt-get install fio")
+    site.bench.fail = lambda _stack: MissingRequirementError(
+        "the program fio is not installed", hint="apt-get install fio"
+    )
     site.run(FakeScenario(), repeats=6)
     assert site.samples()[0]["failure"] == "the program fio is not installed (apt-get install fio)"
     assert len(site.samples()) == 6

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snapmgr.api import LackingError, NotMine
+from snapmgr.api import MissingRequirementError, NotMine
 from snapmgr.bench.prepare import ladder as prepareladder
 from snapmgr.bench.prepare.ladder import TITLES, climb_ladder, rungs
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, change_statement, fill_statements
@@ -207,7 +207,7 @@ class FakeBackend:
 
     def locate(self, _target):
         if self._mine is None:
-            raise LackingError("its program is missing")
+            raise MissingRequirementError("its program is missing")
         return SimpleNamespace() if self._mine else NotMine(reason="another file system")
 
     def missing(self):
@@ -243,7 +243,7 @@ def test_backend_that_clones_folders_is_found(monkeypatch, own, others, chosen):
 def test_missing_programs_are_named(monkeypatch):
     def find(name):
         if name == "mariadb-backup":
-            raise LackingError("there is no mariadb-backup", hint="apt-get install mariadb-backup")
+            raise MissingRequirementError("there is no mariadb-backup", hint="apt-get install mariadb-backup")
         return f"/bin/{name}"
 
     monkeypatch.setattr("snapmgr.system.command.find_program", find)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.contract.errors import CommandError, LackingError
+from snapmgr.contract.errors import CommandError, MissingRequirementError
 from snapmgr.system import command
 from snapmgr.system.command import CommandRunner, clean_environment, find_program, redact
 from support.processes import children, ended, wait_until
@@ -115,20 +115,20 @@ def test_stderr_in_the_error_is_bounded_and_keeps_the_end(runner):
 
 
 def test_missing_program_names_the_package(runner, monkeypatch):
-    with pytest.raises(LackingError) as caught:
+    with pytest.raises(MissingRequirementError) as caught:
         runner.run(["no-such-program-here"])
     assert caught.value.exit_code == 7
     assert "no-such-program-here" in caught.value.message
     # Only what is known to be a package is said to be one.
     assert "apt-get" not in str(caught.value.hint)
     monkeypatch.setattr("snapmgr.system.command.shutil.which", lambda *_, **__: None)
-    with pytest.raises(LackingError) as known:
+    with pytest.raises(MissingRequirementError) as known:
         runner.run(["mariadbd"])
     assert known.value.hint == "apt-get install mariadb-server-core"
 
 
 def test_missing_program_by_path_is_lacking_too(runner):
-    with pytest.raises(LackingError, match="/opt/none/mysqld does not exist"):
+    with pytest.raises(MissingRequirementError, match="/opt/none/mysqld does not exist"):
         runner.run(["/opt/none/mysqld"])
 
 
@@ -147,7 +147,7 @@ def test_program_comes_from_the_fixed_path_only(tmp_path, monkeypatch):
     fake.write_text("#!/bin/sh\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LackingError):
+    with pytest.raises(MissingRequirementError):
         find_program("btrfs-fake")
     assert find_program("sh").endswith("/sh")
 
@@ -260,7 +260,7 @@ def test_no_descriptor_is_left_open(runner):
             runner.run(["false"])
         with pytest.raises(CommandError):
             runner.run(["sleep", "9"], timeout_s=0.01)
-        with pytest.raises(LackingError):
+        with pytest.raises(MissingRequirementError):
             runner.run(["no-such-program"])
     assert descriptors() == before
 
@@ -342,5 +342,5 @@ def test_held_program_that_fails_or_is_missing_is_an_error_with_what_it_said(run
     with runner.hold(["sh", "-c", "echo trouble >&2; exit 5"]) as held, pytest.raises(CommandError) as failure:
         held.run()
     assert "exit code 5): trouble" in failure.value.message
-    with pytest.raises(LackingError, match="no-such-program is not installed"):
+    with pytest.raises(MissingRequirementError, match="no-such-program is not installed"):
         runner.hold(["no-such-program"])

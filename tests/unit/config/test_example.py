@@ -16,7 +16,7 @@ from snapmgr.config.load import load_config
 from snapmgr.config.model import Check, Job, Mode, Prepare, Quiesce, Retention, Source, Step, Strategy, Tool, Verify
 from snapmgr.contract.errors import ConfigError
 
-DOCUMENTATION = Path(__file__).parents[2] / "docs/configuration.md"
+DOCUMENTATION = Path(__file__).parents[3] / "docs/reference/configuration.md"
 
 
 @pytest.mark.parametrize(

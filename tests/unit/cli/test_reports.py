@@ -20,11 +20,11 @@ import pytest
 from snapmgr import jobrun as run_module
 from snapmgr.catalog.manifest import QuiesceRecord
 from snapmgr.cli.main import COMPLETE_VARIABLE, main
-from snapmgr.cli.output import Voice
+from snapmgr.cli.output import Console
 from snapmgr.contract.errors import NotQuiescedError
 from support.sample import manifest
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.mark.usefixtures("catalog")
@@ -178,7 +178,9 @@ def _keys(value, path=()):
 
 @pytest.mark.usefixtures("catalog")
 def test_every_key_is_documented(run):
-    documented = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", (DOCS / "json.md").read_text()))))
+    documented = set(
+        re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", (DOCS / "reference" / "json.md").read_text())))
+    )
     commands = [
         ["list"],
         ["show", "latest"],
@@ -301,23 +303,23 @@ def test_completion_scripts(shell, capsys):
     assert COMPLETE_VARIABLE in capsys.readouterr().out
 
 
-# -------------------------------------------------------------------------------------------------------------- voice
+# -------------------------------------------------------------------------------------------------------------- console
 
 
 def test_progress_off_a_terminal_is_a_few_plain_lines(capsys):
-    voice = Voice()
+    console = Console()
     for done in range(1001):
-        voice.progress("checking tables", done, 1000)
+        console.progress("checking tables", done, 1000)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["checking tables: 0 of 1000", "checking tables: 1000 of 1000"]
 
 
 def test_quiet_says_only_what_needs_attention(capsys):
-    voice = Voice(quiet=True)
-    voice.tell("arming")
-    voice.progress("checking", 1, 2)
-    voice.tell("warning: the pool is nearly full")
-    voice.fail(NotQuiescedError("no", hint="try"))
+    console = Console(quiet=True)
+    console.tell("arming")
+    console.progress("checking", 1, 2)
+    console.tell("warning: the pool is nearly full")
+    console.fail(NotQuiescedError("no", hint="try"))
     assert capsys.readouterr().err.splitlines() == [
         "warning: the pool is nearly full",
         "snapmgr: error: no",
@@ -376,16 +378,16 @@ def test_a_narrow_terminal_cuts_no_words_off(config, catalog, columns):
 def test_a_bar_has_no_thread_and_lines_do_not_disturb_it():
     code = """
 import threading
-from snapmgr.cli.output import Voice
-voice = Voice()
+from snapmgr.cli.output import Console
+console = Console()
 for done in range(4):
-    voice.progress("checking", done, 4)
+    console.progress("checking", done, 4)
     # A fork beside a thread may deadlock, and we fork.
     assert threading.active_count() == 1
     if done == 2:
-        voice.tell("a line")
-voice.progress("checking", 4, 4)
-voice.close()
+        console.tell("a line")
+console.progress("checking", 4, 4)
+console.close()
 """
     written = _on_a_terminal(sys.executable, "-c", code, TERM="xterm-256color")
     assert "2/4" in written

@@ -23,7 +23,7 @@ from snapmgr.cli.session import Session
 from snapmgr.contract.errors import NotQuiescedError
 from support.sample import manifest
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 # Whatever a command may need must be imported when it is called, not before.
 HEAVY = {"msgspec", "rich", "pymysql", "pyudev", "cryptography", "btrfsutil", "subprocess", "json"}
 MODULES_AFTER = """
@@ -128,7 +128,7 @@ def test_the_list_of_commands_says_what_the_commands_say():
 
 
 def test_every_command_and_option_is_documented():
-    documented = (DOCS / "commands.md").read_text()
+    documented = (DOCS / "reference" / "commands.md").read_text()
     for name, command in [("", cli), *_all_commands()]:
         assert name.partition(" ")[2] in documented
         assert not name or f"\n## {name.partition(' ')[0]}\n" in documented or ", umount" in documented
@@ -153,7 +153,7 @@ def test_no_command_is_help_on_stderr(capsys):
         (["lst"], "Did you mean list?"),
         (["list", "--nonsense"], "No such option"),
         (["list", "--nonsense"], "see: snapmgr list --help"),
-        (["list", "--quiet"], "it goes before the command: snapmgr --quiet"),
+        (["list", "--quiet"], "put it before the command: snapmgr --quiet"),
         (["backup"], "Name jobs, or give --all"),
         (["backup", "nightly", "--all"], "not both"),
         (["backup", "nigthly"], "did you mean nightly?"),

@@ -26,7 +26,7 @@ from snapmgr.trace.perfetto import write_perfetto
 from snapmgr.trace.verdict import Finding, Verdict
 from support.operations import KERNEL, READER, WRITER, prepare_operations
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "trace" / "kinds.log"
+GOLDEN = Path(__file__).parents[2] / "golden" / "trace" / "kinds.log"
 _COLUMNS = ("start", "duration", "name", "file", "offset", "size", "got", "status")
 _TYPES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 

@@ -10,7 +10,7 @@ import pytest
 
 from snapmgr.api import API_VERSION, Backend
 from snapmgr.config.plugins import _contract, list_plugins, load_backend, make_backend
-from snapmgr.contract.errors import ConfigError, LackingError, SnapmgrError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, SnapmgrError
 
 GOOD = """
     from dataclasses import dataclass
@@ -89,7 +89,7 @@ def test_one_backend_is_loaded_without_importing_the_others(install):
     ("source", "said", "kind"),
     [
         ("raise RuntimeError('boom')", "cannot be imported: RuntimeError: boom", SnapmgrError),
-        ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'", LackingError),
+        ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'", MissingRequirementError),
         ("def broken(:", "cannot be imported: SyntaxError", SnapmgrError),
         ("Other = 1", "cannot be imported: AttributeError", SnapmgrError),
         ("Good = 3", "is no class but 3", SnapmgrError),
@@ -117,8 +117,11 @@ def test_a_broken_backend_names_its_distribution_and_hides_no_other(install, sou
 
 
 def test_a_plugin_that_says_itself_what_is_lacking_is_believed(install):
-    install("broken", "from snapmgr.api import LackingError\nraise LackingError('no zfs', hint='apt-get install zfs')")
-    with pytest.raises(LackingError, match=r"^no zfs$"):
+    install(
+        "broken",
+        "from snapmgr.api import MissingRequirementError as E\nraise E('no zfs', hint='apt-get install zfs')",
+    )
+    with pytest.raises(MissingRequirementError, match=r"^no zfs$"):
         load_backend("broken")
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.system.command import end_process, running
 from support.processes import ended, wait_until
 
@@ -37,7 +37,11 @@ def test_running_program_that_ends_by_itself_is_no_error(tmp_path):
 
 
 def test_running_what_is_missing(tmp_path):
-    with (tmp_path / "log").open("wb") as log, pytest.raises(LackingError), running(["/no/such"], output=log):
+    with (
+        (tmp_path / "log").open("wb") as log,
+        pytest.raises(MissingRequirementError),
+        running(["/no/such"], output=log),
+    ):
         pass
 
 

@@ -19,7 +19,7 @@ from snapmgr.catalog.store import Catalog
 from snapmgr.schedule import machine as machine_module
 from support.sample import manifest
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 HOUR = timedelta(hours=1)
 
 
@@ -87,7 +87,7 @@ def test_systemd_units_can_be_had_where_it_does_not_run(run):
     [
         (["install", "nightly"], "Missing option '--on-calendar'"),
         (["install", "nightly", "--on-calendar", "25:00", "--yes"], "is not a calendar expression"),
-        (["install", "nightly", "--on-calendar", "2020-01-01", "--yes"], "never comes any more"),
+        (["install", "nightly", "--on-calendar", "2020-01-01", "--yes"], "is always in the past"),
         (["install", "nightly", "--on-calendar", "02:30 UTC", "--yes"], "cron cannot say"),
         (["install", "nightly", "--on-calendar", "02:30", "--random-delay", "5m"], "no random delay"),
         (["install", "nihgtly", "--on-calendar", "02:30"], "did you mean nightly?"),
@@ -161,7 +161,7 @@ def test_installed_where_nothing_reads_it_is_said(run, root, kind):
     (root / "usr/sbin/cron").unlink()
     code, _, err = _install(run, f"--{kind}")
     assert code == 0
-    assert f"snapmgr: warning: {kind} does not run here: until it does, nothing starts the job" in err
+    assert f"snapmgr: warning: {kind} does not run here: the job does not start until it does" in err
     (root / "usr/sbin/cron").touch()
     assert "warning" not in _install(run)[2]
 
@@ -174,7 +174,7 @@ def test_show_finds_files_that_a_lost_state_directory_no_longer_knows(run, tmp_p
     for named in ([], ["nightly"]):
         code, _, err = run("schedule", "show", *named)
         assert code == 1
-        assert err.count("is there, but not known in the state directory") == 1
+        assert err.count("exists, but the state directory does not know it") == 1
     _install(run, f"--{kind}")
     assert run("schedule", "show")[0] == 0
 
@@ -195,7 +195,7 @@ def test_a_schedule_of_a_job_that_is_gone_is_found_and_removed(run, root, config
     config.write_text(config.read_text().replace("job.nightly", "job.daily"))
     code, out, _ = run("status")
     assert code == 1
-    assert "nightly: is scheduled, but not configured any more" in out
+    assert "nightly: is scheduled, but no longer configured" in out
     assert _json(run("status", "--json"))["scheduled_but_not_configured"] == ["nightly"]
     assert run("schedule", "remove", "nightly")[0] == 0
     assert list((root / "etc/cron.d").iterdir()) == []
@@ -300,7 +300,9 @@ def test_status_asks_no_storage_and_imports_nothing_of_it(ran, config):
 @pytest.mark.usefixtures("root")
 def test_every_key_is_documented(run, ran):
     ran(50 * HOUR, verified="failed")
-    documented = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", (DOCS / "json.md").read_text()))))
+    documented = set(
+        re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", (DOCS / "reference" / "json.md").read_text())))
+    )
     seen = set()
 
     def keys(value):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.contract.errors import ConfigError, LackingError, NotFoundError, SnapmgrError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotFoundError, SnapmgrError
 from snapmgr.trace.analysis import analyse
 from snapmgr.trace.mounted import find_mount
 from snapmgr.trace.reading import read_trace
@@ -105,7 +105,7 @@ def test_what_is_refused(point, tmp_path, monkeypatch):
         assert path.read_bytes() == b"precious"
     with logging(point) as done:
         threading.Timer(0.2, done.set).start()
-        with pytest.raises(LackingError, match="there is no program nowhere"):
+        with pytest.raises(MissingRequirementError, match="there is no program nowhere"):
             record(find_mount(point), tmp_path / "new.gz", limit_bytes=1, command=["nowhere"])
     assert not (tmp_path / "new.gz").exists()
     monkeypatch.setattr("snapmgr.trace.record._device", lambda _: 1)

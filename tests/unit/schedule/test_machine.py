@@ -285,7 +285,7 @@ def test_a_killed_install_leaves_a_schedule_that_status_waits_for(machine, state
         "job = Job(source='directory', path='/srv', name='nightly')\n"
         "m.install(machine, Catalog(root / 'state'), m.plan_install(machine, job, s, Path('/c')))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path, Path(__file__).parents[1]], check=False)
+    done = subprocess.run([sys.executable, "-c", code, tmp_path, Path(__file__).parents[2]], check=False)
     assert done.returncode == -9
     assert [schedule.job for schedule in state.schedules()[0]] == ["nightly"]
     # The next one puts it right, or takes it away.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.contract.errors import ConfigError, LackingError, NotFoundError, StorageError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotFoundError, StorageError
 from snapmgr.contract.records import Mount
 from snapmgr.system.blockdev import MountTree, find_target, parse_mountinfo, read_mounts
 
@@ -189,7 +189,7 @@ def test_a_folder_that_may_not_be_entered_is_a_lacking_right(tmp_path):
         if was == 0:
             # Root may enter anything; as somebody else already pytest's own folder is closed.
             os.seteuid(65534)
-        with pytest.raises(LackingError, match="permission denied"):
+        with pytest.raises(MissingRequirementError, match="permission denied"):
             find_target(f"{tmp_path}/closed/inner")
     finally:
         os.seteuid(was)

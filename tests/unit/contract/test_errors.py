@@ -25,7 +25,7 @@ CODES = {
     "NotQuiescedError": 4,
     "LaterStepError": 5,
     "VerificationError": 6,
-    "LackingError": 7,
+    "MissingRequirementError": 7,
     "InterruptedRunError": 130,
 }
 CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, Exception)]

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from snapmgr.contract.errors import LackingError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, StorageError
 from snapmgr.contract.records import Mount
 from snapmgr.system import mount, mountapi
 
@@ -27,14 +27,14 @@ def test_a_refused_mount_names_what_was_tried_and_what_to_do(number):
 @pytest.mark.parametrize(("number", "word"), [(errno.ENOSYS, "Linux"), (errno.ENODEV, "modprobe")])
 def test_what_the_kernel_does_not_have_is_lacking(number, word):
     error = mountapi.refused(_error(number), "mount x")
-    assert isinstance(error, LackingError)
+    assert isinstance(error, MissingRequirementError)
     assert word in error.hint
 
 
 def test_a_refusal_for_want_of_rights_is_told_from_one_with_all_rights(monkeypatch):
     monkeypatch.setattr(mountapi, "may_mount", lambda: False)
     error = mountapi.refused(_error(errno.EPERM), "mount x")
-    assert isinstance(error, LackingError)
+    assert isinstance(error, MissingRequirementError)
     assert "CAP_SYS_ADMIN" in error.message
     monkeypatch.setattr(mountapi, "may_mount", lambda: True)
     assert type(mountapi.refused(_error(errno.EPERM), "mount x")) is StorageError
