@@ -33,8 +33,8 @@ from snapmgr.errors import BusyError, CatalogError, LackingError, NotFoundError,
 from snapmgr.files import read_file, write_file
 from snapmgr.host import signals_held, this_process
 from snapmgr.manifest import HIDDEN_NAME, Restoration, decode, encode
+from snapmgr.system.kernel import rename_new
 from snapmgr.tree.attributes import Handle, keep
-from snapmgr.tree.kernel import rename_new
 from snapmgr.tree.walk import FOLDER_FLAGS, remove, shown
 
 if TYPE_CHECKING:
@@ -305,12 +305,12 @@ def _complete(catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: in
 def _move(tree_fd: int, name: str, dest_fd: int, record: Restoration) -> None:
     try:
         try:
-            rename_new(tree_fd, name, dest_fd)
+            rename_new(name, name, tree_fd, dest_fd)
         except PermissionError:
             # Its ".." changes: that takes the right to write to it, which only root has anyway.
             mode = stat.S_IMODE(os.stat(name, dir_fd=tree_fd, follow_symlinks=False).st_mode)
             os.chmod(name, mode | 0o700, dir_fd=tree_fd)
-            rename_new(tree_fd, name, dest_fd)
+            rename_new(name, name, tree_fd, dest_fd)
             os.chmod(name, mode, dir_fd=dest_fd)
         except OSError as error:
             if error.errno != errno.EINVAL:

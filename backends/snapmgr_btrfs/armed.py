@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from snapmgr.api import FireError, Intent, Shot, SnapshotRef, StorageError
-from snapmgr_btrfs import folder, kernel
+from snapmgr.api.kernel import sync_file_system
+from snapmgr_btrfs import folder
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -57,7 +58,7 @@ class ArmedSnapshot:
         pools = {member.intent.pool.id: member for member in self._members}
         for member in pools.values():
             try:
-                kernel.syncfs(member.folder_fd)
+                sync_file_system(member.folder_fd)
             except OSError as error:
                 raise StorageError(
                     f"cannot sync the file system at {member.intent.pool.hint}: {error.strerror}"

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.api import LackingError, NotMine, Pool, StorageError, Volume
+from snapmgr.api.kernel import is_nocow
 from snapmgr_btrfs import kernel, library
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _warnings(target: Target, fd: int) -> tuple[str, ...]:
 
 def _count_nocow(fd: int) -> int:
     """Count NOCOW files and folders at the target, on the next level and the one below, as far as the limit goes."""
-    count, looked_at, level = int(kernel.is_nocow(fd)), 0, ["."]
+    count, looked_at, level = int(is_nocow(fd)), 0, ["."]
     for _ in range(2):
         below: list[str] = []
         for folder in level:
@@ -140,7 +141,7 @@ def _nocow_at(folder: int, name: str) -> bool:
     with suppress(OSError):
         fd = os.open(name, _LOOKING, dir_fd=folder)
         try:
-            return kernel.is_nocow(fd)
+            return is_nocow(fd)
         finally:
             os.close(fd)
     return False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.api import Mount, StorageError, format_size
-from snapmgr_juicefs.tree import shown
+from snapmgr.api.kernel import holder, lies_in, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -76,15 +76,6 @@ class Client:
     def read_dirs(self) -> tuple[str, ...]:
         """Return the folders in which it keeps what it has read: any of their files may be removed at any time."""
         return tuple(os.path.join(folder, _READ) for folder in self.cache_dirs)
-
-    def is_gone(self) -> bool:
-        """Whether its process has ended."""
-        return not os.path.exists(f"/proc/{self.pid}")
-
-
-def lies_in(path: str, folder: str) -> bool:
-    """Whether a path is a folder or in it."""
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def staged(cache_dirs: Sequence[str]) -> dict[str, int]:
@@ -164,26 +155,17 @@ def own_mount(path: str, mounts: Sequence[Mount]) -> Mount | None:
     see `translate`.
     """
     held = holder(path, mounts)
-    if held is None or held.fs_type != FS_TYPE:
+    if held.fs_type != FS_TYPE:
         return None
     if held.root == "/":
         return held
     return next((mount for mount in mounts if mount.device == held.device and mount.root == "/"), None)
 
 
-def holder(path: str, mounts: Sequence[Mount]) -> Mount | None:
-    """Return the mount that holds a real path: longest point, latest of equals."""
-    held = [mount for mount in mounts if lies_in(path, mount.point)]
-    if not held:
-        return None
-    longest = max(len(mount.point) for mount in held)
-    return [mount for mount in held if len(mount.point) == longest][-1]
-
-
 def translate(path: str, mounts: Sequence[Mount], own: Mount) -> str:
     """Given a real path and the client's own mount of it, return the path in that mount."""
     held = holder(path, mounts)
-    if held is None or held is own:
+    if held is own:
         return path
     return os.path.normpath(os.path.join(own.point, held.root.lstrip("/"), os.path.relpath(path, held.point)))
 

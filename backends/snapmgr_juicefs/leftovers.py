@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.api import StorageError, format_duration
-from snapmgr_juicefs import store
+from snapmgr.api.copystore import read as read_file
+from snapmgr.api.copystore import write as write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,7 @@ def note(store_fd: int, now: float) -> None:
 def read(store_fd: int) -> list[float]:
     """Return when clones were found interrupted, and are not cleared up after yet."""
     with suppress(OSError, ValueError, TypeError):
-        return sorted(float(time) for time in json.loads(store.read(store_fd, NAME)))
+        return sorted(float(time) for time in json.loads(read_file(store_fd, NAME)))
     return []
 
 
@@ -59,6 +60,6 @@ def warning(times: Sequence[float], now: float) -> str | None:
 
 def _write(store_fd: int, times: list[float]) -> None:
     try:
-        store.write(store_fd, NAME, json.dumps(times).encode())
+        write_file(store_fd, NAME, json.dumps(times).encode())
     except StorageError as error:
         raise StorageError(f"cannot note an interrupted clone: {error.message}", hint=error.hint) from error

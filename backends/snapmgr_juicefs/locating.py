@@ -7,10 +7,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.api import Mount, NotMine, Pool, StorageError, Target, Volume, format_duration
+from snapmgr.api.kernel import lies_in, shown
 from snapmgr_juicefs import client as clients
 from snapmgr_juicefs import private
 from snapmgr_juicefs.program import Address, parse_address, read_password, running_address, running_gc
-from snapmgr_juicefs.tree import Flushed, shown
+from snapmgr_juicefs.tree import Flushed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,17 +78,17 @@ def locate(target: Target, mounts: Sequence[Mount], config: JuicefsConfig, backe
 
 
 def _unusable(store: str, path: str, own: Mount, config: JuicefsConfig) -> str | None:
-    if os.path.isabs(config.store) or not clients.lies_in(store, own.point) or store == own.point:
+    if os.path.isabs(config.store) or not lies_in(store, own.point) or store == own.point:
         return f"the store {shown(config.store)} is not a path below the top of the mount"
     try:
         store.encode()
     except UnicodeEncodeError:
         return f"the store {shown(store)} has a name that is not UTF-8"
-    if clients.lies_in(path, store):
+    if lies_in(path, store):
         return f"{shown(path)} lies inside the store {shown(store)}"
     if path == own.point:
         return f"{shown(path)} is the whole mount: there is no place beside it for the store"
-    if clients.lies_in(store, path):
+    if lies_in(store, path):
         return f"the store {shown(store)} lies inside {shown(path)}"
     return None
 
@@ -99,7 +100,7 @@ def find_store(pool: Pool, mounts: Sequence[Mount]) -> tuple[Client, str]:
     """
     uuid, _, path = pool.id.partition(":")
     for found in clients.clients(mounts, first=pool.hint):
-        if found.uuid != uuid or clients.lies_in(found.point, private.root()):
+        if found.uuid != uuid or lies_in(found.point, private.root()):
             continue
         store = found.outside(path)
         if store is not None:
@@ -194,7 +195,7 @@ def refuse_full(seen: Flushed, store: str, found: Client, config: JuicefsConfig,
                 entries if quota.free_inodes is None else quota.free_inodes,
             )
             for quota in (program.quotas(address) if address is not None else ())
-            if clients.lies_in(inside, quota.path)
+            if lies_in(inside, quota.path)
         )
     for name, free_bytes, free_inodes in limits:
         if free_bytes < size or free_inodes < entries:

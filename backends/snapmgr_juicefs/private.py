@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.api import ClientOptions, CommandError, StorageError, format_size
+from snapmgr.api.kernel import lies_in, shown
 from snapmgr_juicefs import client as clients
-from snapmgr_juicefs.tree import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -369,7 +369,7 @@ def forget(folder: str, program: Juicefs, runner: Runner, mounter: Mounter) -> N
     with suppress(FileNotFoundError):
         for name in sorted(os.listdir(root())):
             with _taken(name) as record:
-                if record is not None and clients.lies_in(record.cache_dir, folder):
+                if record is not None and lies_in(record.cache_dir, folder):
                     place = _Place(replace(record, own_cache=False), program, runner, mounter, None)
                     place.unmount()
                     place.remove()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.api import CommandError, LackingError, StorageError
-from snapmgr_juicefs.tree import shown
+from snapmgr.api.kernel import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Self
 
 from snapmgr.api import CommandError, FireError, Intent, LackingError, Shot, StorageError
+from snapmgr.api.kernel import sync_file_system
 from snapmgr_lvm import dm, kernel, marks
 from snapmgr_lvm.inventory import snapshot_ref
 from snapmgr_lvm.report import read_group
@@ -74,7 +75,10 @@ class LvmArmed:
     def sync(self) -> None:
         """Flush the origins' file systems: what is still dirty LVM writes under the lock, when it freezes them."""
         for member in self._members:
-            kernel.syncfs(member.fd, member.path)
+            try:
+                sync_file_system(member.fd)
+            except OSError as error:
+                raise StorageError(f"cannot sync the file system at {member.path}: {error.strerror}") from None
 
     def get_ready(self) -> None:
         """Start the processes that are to become lvcreate: see `snapmgr.api.Readying`."""

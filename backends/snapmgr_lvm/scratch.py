@@ -22,9 +22,11 @@ from snapmgr.api import (
     SnapmgrError,
     SnapshotRef,
     StorageError,
+    attach_loop,
     format_size,
 )
-from snapmgr_lvm import dm, loop, marks, scratchfolder
+from snapmgr.api.kernel import loops, release_loop
+from snapmgr_lvm import dm, marks, scratchfolder
 from snapmgr_lvm.config import size_of
 from snapmgr_lvm.inventory import pool_of, snapshot_ref
 
@@ -78,7 +80,9 @@ class Scratch:
             )
             file_fd = scratchfolder.make_file(folder_fd, record.id, size_bytes)
             stack.callback(os.close, file_fd)
-            loop_path = stack.enter_context(loop.configured(file_fd, name))
+            # No crash leaves the loop device: it lives as long as we, or the device-mapper device, have it open.
+            loop_fd, loop_path = attach_loop(file_fd, name)
+            stack.callback(os.close, loop_fd)
             # N: not persistent. The snapshot is opened for reading only (drivers/md/dm-snap.c, snapshot_ctr).
             target = dm.Target(
                 sectors=below.size_bytes // dm.SECTOR_BYTES,
@@ -172,7 +176,7 @@ class Scratch:
                     hint=f"look at it: dmsetup table {device.name}; lsblk -s /dev/{device.kernel_name}",
                 )
             # scratch_dir may have been changed in the configuration since.
-            folders |= {os.path.dirname(one.file) for one in loop.loops() if os.path.basename(one.path) in device.below}
+            folders |= {os.path.dirname(one.file) for one in loops() if os.path.basename(one.path) in device.below}
             dm.require_unmounted(device, self._mounter.mounts())
             dm.remove(device)
         for folder in sorted(folders):
@@ -187,8 +191,9 @@ class Scratch:
                 raise StorageError(
                     f"the scratch files {folder}/{record_id}.* are of another snapshot, {note.native_id}"
                 )
-            for one in loop.on_file(folder, f"{record_id}.cow"):
-                loop.release(one)
+            for one in loops():
+                if one.file == os.path.join(folder, f"{record_id}.cow"):
+                    release_loop(one)
             scratchfolder.remove(folder_fd, record_id)
 
     def _active_device(self, snapshot: LogicalVolume, group: Group) -> Device:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from snapmgr.blockdev import find_target
 from snapmgr.errors import ConfigError, LackingError, StorageError
-from snapmgr.loopdevice import attach_loop
+from snapmgr.system.loopdevice import attach_loop
 from snapmgr.units import format_size
 
 if TYPE_CHECKING:

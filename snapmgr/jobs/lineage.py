@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from snapmgr.host import boot_id
 from snapmgr.mysql.client import connect
 from snapmgr.physical import BinlogMark
-from snapmgr.tree.kernel import generation
+from snapmgr.system.kernel import generation
 
 if TYPE_CHECKING:
     from snapmgr.jobs.source import LiveServer

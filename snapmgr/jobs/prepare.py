@@ -23,7 +23,7 @@ from snapmgr.mysql.position import read_gtid
 from snapmgr.mysql.program import server_for
 from snapmgr.mysql.relocation import server_options
 from snapmgr.mysql.server import run_folder, throwaway
-from snapmgr.tree.kernel import sync_file_system
+from snapmgr.system.kernel import sync_file_system
 
 if TYPE_CHECKING:
     from snapmgr.catalog import Entry

@@ -13,9 +13,9 @@ from snapmgr.blockdev import lies_in
 from snapmgr.errors import StorageError
 from snapmgr.jobs.attach import place_of
 from snapmgr.mysql.relocation import LISTS, absolute_folders, absolute_names, server_options
+from snapmgr.system.kernel import sync_file_system
 from snapmgr.tree.compare import compare
 from snapmgr.tree.copy import TreeCopy, can_share
-from snapmgr.tree.kernel import sync_file_system
 from snapmgr.tree.walk import FOLDER_FLAGS, Survey, reach, shown, survey
 from snapmgr.units import format_size
 

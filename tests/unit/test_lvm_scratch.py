@@ -23,7 +23,8 @@ from snapmgr.api import (
 )
 from snapmgr.command import CommandRunner
 from snapmgr.mount import KernelMounter
-from snapmgr_lvm import dm, loop, luks, scratchfolder
+from snapmgr.system import loopdevice
+from snapmgr_lvm import dm, luks, scratchfolder
 from snapmgr_lvm.config import LvmConfig
 from snapmgr_lvm.report import Group, LogicalVolume
 from snapmgr_lvm.scratch import Scratch
@@ -91,7 +92,7 @@ def _note(**changes: object) -> scratchfolder.Note:
 @pytest.fixture
 def no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dm, "_CONTROL", "/nowhere/control")
-    monkeypatch.setattr(loop, "SYSFS", Path("/nowhere"))
+    monkeypatch.setattr(loopdevice, "SYSFS", Path("/nowhere"))
 
 
 # ------------------------------------------------------------------------------------------------------- device-mapper
@@ -221,9 +222,9 @@ def test_loop_devices_are_found_by_their_file_also_when_it_is_deleted(
     for number, file in enumerate(("/var/tmp/s/a.cow", "/var/tmp/s/b.cow (deleted)", "/elsewhere/a.cow")):
         (tmp_path / "block" / f"loop{number}" / "loop").mkdir(parents=True)
         (tmp_path / "block" / f"loop{number}" / "loop" / "backing_file").write_text(f"{file}\n")
-    monkeypatch.setattr(loop, "SYSFS", tmp_path)
-    assert [one.path for one in loop.on_file("/var/tmp/s", "a.cow")] == ["/dev/loop0"]
-    assert [one.path for one in loop.on_file("/var/tmp/s", "b.cow")] == ["/dev/loop1"]
+    monkeypatch.setattr(loopdevice, "SYSFS", tmp_path)
+    assert [one.path for one in loopdevice.loops() if one.file == "/var/tmp/s/a.cow"] == ["/dev/loop0"]
+    assert [one.path for one in loopdevice.loops() if one.file == "/var/tmp/s/b.cow"] == ["/dev/loop1"]
 
 
 def test_scratch_folder_is_made_private(tmp_path: Path) -> None:

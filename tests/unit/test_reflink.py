@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.api import LackingError, Mount, Pool, StorageError, Volume
-from snapmgr_reflink import kernel, tree
-from snapmgr_reflink.armed import check_rights, check_room, forecast_s
-from snapmgr_reflink.place import Place, mounted_inside
+from snapmgr.system import kernel
+from snapmgr.system.paths import holder, mounted_inside, shown
+from snapmgr_reflink.copying import check_rights, check_room, forecast_s
 from snapmgr_reflink.survey import Survey, survey
 
 
@@ -22,12 +22,12 @@ def _mount(number: int, point: str, *, device: str = "8:1", root: str = "/") -> 
 
 def test_holder_is_the_longest_and_latest() -> None:
     mounts = (_mount(1, "/"), _mount(2, "/srv"), _mount(3, "/srv", device="8:2"), _mount(4, "/srv/data2"))
-    assert Place.holder("/srv/data", mounts).id == 3
-    assert Place.holder("/srv/data2", mounts).id == 4
-    assert Place.holder("/srv/data2/x", mounts).id == 4
-    assert Place.holder("/etc", mounts).id == 1
+    assert holder("/srv/data", mounts).id == 3
+    assert holder("/srv/data2", mounts).id == 4
+    assert holder("/srv/data2/x", mounts).id == 4
+    assert holder("/etc", mounts).id == 1
     with pytest.raises(StorageError):
-        Place.holder("/etc", ())
+        holder("/etc", ())
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_survey_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["plain", "\udcff\udcfe", "new\nline"])
 def test_any_name_can_be_shown(path: str) -> None:
-    tree.shown(path).encode()
+    shown(path).encode()
 
 
 def test_open_beneath_follows_nothing(tmp_path: Path) -> None:

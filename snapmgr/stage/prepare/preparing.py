@@ -35,7 +35,7 @@ from snapmgr.stage.prepare.scratchcopy import Tree, copy_to_scratch
 from snapmgr.stage.prepare.workplace import Workplace, workplace
 from snapmgr.stage.prepare.writeback import Written, outline_of, write_back
 from snapmgr.stage.tool import read_state, tool_for
-from snapmgr.tree.kernel import sync_file_system
+from snapmgr.system.kernel import sync_file_system
 from snapmgr.units import format_duration, format_size
 
 if TYPE_CHECKING:

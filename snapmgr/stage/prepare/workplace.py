@@ -21,7 +21,7 @@ from snapmgr.blockdev import lies_in, read_mounts
 from snapmgr.errors import BusyError, ConfigError, LackingError, SnapmgrError, StorageError
 from snapmgr.host import signals_held
 from snapmgr.mount import unmount
-from snapmgr.tree.kernel import rename_new
+from snapmgr.system.kernel import rename_new
 from snapmgr.tree.walk import FOLDER_FLAGS, deep_trees, remove, shown
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Workplace:
 
 def _rename(fd: int, name: str, parent_fd: int) -> None:
     try:
-        rename_new(fd, name, parent_fd)
+        rename_new(name, name, fd, parent_fd)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOSYS):
             raise

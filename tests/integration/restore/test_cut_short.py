@@ -17,8 +17,8 @@ from snapmgr.catalog import Catalog
 from snapmgr.errors import StorageError
 from snapmgr.jobs import replica
 from snapmgr.jobs.restore import RestoreDiffersError, restore, restore_leftovers
+from snapmgr.system.kernel import rename_new
 from snapmgr.testing import trees
-from snapmgr.tree.kernel import rename_new
 from support.restored import LARGE_BYTES, require_nothing_left
 from support.storage import loop_filesystem
 

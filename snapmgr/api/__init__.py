@@ -29,7 +29,6 @@ from snapmgr.errors import (
     SnapmgrError,
     StorageError,
 )
-from snapmgr.loopdevice import attach_loop
 from snapmgr.provisioning import StorageMaker, provisioned, unmake
 from snapmgr.records import (
     Attachment,
@@ -56,6 +55,7 @@ from snapmgr.records import (
     Usage,
     Volume,
 )
+from snapmgr.system.loopdevice import attach_loop
 from snapmgr.units import format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
