@@ -1,4 +1,4 @@
-"""An armed btrfs snapshot: everything open and checked, so that firing is one ioctl a volume."""
+"""Fires btrfs snapshots: everything is open and checked, so that firing is one ioctl a volume."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ArmedSnapshot:
         self._resources.close()
 
     def sync(self) -> None:
-        """Flush all dirty data: what is still dirty is written inside the snapshot call, under the lock."""
+        """Flush all dirty data: the snapshot call writes the rest, under the lock."""
         pools = {member.intent.pool.id: member for member in self._members}
         for member in pools.values():
             try:
@@ -65,7 +65,7 @@ class ArmedSnapshot:
                 ) from None
 
     def fire(self, deadline: float) -> tuple[Shot, ...]:
-        """Take the snapshots: one ioctl each. Looking up what they are called comes after the last one."""
+        """Take the snapshots: one ioctl each. Their ids are looked up after the last one."""
         taken: list[tuple[Member, int, int]] = []
         failure: FireError | None = None
         for member in self._members:

@@ -50,7 +50,7 @@ class TopLevel:
             return None
         except OSError as error:
             raise StorageError(
-                f"{name} at the top of {self.device} is no folder that snapmgr can use: {error.strerror}",
+                f"{name} at the top of {self.device} is not a folder that snapmgr can use: {error.strerror}",
                 hint="remove it, or choose another name: [backend.btrfs] folder",
             ) from None
         found = os.fstat(fd)
@@ -59,7 +59,7 @@ class TopLevel:
             raise StorageError(
                 f"the folder {name} at the top of {self.device} is open to others than root "
                 f"(owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o})",
-                hint="look what is in it, then: chown root and chmod 0700",
+                hint="look at its contents, then: chown root and chmod 0700",
             )
         return fd
 
@@ -94,7 +94,7 @@ def open_top(mounter: Mounter, runner: Runner, pool: Pool, folder_name: str, *, 
             except StorageError as error:
                 tried.append(str(error))
                 continue
-            # A copy of the device (an LV's snapshot, dd) bears the same UUID; what counts is what was mounted.
+            # A copy of the device (an LV's snapshot, dd) has the same UUID; the mounted one counts.
             if kernel.fs_uuid(private.fd) != pool.id:
                 tried.append(f"{device} holds another file system")
                 continue
@@ -105,7 +105,7 @@ def open_top(mounter: Mounter, runner: Runner, pool: Pool, folder_name: str, *, 
     raise StorageError(
         f"the btrfs file system {pool.id} (last seen at {pool.hint}) is not there"
         + (f": {'; '.join(tried)}" if tried else ""),
-        hint="attach its disk; `btrfs filesystem show` lists what there is",
+        hint="attach its disk; `btrfs filesystem show` lists the file systems",
     )
 
 

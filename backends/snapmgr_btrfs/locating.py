@@ -1,4 +1,4 @@
-"""From a target to its subvolume: nothing is mounted and nothing is changed for it."""
+"""Finds the subvolume of a target, without mounting or changing anything."""
 
 from __future__ import annotations
 

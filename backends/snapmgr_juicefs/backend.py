@@ -1,4 +1,4 @@
-"""`JuicefsBackend`: snapshots as clones of folders in a JuiceFS volume, made by its client program."""
+"""Provides `JuicefsBackend`: snapshots as clones of folders in a JuiceFS volume, made by its client program."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _PRIVATE_MOUNT = "mount@"
 
 
 class JuicefsBackend(CopyStoreBackend):
-    """See `snapmgr.api.Backend` for the contract; docs/backends/juicefs.md for what this one does."""
+    """See `snapmgr.api.Backend` for the contract; docs/backends/juicefs.md describes this one."""
 
     name: ClassVar[str] = "juicefs"
     api_version: ClassVar[int] = API_VERSION
@@ -152,12 +152,12 @@ class JuicefsBackend(CopyStoreBackend):
         inside = os.path.join(clients.translate(folder, mounts, own), name)
         clone_beside(clients.translate(real, mounts, own), inside, self.new_copy, self.remove_folder)
 
-    def settle_copy(self, folder: CopyFolder, pool: Pool, deadline: float) -> None:  # noqa: ARG002 - see below
+    def settle_copy(self, folder: CopyFolder, pool: Pool, deadline: float) -> None:  # noqa: ARG002 - uploads are the client's
         """Wait until the local caches hold nothing that is not uploaded."""
         mounts = self.mounter.mounts()
         seen, _ = locating.find_store(pool, mounts)
-        # Any client of this machine may have written what was cloned, or have had writeback before it had not. Those of
-        # other volumes are not even looked at: one that hangs would hold us up.
+        # Any client of this machine may have written the origin, perhaps with writeback. Clients of other volumes are
+        # not even looked at: one that hangs would hold us up.
         own = [one for one in mounts if one.source == seen.mount.source and not lies_in(one.point, private.root())]
         for found in clients.clients(own, first=pool.hint):
             if found.uuid == seen.uuid:
@@ -172,7 +172,7 @@ class JuicefsBackend(CopyStoreBackend):
         self._program.remove(f"{folder.path}/{name}", skip_trash=not keep and os.geteuid() == 0)
 
     def await_space(self, store: Store) -> None:
-        """Do not wait: what goes by the volume's trash comes back after days."""
+        """Do not wait: the volume's trash gives space back after days."""
 
     def remove(self, folder: CopyFolder) -> None:
         """Remove a copy folder, and remember a clone in it that was interrupted."""
@@ -202,7 +202,7 @@ class JuicefsBackend(CopyStoreBackend):
                     pool=pool,
                     name=f"{_PRIVATE_MOUNT}{record.id}",
                     why="the process that used this private mount is gone",
-                    cure="uploads what its cache still holds, unmounts and removes it",
+                    cure="uploads the rest of its cache, unmounts and removes it",
                 )
                 for record in private.abandoned(pool.id.partition(":")[0])
             ]

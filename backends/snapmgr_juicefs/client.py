@@ -1,4 +1,4 @@
-"""What a mounted JuiceFS client says of itself: its `.config` and `.stats`, and what waits in its cache folder."""
+"""Reads a mounted JuiceFS client's `.config` and `.stats`, and finds the blocks that wait in its cache folder."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """A mount of a volume. No key and no password is ever kept of what it says."""
+    """A mount of a volume. Keys and passwords in its configuration are never kept."""
 
     mount: Mount
     name: str
     """The volume's."""
     uuid: str
     subdir: str
-    """What of the volume is mounted: "" for all, else "/folder"."""
+    """The part of the volume that is mounted: "" for all, else "/folder"."""
     pid: int
     read_only: bool
     writeback: bool
@@ -54,7 +54,7 @@ class Client:
         return self.mount.point
 
     def inside(self, path: str) -> str:
-        """Given a real path in the mount, return what it is in the volume: "/folder/…"."""
+        """Given a real path in the mount, return its path in the volume: "/folder/…"."""
         return os.path.normpath(f"{self.subdir}/{os.path.relpath(path, self.point)}")
 
     def outside(self, path: str) -> str | None:
@@ -74,7 +74,7 @@ class Client:
         return staged(self.cache_dirs)
 
     def read_dirs(self) -> tuple[str, ...]:
-        """Return the folders in which it keeps what it has read: any of their files may be removed at any time."""
+        """Return the folders of its read cache: any of their files may be removed at any time."""
         return tuple(os.path.join(folder, _READ) for folder in self.cache_dirs)
 
 
@@ -117,7 +117,7 @@ def recognise(mount: Mount) -> Client:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
-            f"the JuiceFS client at {shown(mount.point)} does not say what it is: {error!r}",
+            f"the JuiceFS client at {shown(mount.point)} has a .config that cannot be understood: {error!r}",
             hint="is it the Community Edition, 1.2 or newer?",
         ) from None
 
@@ -193,7 +193,7 @@ def sessions(status: str) -> list[dict[str, Any]]:
 def wait_uploaded(client: Client, timeout_s: float | None, tell: Callable[[int], None] | None = None) -> None:
     """Return when all that is staged now in a client's cache is uploaded; None: as long as it makes progress.
 
-    What others write meanwhile is not waited for. Raises StorageError at the limit, or if the client is gone.
+    It does not wait for later writes. Raises StorageError at the limit, or if the client is gone.
     """
     waiting = client.staged()
     started = progressed = time.monotonic()

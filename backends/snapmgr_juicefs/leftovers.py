@@ -1,6 +1,6 @@
-"""Remembers clones that were interrupted: what they had made belongs to nothing and is only removed a day later.
+"""Remembers interrupted clones: their parts belong to nothing and can be removed only a day later.
 
-A clone grows out of sight and appears when it is whole. If its client dies before, what there is of it stays in the
+A clone grows out of sight and appears when it is whole. If its client dies before, its parts stay in the
 metadata engine ("detached nodes"), and ``juicefs gc --delete`` removes it only when it is 24 hours old (cmd/gc.go). So
 the times are kept in a file of the store until then.
 """
@@ -32,24 +32,24 @@ def note(store_fd: int, now: float) -> None:
 
 
 def read(store_fd: int) -> list[float]:
-    """Return when clones were found interrupted, and are not cleared up after yet."""
+    """Return when clones were found interrupted that were not cleaned up yet."""
     with suppress(OSError, ValueError, TypeError):
         return sorted(float(time) for time in json.loads(read_file(store_fd, NAME)))
     return []
 
 
 def is_due(times: Sequence[float], now: float) -> bool:
-    """Whether the oldest of them can be cleared up after."""
+    """Return whether the oldest of them can be cleaned up."""
     return any(now - time >= _DUE_S for time in times)
 
 
 def forget_due(store_fd: int, now: float) -> None:
-    """Forget those that were cleared up after at `now`. Raises StorageError."""
+    """Forget those that were cleaned up at `now`. Raises StorageError."""
     _write(store_fd, [time for time in read(store_fd) if now - time < _DUE_S])
 
 
 def warning(times: Sequence[float], now: float) -> str | None:
-    """Return what is to be said of those that have to wait; None if there are none."""
+    """Return a warning about those that have to wait; None if there are none."""
     if not times:
         return None
     left_s = max(times[0] + _DUE_S - now, 0.0)

@@ -1,4 +1,4 @@
-"""Finds a volume's mounts, its store and the address of its metadata, and says what is to be known about it."""
+"""Finds a volume's mounts, its store and the address of its metadata, and warns about its risks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DAY_HOURS = 24.0
 
 
 def address_of(client: Client, config: JuicefsConfig) -> Address | None:
-    """Return where a volume's metadata are: as configured, else as its running client was told; None if unknown.
+    """Return the address of a volume's metadata: as configured, else as its client was started; None if unknown.
 
     Raises StorageError for a configured address with a password in it, and for a password file that others can read.
     """
@@ -112,12 +112,12 @@ def find_store(pool: Pool, mounts: Sequence[Mount]) -> tuple[Client, str]:
 
 
 def warnings(found: Client, config: JuicefsConfig, program: Juicefs, now: float) -> tuple[str, ...]:
-    """Return what is to be known about a volume: no dumps of its metadata, other machines that use it."""
+    """Return warnings about a volume: no dumps of its metadata, other machines that use it."""
     said = [dumps_warning(found, config, now)]
     if found.trash_days and not config.skip_trash:
         days = f"{found.trash_days} day{'s' if found.trash_days > 1 else ''}"
         said.append(
-            f"the volume {found.name} keeps what is deleted in its trash for {days}: "
+            f"the volume {found.name} keeps deleted files in its trash for {days}: "
             "space of deleted snapshots comes back only then"
         )
     if running_gc():
@@ -178,14 +178,14 @@ def _others(found: Client, config: JuicefsConfig, program: Juicefs) -> str | Non
 
 
 def refuse_full(seen: Flushed, store: str, found: Client, config: JuicefsConfig, program: Juicefs) -> None:
-    """Raise StorageError if a clone of what was seen has no room: it counts with its full size, whatever it shares."""
+    """Raise StorageError if a clone of a flushed tree has no room: it counts with its full size, whatever it shares."""
     size, entries = seen.counted_bytes, seen.files + seen.folders
     try:
         room = os.statvfs(store)
     except OSError as error:
         raise StorageError(f"cannot look at {shown(store)}: {error.strerror}") from error
     limits = [(f"the volume {found.name}", room.f_bavail * room.f_frsize, room.f_favail)]
-    with suppress(StorageError):  # what the mount itself does not tell is told by the clone, if need be
+    with suppress(StorageError):  # a limit that is not known here makes the clone fail
         address = address_of(found, config) if config.ask_metadata else None
         inside = found.inside(store)
         limits.extend(

@@ -1,7 +1,7 @@
 """Makes a volume on a blank device: ext4 with the objects, the metadata (SQLite) and the client's cache, and a mount.
 
 See `snapmgr.api.Provisioner`. All that the volume reads and writes is on the one device, as an object store on another
-machine would have it on its own: what is compared is what the client makes of the load, without a network.
+machine would have it on its own: a benchmark compares the client's handling of the load, without a network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from snapmgr_juicefs import client
 if TYPE_CHECKING:
     from snapmgr.api import Mounter, Provisioned, ProvisionOrder, Runner, StorageMaker
 
-# What the origin may fill: what is overwritten is written anew, and compaction writes that once more.
+# The share that the origin may fill: overwriting writes new objects, and compaction writes them once more.
 _SHARE = 0.3
 _CACHE_SHARE = 0.1
 _LEAST_BYTES = 256 << 20
@@ -45,7 +45,7 @@ def make(maker: StorageMaker, program: str) -> Provisioned:
         os.mkdir(os.path.join(base, folder), 0o700)
     free_bytes = maker.free_bytes()
     block = ("--block-size", options.get("block_size", "4M"))
-    # Without a trash what is deleted is gone, and its space free.
+    # Without a trash a deletion frees the space.
     store = ("--storage", "file", "--bucket", f"{base}/objects/", "--trash-days", "0", *block)
     maker.run(program, "--no-agent", "format", *store, url, f"bench-{order.id}", timeout_s=_MOUNT_S)
     cache = ("--cache-dir", f"{base}/cache", "--cache-size", f"{int(free_bytes * _CACHE_SHARE) >> 20}M")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapmgr.api.copystore import Entry
 
 _BLOCK_BYTES = 4096
-# Each flush of a dirty file waits for the object store; the client takes 20 uploads at once by itself.
+# Each flush of a dirty file waits for the object store; the client makes 20 uploads in parallel.
 _FLUSHERS = 16
 # The walks recurse, with a descriptor a level: Python's limit (1000 calls) and that of open files are not far beyond.
 _DEEPEST = 400
@@ -28,12 +28,12 @@ _DEEPEST = 400
 
 @dataclass(kw_only=True)
 class Flushed:
-    """What a walk saw while it flushed."""
+    """The result of a walk that flushed."""
 
     files: int = 0
     folders: int = 0
     counted_bytes: int = 0
-    """What a clone counts as in the volume and its quotas, whatever it shares: each size, in blocks, holes included."""
+    """The size of a clone in the volume and its quotas, whatever it shares: each file in blocks, holes included."""
     links: dict[int, list[str]] = field(default_factory=dict)
     """Names of each file, relative to the tree, that has several in it."""
     specials: dict[str, os.stat_result] = field(default_factory=dict)
@@ -47,9 +47,9 @@ class Flushed:
 def flush(root_fd: int, path: str) -> Flushed:
     """Write out every file and folder of a tree (fsync), several at once; `path` is for messages.
 
-    A clone holds what the metadata engine knows, and that is what was flushed: ``syncfs`` does not reach the client,
-    and what a program has written to a file that it keeps open is in the client's memory alone. Mounts inside are left
-    out, what vanishes meanwhile too. Raises StorageError if anything cannot be flushed.
+    A clone holds only flushed data, which the metadata engine knows: ``syncfs`` does not reach the client, and data in
+    a file that a program keeps open are in the client's memory alone. Mounts inside are left out, as are entries that
+    vanish meanwhile. Raises StorageError if anything cannot be flushed.
     """
     try:
         with ThreadPoolExecutor(_FLUSHERS, thread_name_prefix="flush") as pool:
@@ -140,15 +140,15 @@ class _Flush:
 
 
 def _counted(size_bytes: int) -> int:
-    """Return what the volume counts an entry of this size as: blocks of 4 KiB, one at least."""
+    """Return the room of an entry of this size in the volume: blocks of 4 KiB, one at least."""
     return max(-(-size_bytes // _BLOCK_BYTES), 1) * _BLOCK_BYTES
 
 
 def complete(root_fd: int, seen: Flushed, path: str) -> None:
-    """Given what a walk over the origin saw, give its clone what the client leaves out, and see that all is there.
+    """Given the walk over the origin, complete its clone where the client leaves something out, and compare the two.
 
     Each name of a file becomes a file of its own; with the metadata in Redis special files are missing (1.4.2). Folders
-    keep their times. Raises StorageError if the clone lacks anything, OSError.
+    keep their times. Raises StorageError if anything is missing in the clone, OSError.
     """
     for name, status in seen.specials.items():
         with suppress(FileExistsError), _unchanged(root_fd, os.path.dirname(name)):

@@ -117,7 +117,7 @@ def lvm_uuid(group_uuid: str, volume_uuid: str) -> str:
 def volume_of(uuid: str) -> tuple[str, str] | None:
     """Given a device-mapper UUID, return those of volume group and logical volume, as LVM writes them.
 
-    None if it is no logical volume's; the layers below one have a suffix.
+    None if it does not belong to a logical volume; the layers below one have a suffix.
     """
     found = _LVM_UUID.fullmatch(uuid)
     return (hyphenate(found[1]), hyphenate(found[2])) if found else None
@@ -163,7 +163,7 @@ def device_number(device: int) -> str:
 
 
 def create(name: str, uuid: str, target: Target) -> Device:
-    """Make a device with a table of one target. Raises StorageError; what a failure left is found by `uuid`.
+    """Make a device with a table of one target. Raises StorageError; leftovers of a failure are found by `uuid`.
 
     Raises LackingError without the right.
     """
@@ -241,7 +241,7 @@ def _is_node(path: Path, device: Device) -> bool:
 
 
 def snapshot_status(device: Device) -> SnapshotStatus:
-    """Return the state of a "snapshot" target. Raises StorageError if the device is no such thing, or is gone."""
+    """Return the state of a "snapshot" target. Raises StorageError if the device has another target, or is gone."""
     try:
         answer = _ask(_TABLE_STATUS, uuid=device.uuid, room=_ROOM_BYTES)
     except OSError as error:
@@ -252,10 +252,10 @@ def snapshot_status(device: Device) -> SnapshotStatus:
 
 
 def parse_snapshot_status(kind: str, text: str) -> SnapshotStatus:
-    """Given a target's kind and status, "USED/TOTAL METADATA" in sectors or "Invalid", return what it says."""
+    """Given a target's kind and status, "USED/TOTAL METADATA" in sectors or "Invalid", return the state."""
     found = re.fullmatch(r"(\d+)/(\d+) \d+|([A-Z][A-Za-z ]*)", text.strip())
     if kind != "snapshot" or found is None:
-        raise StorageError(f"this is no status of a snapshot: {kind} {text!r}")
+        raise StorageError(f"this is not the status of a snapshot: {kind} {text!r}")
     return SnapshotStatus(
         used_bytes=int(found[1] or 0) * SECTOR_BYTES,
         total_bytes=int(found[2] or 0) * SECTOR_BYTES,
@@ -322,7 +322,7 @@ def _in_use(device: Device) -> InUseError:
 
 
 def _ask(command: int, *, name: str = "", uuid: str = "", target: Target | None = None, room: int = 0) -> bytes:
-    """Do one ioctl of device-mapper, with `room` bytes for what it answers beside its head; return head and answer.
+    """Do one ioctl of device-mapper, with `room` bytes for the answer behind its head; return head and answer.
 
     Once a device is there it is asked for by its UUID alone. Raises OSError, LackingError without the right.
     """

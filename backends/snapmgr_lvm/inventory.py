@@ -1,4 +1,4 @@
-"""What of a volume group is ours: snapshots, clones, and what was begun and not finished."""
+"""Lists everything of ours in a volume group: snapshots, clones, and half-made volumes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def require_snapshot(group: Group, ref: SnapshotRef) -> LogicalVolume:
 
 
 def read(group: Group) -> Iterator[Found]:
-    """Return all that bears our mark, and first what is suspended: that has to be cured before anything is removed.
+    """Return all that has our mark, suspended volumes first: they have to be cured before anything is removed.
 
     Whoever suspended it is gone, as whoever changes a group has its lock, and it was read under that lock. It is cured
     without any snapshot of ours as well: it may be the last one whose removal was cut short.
@@ -75,7 +75,7 @@ def _suspended(group: Group, marked: list[LogicalVolume]) -> Iterator[Found]:
 
 
 def describe(group: Group, volume: LogicalVolume) -> Found | None:
-    """Say what a volume with our mark is; None for what bears the mark and is nothing that we make."""
+    """Describe a volume with our mark; None for one that we never make."""
     pool, snapshot_id = pool_of(group), marks.value(volume, "id")
     record_id = marks.value(volume, "attachment")
     if snapshot_id is None:

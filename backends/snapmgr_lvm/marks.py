@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MARK = "snapmgr"
 ATTACHMENT = "snapmgr.attachment."
-"""What the names of all that is made for attachments begin with."""
+"""The prefix of the names of all objects of attachments."""
 NOTE_MAX_BYTES = 64 << 10
 State = Literal["made", "settled"]
 
@@ -55,9 +55,9 @@ def snapshot_name(snapshot_id: str, number: int) -> str:
 
 
 def attachment_name(record_id: str) -> str:
-    """Return the name of what is made for an attachment. Raises StorageError if it is no record's id."""
+    """Return the name of an attachment's object. Raises StorageError if the id is malformed."""
     if not _RECORD_ID.fullmatch(record_id):
-        raise StorageError(f"{record_id!r} is no record's id", hint="16 hex digits")
+        raise StorageError(f"{record_id!r} is not the id of an attachment", hint="use 16 hex digits")
     return f"{ATTACHMENT}{record_id}"
 
 

@@ -31,11 +31,11 @@ _METADATA_SHARE = 1 / 500
 _LEAST_METADATA_BYTES = 16 * _MIB
 # Of the pool: the origin and a copy of all of it fit.
 _THIN_SHARE = 0.45
-# A quarter of the group holds a third of its other three quarters, less what the table itself takes.
+# A quarter of the group holds a third of its other three quarters, less the table's own records.
 _CLASSIC_SHARE = 0.3
 _FILE_SYSTEM_SHARE = 0.9
 _TIMEOUT_S = 1800.0
-# LVM's exit code for what is not there.
+# LVM's exit code for a missing object.
 _ABSENT = 5
 _REMOVE_S = 20.0
 

@@ -2,7 +2,7 @@
 
 - Classic: the chunks of the CoW table are written back to the origin, by the kernel, while LVM only watches. Whoever is
   killed, and after a reboot, it goes on. The snapshot goes with it.
-- Thin: the origin gets the snapshot's blocks at once. To keep a snapshot, a copy of it (a thin snapshot of the
+- Thin: the origin gets the snapshot's blocks immediately. To keep a snapshot, a copy of it (a thin snapshot of the
   snapshot) is made before, and takes its place afterwards: same data, name and tags, but a UUID of its own. Merging the
   copy instead would not do: LVM merges into what a snapshot was made of, which for the copy is the snapshot.
 
@@ -46,7 +46,7 @@ class Reverting:
     _runner: Runner
 
     def revert_plan(self, ref: SnapshotRef) -> RevertPlan:
-        """Return what a merge would mean."""
+        """Return the consequences of a merge."""
         group = read_group(self._runner, ref.pool)
         snapshot, origin = require_snapshot(group, ref), _require_origin(group, ref)
         classic = snapshot.is_classic_snapshot
@@ -56,7 +56,7 @@ class Reverting:
             number=origin.device or "",
             consumes=classic,
             write_bytes=_chunk_data_bytes(snapshot) if classic else 0,
-            loses=tuple(lacking_room(group, origin, snapshot)) if classic else (),
+            loses=tuple(missing_room(group, origin, snapshot)) if classic else (),
             blocked=tuple(_obstacles(group, origin, snapshot)),
             remarks=tuple(_remarks(group, origin, snapshot)),
         )
@@ -134,7 +134,7 @@ class Reverting:
     # ------------------------------------------------------------------------------------------------------- commands
 
     def _make_usable(self, group: Group, origin: LogicalVolume) -> None:
-        """Mend what a killed lvconvert may have left: a suspended origin, none in the kernel, or one about to merge."""
+        """Repair the leftovers of a killed lvconvert: a suspended origin, none in the kernel, or one about to merge."""
         if not origin.active:
             change(self._runner, ["lvchange", "--yes", "--activate", "y", f"{group.name}/{origin.name}"])
         elif origin.suspended or loaded_ahead(self._runner, group, origin):
@@ -146,7 +146,7 @@ class Reverting:
         if not origin.active:
             change(self._runner, ["lvchange", "--yes", "--activate", "y", name])
         elif origin.suspended or not origin.opened:
-            # Also what a killed lvconvert left suspended goes on by this.
+            # This also resumes devices that a killed lvconvert left suspended.
             change(self._runner, ["lvchange", "--yes", "--refresh", name])
         change(self._runner, ["lvchange", "--yes", "--poll", "y", name])
 
@@ -210,7 +210,7 @@ def _copy(group: Group, token: str) -> LogicalVolume | None:
 
 
 def _copy_command(group: Group, snapshot: LogicalVolume, token: str) -> list[str]:
-    # Without ``snapmgr.id`` it is no snapshot yet.
+    # Without ``snapmgr.id`` it is not a snapshot yet.
     own = (marks.MARK, f"snapmgr.copy={token}", f"snapmgr.of={snapshot.uuid}", *marks.old_note_tags(snapshot.tags))
     flags = ("--permission", "r", "--setactivationskip", "y")
     name = f"snapmgr.revert.{token}"
@@ -294,7 +294,7 @@ def needed_bytes(snapshot: LogicalVolume, sibling: LogicalVolume) -> int:
     return more * (sibling.chunk_bytes + _EXCEPTION_BYTES) + (sibling.chunk_bytes if more else 0)
 
 
-def lacking_room(group: Group, origin: LogicalVolume, snapshot: LogicalVolume) -> Iterator[Reason]:
+def missing_room(group: Group, origin: LogicalVolume, snapshot: LogicalVolume) -> Iterator[Reason]:
     """Return the snapshots of the same origin, ours or not, whose CoW tables might overflow by a merge."""
     for sibling in group.volumes:
         if sibling.uuid == snapshot.uuid or not sibling.is_classic_snapshot or sibling.origin_uuid != origin.uuid:

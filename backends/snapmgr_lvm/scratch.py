@@ -1,4 +1,4 @@
-"""Attachments of classic snapshots, which are never written: a CoW table of our own over them, in a scratch file.
+"""Attaches classic snapshots without ever writing to them: over each lies a CoW table of our own, in a scratch file.
 
 For the attachment RECORD there are, in this order: the note ``RECORD.json`` and the sparse file ``RECORD.cow`` in the
 scratch folder; a loop device on the file, which the kernel takes down with its last user; and over snapshot and loop
@@ -55,7 +55,7 @@ class Scratch:
         self._mounter = mounter
 
     def attach(self, record: AttachRecord, snapshot: LogicalVolume, group: Group) -> str:
-        """Make a writable view of a classic snapshot and return its device. What a failure leaves, `detach` removes.
+        """Make a writable view of a classic snapshot and return its device. `detach` removes leftovers of a failure.
 
         Raises StorageError if the snapshot is lost or there is no scratch space.
         """
@@ -108,7 +108,7 @@ class Scratch:
     def found(self, group: Group) -> Iterator[Found]:
         """Yield the attachments of a volume group's snapshots, whole or not: devices, and files without a device.
 
-        What is too little to say what it is of counts as the group's.
+        Debris that is too incomplete to name its group counts as this group's.
         """
         devices = {
             record_id: device
@@ -144,7 +144,7 @@ class Scratch:
         return tuple(record_id for record_id, below in found if record_id and below and below[1] == native_id)
 
     def problem(self, record: AttachRecord) -> Reason | None:
-        """Return why what an attachment shows is not to be believed; None if it is."""
+        """Return why the data of an attachment cannot be trusted; None if they can."""
         device = dm.find(_dm_uuid(record.id))
         if device is None or not device.size_bytes:
             return Reason(what=f"the attachment {record.id} has no device any more", hint="attach the snapshot again")
@@ -172,7 +172,7 @@ class Scratch:
             below = _stands_on(device)
             if device.name != name or (native_id and below is not None and below[1] != native_id):
                 raise StorageError(
-                    f"the device {device.name} is not what attachment {record_id} made",
+                    f"the device {device.name} was not made by attachment {record_id}",
                     hint=f"look at it: dmsetup table {device.name}; lsblk -s /dev/{device.kernel_name}",
                 )
             # scratch_dir may have been changed in the configuration since.
@@ -226,7 +226,7 @@ class Scratch:
                 if file.read().strip() == origin:
                     raise StorageError(
                         f"the scratch folder {folder} is on {group.name}/{snapshot.origin_name}, the origin of the "
-                        f"snapshot: what is written there fills the snapshot",
+                        f"snapshot: writes there fill the snapshot",
                         hint="set scratch_dir in [backend.lvm] to a folder on another volume",
                     )
 
@@ -259,7 +259,7 @@ class Scratch:
 def _spend_first_chunk(device: str) -> None:
     """Write an attachment's last chunk as it is, so that the scratch file begins with it.
 
-    It begins with what is written first, which would be the file system's superblock; and whoever probes the loop
+    It holds the first write, which would be the file system's superblock; and a program that probes the loop
     device then (``udevadm trigger``) takes it for the origin, and lets /dev/disk/by-uuid lead there.
     """
     try:
@@ -301,7 +301,7 @@ def _stands_on(device: Device) -> tuple[str, str] | None:
 
 
 def _describe(group: Group, record_id: str, note: scratchfolder.Note | None, native_id: str | None) -> Found:
-    """Return what is known of an attachment; debris if that is not enough to detach it by a record."""
+    """Return the known facts of an attachment; debris if they do not suffice to detach it by a record."""
     pool, name = pool_of(group), marks.attachment_name(record_id)
     snapshot = group.by_uuid(native_id)
     if snapshot is not None:

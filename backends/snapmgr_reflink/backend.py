@@ -1,4 +1,4 @@
-"""`ReflinkBackend`: snapshots as copies of a directory, file by file, that share their blocks with the origin."""
+"""Provides `ReflinkBackend`: snapshots as copies of a directory, whose files share their blocks with the origin's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from snapmgr_reflink.tree import Method
 
 _DEFAULT_STORE = ".snapmgr-reflink"
-# Of a provisioned file system: what the origin may fill, so that a copy of all of it still fits.
+# The share of a provisioned file system that the origin may fill: a copy of all of it still fits.
 _SHARE = 0.45
 
 
@@ -47,7 +47,7 @@ class ReflinkConfig:
 
 
 class ReflinkBackend(CopyStoreBackend):
-    """See `snapmgr.api.Backend` for the contract; docs/backends/reflink.md for what this one does."""
+    """See `snapmgr.api.Backend` for the contract; docs/backends/reflink.md describes this one."""
 
     name: ClassVar[str] = "reflink"
     api_version: ClassVar[int] = API_VERSION

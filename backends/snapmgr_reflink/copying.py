@@ -22,10 +22,10 @@ _FILE_S = 60e-6
 _FOLDER_S = 90e-6
 _EXTENT_S = 14e-6
 _FIXED_S = 0.002
-# Plain copies: what a slow disk reads and writes at the same time.
+# Plain copies: the rate of a slow disk that reads and writes at the same time.
 _COPY_BYTES_PER_S = 60e6
 
-# What a copy takes beside data: inode, folder entry, extent records.
+# Room of a copy beside its data: inode, folder entry, extent records.
 _ENTRY_BYTES = 1024
 _EXTENT_BYTES = 64
 _RESERVE_BYTES = 4 << 20
@@ -49,7 +49,7 @@ class SharedCopy(FolderCopy):
                 f"the file system of {shown(os.path.dirname(self.target.path))} cannot share blocks between files",
                 hint="use XFS (made with reflink=1) or btrfs, or set allow_plain_copy in [backend.reflink]",
             )
-        # First: what is not on disk yet has no extents to count.
+        # First: data that are not on disk yet have no extents to count.
         self.flush()
         seen = self._survey(volume)
         check_rights(volume, seen)

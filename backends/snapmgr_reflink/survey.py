@@ -19,7 +19,7 @@ _DEEPEST = 400
 
 @dataclass(kw_only=True)
 class Survey:
-    """What a walk over a tree saw."""
+    """The result of a walk over a tree."""
 
     files: int = 0
     folders: int = 0
@@ -37,7 +37,7 @@ class Survey:
 
 
 def survey(root_fd: int, *, extents: bool) -> Survey:
-    """Walk a tree; count extents (FIEMAP, one call a file) only if asked. What vanishes meanwhile is skipped."""
+    """Walk a tree; count extents (FIEMAP, one call a file) only if asked. Entries that vanish meanwhile are skipped."""
     seen = Survey()
     _Surveyor(seen, root_fd, extents=extents).walk(root_fd, "")
     return seen

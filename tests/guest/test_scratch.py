@@ -331,7 +331,7 @@ def test_foreign_things_under_our_names_are_left_alone(scene: Scene) -> None:
     record = new_record(scene.ref, writable=True)
     scene.lab.backend().attach(record)
     other = replace(record, ref=replace(scene.ref, native_id="x" * 38))
-    with pytest.raises(StorageError, match="is not what attachment"):
+    with pytest.raises(StorageError, match="was not made by attachment"):
         scene.lab.backend().detach(other)
     run("dmsetup", "remove", "--retry", f"snapmgr.attachment.{record.id}")
     with pytest.raises(StorageError, match="are of another snapshot"):

@@ -114,7 +114,7 @@ def test_snapshot_status(text: str, expected: dm.SnapshotStatus) -> None:
     ("kind", "text"), [("linear", ""), ("snapshot", ""), ("snapshot", "1/x 3"), ("error", "1/2 3")]
 )
 def test_status_of_something_else(kind: str, text: str) -> None:
-    with pytest.raises(StorageError, match="no status of a snapshot"):
+    with pytest.raises(StorageError, match="not the status of a snapshot"):
         dm.parse_snapshot_status(kind, text)
 
 
@@ -354,7 +354,7 @@ def test_attachment_without_a_device_is_not_believed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("record_id", ["", "..", "0123456789ABCDEF", "0123456789abcdef/x"])
 def test_record_ids_are_checked(tmp_path: Path, record_id: str) -> None:
-    with pytest.raises(StorageError, match="no record's id"):
+    with pytest.raises(StorageError, match="not the id of an attachment"):
         _scratch(tmp_path / "s").detach(replace(_record(), id=record_id))
 
 
