@@ -1,4 +1,4 @@
-"""A btrfs file system as a pool: its devices, its top level mounted privately, our folder, who has it mounted."""
+"""Opens a btrfs file system as a pool: its devices, its top level mounted privately, our folder, its other mounts."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def open_top(mounter: Mounter, runner: Runner, pool: Pool, folder_name: str, *, 
 def _candidates(runner: Runner, pool: Pool) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield device nodes to try: the kernel's word if it is mounted anywhere, the hint, then a search.
 
-    With those that a search finds come options that name all of them, since without udev the kernel knows only those
-    that it was told of.
+    The nodes that a search finds come with options that name all of them: without udev the kernel knows only the
+    devices that were registered with it.
     """
     known = [f"/dev/{name.replace('!', '/')}" for name in _sysfs_devices(pool.id)]
     for path in dict.fromkeys((*known, pool.hint)):

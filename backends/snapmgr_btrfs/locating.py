@@ -57,9 +57,9 @@ def _locate(lib: Library, target: Target, folder_name: str, fd: int) -> Volume |
             hint="make a snapshot of it with btrfs subvolume snapshot, and use that in its place: it has one",
         )
     if any(info.received_uuid):
-        # The kernel copies the mark to read-only snapshots, and what bears it is never touched by us.
+        # The kernel copies the mark to read-only snapshots, and we never touch a subvolume with it.
         return NotMine(
-            reason=f"the subvolume of {target.path} bears the mark of btrfs receive, and so would its snapshots",
+            reason=f"the subvolume of {target.path} has the mark of btrfs receive, and so would its snapshots",
             hint="use a writable snapshot of it (btrfs subvolume snapshot) in its place: that has none",
         )
     if info.id == library.TOP_LEVEL_ID and not subpath:

@@ -57,7 +57,7 @@ def _find(lib: Library, folder_fd: int, ref: SnapshotRef) -> Entry | None:
     if named.uuid != ref.native_id:
         raise StorageError(
             f"{ref.name} in snapmgr's folder is not the snapshot {ref.native_id} but {named.uuid}: not deleted",
-            hint="somebody put something else there; move it away and run snapmgr doctor",
+            hint="another subvolume took its place; move it away and run `snapmgr doctor`",
         )
     return named
 
@@ -99,7 +99,7 @@ def _unlock(lib: Library, folder_fd: int, clone: Entry) -> None:
 def destroy(top: TopLevel, entry: Entry, *, idle: bool) -> None:
     """Delete a subvolume of the folder. InUseError while it is mounted or sent, StorageError if it holds others.
 
-    `idle`: whether a mount in another namespace that nobody there uses keeps it, too.
+    `idle`: whether an unused mount in another namespace keeps it, too.
     """
     path = f"/{top.folder_name}/{entry.name}"
     points = filesystem.users(top.mounts, top.uuid, path, entry.info.id)
@@ -148,7 +148,7 @@ def wait_for_space(lib: Library, top: TopLevel, subvolume_id: int | None, timeou
         now = time.monotonic()
         if now >= deadline:
             message = f"the space of a deleted snapshot on {top.device} was not free after {format_duration(timeout_s)}"
-            raise StorageError(message, hint="btrfs goes on in the background: `btrfs subvolume sync` waits for it")
+            raise StorageError(message, hint="btrfs continues in the background: `btrfs subvolume sync` waits for it")
         if now >= wake_at:
             commit(top)
             wake_at = now + _WAKE_EVERY_S

@@ -1,4 +1,4 @@
-"""How full a btrfs file system is, from sysfs: btrfs allocates data and metadata apart, and either can run out."""
+"""Reads the usage of a btrfs file system from sysfs: data and metadata are allocated apart, and either can run out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``[backend.juicefs]`` of the configuration."""
+"""Defines the table ``[backend.juicefs]`` of the configuration."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Remembers interrupted clones: their parts belong to nothing and can be removed only a day later.
 
-A clone grows out of sight and appears when it is whole. If its client dies before, its parts stay in the
-metadata engine ("detached nodes"), and ``juicefs gc --delete`` removes it only when it is 24 hours old (cmd/gc.go). So
-the times are kept in a file of the store until then.
+A clone grows out of sight and appears when it is whole. If its client dies before, its parts stay in the metadata
+engine ("detached nodes"), and ``juicefs gc --delete`` removes them only when they are 24 hours old (cmd/gc.go). So the
+times are kept in a file of the store until then.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ def _others(found: Client, config: JuicefsConfig, program: Juicefs) -> str | Non
         return None
     return (
         f"{found.name} is mounted elsewhere, too ({', '.join(map(shown, others[:3]))}"
-        f"{' and others' if len(others) > 3 else ''}): what those clients have not uploaded yet "  # noqa: PLR2004
-        "nobody here can wait for"
+        f"{' and others' if len(others) > 3 else ''}): this machine cannot "  # noqa: PLR2004
+        "wait for uploads of those clients"
     )
 
 

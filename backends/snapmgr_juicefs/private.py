@@ -1,7 +1,7 @@
 """Mounts a volume once more, privately: in a folder of our own, with a cache of its own, until a context ends.
 
-Each such mount has a folder ROOT/ID with the mount point, a record, and a lock on the record that its owner holds. What
-has a record and no owner was left by a killed process: see `abandoned` and `clear`.
+Each such mount has a folder ROOT/ID with the mount point, a record, and a lock on the record that its owner holds. A
+killed process leaves a record without an owner: see `abandoned` and `clear`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RECORD = "record.json"
 _POINT = "mnt"
 _UNMOUNT_S = 30.0
 _END_S = 120.0
-# Nobody has a file open in it any more; asked to end, a client that does not come off its mount ends after 30 s.
+# No file in it is open any more. A client that was asked to end and does not leave its mount ends after 30 s.
 _END_BY_ITSELF_S = 5.0
 _POLL_S = 0.05
 _MOUNT_S = 90.0
@@ -108,7 +108,7 @@ class PrivateClient:
         return self._place.client().counters()
 
     def settle(self, timeout_s: float, tell: Callable[[int], None] | None = None) -> None:
-        """Wait for the uploads. Where a delay or the client's queue holds them back, the volume is mounted anew."""
+        """Wait for the uploads. Where a delay or the client's queue holds them back, the volume is mounted again."""
         staged = len(self._place.client().staged())
         if staged > _QUEUED or (staged and self._delayed):
             self._place.unmount()

@@ -119,7 +119,7 @@ class Juicefs:
         try:
             self.run("rmr", *(["--skip-trash"] if skip_trash else []), path)
         except StorageError:
-            # Somebody else may have removed it at the same time.
+            # Another process may have removed it at the same time.
             if os.path.lexists(path):
                 raise
 
@@ -234,8 +234,8 @@ def running_address(client: Client) -> str | None:
         folder = os.readlink(f"{_PROC}/{client.pid}/cwd")
     except OSError:
         return None
-    # The client writes its command line anew, with a masked password, with spaces between the words, and cut off after
-    # some 250 bytes. What follows the URL must be the mount point, or this is another process.
+    # The client replaces its command line: the password is masked, the words have spaces between them, and the end is
+    # cut off after some 250 bytes. What follows the URL must be the mount point, or this is another process.
     found = _MOUNT_COMMAND.search(line)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""``[backend.lvm]``."""
+"""Defines the table ``[backend.lvm]`` of the configuration."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Device-mapper by the kernel's ioctls (linux/dm-ioctl.h) and sysfs.
+"""Talks to device-mapper by the kernel's ioctls (linux/dm-ioctl.h) and sysfs.
 
 Not by ``dmsetup create``: that sends udev's rules a cookie, they probe the device, and /dev/disk/by-uuid leads to it
-from then on, as it has the file system UUID of the origin; an fstab would mount it in the origin's place. A device that
-is made without a cookie is none of theirs, but for its link in /dev/mapper. Works without udevd as well.
+from then on, as it has the file system UUID of the origin; an fstab would mount it in the origin's place. The rules
+ignore a device that is made without a cookie, but for its link in /dev/mapper. Works without udevd as well.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def create(name: str, uuid: str, target: Target) -> Device:
     try:
         _ask(_DEV_CREATE, name=name, uuid=uuid)
         _ask(_TABLE_LOAD, uuid=uuid, target=target)
-        # Without the flag that asks to suspend it: goes on, with the new table.
+        # Without the flag to suspend it, this resumes it with the new table.
         _ask(_DEV_SUSPEND, uuid=uuid)
     except OSError as error:
         raise StorageError(
@@ -190,12 +190,12 @@ def require_unmounted(device: Device, mounts: tuple[Mount, ...]) -> None:
 
 
 def remove(device: Device) -> None:
-    """Remove a device of ours; idempotent. Somebody's brief look at it (blkid, udev) is waited for, some seconds.
+    """Remove a device of ours; idempotent. Waits some seconds for a program that briefly has it open (blkid, udev).
 
     Raises InUseError, StorageError otherwise.
     """
     path = NODES / "mapper" / device.name
-    # As `node` makes it; udev takes its own away. First: killed in between, nothing must be left that nobody looks for.
+    # As `node` makes it; udev removes its own. First: a kill in between must not leave a node that no code looks for.
     if not path.is_symlink() and _is_node(path, device):
         path.unlink(missing_ok=True)
     deadline = time.monotonic() + _PATIENCE_S

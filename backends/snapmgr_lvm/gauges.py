@@ -1,6 +1,6 @@
-"""How full everything is that LVM's snapshots can fill up, and more room for a classic snapshot that is filling up.
+"""Reads the usage of everything that LVM's snapshots can fill up, and enlarges a classic snapshot's CoW table.
 
-What happens when something is full: a classic snapshot's CoW table: the snapshot is lost, the origin goes on. A thin
+The consequences of full storage: a classic snapshot's CoW table: the snapshot is lost, the origin continues. A thin
 pool's data: writes to all its volumes, the origin's too, stall for 60 s (dm-thin-pool's no_space_timeout) and then
 fail; with ``--errorwhenfull y`` they fail immediately. Its metadata: all its volumes become read-only, and the pool
 must be repaired. The volume group: no classic snapshot can be taken, and none can be given more room.

@@ -1,4 +1,4 @@
-"""From a target to its logical volume. Nothing is changed for it."""
+"""Finds the logical volume of a target, without changing anything."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def choose_kind(config: LvmConfig, volume: LogicalVolume) -> Kind | NotMine:
 def _where(target: Target) -> tuple[str, str]:
     """Return where the volume's own root folder is seen, and the target's path from there.
 
-    Of a bind mount of a part of it the target itself, as the root may be nowhere to be seen.
+    For a bind mount of a part of it, return the target itself: the root may not be visible anywhere.
     """
     below = os.path.relpath(target.path, target.mount.point)
     inner = os.path.normpath(os.path.join(target.mount.root.lstrip("/"), below))

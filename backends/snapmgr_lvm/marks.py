@@ -1,4 +1,4 @@
-"""Our mark on logical volumes: names and tags, and the note that is kept in tags.
+"""Defines our mark on logical volumes: names and tags, and the note that is kept in tags.
 
 Every volume of ours has the tag ``snapmgr``. Beside it a snapshot has ``snapmgr.id=ID``, ``snapmgr.origin=LV-UUID`` and
 ``snapmgr.state=made|settled``; an attachment ``snapmgr.attachment=RECORD-ID`` and ``snapmgr.of=LV-UUID``; a note
@@ -120,7 +120,7 @@ def read_note(tags: Iterable[str]) -> bytes | None:
 
 
 def _unpack(data: bytes) -> bytes | None:
-    # Somebody else may have written it: never more than a note can have.
+    # Anyone may have written it: never take more than a note can have.
     unpacker = zlib.decompressobj()
     note = unpacker.decompress(data, NOTE_MAX_BYTES + 1)
     return note if unpacker.eof and len(note) <= NOTE_MAX_BYTES else None

@@ -1,4 +1,4 @@
-"""Devices of our volumes that LVM does not know any more: a command of LVM was killed between its metadata and them.
+"""Removes devices of our volumes that LVM does not know any more: a command of LVM was killed halfway.
 
 LVM never removes them, and its own removal of the volume leaves half-made ones alone. They hold a name, and may lead to
 room that belongs to another volume by now.

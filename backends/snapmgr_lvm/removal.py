@@ -1,4 +1,4 @@
-"""Removing volumes: by their UUID, and only when nobody has them open."""
+"""Removes volumes: by their UUID, and only when no process has them open."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def resume(runner: Runner, group: Group, volume: LogicalVolume) -> None:
 def loaded_ahead(runner: Runner, group: Group, volume: LogicalVolume) -> list[str]:
     """Return the devices of a volume and its snapshots that have a second table loaded, beside the one in use.
 
-    A command that was killed after it had loaded them, and before it suspended anything, leaves nothing else. Whoever
-    resumes such a device later, any command of LVM, brings to life what was given up long ago.
+    A command that was killed after it had loaded them, and before it suspended anything, leaves nothing else. Any
+    later command of LVM that resumes such a device carries out a plan that was given up long ago.
     """
     family = {one.uuid for one in group.volumes if volume.uuid in (one.uuid, one.origin_uuid)}
     uuids = tuple(dm.lvm_uuid(group.uuid, uuid) for uuid in family)

@@ -88,7 +88,7 @@ class LogicalVolume:
     writable: bool
     suspended: bool
     opened: bool
-    """Somebody has the device open: a mount, or another device-mapper device."""
+    """The device is open: by a mount, or another device-mapper device."""
     skip_activation: bool
     device: str | None
     """"MAJOR:MINOR" if it is active."""
@@ -226,7 +226,7 @@ def parse_report(text: str, kind: str) -> list[dict[str, str]]:
 
 
 def _is_set(value: str) -> bool:
-    # With --binary: "1", "0", and "-1" where it cannot be told.
+    # With --binary: "1", "0", and "-1" where it is not known.
     return value not in ("", "0", "-1")
 
 

@@ -1,13 +1,13 @@
-"""Putting an origin back to one of its snapshots: ``lvconvert --merge``, which uses a snapshot up.
+"""Puts an origin back to one of its snapshots: ``lvconvert --merge``, which uses a snapshot up.
 
-- Classic: the chunks of the CoW table are written back to the origin, by the kernel, while LVM only watches. Whoever is
-  killed, and after a reboot, it goes on. The snapshot goes with it.
+- Classic: the chunks of the CoW table are written back to the origin, by the kernel, while LVM only watches. It
+  continues after any process was killed, and after a reboot. The snapshot is used up.
 - Thin: the origin gets the snapshot's blocks immediately. To keep a snapshot, a copy of it (a thin snapshot of the
   snapshot) is made before, and takes its place afterwards: same data, name and tags, but a UUID of its own. Merging the
-  copy instead would not do: LVM merges into what a snapshot was made of, which for the copy is the snapshot.
+  copy instead would not do: LVM merges into the origin of a snapshot, and the copy's origin is the snapshot.
 
 The origin keeps its name, UUID, tags and flags. A tag on it, ``snapmgr.reverting=TOKEN.KIND``, tells that it was begun:
-so a snapshot that is gone is told from one that was removed. The copy has ``snapmgr.copy=TOKEN`` until it is the
+so a snapshot that was used up differs from one that was removed. The copy has ``snapmgr.copy=TOKEN`` until it is the
 snapshot, and then ``snapmgr.copied=TOKEN``.
 """
 
@@ -83,8 +83,8 @@ class Reverting:
                 )
             if kind == "thin" and _copy(group, token) is None:
                 change(self._runner, _copy_command(group, snapshot, token))
-            # In the background: the kernel copies, and nobody needs to wait for it but us. Looking every 15 s, as is
-            # usual, LVM would see the end of it late.
+            # In the background: the kernel copies, and we wait for it. LVM's default is to look every 15 s, which would
+            # notice the end late.
             background = ("--background", "--interval", "1")
             change(self._runner, ["lvconvert", "--yes", "--merge", *background, f"{group.name}/{snapshot.name}"])
         except StorageError:
@@ -141,7 +141,7 @@ class Reverting:
             resume(self._runner, group, origin)
 
     def _push(self, group: Group, origin: LogicalVolume) -> None:
-        """Let a merge go on whose start was put off because the origin was open, or that nobody watches any more."""
+        """Continue a merge that was postponed because the origin was open, or that no process watches any more."""
         name = f"{group.name}/{origin.name}"
         if not origin.active:
             change(self._runner, ["lvchange", "--yes", "--activate", "y", name])
@@ -278,10 +278,10 @@ def _chunk_data_bytes(snapshot: LogicalVolume) -> int:
 def needed_bytes(snapshot: LogicalVolume, sibling: LogicalVolume) -> int:
     """Return the most that a merge of `snapshot` adds to the CoW table of `sibling`, a snapshot of the same origin.
 
-    What is written back are the chunks that changed since `snapshot`; the sibling has those that changed since it.
-    Where that is later they are among the former, where it is earlier all of the former are among them: in both cases
-    the sibling needs what it has less of. That holds for chunks of its own size or smaller ones; of larger ones the
-    parts are written back that were not touched, too.
+    The merge writes back the chunks that changed since `snapshot`; the sibling holds those that changed since it was
+    made. A later sibling holds a part of the former, an earlier one holds them all: in both cases it needs the
+    difference. That is true for chunks of its own size or smaller ones; of larger ones the merge also writes back the
+    parts that were not touched.
     """
     chunks = -(-_chunk_data_bytes(snapshot) // max(snapshot.chunk_bytes, 1))
     has = int(max(0.0, (sibling.snap_percent or 0.0) / 100 - _PERCENT_ERROR) * sibling.size_bytes)

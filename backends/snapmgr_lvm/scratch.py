@@ -259,8 +259,8 @@ class Scratch:
 def _spend_first_chunk(device: str) -> None:
     """Write an attachment's last chunk as it is, so that the scratch file begins with it.
 
-    It holds the first write, which would be the file system's superblock; and a program that probes the loop
-    device then (``udevadm trigger``) takes it for the origin, and lets /dev/disk/by-uuid lead there.
+    The file begins with the first write, which would otherwise be the file system's superblock: a program that probes
+    the loop device (``udevadm trigger``) would take it for the origin, and let /dev/disk/by-uuid lead there.
     """
     try:
         fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)

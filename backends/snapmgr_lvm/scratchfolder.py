@@ -48,7 +48,7 @@ def opened(path: str, *, make: bool) -> Iterator[int | None]:
     """Yield a descriptor of the folder, locked: shared, or with `make` for ourselves; None if it is not there.
 
     So nobody takes files in the making for abandoned. With `make` it is made (0700; its parents 0755). Raises
-    StorageError if others could put something else in its place or look into it, or if it cannot be had.
+    StorageError if others could put something else in its place or look into it, or if it cannot be opened.
     """
     if make:
         _make(path)

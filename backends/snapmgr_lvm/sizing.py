@@ -1,7 +1,7 @@
-"""How large the CoW table of a classic snapshot is made. Pure, but for `measure_writes`.
+"""Decides the size of a classic snapshot's CoW table. Pure, but for `measure_writes`.
 
 A CoW table (dm-snapshot's persistent exception store) is a header, and then areas: one chunk of exceptions, 16 bytes
-each, and the chunks that they tell of. A chunk of the origin takes room at its *first* write after the snapshot; later
+each, and the chunks that they describe. A chunk of the origin takes room at its *first* write after the snapshot; later
 writes to it take none. So a table for every chunk of the origin can never overflow.
 """
 
