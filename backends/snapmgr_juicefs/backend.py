@@ -165,11 +165,11 @@ class JuicefsBackend(CopyStoreBackend):
 
     def remove_folder(self, folder: Folder, name: str) -> None:
         """Let the client remove a folder: a snapshot's copy into the volume's trash, unless that is to be skipped."""
-        mark = folder.mark if isinstance(folder, CopyFolder) else None
-        state = folder.state if isinstance(folder, CopyFolder) else None
-        keep = mark is not None and mark.kind == "snapshot" and state == "complete" and not self.config.skip_trash
+        snapshot = isinstance(folder, CopyFolder) and folder.mark is not None and folder.mark.kind == "snapshot"
+        whole = isinstance(folder, CopyFolder) and folder.state == "complete"
+        to_trash = snapshot and whole and not self.config.skip_trash
         # Only root may go past the trash.
-        self._program.remove(f"{folder.path}/{name}", skip_trash=not keep and os.geteuid() == 0)
+        self._program.remove(f"{folder.path}/{name}", skip_trash=not to_trash and os.geteuid() == 0)
 
     def await_space(self, store: Store) -> None:
         """Do not wait: the volume's trash gives space back after days."""

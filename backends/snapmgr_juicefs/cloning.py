@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError, SnapmgrError, StorageError
+from snapmgr.api import CommandError, StorageError
 from snapmgr.api.copystore import DATA, FolderCopy, entries, subfolder
 from snapmgr_juicefs import tree
 from snapmgr_juicefs.program import clone_arguments, complaint
@@ -51,10 +51,7 @@ class ClientClone(FolderCopy):
 
     def get_ready(self) -> None:
         """Start the program, held back."""
-        try:
-            self._held = self._runner.hold(self._command())
-        except SnapmgrError:
-            self._held = None  # `run` tries again, and says why it fails
+        self._held = self._runner.hold(self._command())
 
     def _command(self) -> list[str]:
         return self._program.command(*clone_arguments(self.source.path, self.data))

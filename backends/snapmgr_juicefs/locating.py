@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.api import Mount, NotMine, Pool, StorageError, Target, Volume, format_duration
+from snapmgr.api.copystore import unsuitable
 from snapmgr.api.kernel import lies_in, shown
 from snapmgr_juicefs import client as clients
 from snapmgr_juicefs import private
@@ -80,17 +81,9 @@ def locate(target: Target, mounts: Sequence[Mount], config: JuicefsConfig, backe
 def _unusable(store: str, path: str, own: Mount, config: JuicefsConfig) -> str | None:
     if os.path.isabs(config.store) or not lies_in(store, own.point) or store == own.point:
         return f"the store {shown(config.store)} is not a path below the top of the mount"
-    try:
-        store.encode()
-    except UnicodeEncodeError:
-        return f"the store {shown(store)} has a name that is not UTF-8"
-    if lies_in(path, store):
-        return f"{shown(path)} lies inside the store {shown(store)}"
     if path == own.point:
         return f"{shown(path)} is the whole mount: there is no place beside it for the store"
-    if lies_in(store, path):
-        return f"the store {shown(store)} lies inside {shown(path)}"
-    return None
+    return unsuitable(store, path)
 
 
 def find_store(pool: Pool, mounts: Sequence[Mount]) -> tuple[Client, str]:

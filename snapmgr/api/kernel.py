@@ -10,7 +10,6 @@ from snapmgr.system.kernel import (
     count_extents,
     extents,
     flags_of,
-    free_removed_files,
     generation,
     is_nocow,
     open_beneath,
@@ -19,7 +18,6 @@ from snapmgr.system.kernel import (
     set_nocow,
     sync_file_system,
     try_clone_file,
-    unsupported,
 )
 from snapmgr.system.loopdevice import Loop, attach_loop, loops, release_loop
 from snapmgr.system.paths import holder, lies_in, mounted_inside, shown
@@ -34,7 +32,6 @@ __all__ = [
     "count_extents",
     "extents",
     "flags_of",
-    "free_removed_files",
     "generation",
     "holder",
     "identify",
@@ -51,5 +48,4 @@ __all__ = [
     "shown",
     "sync_file_system",
     "try_clone_file",
-    "unsupported",
 ]

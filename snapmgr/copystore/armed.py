@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Self
 
 from snapmgr.copystore.copying import explain
@@ -57,9 +57,10 @@ class ArmedCopies:
                     stack.callback(self._discard, folder)
 
     def get_ready(self) -> None:
-        """Let each copy do what it can do shortly before."""
+        """Let each copy do what it can do shortly before; `fire` reports a failure."""
         for _, _, copy in self._members:
-            copy.get_ready()
+            with suppress(SnapmgrError):
+                copy.get_ready()
 
     def sync(self) -> None:
         """Flush the origins."""

@@ -43,7 +43,10 @@ class FolderCopy(ABC):
         """Check everything that could make `run` fail: rights, room. Raises StorageError, LackingError."""
 
     def get_ready(self) -> None:  # noqa: B027 - not every copy needs it
-        """Do what can be done shortly before, in the process that runs it; see `snapmgr.api.Readying`."""
+        """Do what can be done shortly before, in the process that runs it; see `snapmgr.api.Readying`.
+
+        Errors are ignored: `run` tries again, and fails.
+        """
 
     def flush(self) -> None:
         """Write the origin's dirty data to the storage. By default all of its file system's. Raises StorageError."""
