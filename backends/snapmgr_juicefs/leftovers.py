@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NAME = "interrupted.json"
 _DAY_S = 24 * 3600.0
-# The clone may have gone on for a while after its box was found unfinished.
+# The clone may have continued for a while after its copy folder was found unfinished.
 _DUE_S = _DAY_S + 600.0
 _KEPT_AT_MOST = 100
 
