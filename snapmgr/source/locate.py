@@ -20,7 +20,8 @@ from snapmgr.mysql.lock.replication import applies_in_parallel, name_problems, r
 from snapmgr.source.toolbackup import staging_root
 from snapmgr.source.volumes import SourceNeeds, choose_backend, folder_of, is_held, refuse_excluded
 from snapmgr.system.blockdev import find_target
-from snapmgr.system.host import Process, boot_id
+from snapmgr.system.boot import boot_id
+from snapmgr.system.host import Process
 
 if TYPE_CHECKING:
     from snapmgr.config.model import Job
