@@ -197,7 +197,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_same_command_does(lab):
     lab.bench.fail = lambda _stack: Interrupted(2) if len(scenario.ran) == 4 else None
     code, out, err = lab.run("--repeats", "3")
     assert (code, out) == (130, "")
-    assert f"4 samples are kept; to go on: the same command with -o {lab.folder}" in err
+    assert f"4 samples are kept; to continue, repeat the command with -o {lab.folder}" in err
     lab.bench.fail = lambda _stack: None
     code, out, err = lab.run("--repeats", "3", "--budget", "2h")
     assert code == 0
@@ -205,7 +205,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_same_command_does(lab):
     assert "7 samples, 0 of them failed" in err
     code, _, err = lab.run("--repeats", "3")
     assert code == 0
-    assert "all was measured before" in err
+    assert "everything was measured before" in err
 
 
 def test_an_interrupted_run_without_samples_leaves_nothing(lab):
@@ -352,7 +352,7 @@ def test_show_writes_a_page_and_a_table(lab, tmp_path):
     assert {row["metric"] for row in rows} == {"work_s"}
     code, _, err = lab("show", lab.folder, "-o", tmp_path / "page.pdf")
     assert code == 2
-    assert ".html and .csv" in err
+    assert ".html nor .csv" in err
     assert lab("show", lab.folder, "-o", tmp_path / "no" / "page.html")[0] == 1
 
 
