@@ -1,9 +1,8 @@
-"""Runs fio and reads what it found: rates, latencies, and the seconds in which nothing came through.
+"""Runs fio and reads its results: rates, latencies, and the seconds without any completed operation.
 
-The job file is written to a folder that is kept, with nothing in it that only we know: ``cd FOLDER && fio NAME.fio``
-repeats a run by hand, on whatever `directory` in it names. Stalls come from fio's own bandwidth log, one average a
-second: its helper thread wakes up once a second for it, where ``--status-interval`` would print the whole json+
-document, bins and all, every time.
+The job file is kept and contains nothing private to this process: ``cd FOLDER && fio NAME.fio`` repeats a run by hand
+on the `directory` that it names. Stalls come from fio's own bandwidth log, with one average a second: its helper thread
+wakes up once a second for that. ``--status-interval`` would print the whole json+ document, bins included, every time.
 """
 
 from __future__ import annotations

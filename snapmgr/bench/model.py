@@ -1,6 +1,6 @@
-"""What the benchmark's parts hand to each other: stacks, scenarios, parameters, and what one sample found.
+"""Defines the records that the rooms exchange: stacks, scenarios, parameters, and the outcome of a sample.
 
-Scenarios measure; they see a `Workbench` and nothing else of the benchmark. Everything here can be written as JSON.
+Scenarios measure; of the benchmark they see only a `Workbench`. Everything here can be written as JSON.
 """
 
 from __future__ import annotations

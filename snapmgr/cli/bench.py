@@ -227,8 +227,8 @@ def _show_plan(session: Session, request: RunRequest, plan: RunPlan, place: RunT
             f"would measure on {where}",
             *([f"first {_first(flash)}, {format_duration(first_s)}"] if first_s else []),
             *format_table(("STEP", "STORAGES, A FRESH ONE EACH", "TIME", "SPACE", "BUDGET"), rows),
-            f"at least {format_duration(total_s)} in all on a disk of 100 MB/s and 1,000 IOPS; the run corrects this as "
-            f"it measures. The budget is {format_duration(plan.budget_s)}.",
+            f"at least {format_duration(total_s)} in all on a disk of 100 MB/s and 1,000 IOPS; the run corrects this "
+            f"as it measures. The budget is {format_duration(plan.budget_s)}.",
             *over,
             *(f"not here: {one['scenario']} on {one['stack']}: {one['why']}" for one in absent),
         ]

@@ -1,4 +1,4 @@
-"""A device as target: examined before anything is written to it, locked, and examined again before each mkfs."""
+"""Examines a device as target before the first write, locks it, and examines it again before each mkfs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a result must say about the machine that it was measured on, so that others can judge it.
+"""Collects the facts about the machine that readers need to judge a result.
 
-No host name (unless asked), no serial number, no path: results are meant to be shown.
+No serial number, no path, and a host name only on request: results are meant to be published.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which device this is, in a word that stays with the hardware and that a person can type: what --wipe asks for.
+"""Identifies a device by a word that stays with the hardware and that a person can type: the value of --wipe.
 
-A name such as /dev/sdb is no identity: it goes to another disk at the next boot.
+A name such as /dev/sdb is no identity: another disk may have it after the next boot.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A file as a block device, for a machine without a disk to spare: nothing of it survives us, however we end.
+"""Makes a file a block device, for machines without a spare disk; it disappears with this process.
 
-The file never has a name that holds data: it is opened without one (or loses it while it is empty), so that the kernel
-frees it when the last one who has it open is gone. The loop device clears itself ("autoclear") at that moment too.
+The file has no name while it holds data: it is opened without one, or loses it while it is empty. So the kernel frees
+it when the last descriptor is closed. The loop device detaches itself ("autoclear") at the same moment.
 """
 
 from __future__ import annotations

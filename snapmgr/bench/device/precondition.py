@@ -1,8 +1,8 @@
-"""Brings flash to a steady state before it is measured: what it does in its first hour it does not do afterwards.
+"""Brings flash to a steady state before it is measured: new or discarded flash writes faster than used flash.
 
-As the Solid State Storage Performance Test Specification of SNIA has it: the device is written in full, twice, and then
-at random, round after round, until the last rounds neither scatter nor climb nor fall. What is discarded later would
-undo that: nothing is, until the run ends.
+This follows the Solid State Storage Performance Test Specification of SNIA: the device is written in full twice, then
+at random, round after round, until the last rounds neither scatter nor rise nor fall. A discard would undo this, so the
+run discards nothing afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where the benchmark makes its file systems: a loop device of its own, or a device that nobody needs.
+"""Opens the place for the benchmark's file systems: a loop device of its own, or an unused device.
 
-Nothing is ever formatted but what `opened_target` hands out; of devices only one that nobody uses, and that is blank,
-bears what an earlier run left, or was named by its serial number with --wipe. See docs/bench-devices.md.
+Only devices from `opened_target` are ever formatted. Such a device is unused, and it is blank, holds data of an earlier
+run, or was named by its serial number with --wipe. See docs/bench-devices.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes that go on beside what is measured: fio in the background, on a file that is there."""
+"""Runs fio in the background, on an existing file, while something else is measured."""
 
 from __future__ import annotations
 

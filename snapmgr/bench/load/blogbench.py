@@ -1,6 +1,6 @@
-"""The program blogbench: its command line, and what it prints made into a `BlogRun`.
+"""Runs the program blogbench and parses its output into a `BlogRun`.
 
-What is told here of its habits is read from its source (https://github.com/jedisct1/Blogbench).
+The comments about its behaviour come from its source (https://github.com/jedisct1/Blogbench).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A load of blogs with the mix and the scores of blogbench, for machines without that program.
+"""Generates a load of blogs with the mix and the scores of blogbench, for machines without that program.
 
-A program of its own: ``python -m snapmgr.bench.load.blogengine --folder …`` prints one JSON document. It differs from
-blogbench in what it is told: reads of 64 KiB where that one reads 8 bytes a call, and data that cannot be compressed
-where that one writes zeros. The tree cannot outgrow ``--blogs``: behind the last one the writers begin again with the
-first, whose articles and pictures are as many as before.
+It is a program: ``python -m snapmgr.bench.load.blogengine --folder …`` prints one JSON document. It differs from
+blogbench where that program's choice distorts the result: it reads 64 KiB per call (blogbench: 8 bytes), and it writes
+data that cannot be compressed (blogbench: zeros). The tree cannot outgrow ``--blogs``: after the last blog the writers
+start again with the first one, which keeps the same number of articles and pictures.
 
-The workers are processes, so that Python's lock is nobody's bottleneck. They and the parent share a table of counters,
-in which each cell has one writer.
+The workers are processes, so that Python's lock limits none of them. They share a table of counters with the parent;
+each cell has one writer.
 """
 
 from __future__ import annotations

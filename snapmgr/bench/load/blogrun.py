@@ -1,4 +1,4 @@
-"""One run of a blog load, whoever made it: how many files each window saw, the scores, and the stalls."""
+"""Describes one run of a blog load, by either engine: files per window, scores, and stalls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A MariaDB of the benchmark's own: installed, run and held still on the storage that is measured, without network."""
+"""Installs and runs a private MariaDB on the measured storage, without network, and holds it still."""
 
 from __future__ import annotations
 

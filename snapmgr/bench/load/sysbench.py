@@ -1,4 +1,4 @@
-"""Runs sysbench against a private server, and reads what it prints."""
+"""Runs sysbench against a private server and parses its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pass of writes or reads over a file, and its figures."""
+"""Runs one pass of writes or reads over a file and returns its figures."""
 
 from __future__ import annotations
 

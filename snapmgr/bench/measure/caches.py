@@ -1,4 +1,4 @@
-"""Dropping what would answer reads in a storage's stead: the kernel's caches, and the folders where clients cache."""
+"""Drops the caches that would answer reads instead of the storage: those of the kernel, and folders of clients."""
 
 from __future__ import annotations
 

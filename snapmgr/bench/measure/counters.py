@@ -1,4 +1,4 @@
-"""What a measured part cost: bytes at the devices, seconds of processor, and what the hypervisor took."""
+"""Counts the cost of a measured part: bytes at the devices, CPU seconds, and steal time of the hypervisor."""
 
 from __future__ import annotations
 

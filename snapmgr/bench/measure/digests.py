@@ -1,4 +1,4 @@
-"""What each piece of a file held, to tell later which pieces were changed, and that others were not."""
+"""Records a digest of each piece of a file, to show later which pieces have changed and which have not."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where the blocks of a file are, by FIEMAP: its extents as filefrag counts them, and how often a reader must jump.
+"""Reads where the blocks of a file are, by FIEMAP: extents as filefrag counts them, and jumps for a reader.
 
-Numbers and layouts are those of linux/fiemap.h.
+The constants and structures are those of linux/fiemap.h.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Bounds the memory, and so the page cache, of all that a sample runs: by a control group of version 2.
+"""Limits the memory of a sample, including its page cache, by a control group of version 2.
 
-Pages of files are charged to the group of whoever touches them first: so the whole process that measures enters the
-group, and all that it starts follows it.
+The kernel charges a page to the group that touches it first. So the measuring process enters the group, and all its
+children follow it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a scenario remembers of its data, to prove later that a snapshot holds the old ones and the origin the new."""
+"""Remembers a scenario's data, to prove later that a snapshot holds the old data and the origin the new."""
 
 from __future__ import annotations
 

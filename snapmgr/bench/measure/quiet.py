@@ -1,4 +1,4 @@
-"""Waiting until a storage has done what it does in the background, so that the next measurement does not pay for it."""
+"""Waits until a storage has finished its background work, so that the next measurement does not include it."""
 
 from __future__ import annotations
 

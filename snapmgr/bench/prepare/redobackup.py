@@ -1,8 +1,8 @@
-"""A physical backup of a private MariaDB with as much data and redo log as wanted.
+"""Makes a physical backup of a private MariaDB with a given amount of data and redo log.
 
-The redo log of a backup begins at the server's last checkpoint and ends where the copy ended. So a server whose buffer
-pool holds all that is changed, and whose log has room, is loaded until its log is most of the wanted size behind its
-checkpoint; then it is backed up while the load goes on until the wanted size is reached.
+The redo log of a backup begins at the server's last checkpoint and ends when the copy ends. So the buffer pool must
+hold all changed pages, and the log must have room. The server is loaded until its log is most of the wanted size ahead
+of the checkpoint; the backup then runs under load until the wanted size is reached.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The published experiments: their figures, what they were measured on, what was concluded. Data; `repeated` judges."""
+"""Holds the published experiments: their figures, their hardware, their conclusions. Data; `judgement` judges."""
 
 from __future__ import annotations
 

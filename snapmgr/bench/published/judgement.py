@@ -1,4 +1,4 @@
-"""The published experiments beside ours: which conclusions hold here, which do not, which were not shown. Pure."""
+"""Compares our samples with the published experiments: which conclusions hold here, fail, or are not shown. Pure."""
 
 from __future__ import annotations
 

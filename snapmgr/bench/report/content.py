@@ -1,4 +1,4 @@
-"""All that the report says, as one document that can be written as JSON: the page shows it and adds nothing."""
+"""Builds the document of the report; the page shows it and adds nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ratios of an experiment for the report: stack against stack, and moment against moment within a stack. Pure."""
+"""Computes the ratios of an experiment for the report: between stacks, and between moments of a stack. Pure."""
 
 from __future__ import annotations
 

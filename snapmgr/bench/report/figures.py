@@ -1,4 +1,4 @@
-"""What samples of one scenario say, as JSON-able figures: tables, moments, curves, intervals, layouts. Pure."""
+"""Turns the samples of one scenario into figures for JSON: tables, moments, curves, intervals, layouts. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How it was measured and reckoned, in sentences that name the numbers of these very samples."""
+"""Describes the method of measurement and computation, with the numbers of the given samples."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The documents that results are made of: their fields, and whether one is whole. Read here once, believed everywhere.
+"""Defines the documents of results, and checks them when they are read; later code relies on that check.
 
-Whatever a report or a comparison looks into has its type here. Fields that are not known are left alone: a later
-version may say more.
+It has a type for every field that a report or a comparison uses. Unknown fields are ignored: a later version may add
+some.
 """
 
 from __future__ import annotations

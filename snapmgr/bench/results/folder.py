@@ -1,4 +1,4 @@
-"""The folder that results are written to, as a place: whether anything can be written there, and room for a sample."""
+"""Checks the folder for results: whether it can be written to, and whether a sample fits."""
 
 from __future__ import annotations
 

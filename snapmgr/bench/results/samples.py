@@ -1,7 +1,7 @@
-"""Results: a folder with ``run.json``, and one file for each sample that is never written again.
+"""Reads and writes results: a folder with ``run.json`` and one file per sample, which is never changed.
 
-Measuring only adds files here, drawing and comparing only read them. A file that cannot be read is a problem that is
-told, never a sample less.
+Measuring only adds files; reports and comparisons only read them. An unreadable file is reported as a problem, never
+skipped silently.
 """
 
 from __future__ import annotations

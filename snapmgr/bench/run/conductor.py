@@ -1,6 +1,6 @@
-"""Measures what a plan says, sample after sample, until there is enough or the budget ends; each is on disk at once.
+"""Measures the samples of a plan until there are enough or the budget ends; each is saved when it ends.
 
-Nothing here is remembered but in the samples: a second start reads them and goes on where the first one ended.
+The samples are the only state: a second start reads them and continues.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run would do, step by step, with the time and space that each is expected to take. Pure."""
+"""Forecasts the steps of a run, with the time and space of each. Pure."""
 
 from __future__ import annotations
 

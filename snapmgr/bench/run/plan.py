@@ -1,4 +1,4 @@
-"""What a run is to measure: which scenarios on which stacks, how much data, and how long that takes. Pure."""
+"""Plans a run: which scenarios on which stacks, with how much data, and how long that takes. Pure."""
 
 from __future__ import annotations
 

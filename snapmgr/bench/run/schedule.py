@@ -1,14 +1,14 @@
-"""Which sample comes next, and when a run has enough: blocks, mirrored order, A/A twins, looks, and the budget. Pure.
+"""Chooses the next sample, and decides when a run has enough: blocks, mirrored order, A/A twins, budget. Pure.
 
 A *block* has each stack once, in random order, and one of them twice (its *twin*, for the A/A pair). The next block is
-its mirror image, so that over both each stack runs before each other one once, and none has the better place: A B B A.
-Block 0 is the *pilot*: its samples tell how long one takes, and count for nothing else.
+its mirror image (A B B A). Over both blocks each stack runs before each other one once, and none has the better place.
+Block 0 is the *pilot*: its samples show how long one takes, and are not used otherwise.
 
-`done` holds failed samples too, unless they are to be tried again: a block without them never is complete.
+`done` includes failed samples, unless they are to be repeated: a block without them would never be complete.
 
-Intervals are looked at after `least` blocks and then after each third more, not after each sample: see `stats.PEEKING`.
-What a run does next depends on what was measured, never on how it was interrupted: a resumed run goes on as if nothing
-had happened.
+Intervals are examined after `least` blocks and then after each further third, not after each sample: see
+`snapmgr.bench.statistics.ratio.PEEKING`. The next step depends on the samples alone, never on an interruption: a
+resumed run continues as if it had not been interrupted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One call of ``bench run``: what it is asked for, where it takes place, and what of it exists already."""
+"""Prepares one call of ``bench run``: its plan, its target, and the samples that exist already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The experiments: each module here with an instance called `scenario` is one."""
+"""The experiments: each module here has an instance called `scenario`.
+
+`scenarios` and `chosen` return them; other rooms import nothing else from here.
+"""
 
 from __future__ import annotations
 

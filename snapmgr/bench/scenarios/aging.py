@@ -1,4 +1,4 @@
-"""What retained snapshots cost as they grow in number: each day some of the data change, and a snapshot is taken."""
+"""Measures the cost of retained snapshots as their number grows: each day changes some data, then a snapshot."""
 
 from __future__ import annotations
 

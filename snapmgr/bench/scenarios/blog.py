@@ -1,4 +1,4 @@
-"""The load of a blog server, before and after a snapshot: how much it gets done, and whether it stalls."""
+"""Measures the load of a blog server before and after a snapshot: its throughput and its stalls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What InnoDB's mix of reads and writes gets from a file system as threads are added: the published fio model."""
+"""Measures InnoDB's mix of reads and writes on a file system as threads are added: the published fio model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a snapshot costs a running database: a private MariaDB under sysbench, before, during and after it."""
+"""Measures the cost of a snapshot to a running database: sysbench on a private MariaDB before, during and after."""
 
 from __future__ import annotations
 

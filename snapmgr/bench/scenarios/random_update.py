@@ -1,4 +1,4 @@
-"""What random updates after a snapshot cost, and what they do to reading in order: the published experiment 1."""
+"""Measures random updates after a snapshot, and later sequential reads: the published experiment 1."""
 
 from __future__ import annotations
 

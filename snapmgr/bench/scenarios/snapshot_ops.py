@@ -1,4 +1,4 @@
-"""What a snapshot's own operations take, as the number of snapshots grows, idle and under load."""
+"""Measures the operations on snapshots themselves, as their number grows, idle and under load."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""The recommendation: which storage, why, at what cost, and what was not shown. A pure function of the findings.
+"""Recommends a storage, with reasons, costs, and differences that were not shown. A pure function of the findings.
 
-A stack is recommended if, against each other stack that has snapshots, it is shown better in at least one headline
-metric and shown worse in none. There is at most one such stack, and often there is none: then the text says who is best
-in what. Nothing is recommended where no difference was shown, from fewer than `stats.LEAST_PAIRS` pairs, on a loop
-device, in a guest, or from machines that differ; nor a stack of which a sample failed: its figures are made of what is
-left, and a storage that loses snapshots or runs full now and then may well be the fastest.
+A stack is recommended if, compared with each other stack that has snapshots, it is shown better in at least one
+headline metric and shown worse in none. At most one stack meets this, and often none does; then the text names the best
+stack for each metric. There is no recommendation where no difference was shown, for fewer than `LEAST_PAIRS` pairs, on
+a loop device, in a guest, or for samples from different machines. A stack with a failed sample is not recommended
+either: its figures come from the remaining samples, and a storage that sometimes loses snapshots or runs full may well
+be fastest.
 """
 
 from __future__ import annotations

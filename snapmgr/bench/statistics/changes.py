@@ -1,8 +1,8 @@
-"""Two sets of results against each other: what has become slower, where that can be said at all. Pure.
+"""Compares two sets of results and names regressions, where that is possible. Pure.
 
-A regression is said where the whole interval of new ÷ old lies beyond the tolerance, and the machine is the same: equal
-facts about the host, and controls (stacks without snapshots, which no change of a backend touches) that have not moved.
-Elsewhere the ratio is printed without that word.
+A regression requires that the whole interval of new ÷ old lies beyond the tolerance, and that the machine is the same:
+equal facts about the host, and unchanged controls (stacks without snapshots, which no change of a backend affects).
+Otherwise the ratio is printed without that verdict.
 """
 
 from __future__ import annotations

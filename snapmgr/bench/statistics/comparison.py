@@ -1,6 +1,6 @@
-"""Samples set against each other for who reads results: which count, which belong together, and any pairs. Pure.
+"""Groups samples for a comparison: which count, which belong together, and their pairs. Pure.
 
-`findings` makes the ratios that advice stands on; here is what the report, `published` and `compare` need beside them.
+`findings` computes the ratios for the advice; the report, `published` and `changes` use these functions in addition.
 """
 
 from __future__ import annotations

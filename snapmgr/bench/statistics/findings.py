@@ -1,4 +1,4 @@
-"""From samples to findings: each pair of stacks in each headline metric, as a ratio with its interval. Pure."""
+"""Computes findings from samples: for each pair of stacks and each headline metric a ratio with interval. Pure."""
 
 from __future__ import annotations
 

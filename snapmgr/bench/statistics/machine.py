@@ -1,4 +1,4 @@
-"""What a sample says about its machine (see `snapmgr.bench.device.hostfacts`), in words."""
+"""Describes the machine of a sample in words (see `snapmgr.bench.device.hostfacts`)."""
 
 from __future__ import annotations
 

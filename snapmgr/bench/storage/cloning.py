@@ -1,4 +1,4 @@
-"""Which backend clones a folder of a stack's storage: the stack's own, or another one that can work on the same."""
+"""Finds the backend that clones a folder of a stack's storage: the stack's own, or another one that fits."""
 
 from __future__ import annotations
 

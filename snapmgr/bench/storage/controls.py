@@ -1,4 +1,4 @@
-"""The controls: file systems that have no snapshots, made on a blank device to compare with."""
+"""Makes the controls: file systems without snapshots, on a blank device, for comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What earlier runs of the benchmark left on this machine: cleared before anybody looks whether a device is free."""
+"""Removes leftovers of killed runs, before a device is checked for other users."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A storage's own snapshot call, without a backend: what a backend's snapshot is measured beside.
+"""Takes a snapshot by the storage's own call, without a backend, for comparison with the backend's snapshot.
 
-For btrfs and reflinks it is the system call itself, and the program that most people use; for LVM there is only the
-program. What is made here lies beside the volume, bears no mark of ours, and is removed by the same way.
+For btrfs and reflinks it uses the system call itself and the usual program; for LVM there is only the program. These
+snapshots lie beside the volume, have no mark of ours, and are removed by the same call.
 """
 
 from __future__ import annotations

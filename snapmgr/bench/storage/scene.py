@@ -1,9 +1,9 @@
-"""Where a sample takes place: mounts that no other process sees, and what is left of it is cleared whatever happens.
+"""Confines a sample to mounts that no other process sees, and cleans up however the sample ends.
 
-The process that measures, and all that it starts, live in a mount namespace of their own, in which a small tmpfs of a
-unique name is mounted: by that name all of them are found. When that process dies a guard, which has been waiting for
-it, ends the others and has the storage taken down (logical volumes and daemons do not go with a namespace). If the
-guard was killed as well, the next run does that by what was written down.
+The measuring process and its children live in a mount namespace of their own. A small tmpfs with a unique name is
+mounted there, by which all of them can be found. When the measuring process dies, a waiting guard ends the others and
+takes the storage down (logical volumes and daemons survive a namespace). If the guard was killed as well, the next run
+does this from the record on disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The storages that are compared, and what this machine lacks for each."""
+"""Lists the storages that are compared, and their missing requirements on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fresh file system on one stack, and the means to measure on it: see `snapmgr.bench.model.Workbench`."""
+"""Makes a fresh file system on one stack and measures on it; see `snapmgr.bench.model.Workbench`."""
 
 from __future__ import annotations
 
