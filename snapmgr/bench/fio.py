@@ -195,7 +195,7 @@ def run_fio(
     if (died := _DIED.search(done.stderr)) is not None:
         # Of several processes of a job: neither the exit code nor the document says so.
         raise CommandError(
-            f"fio {name}.fio is not whole: {died[0]}", hint="was there too little memory for it? see: dmesg"
+            f"the result of fio {name}.fio is incomplete: {died[0]}", hint="check whether memory ran out: dmesg"
         )
     windows = {
         section: read_windows(log.read_text() if log.exists() else "", _runtime_s(document, section))

@@ -40,7 +40,7 @@ def require_size(what: str, size: int, needed: int | None) -> None:
     if size < least:
         raise ConfigError(
             f"{what} is too small: {format_size(max(size, 0))} may be used, and {format_size(least)} are needed",
-            hint="choose a larger one, or smaller data: --size",
+            hint="choose a larger one, or a smaller --size",
         )
 
 
@@ -56,7 +56,7 @@ def node_of(path: str) -> str:
             return own
     # Without udev device-mapper's devices have only the nodes that LVM made.
     if os.stat(path).st_dev != os.stat("/dev").st_dev:
-        raise ConfigError(f"{path} is a node of a device that is not in /dev", hint=f"name it {own}")
+        raise ConfigError(f"{path} is a device node outside /dev", hint=f"name it {own}")
     return path
 
 
@@ -85,7 +85,7 @@ class DeviceTarget:
             why = "; ".join(uses(self._record))
         if why:
             raise StorageError(
-                f"{self.title} is not as it was when the run began: {why}; nothing is formatted",
+                f"{self.title} has changed since the run began: {why}; nothing was formatted",
                 hint="see: lsblk, dmesg; then start the run again",
             )
 
@@ -216,9 +216,9 @@ def _opened(path: str) -> Iterator[int]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except PermissionError:
-        raise LackingError(f"no right to open {path}", hint="run it as root (sudo)") from None
+        raise LackingError(f"permission denied: cannot open {path}", hint="run it as root (sudo)") from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be opened: {error.strerror}", hint="is it there? see: lsblk") from None
+        raise ConfigError(f"{path} cannot be opened: {error.strerror}", hint="check the name: lsblk") from None
     try:
         yield fd
     finally:
@@ -235,7 +235,7 @@ def _lock(fd: int, how: int, path: str) -> None:
             if time.monotonic() > deadline:
                 raise BusyError(
                     f"{path} is locked: another run of the benchmark, or a partitioning program, is at work on it",
-                    hint="wait for its end; lslocks shows who it is",
+                    hint="wait until it ends; lslocks shows its process",
                 ) from None
             time.sleep(0.05)
         else:
@@ -257,24 +257,25 @@ def examined(
         used = (f"it is a second path to the same disk as {identity.twin}", *used)
     if used:
         raise ConfigError(
-            f"{title} is in use, and nothing on it is touched: {'; '.join(used)}",
-            hint="take another device; --wipe does not help against this",
+            f"{title} is in use, and was not changed: {'; '.join(used)}",
+            hint="choose another device; --wipe does not override this",
         )
     if not identity.text:
         raise ConfigError(
-            f"{title} cannot be told from other devices: {identity.why_not}",
-            hint="take another device, or a file: --on loop:SIZE",
+            f"{title} cannot be identified: {identity.why_not}",
+            hint="choose another device, or a file: --on loop:SIZE",
         )
     require_size(title, usable_bytes(device.size_bytes), needed)
     if wipe is not None and normal(wipe) != normal(identity.text):
         raise ConfigError(
-            f"--wipe {wipe} does not name {title}", hint=f"is it the right device? its word is {identity.text}"
+            f"--wipe {wipe} does not name {title}",
+            hint=f"check that it is the right device: --wipe {identity.text} names it",
         )
     found, refusal = _contents(device, fd, identity, runner)
     if refusal and wipe is None:
         raise ConfigError(
             f"{title} is not blank: {refusal}",
-            hint="if nobody needs any of it: "
+            hint="to overwrite it: "
             + shlex.join([*line, *(() if "--on" in line else ("--on", path)), "--wipe", identity.text]),
         )
     return device, identity, found

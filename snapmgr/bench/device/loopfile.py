@@ -64,12 +64,12 @@ class LoopTarget:
             found = _backing(self.device)
         except OSError as error:
             raise StorageError(
-                f"{self.device} has lost its file: {error.strerror}", hint="see: losetup, dmesg"
+                f"{self.device} is detached from its file: {error.strerror}", hint="see: losetup, dmesg"
             ) from None
         if found != (own.st_dev, own.st_ino):
             raise StorageError(
-                f"{self.device} has another file than the one that was made for it: nothing is formatted",
-                hint="somebody detached it; start again",
+                f"{self.device} is attached to another file than the run's own: nothing was formatted",
+                hint="it was detached by somebody else; start the run again",
             )
         _reserve(self._file_fd, self.size_bytes)
 
@@ -141,8 +141,8 @@ def require_room(folder: Path, size_bytes: int) -> str:
     room, where = min(places)
     if room < size_bytes + margin:
         raise ConfigError(
-            f"there is no room for a file of {format_size(size_bytes)}: {format_size(room)} {where}, "
-            f"and {format_size(margin)} shall stay free",
+            f"there is no space for a file of {format_size(size_bytes)}: {format_size(room)} {where}, "
+            f"and {format_size(margin)} must stay free",
             hint="choose a smaller SIZE or another FOLDER: --on loop:SIZE:FOLDER",
         )
     return fs_type
@@ -157,7 +157,9 @@ def _nameless(folder: Path) -> int:
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except PermissionError:
-        raise LackingError(f"no right to make a file in {folder}", hint="run as root, or name another FOLDER") from None
+        raise LackingError(
+            f"permission denied: cannot make a file in {folder}", hint="run as root, or name another FOLDER"
+        ) from None
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise ConfigError(
@@ -229,7 +231,7 @@ def _attached(file_fd: int) -> tuple[int, str]:
             # Not kept open for writing: a kernel may refuse to mount what somebody could write to.
             return os.open(device, os.O_RDONLY | os.O_CLOEXEC), device
         except OSError as error:
-            raise StorageError(f"{device} has gone: {error.strerror}", hint="see: losetup, dmesg") from None
+            raise StorageError(f"{device} has disappeared: {error.strerror}", hint="see: losetup, dmesg") from None
 
 
 def _backing(device: str) -> tuple[int, int]:

@@ -90,7 +90,7 @@ def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFA
     if not stat.S_ISDIR(mode):
         raise ConfigError(f"--on {text}: this is neither a block device nor a folder", hint=_FORMS)
     if size_bytes is None:
-        raise ConfigError(f"--on {text}: how large shall the file be?", hint=f"--on loop:SIZE:{shlex.quote(text)}")
+        raise ConfigError(f"--on {text}: the size of the file is missing", hint=f"--on loop:SIZE:{shlex.quote(text)}")
     return _loop_order(text, path, size_bytes, size_bytes)
 
 
@@ -134,7 +134,9 @@ def opened_target(
     _require_root()
     if order.kind == "loop":
         if wipe is not None:
-            raise ConfigError("--wipe is for devices: a loop device's file is made anew", hint="leave --wipe out")
+            raise ConfigError(
+                "--wipe is for devices only: the file of a loop device is always new", hint="remove --wipe"
+            )
         with loop_target(Path(order.path), order.size_bytes or 0, runner=runner, written=written, tell=tell) as target:
             yield target
         return
@@ -166,4 +168,4 @@ def preview_target(
 
 def _require_root() -> None:
     if os.geteuid() != 0:
-        raise LackingError("only root may make file systems and mount them", hint="run it as root (sudo)")
+        raise LackingError("making and mounting file systems needs root", hint="run it as root (sudo)")

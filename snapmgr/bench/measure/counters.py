@@ -51,7 +51,7 @@ class MeasuredPart:
     def spent(self) -> Spent:
         """Return what it took. Raises RuntimeError while it still goes on."""
         if self._spent is None:
-            raise RuntimeError("what a part took is known when it has ended")
+            raise RuntimeError("the cost of a part is known after it has ended")
         return self._spent
 
     @spent.setter
@@ -114,7 +114,7 @@ def device_number(device: str) -> str:
     except OSError as error:
         raise StorageError(f"{device}: {error.strerror}") from None
     if not stat.S_ISBLK(status.st_mode):
-        raise StorageError(f"{device} is no block device")
+        raise StorageError(f"{device} is not a block device")
     return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
 
 

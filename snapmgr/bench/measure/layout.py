@@ -150,7 +150,7 @@ def read_extents(fd: int) -> list[Extent]:
             fcntl.ioctl(fd, _FIEMAP, buffer)
         except OSError as error:
             if error.errno in {errno.EOPNOTSUPP, errno.ENOTTY, errno.EBADR}:
-                raise StorageError("this file system does not tell where a file's blocks are (FIEMAP)") from None
+                raise StorageError("this file system does not report where a file's blocks are (FIEMAP)") from None
             raise
         count = _HEADER.unpack_from(buffer)[3]
         view = memoryview(buffer)[_HEADER.size : _HEADER.size + count * _EXTENT.size]

@@ -47,12 +47,12 @@ def lacking(root: Path | None = None) -> Reason | None:
     root = root or ROOT
     if not (root / "cgroup.controllers").exists():
         return Reason(
-            what=f"no control groups of version 2 at {root}: memory cannot be bounded",
+            what=f"cannot limit memory: there are no control groups of version 2 at {root}",
             hint="use data larger than the memory, or boot with systemd.unified_cgroup_hierarchy=1",
         )
     if "memory" not in (root / "cgroup.controllers").read_text(encoding="ascii").split():
         return Reason(
-            what="the kernel's control groups of version 2 have no memory controller: memory cannot be bounded",
+            what="cannot limit memory: the kernel's control groups of version 2 have no memory controller",
             hint="use data larger than the memory, or boot with cgroup_no_v1=memory",
         )
     try:
@@ -60,7 +60,7 @@ def lacking(root: Path | None = None) -> Reason | None:
             (root / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
     except OSError as error:
         return Reason(
-            what=f"memory cannot be bounded: {root}: {error.strerror}",
+            what=f"cannot limit memory: {root}: {error.strerror}",
             hint="run it as root outside of a container, or use data larger than the memory",
         )
     return None
@@ -79,7 +79,7 @@ def bounded(name: str, limit_bytes: int, *, root: Path | None = None) -> Iterato
         return
     if limit_bytes < _LEAST_BYTES:
         raise StorageError(
-            f"a benchmark does not run in {format_size(limit_bytes)} of memory",
+            f"{format_size(limit_bytes)} of memory are too little for a benchmark",
             hint=f"{format_size(_LEAST_BYTES)} will do",
         )
     if (reason := lacking(root)) is not None:
@@ -94,7 +94,7 @@ def bounded(name: str, limit_bytes: int, *, root: Path | None = None) -> Iterato
     except OSError as error:
         remove_group(name, root=root)
         raise LackingError(
-            f"cannot bound memory by {group}: {error.strerror}", hint="run it outside of a container"
+            f"cannot limit memory by {group}: {error.strerror}", hint="run it outside of a container"
         ) from None
     try:
         yield True

@@ -26,8 +26,8 @@ def unwritable(path: Path, error: OSError, folder: Path) -> CatalogError:
     hint = space_hint(error)
     return (CatalogError if hint is None else NoRoomError)(
         f"cannot write {path}: {error.strerror or error}",
-        hint=f"{hint or 'see that its file system is there and can be written to'}; "
-        f"the samples made are kept, and the same command with -o {folder} goes on",
+        hint=f"{hint or 'check that its file system is mounted and writable'}; "
+        f"the samples are kept; to continue, repeat the command with -o {folder}",
     )
 
 
@@ -45,10 +45,12 @@ def opened(folder: Path) -> int:
         folder.mkdir(mode=0o755, exist_ok=True)
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"{folder} is no folder", hint="name a new one with -o") from None
+        raise ConfigError(f"{folder} is not a folder", hint="name a new one with -o") from None
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not folder.parent.exists():
-            raise ConfigError(f"there is no folder {folder.parent}", hint="make it, or name another with -o") from None
+            raise ConfigError(
+                f"the folder {folder.parent} does not exist", hint="make it, or name another with -o"
+            ) from None
         raise ConfigError(f"cannot make {folder}: {error.strerror}", hint=_elsewhere(error)) from None
 
 
@@ -94,8 +96,8 @@ def _own_work(folder: Path) -> bool:
     # What a link or a mount leads to is none of ours, and would be removed.
     if not stat.S_ISDIR(mode) or os.path.ismount(work):
         raise ConfigError(
-            f"{work} is no folder that a run has made",
-            hint="look at it and move it away, or name a new folder with -o",
+            f"{work} was not made by a run",
+            hint="examine it and move it away, or name a new folder with -o",
         )
     return True
 

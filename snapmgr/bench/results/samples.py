@@ -109,8 +109,8 @@ class Results:
             raise resultsfolder.unwritable(self.folder, error, self.folder) from None
         if not same:
             raise CatalogError(
-                f"{self.folder} is another folder than when the run began",
-                hint="was its file system unmounted? The samples made are where it was",
+                f"{self.folder} was replaced while the run was going on",
+                hint="check whether its file system was unmounted; the samples are in the original folder",
             )
 
     def begin(self, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,9 +159,9 @@ def read(paths: Sequence[Path]) -> ReadResults:
     for folder in paths:
         files = [path for path in _files(folder) if path.name == _RUN or _SAMPLE.fullmatch(path.name)]
         if not files:
-            raise ConfigError(f"{folder} holds no results", hint="they are written by: snapmgr bench run -o FOLDER")
+            raise ConfigError(f"{folder} holds no results", hint="results come from: snapmgr bench run -o FOLDER")
         if files[0].name != _RUN and all(path.name != _RUN for path in files):
-            problems.append(f"{folder / _RUN} is missing: what was asked for cannot be told")
+            problems.append(f"{folder / _RUN} is missing: the arguments of the run are unknown")
         for path in files:
             try:
                 if path.name == _RUN:
@@ -179,7 +179,7 @@ def _lock(fd: int, folder: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BusyError(
-            f"another run writes its results to {folder}", hint="wait for it, or name another folder with -o"
+            f"another run is writing its results to {folder}", hint="wait for it, or name another folder with -o"
         ) from None
 
 
@@ -187,11 +187,11 @@ def _files(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except FileNotFoundError:
-        raise NotFoundError(f"there is no folder {folder}") from None
+        raise NotFoundError(f"the folder {folder} does not exist") from None
     except NotADirectoryError:
-        raise ConfigError(f"{folder} is no folder of results", hint="name the folder, not a file in it") from None
+        raise ConfigError(f"{folder} is not a folder of results", hint="name the folder, not a file in it") from None
     except PermissionError:
-        raise LackingError(f"no right to read {folder}") from None
+        raise LackingError(f"permission denied: cannot read {folder}") from None
 
 
 def _write(path: Path, document: dict[str, Any], kind: type) -> None:
@@ -199,7 +199,7 @@ def _write(path: Path, document: dict[str, Any], kind: type) -> None:
     require_whole(document, kind)
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     if path.exists():
-        raise CatalogError(f"{path} is there already, and samples are never written again")
+        raise CatalogError(f"{path} exists already, and samples are never overwritten")
     try:
         replace_file(path, text.encode(), _READ_ONLY)
     except OSError as error:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 FAILURES = 3
 """In a row: so many end a stack in an experiment."""
-_NEAR = "another benchmark ran on this machine meanwhile: both measured each other"
+_NEAR = "another benchmark ran on this machine at the same time: each disturbed the other"
 # Of a device no more is formatted than this many times what the data need: a file system of terabytes takes minutes.
 _ROOM_FACTOR = 4
 _ROOM_LEAST_BYTES = 1 << 30

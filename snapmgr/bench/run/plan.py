@@ -261,7 +261,7 @@ def _steady_s(options: Options, profile: Profile, budget_s: float) -> float:
     if options.steady_s >= budget_s:
         given, budget = format_duration(options.steady_s), format_duration(budget_s)
         raise ConfigError(
-            f"--steady {given} leaves nothing of the budget, which is {budget}",
+            f"--steady {given} uses up the budget, which is {budget}",
             hint="use a larger --budget, or a shorter --steady",
         )
     return options.steady_s
@@ -278,7 +278,7 @@ def _usual(scenario: Scenario, profile: Profile, stacks: Mapping[str, Stack]) ->
 
 def _stack(name: str, stacks: Mapping[str, Stack]) -> Stack:
     if name not in stacks:
-        raise ConfigError(f"there is no stack {name!r}", hint=f"there are: {', '.join(stacks)}")
+        raise ConfigError(f"unknown stack {name!r}", hint=f"there are: {', '.join(stacks)}")
     return stacks[name]
 
 
@@ -313,7 +313,7 @@ def sized(scenario: Scenario, options: Options, *, memory_bytes: int, room_bytes
             raise ConfigError(
                 f"{scenario.name} with {format_size(parameters.size_bytes)} of data needs "
                 f"{format_size(needs.space_bytes)}, and there are {format_size(room_bytes)}",
-                hint="give it more room (--on)" + (", or less data (--size)" if options.size_bytes else ""),
+                hint="use a larger target (--on)" + (", or less data (--size)" if options.size_bytes else ""),
             )
         parameters = scenario.parameters(replace(given, size_bytes=half))
         needs = scenario.needs(parameters)

@@ -75,7 +75,7 @@ def planned(request: RunRequest) -> tuple[RunPlan, RunTarget]:
     if request.memory_bytes is not None and request.memory_bytes < _LEAST_MEMORY_BYTES:
         raise ConfigError(
             f"--memory {format_size(request.memory_bytes)} is too little for fio and its buffers",
-            hint=f"bound it to {format_size(_LEAST_MEMORY_BYTES)} or more",
+            hint=f"use at least {format_size(_LEAST_MEMORY_BYTES)}",
         )
     wanted = chosen(options.scenarios or PROFILE[options.profile].scenarios or [one.name for one in scenarios()])
     plan = make_plan(
@@ -137,7 +137,7 @@ def require_same(results: Results, now: dict[str, Any]) -> None:
     if run is not None and (differing := differences(run["arguments"], now)):
         raise ConfigError(
             f"{results.folder} holds a run with other arguments: {'; '.join(differing)}",
-            hint="give the same ones to go on with it, or name another folder with -o",
+            hint="repeat the original arguments to continue it, or name another folder with -o",
         )
 
 

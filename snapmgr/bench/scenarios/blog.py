@@ -132,7 +132,7 @@ class Blog:
             raise ConfigError(
                 f"{format_size(size_bytes)} of blogs fit into memory ({format_size(given.memory_bytes)}):"
                 " reads would measure the page cache",
-                hint="use a larger --size, bound the memory, or take another profile",
+                hint="use a larger --size, limit the memory (--memory), or choose another profile",
             )
         return replace(given, size_bytes=size_bytes, extra=extra)
 

@@ -167,7 +167,7 @@ class InnodbIo:
             raise ConfigError(
                 f"O_DSYNC reads through the page cache, and {format_size(size_bytes)} of data fit into memory"
                 f" ({format_size(given.memory_bytes)})",
-                hint="use a --size larger than the memory, or bound the memory",
+                hint="use a --size larger than the memory, or limit the memory (--memory)",
             )
         return replace(given, variant="", size_bytes=size_bytes, extra=extra)
 

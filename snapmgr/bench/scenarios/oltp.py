@@ -104,7 +104,7 @@ class Oltp:
             raise ConfigError(
                 f"with {_METHODS[given.variant]} InnoDB reads through the page cache, and {format_size(size_bytes)} of"
                 f" data fit into memory ({format_size(given.memory_bytes)})",
-                hint="use a --size larger than the memory, or bound the memory (--memory)",
+                hint="use a --size larger than the memory, or limit the memory (--memory)",
             )
         pool = max(size_bytes // _POOL_SHARE, _LEAST_POOL_BYTES)
         extra: dict[str, Any] = {

@@ -78,7 +78,7 @@ def _metrics() -> Iterator[MetricInfo]:
         yield MetricInfo(name=f"extents_{moment}", title=f"Extents {when}", unit="", better="less")
         yield MetricInfo(name=f"gaps_per_gib_{moment}", title=f"Physical jumps per GiB {when}", unit="", better="less")
     yield MetricInfo(name="create_s", title="Snapshot call", unit="s", better="less")
-    yield MetricInfo(name="whole_s", title="Snapshot with all that belongs to it", unit="s", better="less")
+    yield MetricInfo(name="whole_s", title="Whole snapshot, from preparation to completion", unit="s", better="less")
     yield MetricInfo(name="snapshot_bytes", title="Space that the snapshot takes afterwards", unit="B", better="less")
     yield MetricInfo(
         name="grown_bytes", title="Room of the file system taken since the snapshot", unit="B", better="less"
@@ -155,7 +155,7 @@ class RandomUpdate:
             raise ConfigError(
                 f"the variant {variant!r} is buffered, and {format_size(size_bytes)} of data fit into memory"
                 f" ({format_size(given.memory_bytes)}): it would measure the page cache",
-                hint="use a --size larger than the memory, bound the memory, or take the variant 'database'",
+                hint="use a --size larger than the memory, limit the memory (--memory), or use the variant 'database'",
             )
         return replace(given, variant=variant, size_bytes=size_bytes, extra=extra)
 

@@ -115,7 +115,7 @@ class SnapshotOps:
         del own["size_bytes"]
         if size_bytes < _LEAST_BYTES:
             raise ConfigError(
-                f"snapshot-ops needs {format_size(_LEAST_BYTES)} of data at least", hint="use a larger --size"
+                f"snapshot-ops needs at least {format_size(_LEAST_BYTES)} of data", hint="use a larger --size"
             )
         extra = {"files": _FILES, "load_per_s": _LOAD_PER_S, "snapshots": _CLASSIC_AT_ONCE, **own, **given.extra}
         return replace(given, size_bytes=size_bytes, extra=extra)

@@ -113,8 +113,8 @@ def _refusal(among: Sequence[Finding], candidates: Sequence[str], conditions: Co
     """Return why there can be no advice, whatever was measured."""
     if conditions.loop:
         return Sentence(
-            text="No advice: the target is a loop device, a file on another file system, which is measured with it. "
-            "What is shown is indicative."
+            text="No advice: the target is a loop device, a file on another file system, which is measured too. "
+            "The results are indicative."
         )
     if conditions.guest:
         return Sentence(
@@ -154,7 +154,7 @@ def _no_leader(among: Sequence[Finding]) -> Sentence:
     if not shown:
         return Sentence(text="No advice: no difference was shown.", evidence=tuple(one.id for one in among))
     return Sentence(
-        text="No advice for all uses: no stack is shown better than each other one and worse in nothing.",
+        text="No advice for all uses: no stack is shown better than every other one and worse in no metric.",
         evidence=shown,
     )
 
@@ -187,7 +187,7 @@ def _beaten(candidates: Sequence[str], among: Sequence[Finding]) -> list[Sentenc
 def _comparison(stack: str, other: str, wins: Sequence[Finding]) -> Sentence:
     text = "; ".join(f"{_what(one)}: {_times(one.ratio)} that of {other}" for one in wins)
     return Sentence(
-        text=f"{stack} is shown better than {other}, and worse in nothing: {text}.",
+        text=f"{stack} is shown better than {other}, and worse in no metric: {text}.",
         evidence=tuple(one.id for one in wins),
     )
 

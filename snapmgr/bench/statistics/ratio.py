@@ -113,7 +113,7 @@ def paired_ratio(
         raise ValueError(f"level {level} and {comparisons} comparisons: a share below 1, and at least one")
     for pair in pairs:
         if not have_ratio([pair]):
-            raise ValueError(f"{pair[0]} ÷ {pair[1]} is no ratio: both have to be finite and above 0")
+            raise ValueError(f"{pair[0]} ÷ {pair[1]} has no ratio: both figures must be finite and above 0")
     logs = [math.log(first) - math.log(second) for first, second in pairs]
     error = (1 - level) / comparisons / PEEKING
     exact = _proven(logs, error)

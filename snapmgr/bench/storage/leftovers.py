@@ -41,6 +41,6 @@ def restored(name: str, runner: Runner) -> Provisioner:
     """Given a backend's name ("" for the controls), return what takes its storages down. Raises StorageError."""
     known = next((one for one in STACKS.values() if (one.backend or "") == name), None)
     if known is None:
-        raise StorageError(f"an earlier run used the backend {name!r}, which is not there any more")
+        raise StorageError(f"an earlier run used the backend {name!r}, which is not installed any more")
     mounter = KernelMounter()
     return provisioner_of(known, backend_of(known, {}, runner, mounter), runner, mounter)

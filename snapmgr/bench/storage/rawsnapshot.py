@@ -170,7 +170,7 @@ def read_names(printed: str) -> tuple[str, str, str]:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     names = lines[0].split("|") if len(lines) == 1 else []
     if len(names) != 3 or not all(names[:2]):  # noqa: PLR2004 - the columns asked for
-        raise StorageError(f"lvs tells nothing of the volume that is measured: {printed.strip() or 'no line'}")
+        raise StorageError(f"lvs does not list the measured volume: {printed.strip() or 'no line'}")
     return names[0], names[1], names[2]
 
 

@@ -70,7 +70,7 @@ def own_mounts() -> None:
     if _own_since == os.getpid():
         return
     if not may_mount():
-        raise LackingError("file systems are mounted as root only (CAP_SYS_ADMIN)", hint="run snapmgr as root")
+        raise LackingError("mounting file systems needs root (CAP_SYS_ADMIN)", hint="run snapmgr as root")
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS) != 0:
         raise LackingError(f"the kernel refuses a mount namespace: {os.strerror(ctypes.get_errno())}")
@@ -210,8 +210,8 @@ def _read(path: Path) -> tuple[Process, str, str, ProvisionOrder]:
         if path.name == f"{order.id}.json" and order.point == str(path.parent / order.id / _POINT):
             return Process(**record["conductor"]), record["backend"], record["device"], order
     raise StorageError(
-        f"{path} is damaged: it says what an earlier run has made",
-        hint=f"if no benchmark runs, and losetup, lsblk and mount show nothing of it: rm {path}",
+        f"{path}, the record of an earlier run, is damaged",
+        hint=f"if no benchmark is running, and losetup, lsblk and mount show none of its devices: rm {path}",
     )
 
 
@@ -223,7 +223,7 @@ def _wait_for(fd: int, path: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise StorageError(
-                    f"an earlier run is still being cleared up: {path}",
+                    f"the cleanup of an earlier run is still in progress: {path}",
                     hint="look for a process that hangs (ps -eo pid,stat,args)",
                 ) from None
         time.sleep(0.02)
@@ -290,7 +290,7 @@ def end_residents(folder: Path) -> None:
 def _kill(pids: Sequence[int], deadline: float) -> None:
     if time.monotonic() > deadline:
         raise StorageError(
-            f"killed, but not dead: {', '.join(map(str, pids))}", hint="they hang in the kernel: see its log"
+            f"these processes survived SIGKILL: {', '.join(map(str, pids))}", hint="they hang in the kernel: see dmesg"
         )
     for pid in pids:
         with suppress(ProcessLookupError):

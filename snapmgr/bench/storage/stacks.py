@@ -53,7 +53,7 @@ STACKS: Mapping[str, Stack] = {
             backend="lvm",
             options=_XFS | _THIN | {"prefilled": "yes"},
         ),
-        Stack(name="juicefs", title="JuiceFS, its objects on the device", backend="juicefs"),
+        Stack(name="juicefs", title="JuiceFS with its objects on the device", backend="juicefs"),
         Stack(name="ext4", title="ext4, without snapshots", backend=None, options=_EXT4),
         Stack(
             name="ext4-dioread-lock",
@@ -82,7 +82,7 @@ def lacking(stack: Stack) -> tuple[Reason, ...]:
     """
     reasons: list[Reason] = []
     if os.geteuid() != 0:
-        reasons.append(Reason(what="a file system is made and mounted as root only", hint="run snapmgr as root"))
+        reasons.append(Reason(what="making and mounting file systems needs root", hint="run snapmgr as root"))
     if stack.backend is not None:
         try:
             backend = make_backend(stack.backend, {}, CommandRunner(), KernelMounter())

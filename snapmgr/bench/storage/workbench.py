@@ -181,11 +181,11 @@ class StackWorkbench:
 
     def _located(self) -> tuple[Backend, Volume]:
         if self._backend is None:
-            raise LackingError(f"{self.stack.title}: it takes none", hint="this stack is only compared with")
+            raise LackingError(f"{self.stack.title} has no snapshots", hint="this stack is a control")
         if self._volume is None:
             volume = self._backend.locate(find_target(str(self.path), runner=self._plain))
             if isinstance(volume, NotMine):
-                raise StorageError(f"the backend {self.stack.backend} refuses what it has made: {volume.reason}")
+                raise StorageError(f"the backend {self.stack.backend} refuses its own storage: {volume.reason}")
             self._volume = volume
         return self._backend, self._volume
 

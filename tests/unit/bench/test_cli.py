@@ -430,7 +430,7 @@ def test_the_line_to_paste_has_what_was_set_to_nothing(lab):
 def test_as_long_a_preparation_as_the_budget_is_refused(lab):
     code, _, err = lab.run("work", "--steady", "30m", "--budget", "30m")
     assert code == 2
-    assert "--steady 30 min leaves nothing of the budget, which is 30 min" in err
+    assert "--steady 30 min uses up the budget, which is 30 min" in err
     assert lab.opened == []
 
 

@@ -87,7 +87,7 @@ def test_what_the_machine_lacks_is_a_row_that_says_why():
 
 
 def test_names_that_do_not_exist_are_refused_with_those_that_do():
-    with pytest.raises(ConfigError, match="no stack 'zfs'") as error:
+    with pytest.raises(ConfigError, match="unknown stack 'zfs'") as error:
         _plan(stacks=("one", "zfs"))
     assert error.value.hint == "there are: one, two, three, control"
     with pytest.raises(ConfigError, match="no scenario has a variant 'printed'"):

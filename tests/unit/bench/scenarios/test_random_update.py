@@ -66,7 +66,7 @@ def test_buffered_variant_of_data_that_fit_into_memory_is_refused(variant):
     fits = _given(variant=variant, size_bytes=64 * _MIB, memory_bytes=64 * _MIB)
     with pytest.raises(ConfigError, match="64.0 MiB of data fit into memory") as caught:
         scenario.parameters(fits)
-    assert "bound the memory" in caught.value.hint
+    assert "limit the memory" in caught.value.hint
     scenario.parameters(_given(variant=variant, size_bytes=65 * _MIB, memory_bytes=64 * _MIB))
     scenario.parameters(_given(variant="database", size_bytes=64 * _MIB, memory_bytes=64 * _MIB))
 

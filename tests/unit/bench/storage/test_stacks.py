@@ -37,7 +37,7 @@ def test_lacking_programs_and_file_systems_are_told(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     reasons = lacking(STACKS["ext4"])
     assert [reason.what for reason in reasons] == [
-        "a file system is made and mounted as root only",
+        "making and mounting file systems needs root",
         "the kernel has no ext4",
         "the program mkfs.ext4 is not installed",
     ]
@@ -129,14 +129,17 @@ def test_memory_is_told_the_same_after_a_boot_that_kept_more_for_itself():
 
 
 def test_too_little_memory_is_refused(tmp_path):
-    with pytest.raises(StorageError, match=r"does not run in 1\.0 MiB"), memory.bounded("x", 1 << 20, root=tmp_path):
+    with (
+        pytest.raises(StorageError, match=r"1\.0 MiB of memory are too little"),
+        memory.bounded("x", 1 << 20, root=tmp_path),
+    ):
         pass
 
 
 def test_refused_group_is_told(tmp_path, monkeypatch):
     root = _groups(tmp_path)
     monkeypatch.setattr(Path, "mkdir", _refuse)
-    with pytest.raises(LackingError, match="cannot bound memory"), memory.bounded("x", 128 << 20, root=root):
+    with pytest.raises(LackingError, match="cannot limit memory"), memory.bounded("x", 128 << 20, root=root):
         pass
 
 
