@@ -104,11 +104,6 @@ class FioRun:
         seconds = self.seconds(section)
         return self.ios(direction, section) / seconds if seconds else 0.0
 
-    def bytes_per_s(self, direction: Literal["read", "write"], section: str | None = None) -> float:
-        """Return bytes per second of the longest job; 0 for a run of less than a millisecond."""
-        seconds = self.seconds(section)
-        return self.moved_bytes(direction, section) / seconds if seconds else 0.0
-
     def latency_s(self, direction: Direction, quantile: float, section: str | None = None) -> float | None:
         """Return the latency that `quantile` (0 … 1) of the operations kept within; None without operations.
 

@@ -1,4 +1,4 @@
-"""Lists the storages that are compared, and their missing requirements on this machine."""
+"""Lists the storages that are compared, with their missing requirements, backends and provisioners."""
 
 from __future__ import annotations
 
@@ -7,17 +7,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.api import LackingError, Provisioner, Reason, SnapmgrError
+from snapmgr.api import (
+    FolderCloning,
+    LackingError,
+    NotMine,
+    Provisioner,
+    Reason,
+    SnapmgrError,
+    StorageMaker,
+    provisioned,
+    unmake,
+)
 from snapmgr.bench.model import Stack
-from snapmgr.bench.storage.controls import Controls
+from snapmgr.blockdev import find_target
 from snapmgr.command import CommandRunner, find_program
 from snapmgr.mount import KernelMounter
-from snapmgr.plugins import make_backend
+from snapmgr.plugins import list_plugins, make_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
 
-    from snapmgr.api import Backend, Mounter, Runner
+    from snapmgr.api import Backend, Mounter, Provisioned, ProvisionOrder, Runner
     from snapmgr.bench.model import Parameters
 
 _XFS, _EXT4, _THIN = {"file_system": "xfs"}, {"file_system": "ext4"}, {"thin": "yes"}
@@ -174,3 +185,59 @@ def provisioner_of(stack: Stack, backend: Backend | None, runner: Runner, mounte
     if not isinstance(backend, Provisioner):
         raise LackingError(f"the backend {stack.backend} cannot make its storage on a device")
     return backend
+
+
+def cloning_of(own: Backend, path: str, runner: Runner, mounter: Mounter) -> FolderCloning | None:
+    """Return what clones a folder at `path`; None if nothing that is installed can.
+
+    Args:
+        own: the backend of the stack's snapshots. btrfs and XFS on LVM take theirs of whole volumes, and their folders
+            are cloned by another backend, as for ``snapmgr prepare``.
+        path: a folder in the storage.
+        runner: for programs.
+        mounter: for private mounts.
+    """
+    target = find_target(path, runner=runner)
+    for backend in (own, *_others(own, runner, mounter)):
+        if not isinstance(backend, FolderCloning):
+            continue
+        # What lacks its program says so when it is to look.
+        with suppress(SnapmgrError):
+            if not isinstance(backend.locate(target), NotMine) and not backend.missing():
+                return backend
+    return None
+
+
+def _others(own: Backend, runner: Runner, mounter: Mounter) -> Iterator[Backend]:
+    for plugin in list_plugins():
+        if plugin.backend is not None and plugin.name != own.name:
+            with suppress(SnapmgrError):
+                yield make_backend(plugin.name, {}, runner, mounter)
+
+
+# A full file system would be measured for being full.
+_SHARE = 0.9
+
+
+class Controls:
+    """A `snapmgr.api.Provisioner` for ext4 and XFS; options: ``file_system``, ``mount_options`` (with commas)."""
+
+    def __init__(self, runner: Runner, mounter: Mounter) -> None:
+        self._runner = runner
+        self._mounter = mounter
+
+    def provision(self, device: str, order: ProvisionOrder) -> AbstractContextManager[Provisioned]:
+        """Make the file system and mount it; see `snapmgr.api.Provisioner`."""
+        maker = StorageMaker(self._runner, self._mounter, device, order)
+        return provisioned(self, device, order, lambda: _make(maker))
+
+    def unprovision(self, device: str, order: ProvisionOrder) -> None:
+        """Take it down; see `snapmgr.api.Provisioner`."""
+        unmake(self._runner, self._mounter, device, order)
+
+
+def _make(maker: StorageMaker) -> Provisioned:
+    fs_type = maker.options({"file_system": ("ext4", "xfs")}).get("file_system", "ext4")
+    maker.discard()
+    maker.make_folder(fs_type, maker.device, maker.order.size_bytes)
+    return maker.made(maker.path, capacity_bytes=maker.free_bytes() * _SHARE)

@@ -16,10 +16,9 @@ from snapmgr.bench.measure.caches import drop_caches
 from snapmgr.bench.measure.counters import Counters
 from snapmgr.bench.measure.layout import read_layout
 from snapmgr.bench.measure.quiet import wait_until_idle
-from snapmgr.bench.storage.cloning import cloning_of
 from snapmgr.bench.storage.leftovers import restored
 from snapmgr.bench.storage.scene import end_users, staged
-from snapmgr.bench.storage.stacks import backend_of, backend_table, provisioner_of
+from snapmgr.bench.storage.stacks import backend_of, backend_table, cloning_of, provisioner_of
 from snapmgr.blockdev import find_target
 from snapmgr.host import boot_id
 from snapmgr.jobs.flush import flush_until_short

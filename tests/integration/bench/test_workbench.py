@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from snapmgr.api import CommandError, ConfigError, LackingError, ProvisionOrder, StorageError
-from snapmgr.bench.storage.controls import Controls
-from snapmgr.bench.storage.stacks import STACKS, backend_of, lacking, provisioner_of
+from snapmgr.bench.storage.stacks import STACKS, Controls, backend_of, lacking, provisioner_of
 from snapmgr.command import CommandRunner
 from snapmgr.mount import KernelMounter
 from snapmgr_juicefs.client import recognise
