@@ -36,14 +36,14 @@ _NO_NUMBER = re.compile(r"(:\s*)-?(?:nan|inf)\b")
 _DIED = re.compile(r"fio: pid=\d+, got signal=\d+")
 _LOGGED = {"0": "read", "1": "write"}
 _GLOBAL: dict[str, str | int | None] = {
-    # Reports of hundreds of threads, bins and all, would be many megabytes: one for each section is what is asked for.
+    # Reports of hundreds of threads, bins included, would be many megabytes: one report per section is enough.
     "group_reporting": 1,
     # A storage that compresses, or finds blocks that it has already, must gain nothing by it.
     "refill_buffers": 1,
     "randseed": 1,
     # Else random places are the same ones whatever the seed (fio 3.33, td_fill_rand_seeds); with it they repeat too.
     "randrepeat": 0,
-    # From when a request is begun: where the file system does it at once, all of it is in the submission.
+    # From the start of a request: a synchronous file system does all the work in the submission.
     "lat_percentiles": 1,
     "clat_percentiles": 0,
     "log_avg_msec": _WINDOW_MS,
@@ -54,7 +54,7 @@ _GLOBAL: dict[str, str | int | None] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """What a section moved in each whole second of its run, in bytes per second."""
+    """The throughput of a section in each whole second of its run, in bytes per second."""
 
     read: tuple[float, ...]
     write: tuple[float, ...]
@@ -154,7 +154,7 @@ def run_fio(
     runner: Runner,
     prefix: Sequence[str] = (),
 ) -> FioRun:
-    """Run fio with a job file made of `sections`, and return what it found.
+    """Run fio with a job file made of `sections`, and return its results.
 
     Args:
         name: of the run; its files are ``NAME.fio``, ``NAME.json`` and ``NAME-SECTION_bw.log``. Used once in `keep`.
@@ -205,7 +205,7 @@ def _failure(message: str) -> CommandError:
 
 
 def write_job(name: str, sections: Mapping[str, Mapping[str, str | int | None]], *, directory: Path) -> str:
-    """Return the text of a job file. Raises ConfigError for what it cannot hold."""
+    """Return the text of a job file. Raises ConfigError for values that it cannot hold."""
     # fio takes a colon for the end of one of several folders, and "${" for a variable (fio(1)).
     folder = str(directory).replace(":", r"\:")
     whole: dict[str, dict[str, str | int | None]] = {
@@ -248,7 +248,7 @@ def parse_document(printed: str) -> dict[str, Any]:
 
 
 def read_windows(log: str, runtime_s: float) -> Windows:
-    """Given a bandwidth log and how long the job ran, return what it moved in each whole second.
+    """Given a bandwidth log and the duration of the job, return its throughput in each whole second.
 
     A line is "end of the window in ms, KiB/s, direction, …" for one job and direction; windows without any have none.
     """

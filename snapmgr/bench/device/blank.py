@@ -230,7 +230,7 @@ def _by_wipefs(path: str, runner: Runner) -> Iterator[tuple[str, str, str]]:
     try:
         for entry in json.loads(answer)["signatures"]:
             kind = str(entry["type"])
-            # The same word as blkid's, so that one finding is told once.
+            # The same word as blkid's, so that one finding is reported once.
             kind = f"{kind} partition table" if kind in ("dos", "gpt", "PMBR", "sun", "mac", "bsd", "sgi") else kind
             yield kind, entry.get("uuid") or "", entry.get("label") or ""
     except (ValueError, KeyError, TypeError) as error:

@@ -35,7 +35,7 @@ _WIPE_TIMEOUT_S = 120.0
 
 
 def require_size(what: str, size: int, needed: int | None) -> None:
-    """Raise ConfigError unless `size` bytes are enough for what is needed, and for any file system at all."""
+    """Raise ConfigError unless `size` bytes are enough for the data, and for any file system at all."""
     least = max(MIN_BYTES, needed or 0)
     if size < least:
         raise ConfigError(
@@ -45,7 +45,7 @@ def require_size(what: str, size: int, needed: int | None) -> None:
 
 
 def node_of(path: str) -> str:
-    """Given any node of a block device, return the kernel's own: a lock on another node keeps nobody else out.
+    """Given any node of a block device, return the kernel's own: a lock on another node excludes no other program.
 
     Raises ConfigError if that is not there.
     """
@@ -79,7 +79,7 @@ class DeviceTarget:
         self._noted = True
 
     def check(self) -> None:
-        """Raise StorageError unless the node still leads to that very device, and nobody else has taken it."""
+        """Raise StorageError unless the node still leads to the same device, and it is unused."""
         why = self._changed()
         if not why and refused_exclusively(self.device):
             why = "; ".join(uses(self._record))
@@ -115,7 +115,7 @@ class DeviceTarget:
             try:
                 self._runner.run(argv, timeout_s=_DISCARD_TIMEOUT_S)
             except CommandError:
-                # It says that it can, and cannot (some USB bridges): told by `facts`.
+                # Some USB bridges claim support for it and fail; `facts` reports that.
                 self._discards = False
         self._mark(Mark(identity=self._identity.text, size_bytes=self._record.size_bytes))
 
@@ -129,11 +129,11 @@ class DeviceTarget:
         try:
             write_mark(self.device, mark)
         except OSError:
-            # A kernel may forbid to write to what is mounted. Then a run after a SIGKILL asks for --wipe.
+            # A kernel may forbid writes to a mounted device. Then a run after a SIGKILL requires --wipe.
             self._noted = False
 
     def facts(self) -> dict[str, Any]:
-        """Return what it is, for the samples: see `docs/bench-devices.md`."""
+        """Return its description for the samples: see `docs/bench-devices.md`."""
         return {
             "kind": "device",
             "size_bytes": self.size_bytes,
@@ -152,7 +152,7 @@ class DeviceTarget:
         return False
 
     def leave(self) -> None:
-        """Blank it, and note what it looks like now, so that the next run knows it again."""
+        """Blank it, and record a digest of its contents, so that the next run recognises it."""
         self.discard = True
         self.blank()
         _forget_cached(self._fd)
@@ -179,7 +179,7 @@ def opened_device(
         try:
             yield target
         except BaseException:
-            # What failed is told, and not that something still holds the device because of it.
+            # Report the failure itself, not that something still holds the device because of it.
             with suppress(SnapmgrError, OSError):
                 target.leave()
             raise
@@ -188,7 +188,7 @@ def opened_device(
 
 @contextmanager
 def claimed(path: str) -> Iterator[int]:
-    """Open a device and lock it for us (systemd.io/BLOCK_DEVICE_LOCKING): udev leaves it alone meanwhile.
+    """Open a device and lock it for us (systemd.io/BLOCK_DEVICE_LOCKING): udev ignores it while it is locked.
 
     The descriptor also keeps its name from going to another disk when it is pulled out. It is not open for writing: a
     kernel may refuse to mount what somebody could write to.
@@ -200,7 +200,7 @@ def claimed(path: str) -> Iterator[int]:
         device = device_stack(f"{os.major(number)}:{os.minor(number)}")
         if device.kind == "part":
             for disk in device.below:
-                # Shared: udev may look at the other partitions, but nobody may write another table.
+                # Shared: udev may read the other partitions, but no program may write another table.
                 _lock(stack.enter_context(_opened(disk.path)), fcntl.LOCK_SH, disk.path)
         yield fd
 
@@ -245,7 +245,7 @@ def _lock(fd: int, how: int, path: str) -> None:
 def examined(
     path: str, fd: int, *, needed: int | None, wipe: str | None, line: Sequence[str], runner: Runner
 ) -> tuple[BlockDevice, Identity, tuple[FoundSignature, ...]]:
-    """Return what an open device is and what is on it. Raises ConfigError unless it may be formatted."""
+    """Return the identity and the contents of an open device. Raises ConfigError unless it may be formatted."""
     number = os.fstat(fd).st_rdev
     device = device_stack(f"{os.major(number)}:{os.minor(number)}", properties=udev_properties)
     # Without udev the nodes of device-mapper have only the names that LVM gave them.
@@ -284,7 +284,7 @@ def examined(
 def _contents(
     device: BlockDevice, fd: int, identity: Identity, runner: Runner
 ) -> tuple[tuple[FoundSignature, ...], str]:
-    """Return what is on a device, and why that is more than what we left there ourselves ("" if it is not)."""
+    """Return the contents of a device, and why they are not only our own leftovers ("" if they are)."""
     try:
         _forget_cached(fd)
         found = signatures(device, runner=runner)
@@ -317,6 +317,6 @@ def _sequence(number: str) -> str:
 
 
 def _forget_cached(fd: int) -> None:
-    """Have what is read next come from the device: what a file system wrote is not in the device's own cache."""
+    """Drop the device's own cache, which does not contain the writes of a file system."""
     with suppress(OSError):
         fcntl.ioctl(fd, _BLKFLSBUF, 0)

@@ -82,7 +82,7 @@ class LoopTarget:
         """Nothing to note: the file goes with us."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what it is, for the samples: see `docs/bench-devices.md`."""
+        """Return its description for the samples: see `docs/bench-devices.md`."""
         return self._facts | {"allocated_bytes": os.fstat(self._file_fd).st_blocks * 512}
 
 
@@ -189,7 +189,7 @@ def _without_cow(fd: int) -> bool:
 
 
 def _reserve(fd: int, size_bytes: int) -> bool:
-    """Have all blocks of a file; False where the file system cannot. Raises OSError if there is no room.
+    """Allocate all blocks of a file; False where the file system cannot. Raises OSError if there is no space.
 
     Not `os.posix_fallocate`: where the file system cannot, that writes each block, over data.
     """
@@ -228,7 +228,7 @@ def _attached(file_fd: int) -> tuple[int, str]:
                 opened.close()
                 loop_fd, device = attach_loop(file_fd, _NAME, block_bytes=4096)
                 opened.callback(os.close, loop_fd)
-            # Not kept open for writing: a kernel may refuse to mount what somebody could write to.
+            # Not kept open for writing: a kernel may refuse to mount a device that is open for writing.
             return os.open(device, os.O_RDONLY | os.O_CLOEXEC), device
         except OSError as error:
             raise StorageError(f"{device} has disappeared: {error.strerror}", hint="see: losetup, dmesg") from None

@@ -31,7 +31,7 @@ Signature = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """What a run of the benchmark wrote about a device."""
+    """The record of a run of the benchmark about a device."""
 
     identity: str
     size_bytes: int
@@ -51,7 +51,7 @@ def pack(mark: Mark) -> bytes:
     document: dict[str, Any] = {
         "identity": mark.identity,
         "size_bytes": mark.size_bytes,
-        # A device has a handful; what does not fit is not ours then, which is the safe way round.
+        # A device has a handful; those that do not fit are not recognised as ours, which is the safe way.
         "signatures": [list(one) for one in mark.signatures[:16]],
         "content": mark.content,
     }

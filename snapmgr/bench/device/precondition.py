@@ -43,14 +43,14 @@ _PROBE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Conditioning:
-    """What was done."""
+    """The result."""
 
     steady: bool
     why: str
     """In words."""
     seconds: float
     written_bytes: int
-    """In order; what the rounds wrote is not in it."""
+    """In order."""
     rounds: tuple[float, ...]
     """Writes per second in each."""
 
@@ -87,7 +87,7 @@ def make_steady(
 
     def written(name: str, job: dict[str, str | int | None]) -> tuple[float, int]:
         """Write and return the rate (1/s) and the bytes."""
-        # The lock is advisory: who has taken the device meanwhile keeps what is on it.
+        # The lock is advisory: if another program has taken the device, its data must survive.
         target.check()
         common: dict[str, str | int | None] = {"filename": path.name, "size": target.size_bytes, "direct": 1}
         # fio itself dies with us, its jobs only as threads.

@@ -49,15 +49,15 @@ class OpenTarget(Protocol):
         """Check it and remove all signatures; a device's blocks are discarded where it can. Between samples."""
 
     def made(self) -> None:
-        """Note what lies on it now as made by us: what a SIGKILL leaves the next run then takes without --wipe."""
+        """Mark its contents as ours, so that after a SIGKILL the next run accepts them without --wipe."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what it is, as JSON, without serial number."""
+        """Return its description as JSON, without serial number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetSpec:
-    """What --on means."""
+    """The parsed value of --on."""
 
     kind: Literal["loop", "device"]
     path: str
@@ -67,7 +67,7 @@ class TargetSpec:
 
 
 def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFAULT_FOLDER) -> TargetSpec:
-    """Given the value of --on, return what it means. Raises ConfigError.
+    """Parse the value of --on. Raises ConfigError.
 
     `size_bytes` is what the caller needs: a file in a FOLDER gets this size, and a smaller SIZE is refused. `folder` is
     where a file lies whose FOLDER is not given.
@@ -153,7 +153,7 @@ def preview_target(
     line: Sequence[str] = ("snapmgr", "bench", "run"),
     runner: Runner | None = None,
 ) -> str:
-    """Return what `opened_target` would take, in words, having changed nothing; raises what it would raise."""
+    """Describe the target that `opened_target` would open, without changing it; raises the same errors."""
     order = parse_target(text, size_bytes=size_bytes, folder=folder)
     if order.kind == "loop":
         fs_type = require_room(Path(order.path), order.size_bytes or 0)

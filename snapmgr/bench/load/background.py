@@ -73,7 +73,7 @@ class Load:
             os.killpg(self._process.pid, signal.SIGCONT)
 
     def _wait_stopped(self) -> None:
-        # What is in a system call stops when that ends.
+        # A process in a system call stops when the call ends.
         deadline = time.monotonic() + _STOP_S
         while time.monotonic() < deadline:
             with suppress(FileNotFoundError, ProcessLookupError):
@@ -89,7 +89,7 @@ class Load:
 
 @contextmanager
 def written_to(argv: Sequence[str], file: Path, log: Path) -> Iterator[Load]:
-    """Run `command` while the context lasts, once its first write was seen; what it prints goes to `log`.
+    """Run `command` while the context lasts, which begins with its first write; its output goes to `log`.
 
     Raises CommandError if it writes nothing, LackingError without fio. It is ended and reaped in any case.
     """

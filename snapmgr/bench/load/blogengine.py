@@ -36,7 +36,7 @@ _MOST = 100
 _ARTICLE, _PICTURE, _COMMENT = (1 << 10, 32 << 10), (8 << 10, 64 << 10), (2 << 10, 10 << 10)
 _WRITE, _READ = 8 << 10, 64 << 10
 BLOG_BYTES = _MOST * sum((low + high) // 2 for low, high in (_ARTICLE, _PICTURE, _COMMENT))
-"""What one blog comes to at most, once rewriters and commenters have made it as full as it gets."""
+"""The largest size of one blog, after all rewrites and comments."""
 
 # A worker's cells in the table.
 _BEGUN, _BLOGS, _ARTICLES, _PICTURES, _COMMENTS, _BYTES, _CELLS = range(7)
@@ -65,7 +65,7 @@ class _Table:
 
 @dataclass(frozen=True, kw_only=True)
 class BlogLoad:
-    """What is to be done."""
+    """The load to generate."""
 
     folder: Path
     seconds: float
@@ -228,14 +228,14 @@ class EngineError(Exception):
 
 
 def run(order: BlogLoad) -> dict[str, Any]:
-    """Let the crew work, and return what each window saw. Raises EngineError; no worker is left in any case."""
+    """Run the workers and return the counts of each window. Raises EngineError; it never leaves a worker behind."""
     crew = order.crew
     table = _Table(len(crew))
     noise = memoryview(bytes(_NOISE_BYTES) if order.zeros else random.Random(order.seed).randbytes(_NOISE_BYTES))  # noqa: S311 - a load, no secret
     troubles, said = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    # Nobody begins before all are there: the first ones would leave the parent no time to start the others.
+    # All workers begin together: the first ones would leave the parent no time to start the others.
     gate, barrier = os.pipe2(os.O_CLOEXEC)
-    # What is collected is copied: the workers' memory is to stay the parent's.
+    # No garbage collection here: it would copy the memory that workers share with the parent.
     gc.freeze()
     workers: list[int] = []
     try:

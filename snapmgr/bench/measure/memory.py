@@ -34,7 +34,7 @@ def memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 
 def nominal_bytes(found_bytes: int) -> int:
-    """Return what is to be told and compared: found_bytes, rounded up to a quarter of the power of two below it.
+    """Return found_bytes for output and comparison, rounded up to a quarter of the power of two below it.
 
     What the kernel keeps for itself differs by some MiB from boot to boot: a run goes on after one all the same.
     """
@@ -104,7 +104,7 @@ def bounded(name: str, limit_bytes: int, *, root: Path | None = None) -> Iterato
 
 
 def remove_group(name: str, *, root: Path | None = None) -> None:
-    """Remove what `bounded` made, once nobody is in it; what is charged to it goes to its parent. Idempotent."""
+    """Remove the group of `bounded` once it has no process; its charges go to its parent. Idempotent."""
     group = (root or ROOT) / f"{_PREFIX}{name}"
     deadline = time.monotonic() + _EMPTY_S
     while group.exists():

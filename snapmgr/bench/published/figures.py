@@ -36,7 +36,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One published ratio and what was concluded from it."""
+    """One published ratio and its conclusion."""
 
     key: str
     """"random-update/read": unique, for documents and links."""
@@ -52,7 +52,7 @@ class Claim:
     measured_on: str
     wants: tuple[Want, ...] = _ON_THE_DISK
     remark: str = ""
-    """What is known to be wrong with the published figure."""
+    """Known errors of the published figure."""
 
     @property
     def scenario(self) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["holds", "does not hold", "not shown", "not measured"]
 _PUBLISHED_VARIANTS = ("printed", "repaired")
-# As far from 1 at most a ratio is none.
+# A ratio between 1/1.1 and 1.1 counts as equal.
 _ALIKE = 1.1
 
 
@@ -128,7 +128,7 @@ def _stalls(stall: StallClaim, group: Group) -> list[tuple[int, int, int]]:
 
 
 def _without(curves: Sequence[Sequence[float]], interval_s: int) -> list[bool]:
-    """Whether nothing was done in each whole interval, given what was done in each second."""
+    """Given the work of each second, return for each whole interval whether nothing was done."""
     each = [sum(second) for second in zip(*curves, strict=False)]
     return [not any(each[at : at + interval_s]) for at in range(0, len(each) - interval_s + 1, interval_s)]
 

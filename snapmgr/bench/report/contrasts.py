@@ -90,7 +90,7 @@ def moment_families(
             for stack, ours in stacks.items()
         ]
         rows = [row for row in rows if row]
-        # What is 0 everywhere says enough in the table of all figures.
+        # A figure that is 0 everywhere appears only in the table of all figures.
         if not any(bar["median"] for row in rows for bar in row["bars"]):
             continue
         shown.append(

@@ -98,7 +98,7 @@ def families(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def common_title(titles: Sequence[str]) -> str:
-    """Return what all titles say: their beginning, and their end from a comma or a colon on; else the first title."""
+    """Return the common part of titles: beginning, and end from a comma or colon on; else the first title."""
     split, head, tail = _parted(titles)
     beginning = split[0][:head]
     while beginning and beginning[-1].lower() in {",", ":", "in", "the", "of", "from", "with", "before", "after", "a"}:
@@ -110,7 +110,7 @@ def common_title(titles: Sequence[str]) -> str:
 
 
 def differing_titles(titles: Sequence[str]) -> list[str]:
-    """Return what each title says that is not in their common one: "before the snapshot"; "" where that is nothing."""
+    """Return the part of each title that is not common to all: "before the snapshot"; "" where there is none."""
     split, head, tail = _parted(titles)
     return [_joined(words[head : len(words) - tail]).strip(",: ") for words in split]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def interval_words(samples: Sequence[Sample]) -> str:
-    """Return what the intervals are: "95 % for all 12 comparisons together"."""
+    """Return the meaning of the intervals: "95 % for all 12 comparisons together"."""
     number = comparisons(samples)
     return (
         f"{LEVEL:.0%} for all {number} comparisons together".replace("%", " %") if number > 1 else f"{LEVEL * 100:g} %"

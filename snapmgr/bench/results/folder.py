@@ -65,7 +65,7 @@ def require_fit(folder: Path) -> None:
 
 @contextmanager
 def work_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder in `folder` for what a sample needs meanwhile.
+    """Yield an empty folder in `folder` for the temporary files of a sample.
 
     Raises ConfigError if something else has its name, CatalogError and NoRoomError if it cannot be made.
     """
@@ -79,7 +79,7 @@ def work_folder(folder: Path) -> Iterator[Path]:
     try:
         yield work
     finally:
-        # What does not go now does for the next sample, or hinders it: that is told then, and this one counts.
+        # A failure to remove it is reported with the next sample, if it matters then; this one counts.
         with suppress(OSError):
             shutil.rmtree(work)
 
@@ -93,7 +93,7 @@ def _own_work(folder: Path) -> bool:
         return False
     except OSError as error:
         raise unwritable(work, error, folder) from None
-    # What a link or a mount leads to is none of ours, and would be removed.
+    # The target of a link or a mount is not ours, and would be removed.
     if not stat.S_ISDIR(mode) or os.path.ismount(work):
         raise ConfigError(
             f"{work} was not made by a run",
@@ -103,7 +103,7 @@ def _own_work(folder: Path) -> bool:
 
 
 def _try_out(folder: Path) -> None:
-    # It never has a name. Random: what is compressed takes no room.
+    # The file never has a name. Random data: compressed data would need no space.
     with TemporaryFile(dir=folder) as file:
         file.write(os.urandom(_ROOM_BYTES))
         file.flush()

@@ -39,14 +39,14 @@ class Profile:
     width: float
     """Intervals are measured until they are narrower than ± this share."""
     stacks: tuple[str, ...]
-    """What is compared if none is named, but for scenarios about others; see `make_plan`."""
+    """Default stacks, except for scenarios about others; see `make_plan`."""
     scenarios: tuple[str, ...] = ()
-    """What runs if none is named; empty: all."""
+    """Default scenarios; empty: all."""
     steady_s: float = 0.0
     """How long flash is written to at most, until it is in a steady state; 0: it is not."""
 
 
-# Of the budget, if nobody says.
+# Default share of the budget.
 _STEADY_SHARE = 0.25
 _FEW = ("btrfs", "xfs-reflink", "lvm+ext4", "lvm-thin+xfs", "ext4")
 _MORE = ("btrfs", "btrfs-nocow", "xfs-reflink", "lvm+ext4", "lvm-thin+xfs", "ext4", "xfs")
@@ -72,7 +72,7 @@ PROFILE: Mapping[ProfileName, Profile] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a run is asked for."""
+    """The options of a run."""
 
     scenarios: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class Experiment:
     scenario: Scenario
     parameters: Parameters
     stacks: tuple[Stack, ...]
-    """In the order asked for; the first one is what the others are compared with."""
+    """In the requested order; the others are compared with the first one."""
     needs: Needs
 
     @property
@@ -122,7 +122,7 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What is measured, and what cannot be."""
+    """The experiments of a run, and the ones that cannot be measured."""
 
     options: Options
     experiments: tuple[Experiment, ...]
@@ -136,16 +136,16 @@ class RunPlan:
 
     @property
     def space_bytes(self) -> int:
-        """What the target has to have."""
+        """The space that the target needs."""
         return max((experiment.needs.space_bytes for experiment in self.experiments), default=0)
 
     @property
     def file_bytes(self) -> int:
-        """How large a loop device's file is made, if nobody says."""
+        """Default size of a loop device's file."""
         return max(LEAST_TARGET_BYTES, self.space_bytes)
 
     def deciding(self) -> dict[str, Any]:
-        """Return what decides about what is measured, for ``run.json``; not how long the run may go on."""
+        """Return the settings that determine the samples, for ``run.json``; the budget is not one of them."""
         options = self.options
         return {
             "profile": options.profile,
@@ -232,7 +232,7 @@ def make_plan(
             refused = refused or error
             if options.scenarios:
                 raise
-            # Nobody asked for this one by its name: the others are measured.
+            # This one was not requested by name: the others are measured.
             absent += [
                 Absent(scenario=scenario, stack=stack, why=error.message, parameters=_known(scenario, options))
                 for stack in able

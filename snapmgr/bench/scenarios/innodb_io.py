@@ -110,7 +110,7 @@ def _metrics() -> Iterator[MetricInfo]:
 
 @dataclass(kw_only=True)
 class _Found:
-    """What is known so far of a sample."""
+    """The figures of a sample so far."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     series: dict[str, Sequence[float]] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class InnodbIo:
         return None if stack.backend is None else "it compares file systems as such, without snapshots: ext4 and XFS"
 
     def parameters(self, given: Parameters) -> Parameters:
-        """Complete them: {"threads", "point_s", "methods"}. Raises ConfigError for what makes no sense.
+        """Complete them: {"threads", "point_s", "methods"}. Raises ConfigError for invalid values.
 
         O_DSYNC, where reads go through the page cache, is left out by default if the data fit into memory.
         """
@@ -172,7 +172,7 @@ class InnodbIo:
         return replace(given, variant="", size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
-        """Return what a sample takes."""
+        """Return the needs of a sample."""
         extra = parameters.extra
         points = len(extra["threads"]) * len(extra["methods"])
         # Starting hundreds of threads takes fio a second.

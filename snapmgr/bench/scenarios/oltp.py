@@ -29,7 +29,7 @@ _POOL_SHARE = 4
 _LEAST_POOL_BYTES = 16 * _MIB
 # Where memory is bounded: such data must not fit into it.
 _BUFFERED_SMOKE = 192 * _MIB
-# Redo and binary logs, the system's own tables, and what the run writes anew.
+# Redo and binary logs, system tables, and new data of the run.
 _AROUND_BYTES = 512 * _MIB
 _REDO_BYTES = 96 * _MIB
 # Of the memory that the run may use, for the buffer pool at most.
@@ -86,7 +86,7 @@ class Oltp:
         return missing_programs("sysbench", *PROGRAMS)
 
     def suits(self, stack: Stack) -> str | None:
-        """JuiceFS is no place for a live server's files to be measured against disks."""
+        """Refuse JuiceFS: a live server's files there cannot be compared with disks."""
         return "it compares file systems under a live server" if stack.backend == "juicefs" else None
 
     def parameters(self, given: Parameters) -> Parameters:
@@ -206,11 +206,11 @@ class Oltp:
 def _taken_in_the_middle(
     bench: Workbench, work: Sysbench, server: PrivateMariadb, hold: Hold
 ) -> tuple[Report, Snapshot]:
-    """Take a snapshot a third into a run; return what the run and the snapshot were."""
+    """Take a snapshot after a third of a run; return the run and the snapshot."""
     seconds = bench.parameters.extra["seconds"]
     with ThreadPoolExecutor(max_workers=1) as pool:
         running = pool.submit(work.run, seconds)
-        # What ended early has failed: then it is told why below.
+        # A run that ended early has failed; the reason is raised below.
         _wait_for(running, seconds / 3)
         snapshot = bench.snapshot(server.held(hold, at_once=bench.at_once()))
         return running.result(), snapshot

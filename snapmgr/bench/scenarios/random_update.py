@@ -89,7 +89,7 @@ def _metrics() -> Iterator[MetricInfo]:
 
 @dataclass(kw_only=True)
 class _Found:
-    """What is known so far of a sample."""
+    """The figures of a sample so far."""
 
     direct: bool = True
     """Whether the file system takes O_DIRECT."""
@@ -160,7 +160,7 @@ class RandomUpdate:
         return replace(given, variant=variant, size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
-        """Return what a sample takes: the data, as much again for what a snapshot pins (btrfs: whole extents)."""
+        """Return the needs of a sample: the data, and the same again, pinned by a snapshot (btrfs: whole extents)."""
         extra = parameters.extra
         passes = 3 if parameters.variant == "database" else 1
         moved = parameters.size_bytes + 7 * extra["data_bytes"]
@@ -199,15 +199,15 @@ class RandomUpdate:
         found.passes["update_first"] = load.update(data, "update-first")
         first = _check_origin(found, before, data, bench.parameters)
         if database:
-            # What the first one left to do in the background would be charged to the second.
+            # Background work of the first pass would be charged to the second.
             background_s += settle(bench)
             found.passes["update_second"] = load.update(data, "update-second")
         found.metrics["background_s"] = background_s + bench.quiet()
-        # More than what was written where the file system cannot free parts of an extent (btrfs).
+        # More than the written bytes where the file system cannot free parts of an extent (btrfs).
         found.metrics["grown_bytes"] = float(_used_bytes(bench.path) - used_bytes)
         _look(bench, found, data, "after")
         if database:
-            # The same pages: what the first pass left alone, the second has not touched either.
+            # The same pages: the second pass has not touched any other.
             _check_origin(found, before, data, bench.parameters, expected=first)
         if snapshot is None:
             found.notes.append("a control: no snapshot was taken, both passes show what it costs without one")
@@ -232,7 +232,7 @@ class _Fio:
             job: dict[str, str | int | None] = {"bs": "1M", "direct": self._direct, "size": data_bytes}
         else:
             job = self._shares()
-        # Not preallocated: on btrfs the first write to what is preallocated is no copy-on-write.
+        # Not preallocated: on btrfs the first write to a preallocated extent is not copy-on-write.
         job |= {"rw": "write", "fallocate": "none"}
         return self._pass(file, f"fill-{file.name}", job, seed=self._seed)
 
@@ -257,7 +257,7 @@ class _Fio:
         return self._pass(file, name, job, seed=self._seed + 1)
 
     def _shares(self) -> dict[str, str | int | None]:
-        # fio's map of what is written already is each job's own: so each has a part of the file for itself.
+        # Each fio job has its own map of written blocks: so each has a part of the file for itself.
         share = self._extra["data_bytes"] // self._extra["workers"]
         return {
             "bs": self._extra["unit_bytes"],
@@ -337,7 +337,7 @@ def _check_origin(
 
 
 def _judge(found: _Found, snapshot: Snapshot, before: UnitDigests) -> None:
-    """Check that the snapshot holds what the origin held, ask what it takes, and delete it."""
+    """Check that the snapshot holds the origin's old data, record its space, and delete it."""
     found.metrics |= {"create_s": snapshot.create_s, "whole_s": snapshot.whole_s}
     usage, name = snapshot.usage(), "the snapshot holds the old data"
     if not usage.valid:

@@ -39,9 +39,9 @@ _LOAD_SHARE = 16
 _BLOCK = 16 << 10
 _LOAD_PER_S = 1000
 _COMMON_LEVEL = 10
-"""The number of snapshots that figures are told for: each storage can have so many."""
+"""The number of snapshots that figures refer to: each storage can have so many."""
 _CLASSIC_LEVEL = 10
-"""A classic LVM snapshot costs each write of its origin a copy: more than these are nobody's practice."""
+"""A classic LVM snapshot costs each write of its origin a copy: more than these are not used in practice."""
 _CLASSIC_AT_ONCE = _CLASSIC_LEVEL + 3
 """With one of ours that is measured, and room for the program's."""
 _LEAST_BYTES = 16 * _MIB
@@ -121,7 +121,7 @@ class SnapshotOps:
         return replace(given, size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
-        """Return what a sample takes.
+        """Return the needs of a sample.
 
         On classic LVM a quarter of the space is shared out to all snapshots, and each has to hold what the load changes
         in its life: its file, made anew for each number of snapshots, and some of the file system's own.
@@ -149,7 +149,7 @@ class SnapshotOps:
         )
         for number, level in enumerate(levels):
             if number:
-                # What the load has fragmented is made anew: else the next operations would differ by that as well.
+                # The fragmented file is made anew: otherwise fragmentation would affect the next operations too.
                 (bench.path / _LOAD).unlink()
                 _fill_load(bench, number)
             while len(kept) < level:
@@ -224,7 +224,7 @@ def _fill_load(bench: Workbench, turn: int) -> None:
 
 
 class _Stopwatch:
-    """Does things to snapshots, and keeps what each took."""
+    """Runs operations on snapshots, and records the time of each."""
 
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench

@@ -35,7 +35,7 @@ class Conditions:
     steady: bool | None = None
     """Whether the device was brought to a steady state; None: it need not be (a spinning disk)."""
     controls: Collection[str] = ()
-    """Stacks without snapshots: they show what snapshots cost, and are never recommended."""
+    """Stacks without snapshots: they show the cost of snapshots, and are never recommended."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """Stacks that could not be measured, and why."""
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -46,16 +46,16 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class Sentence:
-    """One thing that is said, and what it stands on."""
+    """One statement and its evidence."""
 
     text: str
     evidence: tuple[str, ...] = ()
-    """Ids of findings; empty for what stands on a fact of the machine."""
+    """Ids of findings; empty for a statement about the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What the report begins with."""
+    """The beginning of the report."""
 
     recommended: str | None
     sentences: tuple[Sentence, ...]

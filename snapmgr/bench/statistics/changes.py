@@ -175,7 +175,7 @@ def _row(one: Change, *, tolerance: float, comparable: bool) -> dict[str, Any]:
 
 
 def _left_out(old: Sequence[Group], new: Sequence[Group]) -> list[str]:
-    """Return what is not compared, and why."""
+    """Return the experiments that are not compared, and why."""
     before, now = ({group.name: group for group in groups_ if group.counted} for groups_ in (old, new))
     said = [f"{name}: only the old results have it." for name in before if name not in now]
     said += [f"{name}: only the new results have it." for name in now if name not in before]

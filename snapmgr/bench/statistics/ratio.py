@@ -87,11 +87,11 @@ class Noise:
     """What two samples of the same storage in the same block differ by."""
 
     ratio: Ratio
-    """Of the A/A pairs. If it is `shown`, something but the storage decides, and nothing else is to be believed."""
+    """Of the A/A pairs. If it is `shown`, something other than the storage decides, and no result is reliable."""
     factor: float
-    """The farther end of its interval, as a factor above 1: what the same storage may differ by from itself here."""
+    """The farther end of its interval, as a factor above 1: the same storage may differ from itself by this much."""
     pair: float
-    """What the median pair differs by, as a factor above 1: what one pair alone is worth."""
+    """The difference within the median pair, as a factor above 1: the precision of one pair alone."""
 
 
 def paired_ratio(
@@ -132,7 +132,7 @@ def have_ratio(pairs: Sequence[tuple[float, float]]) -> bool:
 
 
 def noise_floor(pairs: Sequence[tuple[float, float]], *, seed: int, level: float = LEVEL) -> Noise:
-    """Given A/A pairs, return what the machine's noise alone does to a ratio. Raises ValueError as `paired_ratio`."""
+    """Given A/A pairs, return the effect of noise alone on a ratio. Raises ValueError as `paired_ratio`."""
     ratio = paired_ratio(pairs, seed=seed, level=level)
     return Noise(
         ratio=ratio,

@@ -49,12 +49,12 @@ _FIRE_S = 60.0
 _SETTLE_S = 600.0
 FLUSH_TARGET_S = 0.05
 """The default of a job's `sync_target`."""
-# What has just ended (io_uring, a killed load) holds a mount a moment longer.
+# A load that has just ended (io_uring, a killed process) holds a mount a moment longer.
 _UNMOUNT_S = 5.0
 
 
 class Recorder:
-    """A `Runner` that keeps what it ran."""
+    """A `Runner` that records its commands."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -144,7 +144,7 @@ class StackWorkbench:
         self._jobs: dict[str, str] = {}
 
     def snapshot(self, held: AbstractContextManager[object] | None = None) -> BenchSnapshot:
-        """Take one as a backup would, but without a helper process: a hung storage call holds nobody's server here."""
+        """Take one as a backup would, but without a helper process: no server waits for a hung storage call here."""
         backend, volume = self._located()
         start = time.monotonic()
         with backend.arm((volume,), _new_id()) as armed:
@@ -168,7 +168,7 @@ class StackWorkbench:
         return backend.capabilities((volume,)).atomicity == "volume"
 
     def inventory(self) -> tuple[Found, ...]:
-        """Return what the backend finds in the volume's pool."""
+        """Return the backend's inventory of the volume's pool."""
         backend, volume = self._located()
         return backend.inventory((volume.pool,))
 
@@ -180,7 +180,9 @@ class StackWorkbench:
 
     def _located(self) -> tuple[Backend, Volume]:
         if self._backend is None:
-            raise LackingError(f"{self.stack.title} has no snapshots", hint="this stack is a control")
+            raise LackingError(
+                f"the stack {self.stack.name} has no snapshots", hint="it is a control: it is only compared with others"
+            )
         if self._volume is None:
             volume = self._backend.locate(find_target(str(self.path), runner=self._plain))
             if isinstance(volume, NotMine):
@@ -218,11 +220,11 @@ class StackWorkbench:
         return read_layout(file)
 
     def tell(self, text: str) -> None:
-        """Say what goes on."""
+        """Report the current step."""
         self._tell(text)
 
     def record(self) -> dict[str, Any]:
-        """Return what belongs to the sample's document: `commands`, `jobs` (files of fio), `provisioned`."""
+        """Return its part of the sample's document: `commands`, `jobs` (files of fio), `provisioned`."""
         facts = asdict(self.provisioned)
         made = facts.pop("commands")
         return {

@@ -190,7 +190,7 @@ def test_a_results_disk_that_ends_is_not_charged_to_a_storage(small: Path, end: 
     bench.fail = fail
     with pytest.raises(CatalogError, match=f"cannot write {results.folder}: ") as raised:
         work()
-    assert "goes on" in (raised.value.hint or "")
+    assert "to continue, repeat the command" in (raised.value.hint or "")
     if end == "read-only":
         # And so it is refused from the start.
         with pytest.raises(ConfigError, match="Read-only file system"):
