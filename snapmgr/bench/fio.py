@@ -31,7 +31,7 @@ PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 _WINDOW_MS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-# fio prints what C's printf makes of a division by nothing; JSON knows no such number.
+# fio prints the result of a division by zero as printf does; JSON has no such number.
 _NO_NUMBER = re.compile(r"(:\s*)-?(?:nan|inf)\b")
 _DIED = re.compile(r"fio: pid=\d+, got signal=\d+")
 _LOGGED = {"0": "read", "1": "write"}

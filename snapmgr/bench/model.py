@@ -52,13 +52,13 @@ class MetricInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """How large and how long a sample is; the same for all stacks of a scenario, and part of every sample."""
+    """Size and duration of a sample; the same for all stacks of a scenario, and recorded in every sample."""
 
     profile: ProfileName
     variant: str
     """Variant of the scenario: "printed", "repaired", "database"; "" where there is only one."""
     size_bytes: int
-    """Of the data a scenario fills in, chosen by the conductor within what `Scenario.needs` asks for. 0, as given to
+    """Size of the data set, chosen by the conductor within the limits of `Scenario.needs`. 0, as given to
     `Scenario.parameters`, stands for what the scenario takes in that profile."""
     memory_bytes: int
     """The most that the page cache may hold, by a cgroup limit or the machine's memory: a buffered scenario refuses
@@ -73,7 +73,7 @@ class Needs:
     """The space and time for one sample of a scenario."""
 
     space_bytes: int
-    """Of the device, snapshot included."""
+    """Space on the device, snapshot included."""
     seconds: float
     """About how long, on a disk of 100 MB/s and 1,000 IOPS; the conductor corrects it as it measures."""
 
@@ -183,7 +183,7 @@ class Workbench(Protocol):
         """Run a program; it is recorded with the sample."""
 
     def cold(self) -> None:
-        """Sync, and drop the kernel's caches and those of the storage's client: the next read is the storage's own."""
+        """Sync, and drop the kernel's caches and those of the client: the next read comes from the storage."""
 
     def quiet(self) -> float:
         """Wait until the storage's background work (btrfs's cleaner, discards, uploads) is done; return the seconds."""

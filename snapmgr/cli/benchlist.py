@@ -34,14 +34,14 @@ def list_(session: Session) -> int:
     Time and space are for one sample on a disk of 100 MB/s and 1,000 IOPS; a run takes several per storage.
     """
     from snapmgr.bench.scenarios import scenarios
-    from snapmgr.bench.storage.stacks import STACKS, lacking
+    from snapmgr.bench.storage.stacks import STACKS, missing_requirements
 
     found = [_scenario(scenario) for scenario in scenarios()]
     stacks: list[dict[str, Any]] = [
         {
             "name": stack.name,
             "title": stack.title,
-            "missing": [{"what": reason.what, "hint": reason.hint} for reason in lacking(stack)],
+            "missing": [{"what": reason.what, "hint": reason.hint} for reason in missing_requirements(stack)],
         }
         for stack in STACKS.values()
     ]

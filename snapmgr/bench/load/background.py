@@ -19,7 +19,7 @@ _BEGIN_S = 30.0
 _LOOK_S = 0.02
 _STOP_S = 30.0
 _STOP_LOOK_S = 0.0005
-# Far beyond any sample: who waits for it ends it.
+# Far beyond any sample: the caller ends it.
 _RUNTIME_S = 7 * 86400
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ROLES = ("writer", "rewriter", "commenter", "reader")
 _MOST = 100
-"""Articles, pictures and comments of a blog are 1 to so many."""
+"""A blog has 1 to so many articles, pictures and comments."""
 _ARTICLE, _PICTURE, _COMMENT = (1 << 10, 32 << 10), (8 << 10, 64 << 10), (2 << 10, 10 << 10)
 _WRITE, _READ = 8 << 10, 64 << 10
 BLOG_BYTES = _MOST * sum((low + high) // 2 for low, high in (_ARTICLE, _PICTURE, _COMMENT))
@@ -263,7 +263,7 @@ def run(order: BlogLoad) -> dict[str, Any]:
 def _work(worker: _Worker, role: str, table: _Table, said: int, gate: int) -> None:
     """Be a worker, to the end of this process; begin when the other end of `gate` is closed."""
     try:
-        # Ctrl-C at a terminal is the parent's to hear, who says stop.
+        # The parent handles Ctrl-C at a terminal, and stops the workers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.read(gate, 1)

@@ -27,7 +27,7 @@ class Stalls:
     without_read: int
     without_either: int
     longest_write_s: float
-    """Of the longest run of windows without a write."""
+    """Length of the longest run of windows without a write."""
     longest_read_s: float
     longest_either_s: float
 

@@ -29,7 +29,7 @@ class Report:
     tps: float
     """Transactions a second."""
     p95_s: float
-    """Of a transaction's latency."""
+    """Latency of a transaction."""
     max_s: float
     seconds_tps: tuple[float, ...]
     """Of each second."""

@@ -30,7 +30,7 @@ class WritePass:
     seconds: float
     """Until the last write had returned; without the sync at its end."""
     sync_s: float
-    """Of the sync at its end."""
+    """Duration of the sync at its end."""
     asked_bytes: int
     """Bytes written by the load; `spent` has those written to the device."""
     spent: Spent

@@ -42,7 +42,7 @@ def nominal_bytes(found_bytes: int) -> int:
     return -(-found_bytes // step) * step
 
 
-def lacking(root: Path | None = None) -> Reason | None:
+def missing_requirement(root: Path | None = None) -> Reason | None:
     """Return why memory cannot be bounded here; None if it can. Enables the controller if need be."""
     root = root or ROOT
     if not (root / "cgroup.controllers").exists():
@@ -82,7 +82,7 @@ def bounded(name: str, limit_bytes: int, *, root: Path | None = None) -> Iterato
             f"{format_size(limit_bytes)} of memory are too little for a benchmark",
             hint=f"{format_size(_LEAST_BYTES)} will do",
         )
-    if (reason := lacking(root)) is not None:
+    if (reason := missing_requirement(root)) is not None:
         raise LackingError(reason.what, hint=reason.hint)
     group, before = root / f"{_PREFIX}{name}", _group_of_this_process(root)
     try:

@@ -26,7 +26,7 @@ class Side:
     """One of the two figures of a ratio."""
 
     words: str
-    """Who it is of: "LVM + ext4"."""
+    """The storage: "LVM + ext4"."""
     stack: str
     metric: str
     """Ours; "" where no scenario has that figure."""

@@ -85,7 +85,7 @@ def _judged(
 
 
 def judge(published: tuple[float, float], ours: Ratio) -> tuple[Verdict, str]:
-    """Given a published ratio (or the ends of its range) and ours, return what becomes of the conclusion, and how much.
+    """Given a published ratio (or the ends of its range) and ours, return the verdict and its extent.
 
     It holds if ours is shown to be on the same side of 1, whatever its size. It does not if ours is shown to be on the
     other side, or next to 1 and not the published one.

@@ -31,7 +31,7 @@ READ_SIZE = 1 << 20
 
 
 def fill(file: BinaryIO, extents: Sequence[int]) -> None:
-    """Seek to the first extent of a worker's part, and write on from there: from wherever the offset is by then."""
+    """Seek to the first extent of a worker's part, and write from the offset, which others may have moved by then."""
     file.seek(extents[0] * EXTENT_SIZE)
     file.writelines(os.urandom(EXTENT_SIZE) for _ in extents)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.report import figures
-from snapmgr.bench.report.contrasts import moment_families, ratio_rows
+from snapmgr.bench.report.comparisons import moment_families, ratio_rows
 from snapmgr.bench.report.figures import anchor_of, by_stack
 from snapmgr.bench.report.method import interval_words, method
 from snapmgr.bench.statistics.advice import Conditions, advise

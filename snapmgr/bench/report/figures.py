@@ -116,7 +116,7 @@ def differing_titles(titles: Sequence[str]) -> list[str]:
 
 
 def moment_titles(names: Sequence[str], titles: Sequence[str]) -> list[str]:
-    """Return what to call each moment of a family: what differs in its title, else the word in its name."""
+    """Return a name for each moment of a family: the differing part of its title, else the word in its name."""
     found = []
     for name, words in zip(names, differing_titles(titles), strict=True):
         moment = moment_of(name)
@@ -195,7 +195,7 @@ def timelines(samples: Sequence[Sample]) -> list[dict[str, Any]]:
         shown = _middle(having, lambda sample: sum(sum(sample["series"].get(name, ())) for name in axes))
         made = [_lane(names, axes, shown, having) for names in lanes]
         widest = max(lane["interval_s"] for lane in made)
-        # A figure may be told for intervals and, finer, for each second: intervals are drawn, both are counted.
+        # A figure may exist for intervals and, finer, for each second: intervals are drawn, both are counted.
         wide = [lane for lane in made if lane["interval_s"] == widest and any(one["values"] for one in lane["moments"])]
         rows.append(
             {

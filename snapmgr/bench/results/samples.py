@@ -57,7 +57,7 @@ class Results:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder if need be and be the only one who writes to it.
+        """Make the folder if necessary, and lock it against other runs.
 
         Raises ConfigError if nothing can be written there or it holds something else, and BusyError if another run
         writes to it: then nothing was changed.
@@ -83,7 +83,7 @@ class Results:
 
     @contextmanager
     def work_folder(self) -> Iterator[Path]:
-        """Yield an empty folder in it for what a sample needs meanwhile; it goes afterwards.
+        """Yield an empty folder in it for the temporary files of a sample; it is removed afterwards.
 
         Raises ConfigError if something else has its name, and CatalogError or NoRoomError if it cannot be made.
         """
@@ -209,7 +209,7 @@ def _write(path: Path, document: dict[str, Any], kind: type) -> None:
 def _read(path: Path, kind: type) -> dict[str, Any]:
     """Return one document, checked. Raises CatalogError with the file's name."""
     try:
-        # Neither a link nor a FIFO is one of ours; one who made results for us may own them.
+        # Links and FIFOs are never ours; the owner of results may be another user.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(fd, "rb") as file:
             data = file.read(_MAX_BYTES + 1)

@@ -190,19 +190,19 @@ def make_plan(
     *,
     scenarios: Sequence[Scenario],
     stacks: Mapping[str, Stack],
-    lacking: Callable[[Stack], Iterable[Reason]],
+    missing_requirements: Callable[[Stack], Iterable[Reason]],
     memory_bytes: int,
     room_bytes: int,
 ) -> RunPlan:
     """Return what to measure of `options`.
 
     Args:
-        options: what is asked for.
+        options: those of the command line.
         scenarios: those of `options.scenarios`, in order, or the profile's.
         stacks: all that there are, by name.
-        lacking: says what this machine lacks for one.
-        memory_bytes: what the page cache may hold at most.
-        room_bytes: size of the target, or of what there is room for.
+        missing_requirements: returns those of a stack on this machine.
+        memory_bytes: limit of the page cache.
+        room_bytes: size of the target, or of the free space.
 
     Raises ConfigError for names that do not exist, for a variant that no scenario has, and if the data do not fit.
     """
@@ -211,7 +211,7 @@ def make_plan(
     if options.variant and all(options.variant not in scenario.variants for scenario in scenarios):
         known = ", ".join(f"{one.name}: {', '.join(one.variants)}" for one in scenarios if one.variants) or "none"
         raise ConfigError(f"no scenario has a variant {options.variant!r}", hint=f"there are: {known}")
-    problem = cache(lambda name: _sentence(lacking(stacks[name])))
+    problem = cache(lambda name: _sentence(missing_requirements(stacks[name])))
     experiments: list[Experiment] = []
     absent: list[Absent] = []
     refused: ConfigError | None = None

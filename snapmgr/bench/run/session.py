@@ -21,7 +21,7 @@ from snapmgr.bench.run.conductor import Conductor
 from snapmgr.bench.run.plan import LEAST_TARGET_BYTES, PROFILE, differences, make_plan
 from snapmgr.bench.scenarios import chosen, scenarios
 from snapmgr.bench.storage.leftovers import clear_leftovers
-from snapmgr.bench.storage.stacks import STACKS, lacking
+from snapmgr.bench.storage.stacks import STACKS, missing_requirements
 from snapmgr.blockdev import device_stack
 from snapmgr.errors import CommandError, ConfigError, LackingError
 from snapmgr.units import format_size
@@ -82,7 +82,7 @@ def planned(request: RunRequest) -> tuple[RunPlan, RunTarget]:
         options,
         scenarios=wanted,
         stacks=STACKS,
-        lacking=lacking,
+        missing_requirements=missing_requirements,
         memory_bytes=min(request.memory_bytes or nominal_bytes(memory_bytes()), nominal_bytes(memory_bytes())),
         room_bytes=_room_bytes(request.on),
     )

@@ -173,7 +173,7 @@ class Aging:
             if day in levels:
                 bench.quiet()
                 _look(bench, load, found, day, kept)
-            # Else the writes of a day on which the file was read, or the first one, would find more in the caches.
+            # Otherwise the first day, and days after a read of the file, would find more in the caches.
             settle(bench)
             _write(load, found, day)
             if day < levels[-1] and bench.stack.backend is not None:

@@ -267,7 +267,7 @@ def _sections(bench: Workbench, method: str, threads: int) -> Sections:
             **tablespaces,
         },
         "log": log,
-        # fio's engine for fallocate cannot sync: the write of the first page, as InnoDB does it too, does that.
+        # fio's engine for fallocate cannot sync; the write of the first page does, as in InnoDB.
         "extend": {
             "filename": "extended",
             "rw": "write",
@@ -343,7 +343,7 @@ def _sweep(bench: Workbench, found: _Found, method: str) -> None:
 
 
 def _check(bench: Workbench, found: _Found, run: FioRun, point: str) -> None:
-    """Check that each part of the mix took place: a curve of reads alone would look better than it is."""
+    """Check that each part of the mix took place: reads alone would give too good a curve."""
     done = {
         "pages read": run.ios("read", "readers"),
         "pages written": run.ios("write", "writers"),

@@ -32,7 +32,7 @@ _BUFFERED_SMOKE = 192 * _MIB
 # Redo and binary logs, system tables, and new data of the run.
 _AROUND_BYTES = 512 * _MIB
 _REDO_BYTES = 96 * _MIB
-# Of the memory that the run may use, for the buffer pool at most.
+# Largest share of the run's memory for the buffer pool.
 _MEMORY_SHARE = 0.5
 _STALLED = 0.05
 
@@ -41,7 +41,7 @@ _STALLED = 0.05
 class _Size:
     bytes_: int
     seconds: float
-    """Of each of the three runs."""
+    """Duration of each of the three runs."""
     warm_up_s: float
 
 

@@ -35,7 +35,7 @@ _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
 _FILES = 15
 _LOAD = "load"
 _LOAD_SHARE = 16
-"""One part in so many of the data is the file that the load writes to."""
+"""The load writes to a file of this fraction (1/N) of the data."""
 _BLOCK = 16 << 10
 _LOAD_PER_S = 1000
 _COMMON_LEVEL = 10
@@ -308,7 +308,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 def _figures(times: Times, levels: Sequence[int]) -> dict[str, float]:
     level = max(one for one in levels if one <= _COMMON_LEVEL)
     figures = {f"{name}_s": quantile(times[name][level], 0.5) for name in _TITLES}
-    # With as many as all storages have: else who can have a thousand would look slower than who cannot.
+    # At a number that all storages reach: otherwise one that can have a thousand would look slower.
     figures["loaded_max_s"] = max(times["loaded"][level])
     if "call_create" in times:
         figures["create_over_call"] = figures["create_s"] / quantile(times["call_create"][level], 0.5)

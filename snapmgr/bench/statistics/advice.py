@@ -61,7 +61,7 @@ class Advice:
     sentences: tuple[Sentence, ...]
     """The first one is the recommendation, or says that there is none."""
     costs: tuple[Sentence, ...] = ()
-    """Of the recommended one, against the controls."""
+    """Costs of the recommended stack, compared with the controls."""
     not_shown: tuple[Sentence, ...] = ()
     caveats: tuple[Sentence, ...] = ()
     """What limits all this: noise, a device that is not steady, stacks that are absent."""

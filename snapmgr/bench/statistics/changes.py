@@ -33,7 +33,7 @@ class Change:
     stack: str
     metric: str
     info: Mapping[str, Any]
-    """Of the metric: title, unit, better, headline."""
+    """Description of the metric: title, unit, better, headline."""
     old: Sequence[float]
     new: Sequence[float]
     ratio: Ratio | None

@@ -34,9 +34,9 @@ class Finding:
     ratio: Ratio
     """Of `stack` to `against`."""
     samples: tuple[str, ...]
-    """Ids of the samples that it stands on."""
+    """Ids of its samples."""
     noise: Noise | None = None
-    """Of the metric in this experiment; None: there are too few A/A pairs."""
+    """Noise of the metric in this experiment; None: there are too few A/A pairs."""
 
     @property
     def verdict(self) -> Verdict:

@@ -84,7 +84,7 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """What two samples of the same storage in the same block differ by."""
+    """The difference between two samples of the same storage in the same block."""
 
     ratio: Ratio
     """Of the A/A pairs. If it is `shown`, something other than the storage decides, and no result is reliable."""
@@ -97,7 +97,7 @@ class Noise:
 def paired_ratio(
     pairs: Sequence[tuple[float, float]], *, seed: int, level: float = LEVEL, comparisons: int = 1
 ) -> Ratio:
-    """Given what two storages gave in each block, return the ratio of the first to the second.
+    """Given the figures of two storages in each block, return the ratio of the first to the second.
 
     Args:
         pairs: figures above 0, one pair for each block; one pair has an infinite interval.

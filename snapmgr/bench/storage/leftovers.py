@@ -15,7 +15,7 @@ from snapmgr.mount import KernelMounter
 if TYPE_CHECKING:
     from snapmgr.api import Provisioner, Runner
 
-# Who holds it for longer is told by whoever wants to use it.
+# The next user of the device reports a longer use.
 _RELEASE_S = 10.0
 
 

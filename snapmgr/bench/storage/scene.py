@@ -42,7 +42,7 @@ _POINT = "fs"
 _CLONE_NEWNS = 0x00020000
 # Programs that are killed may hang in the kernel for a while: a flush that has begun is finished.
 _END_S = 30.0
-# The guard has no bound of its own: about ten years.
+# No limit for the guard: about ten years.
 _NEVER_S = 3e8
 _LOCK_S = 60.0
 
@@ -62,7 +62,7 @@ _own_since: int | None = None
 
 
 def own_mounts() -> None:
-    """Move this process into a mount namespace of its own, once: what is mounted elsewhere is still seen, and goes.
+    """Move this process into a mount namespace of its own, once: mounts and unmounts elsewhere still propagate to it.
 
     Raises LackingError without the right.
     """
@@ -194,7 +194,7 @@ def neighbours() -> tuple[str, ...]:
     """Return the devices on which other processes measure now."""
     devices = []
     for path in sorted(RUN.glob("*.json")):
-        # It may end just now; what is damaged, `sweep` tells.
+        # It may just have ended; `sweep` reports damaged records.
         with suppress(OSError, StorageError):
             conductor, _, device, _ = _read(path)
             if conductor != this_process() and is_alive(conductor):

@@ -81,13 +81,13 @@ STACKS: Mapping[str, Stack] = {
         Stack(name="xfs", title="XFS, without snapshots", backend=None, options=_XFS),
     )
 }
-"""By the name that ``--stacks`` takes, in the order that they are told in."""
+"""By the name for ``--stacks``, in the order of lists and reports."""
 
 _PACKAGES = {"mkfs.ext4": "e2fsprogs", "chattr": "e2fsprogs", "thin_check": "thin-provisioning-tools"}
 
 
-def lacking(stack: Stack) -> tuple[Reason, ...]:
-    """Return all that this machine lacks for a stack; empty if it can be made here. Never raises.
+def missing_requirements(stack: Stack) -> tuple[Reason, ...]:
+    """Return the missing requirements of a stack on this machine; empty if it can be made here. Never raises.
 
     Kernel modules that are needed are loaded meanwhile.
     """
@@ -100,15 +100,15 @@ def lacking(stack: Stack) -> tuple[Reason, ...]:
         except SnapmgrError as error:
             return (*reasons, Reason(what=error.message, hint=error.hint or ""))
         # Loaded before it is asked: it may look at what is there.
-        fs_reasons = _lacking_file_system(_file_system(stack))
+        fs_reasons = _missing_file_system(_file_system(stack))
         reasons += backend.missing()
         if not isinstance(backend, Provisioner):
             reasons.append(Reason(what=f"the backend {stack.backend} cannot make its storage on a device", hint=""))
     else:
-        fs_reasons = _lacking_file_system(_file_system(stack))
+        fs_reasons = _missing_file_system(_file_system(stack))
     known = {reason.what for reason in reasons}
     reasons += [reason for reason in fs_reasons if reason.what not in known]
-    reasons += _lacking_programs(stack)
+    reasons += _missing_programs(stack)
     return tuple(dict.fromkeys(reasons))
 
 
@@ -117,7 +117,7 @@ def _file_system(stack: Stack) -> str | None:
     return fixed.get(stack.backend or "", stack.options.get("file_system"))
 
 
-def _lacking_file_system(fs_type: str | None) -> list[Reason]:
+def _missing_file_system(fs_type: str | None) -> list[Reason]:
     if fs_type is None or _kernel_knows(fs_type):
         return []
     with suppress(SnapmgrError):
@@ -132,7 +132,7 @@ def _kernel_knows(fs_type: str) -> bool:
     return any(line.split()[-1] == fs_type for line in lines)
 
 
-def _lacking_programs(stack: Stack) -> list[Reason]:
+def _missing_programs(stack: Stack) -> list[Reason]:
     fs_type = _file_system(stack)
     programs = [f"mkfs.{fs_type}"] if fs_type is not None else []
     if fs_type == "btrfs":
@@ -201,7 +201,7 @@ def cloning_of(own: Backend, path: str, runner: Runner, mounter: Mounter) -> Fol
     for backend in (own, *_others(own, runner, mounter)):
         if not isinstance(backend, FolderCloning):
             continue
-        # What lacks its program says so when it is to look.
+        # A backend without its program raises here.
         with suppress(SnapmgrError):
             if not isinstance(backend.locate(target), NotMine) and not backend.missing():
                 return backend

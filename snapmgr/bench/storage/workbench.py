@@ -205,7 +205,7 @@ class StackWorkbench:
         return self._runner.run(argv, timeout_s=timeout_s)
 
     def cold(self) -> None:
-        """Drop what would answer reads in the storage's stead: the kernel's caches, and those of its client.
+        """Drop the caches that would answer reads instead of the storage: the kernel's and the client's.
 
         Raises LackingError where they cannot be dropped (a container).
         """

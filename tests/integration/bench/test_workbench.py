@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from snapmgr.api import CommandError, ConfigError, LackingError, ProvisionOrder, StorageError
-from snapmgr.bench.storage.stacks import STACKS, Controls, backend_of, lacking, provisioner_of
+from snapmgr.bench.storage.stacks import STACKS, Controls, backend_of, missing_requirements, provisioner_of
 from snapmgr.command import CommandRunner
 from snapmgr.mount import KernelMounter
 from snapmgr_juicefs.client import recognise
@@ -65,7 +65,7 @@ def test_snapshot_is_one_and_all_goes(device: BenchDevice, stack: str) -> None:
 
 @pytest.mark.needs("juicefs")
 def test_juicefs_is_made_and_goes(device: BenchDevice) -> None:
-    assert lacking(STACKS["juicefs"]) == ()
+    assert missing_requirements(STACKS["juicefs"]) == ()
     with device.bench("juicefs") as bench:
         file = bench.path / "file"
         old = os.urandom(4 << 20)
@@ -251,7 +251,7 @@ def test_a_mount_option_that_the_kernel_refuses_leaves_nothing(device: BenchDevi
 
 def test_this_machine_lacks_nothing_for_these() -> None:
     for stack in (*_WITH_SNAPSHOTS, *_CONTROLS, "ext4-dioread-nolock"):
-        assert lacking(STACKS[stack]) == ()
+        assert missing_requirements(STACKS[stack]) == ()
 
 
 def _overwrite(file: Path, data: bytes) -> None:

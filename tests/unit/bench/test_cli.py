@@ -47,8 +47,8 @@ class Lab:
         monkeypatch.setattr("snapmgr.bench.scenarios.scenarios", lambda: self.scenarios)
         monkeypatch.setattr("snapmgr.bench.storage.stacks.STACKS", STACKS)
         monkeypatch.setattr(session, "STACKS", STACKS)
-        monkeypatch.setattr(session, "lacking", lambda _stack: ())
-        monkeypatch.setattr("snapmgr.bench.storage.stacks.lacking", lambda _stack: ())
+        monkeypatch.setattr(session, "missing_requirements", lambda _stack: ())
+        monkeypatch.setattr("snapmgr.bench.storage.stacks.missing_requirements", lambda _stack: ())
         monkeypatch.setattr(session, "opened_target", self._opened)
         # What lies on this machine is nobody's business here.
         monkeypatch.setattr(session, "clear_leftovers", lambda _runner: ())

@@ -46,7 +46,7 @@ class Site:
             Options(**options),
             scenarios=scenarios,
             stacks=STACKS,
-            lacking=lambda _: (),
+            missing_requirements=lambda _: (),
             memory_bytes=GIB,
             room_bytes=GIB,
         )
