@@ -28,7 +28,7 @@ def compare_published(samples: Sequence[Sample], *, level: float = LEVEL, seed: 
 
     {"schema", "level", "comparisons", "rows": […], "counts": {verdict: rows}}. A row: {"key", "experiment" ("" if
     nothing of it was measured), "title", "over" and "under" ({"words", "stack", "metric", "value"}), "unit",
-    "published": [low, high], "published_text", "ours" (see `contrast.ratio_document`; None), "ours_text", "verdict",
+    "published": [low, high], "published_text", "ours" (see `comparison.ratio_document`; None), "ours_text", "verdict",
     "words", "conclusion", "measured_on", "obstacles": [why not comparable…], "remark"}. A count of stalls has one side
     and no ratio. A claim has a row for each variant that was measured. The level is for all intervals together.
     """

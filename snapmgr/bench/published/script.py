@@ -1,6 +1,6 @@
 """The published random-update script, with what is wrong in it kept: only what stops it is repaired.
 
-    python3 printed.py fill|update|read FILE FILE_BYTES UPDATES SEED
+    python3 script.py fill|update|read FILE FILE_BYTES UPDATES SEED
 
 Kept, because it is what was measured: all workers share one file offset, since the file is opened once, before they are
 forked, so that a worker writes wherever another one has just sought to; the file is opened by "w+b", which empties it;

@@ -236,16 +236,16 @@ def _notes(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def _distinct_hosts(samples: Iterable[Sample]) -> list[Mapping[str, Any]]:
-    return list(
-        {json.dumps(telling(one["host"]), sort_keys=True): one["host"] for one in samples if one["host"]}.values()
-    )
+    # Absent samples are recorded before the facts about preparing the device are known.
+    measured = [one for one in samples if one["host"] and one["kind"] != "absent"]
+    return list({json.dumps(telling(one["host"]), sort_keys=True): one["host"] for one in measured}.values())
 
 
 def _hosts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """Return the machines that differ in relevant facts, with the number of samples of each."""
     found: dict[str, list[Sample]] = {}
     for one in samples:
-        if one["host"]:
+        if one["host"] and one["kind"] != "absent":
             found.setdefault(json.dumps(telling(one["host"]), sort_keys=True), []).append(one)
     return [
         {

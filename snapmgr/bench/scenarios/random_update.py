@@ -22,7 +22,7 @@ from snapmgr.bench.load.write_pass import (
 from snapmgr.bench.measure.digests import digest_units
 from snapmgr.bench.measure.directio import buffers_direct_writes
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.bench.published import script as printed
+from snapmgr.bench.published import script
 from snapmgr.command import missing_programs
 from snapmgr.errors import ConfigError
 
@@ -136,7 +136,7 @@ class RandomUpdate:
         size_bytes = given.size_bytes or _SIZES[given.profile]
         if not given.size_bytes and not database:
             size_bytes = max(size_bytes, _BUFFERED_SMOKE)
-        unit_bytes, workers = (_PAGE, 1) if database else (printed.EXTENT_SIZE, printed.THREADS)
+        unit_bytes, workers = (_PAGE, 1) if database else (script.EXTENT_SIZE, script.THREADS)
         # Each worker has as many whole units, and each file as many as each other. fio fills whole MiB only.
         grain = _MIB // unit_bytes if database else workers
         units = size_bytes // ((2 if database else 1) * unit_bytes * grain) * grain
@@ -280,7 +280,7 @@ class _Printed:
 
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
-        self._text = Path(printed.__file__).read_text(encoding="utf-8")
+        self._text = Path(script.__file__).read_text(encoding="utf-8")
 
     def fill(self, file: Path) -> WritePass:
         """Write the file, as the script does it."""

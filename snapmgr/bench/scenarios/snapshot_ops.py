@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.api import Reason, format_size
-from snapmgr.bench.load import background as backgroundload
+from snapmgr.bench.load import background
 from snapmgr.bench.measure.proof import block_digests, flush
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.storage.rawsnapshot import RawWay, raw_ways
@@ -144,7 +144,7 @@ class SnapshotOps:
         kept: list[Snapshot] = []
         old = _digests(bench, bench.path)
         counts: list[Check] = []
-        argv = backgroundload.command(
+        argv = background.command(
             bench.path / _LOAD, block_bytes=_BLOCK, writes_per_s=bench.parameters.extra["load_per_s"], seed=seed
         )
         for number, level in enumerate(levels):
@@ -159,7 +159,7 @@ class SnapshotOps:
             bench.tell(f"operations with {level} snapshots")
             for turn in range(bench.parameters.extra["repeats"]):
                 watch.idle(level, turn)
-            with backgroundload.written_to(argv, bench.path / _LOAD, bench.folder / f"load-{level}.log") as load:
+            with background.written_to(argv, bench.path / _LOAD, bench.folder / f"load-{level}.log") as load:
                 for turn in range(bench.parameters.extra["repeats"]):
                     watch.loaded(load, level, turn)
                     load.check()

@@ -122,7 +122,7 @@ def _hosts(samples: Iterable[Sample]) -> list[Mapping[str, Any]]:
     """Return the facts about all machines, each once."""
     found: list[Mapping[str, Any]] = []
     for sample in samples:
-        if sample["host"] and (known := telling(sample["host"])) not in found:
+        if sample["host"] and sample["kind"] != "absent" and (known := telling(sample["host"])) not in found:
             found.append(known)
     return found
 
@@ -139,7 +139,7 @@ def compare(
 
     {"tolerance", "level", "comparable", "obstacles": [sentence…], "rows": […], "regressions": number, "left_out":
     [sentence…]}. A row: {"experiment", "stack", "metric", "title", "unit", "better", "old": [figure…], "new":
-    [figure…], "ratio" (of the medians, see `contrast.ratio_document`; None: a figure is 0), "verdict": "regression" |
+    [figure…], "ratio" (of the medians, see `comparison.ratio_document`; None: a figure is 0), "verdict": "regression" |
     "worse" | "better" | "same" | "differs" | "not shown", "words"}. Only comparable results have regressions.
     """
     found = changes(old, new, seed=seed, level=level)

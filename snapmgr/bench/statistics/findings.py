@@ -166,7 +166,7 @@ def narrow_enough(
 ) -> bool:
     """Whether all ratios of an experiment, made of its first `blocks` blocks, are known to ± `within` (0.1: 10 %).
 
-    For `order.next_sample`. Without any ratio (one stack only) there is nothing to wait for: True.
+    For `schedule.next_sample`. Without any ratio (one stack only) there is nothing to wait for: True.
     """
     first = [
         sample

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from snapmgr.api import Usage
 from snapmgr.bench.measure.digests import digest_units
 from snapmgr.bench.model import PROFILES, Parameters
-from snapmgr.bench.published import script as printed
+from snapmgr.bench.published import script
 from snapmgr.bench.scenarios import random_update
 from snapmgr.bench.scenarios.random_update import scenario
 from snapmgr.errors import ConfigError
@@ -145,7 +145,7 @@ def test_snapshot_that_the_storage_lost_fails_the_sample_and_is_deleted(tmp_path
 
 
 def _printed(phase, file, file_bytes, updates=0):
-    text = Path(printed.__file__).read_text()
+    text = Path(script.__file__).read_text()
     return subprocess.run(
         [sys.executable, "-I", "-c", text, phase, str(file), str(file_bytes), str(updates), "5"],
         check=False,
