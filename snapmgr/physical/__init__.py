@@ -1,1 +1,4 @@
-"""Physical backups by the servers' own tools: filled into a staging folder, sealed, applied, prepared."""
+"""Physical backups by the servers' own tools: made (`tools`), sealed (`seal`), prepared (`prepare`), tuned (`tuning`).
+
+Import `tools.choose`, `tools.request`, `seal`, `prepare.run`, `prepare.order` and `tuning.tune`.
+"""
