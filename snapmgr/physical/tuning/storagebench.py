@@ -70,7 +70,9 @@ class StorageBench:
     def measure(self, settings: RungSettings, limit_s: float, *, warm: bool = False, check: bool = False) -> Measured:
         """See `snapmgr.physical.tuning.tune.Bench`."""
         with ExitStack() as stack:
-            cache = stack.enter_context(self._cache(settings)) if self._own_cache(settings, warm=warm) else None
+            cache: str | None = None
+            if self.remounting is not None and (warm or settings.cache_dir is not None):
+                cache = stack.enter_context(_temporary(settings.cache_dir or self.cache_root))
             client = settings.client_options(cache) if self.remounting is not None else None
             if warm:
                 # It fills the cache: clones share their blocks.
@@ -102,19 +104,6 @@ class StorageBench:
             except SnapmgrError as error:
                 return ScratchRun(copy_s=copy_s, tool_s=0.0, failure=error.message)
             return ScratchRun(copy_s=copy_s, tool_s=time.monotonic() - began - copy_s)
-
-    def _own_cache(self, settings: RungSettings, *, warm: bool) -> bool:
-        return self.remounting is not None and (warm or settings.cache_dir is not None)
-
-    @contextmanager
-    def _cache(self, settings: RungSettings) -> Iterator[str]:
-        root = settings.cache_dir or self.cache_root
-        sweep_caches(root)
-        folder = tempfile.mkdtemp(prefix=f"{_CACHE_PREFIX}{os.getpid()}-", dir=root)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _once(
         self, settings: RungSettings, client: ClientOptions | None, limit_s: float, *, check: bool, warm: bool = False
