@@ -77,10 +77,6 @@ class Client:
         """Return the folders in which it keeps what it has read: any of their files may be removed at any time."""
         return tuple(os.path.join(folder, _READ) for folder in self.cache_dirs)
 
-    def is_gone(self) -> bool:
-        """Whether its process has ended."""
-        return not os.path.exists(f"/proc/{self.pid}")
-
 
 def lies_in(path: str, folder: str) -> bool:
     """Whether a path is a folder or in it."""

@@ -18,7 +18,7 @@ from snapmgr.catalog.inplace import refuse_reverted
 from snapmgr.catalog.manifest import Lease, LeasePart
 from snapmgr.contract.errors import ConfigError, InUseError, LackingError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.contract.records import AttachRecord
-from snapmgr.mysql.server.lasting import end_server
+from snapmgr.mysql.server.development import end_server
 from snapmgr.mysql.server.rundir import remove_folder
 from snapmgr.system.blockdev import lies_in
 from snapmgr.system.host import boot_id, signals_held, this_process

@@ -16,7 +16,7 @@ from snapmgr.contract.units import format_duration
 from snapmgr.mysql.lock.applier import applier_stopped
 from snapmgr.mysql.lock.freeze import frozen
 from snapmgr.mysql.lock.lockless import lockless
-from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.mysql.lock.quiesce import LockBounds, locked
 from snapmgr.mysql.lock.replication import name_inexact
 from snapmgr.mysql.lock.stopped import stopped
 
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.backend import Armed
     from snapmgr.contract.records import Shot
-    from snapmgr.mysql.lock.levels import Choice
-    from snapmgr.source.locate import LiveServer, Source
+    from snapmgr.mysql.lock.levels import LockChoice
+    from snapmgr.source.locate import SnapshotSource
+    from snapmgr.source.server import LiveServer
 
 _SYNC_TRIES = 8
 _SYNC_GAIN = 0.9
@@ -49,7 +50,7 @@ class Evidence:
     sources: tuple[SourcePosition, ...] = ()
 
 
-def fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger) -> Evidence:
+def fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: Trigger) -> Evidence:
     """Hold the source still as it needs it, let the helper take the snapshot, and let go.
 
     Raises NotQuiescedError if it was not provably held still, what the storage raises, and LackingError.
@@ -70,12 +71,12 @@ def fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger)
             trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
             source.refuse_new_places()
             return Evidence(shots=trigger.shots(), quiesce=still.record(), position=None)
-    if source.staged is not None:
+    if source.tool_backup is not None:
         trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
-        source.staged.require_unchanged()
+        source.tool_backup.require_unchanged()
         proof = "no file changed from the seal to after the snapshot"
         evidence = _still_evidence(trigger, "a finished backup, sealed", proof)
-        return replace(evidence, position=source.staged.position, sources=source.staged.sources)
+        return replace(evidence, position=source.tool_backup.position, sources=source.tool_backup.sources)
     atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
     unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
     with unchanged:
@@ -92,7 +93,9 @@ def _still_evidence(trigger: Trigger, why: str, proof: str) -> Evidence:
     )
 
 
-def _fire_unlocked(job: Job, live: LiveServer, choice: Choice, trigger: Trigger, sync: Callable[[], None]) -> Evidence:
+def _fire_unlocked(
+    job: Job, live: LiveServer, choice: LockChoice, trigger: Trigger, sync: Callable[[], None]
+) -> Evidence:
     with lockless(live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync) as free:
         trigger.fire(free.deadline)
         free.prove()
@@ -101,7 +104,7 @@ def _fire_unlocked(job: Job, live: LiveServer, choice: Choice, trigger: Trigger,
 
 
 def _fire_locked(
-    ctx: Context, job: Job, live: LiveServer, choice: Choice, *, trigger: Trigger, sync: Callable[[], None]
+    ctx: Context, job: Job, live: LiveServer, choice: LockChoice, *, trigger: Trigger, sync: Callable[[], None]
 ) -> Evidence:
     with locked(
         live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync, tell=ctx.tell
@@ -141,8 +144,8 @@ def _standing_applier(ctx: Context, job: Job, live: LiveServer) -> AbstractConte
     )
 
 
-def _bounds(job: Job) -> Bounds:
-    return Bounds(
+def _bounds(job: Job) -> LockBounds:
+    return LockBounds(
         lock_wait_s=job.lock_wait_s,
         lock_attempts=job.lock_attempts,
         lock_hold_s=job.lock_hold_s,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.backend import Armed
     from snapmgr.contract.records import Volume
-    from snapmgr.source.locate import Source
+    from snapmgr.source.locate import SnapshotSource
     from snapmgr.source.toolbackup import ToolBackup
 
 # How long a helper may take to come back after a failure, when no lock is held any more.
@@ -120,7 +120,7 @@ def _remarks(left: tuple[SnapmgrError, ...]) -> str:
     return "; ".join(lost)
 
 
-def _take(ctx: Context, job: Job, source: Source) -> Manifest:
+def _take(ctx: Context, job: Job, source: SnapshotSource) -> Manifest:
     now = datetime.now(UTC)
     manifest = Manifest(
         id=new_id(job.name, now),
@@ -135,7 +135,7 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
         excluded=name_excluded(source.shares, source.absent),
         absent=source.absent,
         server=source.server,
-        physical=source.staged.record if source.staged is not None else None,
+        physical=source.tool_backup.record if source.tool_backup is not None else None,
     )
     backend = source.backend
     ctx.tell(f"{manifest.id}: arming: {backend.name}, {', '.join(volume.shown for volume in source.volumes)}")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from snapmgr.contract.records import Pool, Volume
     from snapmgr.doctor.finding import Level
     from snapmgr.mysql.server.program import ServerBinary
-    from snapmgr.source.locate import Source
+    from snapmgr.source.locate import SnapshotSource
 
 
 def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Pool]]:
@@ -242,7 +242,7 @@ def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[F
         yield of_error("job", job.name, error)
 
 
-def _caveats(source: Source) -> Iterator[str]:
+def _caveats(source: SnapshotSource) -> Iterator[str]:
     for path in source.absent:
         yield f"not in a snapshot: the logs in {path}, which {source.backend.name} cannot take"
     for path in name_excluded(source.shares, source.absent):

@@ -19,12 +19,12 @@ from snapmgr.catalog.physical import PhysicalRecord, State
 from snapmgr.contract.abilities import FolderCloning
 from snapmgr.contract.errors import ConfigError, NotFoundError, NotQuiescedError, StorageError
 from snapmgr.mysql.connect.identity import program_of
-from snapmgr.mysql.datadir.layout import PATH_SETTINGS
+from snapmgr.mysql.datadir.settings import PATH_SETTINGS
 from snapmgr.physical.apply import ShownProgress
 from snapmgr.physical.history import break_since, identity, mark, run_of
 from snapmgr.physical.staging import Staging
-from snapmgr.source.locate import probe_server
-from snapmgr.source.volumes import Wanted, choose_backend
+from snapmgr.source.server import probe_server
+from snapmgr.source.volumes import SourceNeeds, choose_backend
 from snapmgr.stage.leftout import require_all_tables
 from snapmgr.stage.owner import give_owner
 from snapmgr.stage.request import FullError
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Manifest, Position, SourcePosition
     from snapmgr.config.model import Job
     from snapmgr.context import Context
-    from snapmgr.source.locate import LiveServer
+    from snapmgr.source.server import LiveServer
     from snapmgr.stage.seal import Fingerprint
 
 _SHOWN = 5
@@ -138,7 +138,7 @@ def staged(ctx: Context, job: Job) -> Iterator[SealedBackup]:
     folder.begin()
     try:
         # Before anything is fetched: that no storage could take it shows now.
-        choose_backend(ctx, job, Wanted(path=str(folder.path)))
+        choose_backend(ctx, job, SourceNeeds(path=str(folder.path)))
         yield _Filling(ctx, job, plan, folder).run()
     finally:
         folder.end()

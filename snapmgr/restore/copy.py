@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from snapmgr.access.attach import place_of
 from snapmgr.contract.errors import StorageError
 from snapmgr.contract.units import format_size
-from snapmgr.mysql.datadir.relocation import LISTS, absolute_folders, absolute_names, server_options
+from snapmgr.mysql.datadir.relocation import LISTS, absolute_folders, absolute_names, relocated_options
 from snapmgr.system.blockdev import lies_in
 from snapmgr.tree.compare import compare
 from snapmgr.tree.copy import TreeCopy, can_share
@@ -126,7 +126,7 @@ class Replica:
             self._sync()
         server = self._manifest.server
         places, absent = self._arrangement.there.keys(), self._manifest.absent
-        options = server_options(server, self._moved, places=places, absent=absent) if server is not None else ()
+        options = relocated_options(server, self._moved, places=places, absent=absent) if server is not None else ()
         return Restored(
             snapshot_id=self._manifest.id,
             dest=self._dest,

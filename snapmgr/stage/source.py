@@ -12,7 +12,7 @@ from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError, connect
 from snapmgr.mysql.connect.identity import identify
 from snapmgr.mysql.datadir.layout import read_layout
-from snapmgr.mysql.lock.levels import Needs
+from snapmgr.mysql.lock.levels import LockNeeds
 from snapmgr.mysql.lock.replication import applies_in_parallel, read_channels, rows_are_ahead
 from snapmgr.stage.request import BrokenChainError
 from snapmgr.stage.toolreason import missing_privileges
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from snapmgr.mysql.connect.abilities import Abilities
     from snapmgr.mysql.connect.client import Connection, Credentials
     from snapmgr.mysql.connect.identity import ServerIdentity
-    from snapmgr.mysql.datadir.layout import Layout
+    from snapmgr.mysql.datadir.layout import ServerLayout
     from snapmgr.mysql.lock.replication import Channel
 
 _REDO_NAMES = ("innodb_log_file_size", "innodb_log_files_in_group", "innodb_redo_log_capacity")
@@ -44,15 +44,15 @@ class Source:
     connection: Connection
     identity: ServerIdentity
     abilities: Abilities
-    layout: Layout
+    layout: ServerLayout
     channels: tuple[Channel, ...]
     account: str
     """As it stands in GRANT … TO."""
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> LockNeeds:
         """Its tables by engine, as the choice of a lock sees them."""
-        return Needs(engines=self.layout.engines)
+        return LockNeeds(engines=self.layout.engines)
 
     def current_lsn(self) -> int | None:
         """Return how far the server has written its redo log; None if it does not tell, or is gone."""

@@ -17,7 +17,7 @@ from snapmgr.config.model import Verify
 from snapmgr.contract.errors import ConfigError, VerificationError
 from snapmgr.mysql.datadir.origin import read_origin
 from snapmgr.mysql.datadir.plainfile import open_plain
-from snapmgr.mysql.datadir.relocation import server_options
+from snapmgr.mysql.datadir.relocation import relocated_options
 from snapmgr.mysql.lock.position import read_gtid
 from snapmgr.mysql.server.program import server_for
 from snapmgr.mysql.server.throwaway import run_folder, throwaway
@@ -118,7 +118,7 @@ def prepare(
         recovered=recovered,
         server_uuid=last.server_uuid,
         gtid=last.gtid,
-        options=recovery.server_options(),
+        options=recovery.relocated_options(),
         duration_s=time.monotonic() - start,
     )
 
@@ -171,11 +171,11 @@ class _Recovery:
             os.close(fd)
         return _RECOVERY.search(first.log) is not None, second
 
-    def server_options(self) -> tuple[str, ...]:
+    def relocated_options(self) -> tuple[str, ...]:
         """Return the options of a server that is to run on the clone."""
         if self._recorded is None:
             return ()
-        return server_options(
+        return relocated_options(
             self._recorded,
             lambda path: str(place_of(path, self._there) or path),
             places=self._there.keys(),

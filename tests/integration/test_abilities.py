@@ -12,9 +12,9 @@ from snapmgr.config.model import Job
 from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.doctor.account import grant_statements, missing_privileges, needed_privileges, read_grants
 from snapmgr.mysql.connect.client import Credentials, connect
-from snapmgr.mysql.lock.levels import Needs, choose
-from snapmgr.mysql.lock.quiesce import Bounds, locked
-from snapmgr.source.locate import probe_server
+from snapmgr.mysql.lock.levels import LockNeeds, choose
+from snapmgr.mysql.lock.quiesce import LockBounds, locked
+from snapmgr.source.server import probe_server
 from support.kinds import KINDS, kinds
 from support.server import private_server
 from support.storage import work_folder
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from support.server import PrivateServer
 
-BOUNDS = Bounds(lock_wait_s=2, lock_attempts=2, lock_hold_s=5)
+BOUNDS = LockBounds(lock_wait_s=2, lock_attempts=2, lock_hold_s=5)
 
 
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.needs(name)) for name in KINDS])
@@ -78,7 +78,7 @@ def test_what_doctor_asks_for_is_enough(server: PrivateServer, level: str, logs_
         with locked(
             live.credentials,
             live.abilities,
-            choose(level, live.abilities, Needs(logs_apart=logs_apart)),
+            choose(level, live.abilities, LockNeeds(logs_apart=logs_apart)),
             BOUNDS,
             check=live.check,
             sync=lambda: None,

@@ -20,7 +20,7 @@ from snapmgr.mysql.binlog.events import (
     Rotate,
     Xid,
 )
-from snapmgr.mysql.binlog.reader import iterate
+from snapmgr.mysql.binlog.reader import Event, open_binlog
 from snapmgr.mysql.binlog.tail import read_tail
 from support import binlogs
 from support.kinds import KINDS, SYSTEM, each_kind
@@ -76,9 +76,17 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
+def events_of(path: Path) -> list[Event]:
+    """Return all events of a file, after verifying all checksums."""
+    with open_binlog(path) as reader:
+        events = list(reader.events())
+        reader.verify(events[1].offset, events[-1].next_offset)
+    return events
+
+
 def assert_shown(path: Path, shown: list[tuple[int, str, int, int, str]]) -> None:
     """Compare every event of a file with the server's SHOW BINLOG EVENTS."""
-    ours = list(iterate(path, thorough=True))
+    ours = events_of(path)
     rows = binlogs.shown_once(shown, path.stat().st_size)
     assert [(event.offset, event.server_id, event.next_offset) for event in ours] == [
         (offset, server_id, stop) for offset, _, server_id, stop, _ in rows
@@ -113,9 +121,9 @@ def assert_printed(path: Path, kind: str) -> None:
         check=True,
         errors="replace",
     ).stdout
-    ours = [(event.offset, event.body) for event in iterate(path)]
+    ours = [(event.offset, event.body) for event in events_of(path)]
     # What is in a Transaction_payload is printed as well, at the payload's end.
-    ends = {event.next_offset for event in iterate(path) if event.type == EventType.TRANSACTION_PAYLOAD}
+    ends = {event.next_offset for event in events_of(path) if event.type == EventType.TRANSACTION_PAYLOAD}
     assert [(offset, body.xid) for offset, body in ours if isinstance(body, Xid)] == [
         (int(offset), int(xid)) for offset, xid in _PRINTED_XID.findall(text) if int(offset) not in ends
     ]
@@ -170,7 +178,7 @@ def assert_streamed(server: PrivateServer, path: Path) -> None:
             body.last_committed if isinstance(body, MysqlTransaction) else None,
         )
         for file in binlogs.logs(path.parent / "binlog")
-        for event in iterate(file)
+        for event in events_of(file)
         if isinstance(body := event.body, Xid | MariadbTransaction | MysqlTransaction)
         and event.type != EventType.MYSQL_TAGGED_GTID
     ]

@@ -16,7 +16,7 @@ from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import identify
 from snapmgr.mysql.lock import blockers
-from snapmgr.mysql.lock.blockers import find_blockers, wait_for_blockers
+from snapmgr.mysql.lock.blockers import BlockerWatch, wait_for_blockers
 from support.kinds import KINDS, SYSTEM
 from support.load import write_load
 from support.server import private_server
@@ -161,7 +161,7 @@ class Site:
 
     def found(self, level: LockLevel) -> tuple[Blocker, ...]:
         with self.looking() as connection:
-            return find_blockers(connection, probe_abilities(connection, identify(connection)), level)
+            return BlockerWatch(connection, probe_abilities(connection, identify(connection)), level).blockers()
 
     def is_granted(self, level: LockLevel, *, within_s: int = 1) -> bool:
         """Whether the server grants the lock: the truth."""

@@ -156,7 +156,7 @@ def test_a_stopped_server_and_one_that_is_gone_are_refused(server: PrivateServer
     try:
         wait_until(lambda: state(server.pid) == "T")
         with (
-            pytest.raises(NotQuiescedError, match="stopped already"),
+            pytest.raises(NotQuiescedError, match="already stopped"),
             frozen(this_process(server.pid), 1, tmp_path / "r"),
         ):
             pass

@@ -371,6 +371,6 @@ def test_any_command_by_itself_thaws_several_servers(command: str) -> None:
         config.write_text(f'state_dir = "{state}"\nscratch_dir = "{folder}/scratch"\n{job}')
         done = faults.run(config, command, "--json")
         for server in servers:
-            assert f"(pid {server.pid}) frozen; it goes on now" in done.stderr
+            assert f"(pid {server.pid}) frozen; it is resumed now" in done.stderr
             assert not is_stopped(server.pid)
         assert list((state / "frozen").iterdir()) == []

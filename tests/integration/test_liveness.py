@@ -21,8 +21,8 @@ from snapmgr.catalog.manifest import QuiesceRecord
 from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Connection, Credentials, connect
 from snapmgr.mysql.connect.identity import identify
-from snapmgr.mysql.lock.levels import Needs, choose
-from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.mysql.lock.levels import LockNeeds, choose
+from snapmgr.mysql.lock.quiesce import LockBounds, locked
 from support.freezing import frozen_file_system
 from support.kinds import each_kind, kinds
 from support.locksite import (
@@ -210,8 +210,8 @@ def held(site: LockSite, hold_s: float) -> Iterator[tuple[HeldLock, Connection]]
     credentials = Credentials(socket=str(site.server.socket), user=ACCOUNT)
     with connect(credentials) as connection:
         abilities = probe_abilities(connection, identify(connection))
-    bounds = Bounds(lock_wait_s=5, lock_attempts=1, lock_hold_s=hold_s)
-    choice = choose("auto", abilities, Needs())
+    bounds = LockBounds(lock_wait_s=5, lock_attempts=1, lock_hold_s=hold_s)
+    choice = choose("auto", abilities, LockNeeds())
     with locked(credentials, abilities, choice, bounds, check=lambda _: None, sync=lambda: None) as lock:
         yield lock, lock._connection
 

@@ -14,9 +14,9 @@ from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import identify
-from snapmgr.mysql.lock.levels import Needs, choose
+from snapmgr.mysql.lock.levels import LockNeeds, choose
 from snapmgr.mysql.lock.lockless import lockless
-from snapmgr.mysql.lock.quiesce import Bounds
+from snapmgr.mysql.lock.quiesce import LockBounds
 from support.kinds import KINDS, kinds
 from support.scene import btrfs_scene
 from support.server import private_server
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from support.server import PrivateServer
 
 pytestmark = pytest.mark.needs("mariadbd")
-BOUNDS = Bounds(lock_wait_s=1, lock_attempts=1, lock_hold_s=3)
+BOUNDS = LockBounds(lock_wait_s=1, lock_attempts=1, lock_hold_s=3)
 DURABLE = {"sync_binlog": "1", "innodb_flush_log_at_trx_commit": "1"}
 
 
@@ -55,7 +55,7 @@ def watched(server: PrivateServer, user: str = "root", password: str = "") -> It
             credentials = Credentials(defaults_file=str(file))
         connection = stack.enter_context(connect(credentials))
         abilities = probe_abilities(connection, identify(connection))
-        choice = choose("crash-consistent", abilities, Needs(engines={"InnoDB": 1}, settings=DURABLE))
+        choice = choose("crash-consistent", abilities, LockNeeds(engines={"InnoDB": 1}, settings=DURABLE))
         yield stack.enter_context(
             lockless(credentials, abilities, choice, BOUNDS, check=lambda _: None, sync=lambda: None)
         )

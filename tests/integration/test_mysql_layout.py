@@ -12,7 +12,7 @@ import pytest
 from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
 from snapmgr.mysql.connect.identity import identify
 from snapmgr.mysql.connect.openfiles import open_files
-from snapmgr.mysql.datadir.layout import Layout, Place, _beside, read_layout
+from snapmgr.mysql.datadir.layout import DataPlace, ServerLayout, _beside, read_layout
 from support.kinds import KINDS, kinds
 from support.layouts import moved
 from support.server import PrivateServer, private_server, server_user
@@ -45,14 +45,14 @@ def folder(base: Path, name: str) -> Path:
     return path
 
 
-def layout_of(server: PrivateServer, **login: str) -> Layout:
+def layout_of(server: PrivateServer, **login: str) -> ServerLayout:
     with connect(Credentials(socket=server.socket)) as connection:
         identity = identify(connection)
     with connect(Credentials(socket=server.socket, **login)) as connection:
         return read_layout(connection, identity)
 
 
-def places(layout: Layout) -> dict[str, str]:
+def places(layout: ServerLayout) -> dict[str, str]:
     return {place.path: place.what for place in layout.places}
 
 
@@ -262,7 +262,7 @@ def test_every_place_of_a_newer_server_is_found(base, kind):
     assert {place.path for place in first.places} >= {place.path for place in layout.places if "info" not in place.path}
     assert {place.path for place in layout.places if place.log} >= {str(home / "logs"), str(home / "relay")}
     assert not any(place.log for place in layout.places if place.what == "redo log")
-    assert layout.strangers == ()
+    assert layout.unknown_files == ()
     assert layout.scratch == ()
 
 
@@ -289,12 +289,12 @@ def test_links_in_folders_elsewhere_are_followed(base, plain):
     redo, away = folder(base, "redo-of-links"), folder(base, "away")
     (redo / "ib_logfile0").symlink_to(away / "ib_logfile0")
     (redo / "notes.txt").symlink_to(away / "notes.txt")
-    named = [Place(what="redo log", path=str(redo))]
-    assert list(_beside(named, str(plain.datadir))) == [Place(what="redo log", path=str(redo / "ib_logfile0"))]
+    named = [DataPlace(what="redo log", path=str(redo))]
+    assert list(_beside(named, str(plain.datadir))) == [DataPlace(what="redo log", path=str(redo / "ib_logfile0"))]
 
 
 def test_open_files_tell_what_no_variable_names(base):
-    """Of this process: data by their names, strangers, and neither what only grows nor what is deleted or temporary."""
+    """Of this process: data by their names, unknown files; no files that only grow, deleted or temporary files."""
     home, known = folder(base, "open"), folder(base, "known")
     with ExitStack() as stack:
         for name in ("multi-master.info", "x.ibd", "report.csv", "#sql-1.MYD", "ibtmp1"):
@@ -305,9 +305,9 @@ def test_open_files_tell_what_no_variable_names(base):
         os.unlink(gone.name)
         (home / "read.ibd").touch()
         stack.enter_context((home / "read.ibd").open())
-        found, strangers = open_files(os.getpid(), {str(known)})
+        found, unknown = open_files(os.getpid(), {str(known)})
     assert {path: what for path, what in found.items() if path.startswith(str(base))} == {
         str(home / "multi-master.info"): "replication state",
         str(home / "x.ibd"): "tablespace",
     }
-    assert [path for path in strangers if path.startswith(str(base))] == [str(home / "report.csv")]
+    assert [path for path in unknown if path.startswith(str(base))] == [str(home / "report.csv")]

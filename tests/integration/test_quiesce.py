@@ -16,8 +16,8 @@ from snapmgr.mysql.connect.client import Connection, Credentials, connect
 from snapmgr.mysql.connect.identity import identify
 from snapmgr.mysql.lock import quiesce
 from snapmgr.mysql.lock.heldlock import LockLostError
-from snapmgr.mysql.lock.levels import Needs, choose
-from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.mysql.lock.levels import LockNeeds, choose
+from snapmgr.mysql.lock.quiesce import LockBounds, locked
 from snapmgr.mysql.lock.stopped import server_process, stopped
 from support.load import write_load
 from support.server import private_server
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from support.server import PrivateServer
 
 pytestmark = pytest.mark.needs("mariadbd")
-BOUNDS = Bounds(lock_wait_s=1, lock_attempts=2, lock_hold_s=3)
+BOUNDS = LockBounds(lock_wait_s=1, lock_attempts=2, lock_hold_s=3)
 LEVELS = pytest.mark.parametrize("level", ["backup-lock", "global-read-lock"])
 
 
@@ -45,10 +45,10 @@ def server() -> Iterator[PrivateServer]:
 
 
 @contextmanager
-def take(server: PrivateServer, level: str, bounds: Bounds = BOUNDS) -> Iterator[HeldLock]:
+def take(server: PrivateServer, level: str, bounds: LockBounds = BOUNDS) -> Iterator[HeldLock]:
     credentials = Credentials(socket=str(server.socket), user="root")
     abilities = abilities_of(server)
-    choice = choose(level, abilities, Needs())
+    choice = choose(level, abilities, LockNeeds())
     with locked(credentials, abilities, choice, bounds, check=lambda _: None, sync=lambda: None) as lock:
         yield lock
 
@@ -112,7 +112,7 @@ def test_a_killed_connection_is_noticed(server: PrivateServer, level: str) -> No
 def test_an_idle_lock_ends_by_itself_a_little_after_its_bound(server: PrivateServer, level: str) -> None:
     """As when all our processes are stopped: nothing of ours acts any more, the server does."""
     start = time.monotonic()
-    with take(server, level, Bounds(lock_wait_s=1, lock_attempts=1, lock_hold_s=1)) as lock:
+    with take(server, level, LockBounds(lock_wait_s=1, lock_attempts=1, lock_hold_s=1)) as lock:
         while commit_waits(server):
             assert time.monotonic() - start < 10
         with pytest.raises(LockLostError):
@@ -121,7 +121,7 @@ def test_an_idle_lock_ends_by_itself_a_little_after_its_bound(server: PrivateSer
 
 @LEVELS
 def test_a_lock_whose_time_is_over_proves_nothing(server: PrivateServer, level: str) -> None:
-    with take(server, level, Bounds(lock_wait_s=1, lock_attempts=1, lock_hold_s=0.2)) as lock:
+    with take(server, level, LockBounds(lock_wait_s=1, lock_attempts=1, lock_hold_s=0.2)) as lock:
         time.sleep(0.3)
         with pytest.raises(LockLostError, match="time was over"):
             lock.prove()
@@ -209,7 +209,7 @@ def test_the_stages_share_one_bound(server: PrivateServer) -> None:
                 worst = max(worst, time.monotonic() - start)
 
     writer = Thread(target=write)
-    bounds = Bounds(lock_wait_s=2, lock_attempts=1, lock_hold_s=3)
+    bounds = LockBounds(lock_wait_s=2, lock_attempts=1, lock_hold_s=3)
     slow = "UPDATE d.slow SET id = id + SLEEP(0.017)"
     try:
         with (
@@ -235,7 +235,7 @@ def test_short_timeouts_of_the_server_do_not_end_a_long_flush(server: PrivateSer
     server.query("SET GLOBAL wait_timeout = 1")
     credentials = Credentials(socket=str(server.socket), user="root")
     abilities = abilities_of(server)
-    choice = choose(level, abilities, Needs())
+    choice = choose(level, abilities, LockNeeds())
     try:
         with locked(credentials, abilities, choice, BOUNDS, check=lambda _: None, sync=lambda: time.sleep(1.5)) as lock:
             lock.prove()
@@ -254,7 +254,7 @@ def test_a_refused_server_never_sees_a_lock(server: PrivateServer) -> None:
     abilities = abilities_of(server)
     with (
         pytest.raises(NotQuiescedError, match="wrong server"),
-        locked(credentials, abilities, choose("auto", abilities, Needs()), BOUNDS, check=refuse, sync=lambda: None),
+        locked(credentials, abilities, choose("auto", abilities, LockNeeds()), BOUNDS, check=refuse, sync=lambda: None),
     ):
         pass
     said = log.read_text(errors="replace")[before:]

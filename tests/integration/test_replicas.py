@@ -17,8 +17,8 @@ from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import identify
-from snapmgr.mysql.lock.levels import Needs, choose
-from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.mysql.lock.levels import LockNeeds, choose
+from snapmgr.mysql.lock.quiesce import LockBounds, locked
 from snapmgr.mysql.lock.replication import settle_sources
 from support.processes import wait_until
 from support.replicas import By, Pair, inserting, replica_pair, server_on, snapshot
@@ -122,8 +122,8 @@ def test_a_commit_that_waits_for_its_acknowledgement_holds_the_lock_off() -> Non
         credentials = Credentials(socket=pair.source.socket, user="root")
         with connect(credentials) as connection:
             abilities = probe_abilities(connection, identify(connection))
-        bounds = Bounds(lock_wait_s=1, lock_attempts=2, lock_hold_s=5)
-        choice = choose("auto", abilities, Needs())
+        bounds = LockBounds(lock_wait_s=1, lock_attempts=2, lock_hold_s=5)
+        choice = choose("auto", abilities, LockNeeds())
         os.kill(pair.replica.pid, signal.SIGSTOP)
         try:
             writer = threading.Thread(target=pair.source.query, args=("INSERT INTO load_test.t0 VALUES (1, 1, '')",))

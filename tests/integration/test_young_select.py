@@ -8,7 +8,7 @@ from threading import Thread
 from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import identify
-from snapmgr.mysql.lock.blockers import find_blockers
+from snapmgr.mysql.lock.blockers import BlockerWatch
 from support.kinds import kinds
 from support.server import private_server
 from support.storage import work_folder
@@ -23,14 +23,14 @@ def test_a_select_that_has_just_begun_is_not_overlooked(kind: str) -> None:
         with connect(Credentials(socket=server.socket, user="root")) as connection:
             abilities = probe_abilities(connection, identify(connection))
             start = time.monotonic()
-            assert find_blockers(connection, abilities, "backup-lock") == ()
+            assert BlockerWatch(connection, abilities, "backup-lock").blockers() == ()
             assert time.monotonic() - start < 0.5
             reader = Thread(target=server.query, args=("SELECT a, SLEEP(2) FROM d.t",))
             reader.start()
             try:
                 while not server.query("SELECT 1 FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep'"):
                     time.sleep(0.01)
-                (found,) = find_blockers(connection, abilities, "backup-lock")
+                (found,) = BlockerWatch(connection, abilities, "backup-lock").blockers()
                 assert found.only_reads
             finally:
                 reader.join()

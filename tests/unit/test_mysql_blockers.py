@@ -12,8 +12,8 @@ from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.mysql.connect.client import ConnectionLostError, MysqlError
 from snapmgr.mysql.connect.statements import code, is_only_a_select, kind, reads_tables, target
 from snapmgr.mysql.lock import blockers
-from snapmgr.mysql.lock.blockers import Blocker, find_blockers, wait_for_blockers
-from snapmgr.mysql.lock.probe import Holder, Lookout
+from snapmgr.mysql.lock.blockers import Blocker, BlockerWatch, wait_for_blockers
+from snapmgr.mysql.lock.probe import LockProbe, Session
 from support.sample import abilities_of
 
 ABILITIES = abilities_of("mysql")
@@ -108,35 +108,35 @@ def test_no_literal_survives_and_no_text_breaks_it(anything, literal):
     assert code(f"SELECT '{literal}' x") == "SELECT '' x"
 
 
-class Scripted(Lookout):
-    """Shows one list of holders a look; the last one for ever. An exception is raised."""
+class Scripted(LockProbe):
+    """Returns one list of sessions per call; the last one forever. Raises an exception that is in its place."""
 
     def __init__(self, *looks):
         self.looks = list(looks)
-        self.complaints = []
+        self.warnings = []
         self.causes = {}
 
-    def _look(self, min_age_s):  # noqa: ARG002
+    def _blocking_sessions(self, min_age_s):  # noqa: ARG002
         shown = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
         if isinstance(shown, Exception):
             raise shown
         return shown
 
-    def held_up_by(self):
+    def row_lock_waits(self):
         return self.causes
 
 
-def holder(**fields):
-    given = {"key": 1, "connection_id": 7, "account": "app@x", "what": "has been running", "age_s": 5.0}
-    return Holder(**{**given, **fields})
+def session(**fields):
+    given = {"key": 1, "connection_id": 7, "account": "app@x", "activity": "has been running", "age_s": 5.0}
+    return Session(**{**given, **fields})
 
 
 @pytest.fixture
 def script(monkeypatch):
     def use(*looks):
-        lookout = Scripted(*looks)
-        monkeypatch.setattr(blockers, "MysqlLookout", lambda *_: lookout)
-        return lookout
+        probe = Scripted(*looks)
+        monkeypatch.setattr(blockers, "MysqlLockProbe", lambda *_: probe)
+        return probe
 
     return use
 
@@ -156,14 +156,14 @@ def test_nothing_in_the_way_is_no_wait_and_says_nothing(script):
 
 
 def test_what_is_younger_is_let_end_and_what_came_after_it_does_not_count(script):
-    script([holder(key=1, age_s=0.1)], [holder(key=2, age_s=0.1)])
+    script([session(key=1, age_s=0.1)], [session(key=2, age_s=0.1)])
     said = []
     wait(60, said.append)
     assert said == []
 
 
 def test_it_returns_when_the_last_one_has_ended(script):
-    script([holder(), holder(key=2)], [holder(key=2)], [])
+    script([session(), session(key=2)], [session(key=2)], [])
     said = []
     wait(60, said.append)
     assert len(said) == 1
@@ -173,10 +173,10 @@ def test_it_returns_when_the_last_one_has_ended(script):
 def test_the_bound_is_kept_and_the_error_says_who_and_what_to_do(script):
     looking = script(
         [
-            holder(statement="UPDATE d.t SET", age_s=70.0),
-            holder(key=2, connection_id=8, what="holds LOCK TABLES", idle=True),
-            holder(key=3, connection_id=9, what="is the server's own", system=True),
-            holder(key=4, connection_id=10, only_reads=True),
+            session(statement="UPDATE d.t SET", age_s=70.0),
+            session(key=2, connection_id=8, activity="holds LOCK TABLES", idle=True),
+            session(key=3, connection_id=9, activity="is the server's own", system=True),
+            session(key=4, connection_id=10, only_reads=True),
         ]
     )
     looking.causes = {7: 99}
@@ -194,7 +194,7 @@ def test_the_bound_is_kept_and_the_error_says_who_and_what_to_do(script):
 
 
 def test_no_wait_at_all_fails_at_once(script):
-    script([holder()])
+    script([session()])
     start = time.monotonic()
     with pytest.raises(NotQuiescedError, match="not tried"):
         wait(0)
@@ -202,7 +202,7 @@ def test_no_wait_at_all_fails_at_once(script):
 
 
 def test_many_are_counted_not_listed(script):
-    script([holder(key=number, connection_id=number, age_s=2.0 + number) for number in range(1, 10)])
+    script([session(key=number, connection_id=number, age_s=2.0 + number) for number in range(1, 10)])
     with pytest.raises(NotQuiescedError, match="connection 9 .*; and 4 more") as caught:
         wait(0)
     assert "connection 4 " not in caught.value.message
@@ -210,20 +210,20 @@ def test_many_are_counted_not_listed(script):
 
 def test_without_a_clock_of_the_servers_ours_counts(script):
     """The same lock for a second is in the way; one that changes hands, or ends, is a busy server."""
-    script([holder(age_s=None)])
+    script([session(age_s=None)])
     start = time.monotonic()
-    (found,) = find_blockers(None, ABILITIES, "backup-lock")
+    (found,) = BlockerWatch(None, ABILITIES, "backup-lock").blockers()
     assert 1.0 <= time.monotonic() - start < 10
     assert 1.0 <= found.age_s < 10
-    script(*([holder(age_s=None, key=number)] for number in range(100)))
-    assert find_blockers(None, ABILITIES, "backup-lock") == ()
+    script(*([session(age_s=None, key=number)] for number in range(100)))
+    assert BlockerWatch(None, ABILITIES, "backup-lock").blockers() == ()
 
 
 def test_what_cannot_be_seen_is_said_once_and_no_obstacle(script):
     script(MysqlError("no such table", errno=1146))
     said = []
     wait(60, said.append)
-    assert said == ["what would hold the lock off cannot be seen: no such table"]
+    assert said == ["cannot see which sessions would block the lock: no such table"]
 
 
 def test_a_lost_connection_is_an_error(script):
@@ -254,7 +254,7 @@ SELECTING = {"statement": "SELECT a FROM t", "only_reads": True}
 
 
 def killed(script, connection, after_s=3.0, **fields):
-    script([holder(**{**SELECTING, **fields})])
+    script([session(**{**SELECTING, **fields})])
     with pytest.raises(NotQuiescedError):
         wait(0, connection=connection, kill_selects_after_s=after_s)
     return connection.killed
@@ -285,5 +285,5 @@ def test_nothing_is_ended_unless_the_job_says_so(script):
 
 
 def test_a_line_about_a_blocker():
-    blocker = Blocker(key=1, connection_id=None, account="", what="somebody", age_s=1.0)
+    blocker = Blocker(key=1, connection_id=None, account="", activity="somebody", age_s=1.0)
     assert str(blocker) == "somebody for 1.0 s"

@@ -90,7 +90,7 @@ def test_only_a_file_below_the_datadir_that_is_open_for_writing_counts(tmp_path)
 
 @pytest.mark.parametrize(
     ("pid", "name", "words"),
-    [(1, "systemd", "socket activation"), (99, "mysqlrouter", "that is a proxy"), (99, "python3", "is it a proxy")],
+    [(1, "systemd", "socket activation"), (99, "mysqlrouter", "it is a proxy"), (99, "python3", "is it a proxy")],
 )
 def test_the_hint_says_what_answers_instead(monkeypatch, pid, name, words):
     monkeypatch.setattr(identity, "process_name", lambda _pid: name)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from snapmgr.mysql.datadir.copy import Copy
-from snapmgr.mysql.datadir.keys import key_settings
+from snapmgr.mysql.datadir.copy import IsolatedCopy
+from snapmgr.mysql.datadir.settings import key_settings
 from snapmgr.mysql.server.keyring import provide_keys
 from snapmgr.mysql.server.program import ServerBinary
 
@@ -26,7 +26,7 @@ def program(tmp_path, flavor, plugins=()):
 
 
 def copy(tmp_path, settings, *, covers=()):
-    return Copy(
+    return IsolatedCopy(
         datadir=str(tmp_path), home=str(tmp_path), settings=settings, paths={}, log_bin_options=(), covers=covers
     )
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.mysql.datadir.layout import Layout, Place, _Scan, _settings, data_files, gather
+from snapmgr.mysql.datadir.layout import DataPlace, ServerLayout, _Scan, data_files, gather
+from snapmgr.mysql.datadir.settings import source_settings
 
 
 @pytest.mark.parametrize(
@@ -38,21 +39,21 @@ def test_what_is_inside_is_dropped_and_what_is_outside_is_named_once(tmp_path):
     other.mkdir()
     (tmp_path / "link").symlink_to(other)
     found = [
-        Place(what="datadir", path=str(datadir)),
-        Place(what="inside", path=str(datadir / "sub" / ".." / "x")),
-        Place(what="redo log", path=str(other)),
-        Place(what="undo tablespaces", path=str(tmp_path / "link")),
-        Place(what="redo log", path=str(tmp_path / "link" / ".")),
+        DataPlace(what="datadir", path=str(datadir)),
+        DataPlace(what="inside", path=str(datadir / "sub" / ".." / "x")),
+        DataPlace(what="redo log", path=str(other)),
+        DataPlace(what="undo tablespaces", path=str(tmp_path / "link")),
+        DataPlace(what="redo log", path=str(tmp_path / "link" / ".")),
     ]
-    assert gather(found, str(datadir)) == (Place(what="redo log, undo tablespaces", path=str(other)),)
+    assert gather(found, str(datadir)) == (DataPlace(what="redo log, undo tablespaces", path=str(other)),)
     (place,) = gather([], str(datadir), (str(datadir / "sub"),))
     assert place.path == str(datadir / "sub")
 
 
-def layout(datadir: str, *paths: str) -> Layout:
-    return Layout(
+def layout(datadir: str, *paths: str) -> ServerLayout:
+    return ServerLayout(
         datadir=datadir,
-        places=tuple(Place(what="x", path=path) for path in paths),
+        places=tuple(DataPlace(what="x", path=path) for path in paths),
         log_bin_basename=None,
         settings={},
         engines={},
@@ -64,7 +65,7 @@ def test_paths_in_settings_are_relative_so_that_they_hold_in_a_copy(tmp_path):
     os.makedirs(datadir)
     (tmp_path / "v" / "redo").mkdir()
     (tmp_path / "by-link").symlink_to(tmp_path / "v" / "redo")
-    settings = _settings(
+    settings = source_settings(
         {
             "innodb_log_group_home_dir": str(tmp_path / "by-link"),
             "innodb_undo_directory": "./",

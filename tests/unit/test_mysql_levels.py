@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from snapmgr.contract.errors import NotQuiescedError
-from snapmgr.mysql.lock.levels import Needs, choose
+from snapmgr.mysql.lock.levels import LockNeeds, choose
 from support.sample import abilities_of
 
 MARIADB, MYSQL = abilities_of("mariadb"), abilities_of("mysql")
@@ -15,9 +15,9 @@ MARIADB, MYSQL = abilities_of("mariadb"), abilities_of("mysql")
 OLD_MARIADB = replace(MARIADB, backup_stages=False)
 OLD_MYSQL = replace(MYSQL, instance_lock=False)
 DURABLE = {"sync_binlog": "1", "innodb_flush_log_at_trx_commit": "1"}
-INNODB = Needs(engines={"InnoDB": 5}, settings=DURABLE)
-MIXED = Needs(engines={"InnoDB": 5, "MyISAM": 1, "CSV": 2}, settings=DURABLE)
-ARIA = Needs(engines={"InnoDB": 5, "Aria": 2}, settings=DURABLE)
+INNODB = LockNeeds(engines={"InnoDB": 5}, settings=DURABLE)
+MIXED = LockNeeds(engines={"InnoDB": 5, "MyISAM": 1, "CSV": 2}, settings=DURABLE)
+ARIA = LockNeeds(engines={"InnoDB": 5, "Aria": 2}, settings=DURABLE)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ ARIA = Needs(engines={"InnoDB": 5, "Aria": 2}, settings=DURABLE)
         (OLD_MYSQL, "global-read-lock", None, "FLUSH TABLES WITH READ LOCK"),
     ],
 )
-@pytest.mark.parametrize("needs", [INNODB, MIXED, Needs()])
+@pytest.mark.parametrize("needs", [INNODB, MIXED, LockNeeds()])
 def test_an_exact_position_needs_a_lock_that_stops_commits(abilities, level, begin, last, needs):
     choice = choose("auto", abilities, needs)
     assert (choice.level, choice.position, choice.lock[-1]) == (level, True, last)
@@ -93,8 +93,8 @@ def test_crash_consistent_reads_the_position_from_the_binlog(abilities):
     ("change", "reason"),
     [
         ({"engines": {"InnoDB": 1, "MyISAM": 3}}, "tables of MyISAM"),
-        ({"engines": None}, "not known"),
-        ({"settings": None}, "not known"),
+        ({"engines": None}, "unknown"),
+        ({"settings": None}, "unknown"),
         ({"atomic": False}, "one instant"),
         ({"logs_apart": ("/logs",)}, "/logs"),
         ({"settings": DURABLE | {"sync_binlog": "0"}}, "sync_binlog is 0"),

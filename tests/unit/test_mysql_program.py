@@ -70,7 +70,7 @@ def test_an_older_program_is_refused_with_what_wrote_the_data_and_what_was_found
 def test_a_symlink_called_mysqld_is_what_it_leads_to(tmp_path):
     script(tmp_path / "mariadbd", "mysqld  Ver 10.11.6-MariaDB-0+deb12u1 for debian-linux-gnu on x86_64 (Debian 12)")
     (tmp_path / "mysqld").symlink_to("mariadbd")
-    with pytest.raises(LackingError, match="is no mysql server"):
+    with pytest.raises(LackingError, match="is not a mysql server"):
         find_server("mysql", str(tmp_path / "mysqld"))
     assert find_server("mariadb", str(tmp_path / "mysqld")).flavor == "mariadb"
 

@@ -9,7 +9,7 @@ import pytest
 
 from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.mysql.connect.client import Connection
-from snapmgr.mysql.lock.redo import await_redo
+from snapmgr.mysql.lock.heldlock import await_redo
 
 
 def server(*states: tuple[int, int]) -> Mock:

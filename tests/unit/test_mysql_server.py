@@ -11,11 +11,11 @@ import pytest
 
 from snapmgr.catalog.manifest import ServerRecord
 from snapmgr.contract.errors import LackingError
-from snapmgr.mysql.datadir.copy import Copy, absolute_paths, prepare_copy
-from snapmgr.mysql.datadir.relocation import server_options as relocated_options
+from snapmgr.mysql.datadir.copy import IsolatedCopy, absolute_paths, isolate_copy
+from snapmgr.mysql.datadir.relocation import relocated_options
 from snapmgr.mysql.datadir.tablespace import dictionary_paths, name_spaces, page_size
 from snapmgr.mysql.server.log import damage, describe_end, excerpt, lacks_keys
-from snapmgr.mysql.server.options import server_options
+from snapmgr.mysql.server.options import throwaway_options
 from snapmgr.mysql.server.program import ServerBinary, find_server
 from snapmgr.mysql.server.throwaway import _as_owner
 
@@ -26,7 +26,7 @@ MYSQL = ServerBinary(path="/usr/sbin/mysqld", flavor="mysql", version="8.4.3")
 def options(
     binary: ServerBinary, settings: dict[str, str], *, memory_bytes: int = 256 * 1024**2, uid: int = 100
 ) -> str:
-    copy = Copy(
+    copy = IsolatedCopy(
         datadir="/c/d",
         home="/c/d",
         settings=settings,
@@ -34,7 +34,7 @@ def options(
         log_bin_options=("--log-bin=/c/d/b",),
         covers=(),
     )
-    found = server_options(binary, copy, memory_bytes=memory_bytes, run_dir="/r", socket="/r/s", uid=uid)
+    found = throwaway_options(binary, copy, memory_bytes=memory_bytes, run_dir="/r", socket="/r/s", uid=uid)
     # It must come first, or it has no effect.
     assert found[0] == "--no-defaults"
     return " ".join(found)
@@ -98,7 +98,7 @@ def test_a_crash_is_told_by_the_lines_that_matter():
     assert "stack line" not in end.text
     assert "(signal 6)" in end.text
     assert not end.machine
-    assert "not of one instant" in (end.hint or "")
+    assert "not from one instant" in (end.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_copy_within_itself_needs_no_cover(tmp_path):
     (tmp_path / "auto.cnf").write_text("[auto]\nserver-uuid=1\n")
     (tmp_path / "binlog.index").write_text("/live/d/binlog.000001\n./binlog.000002\n")
     settings = {"log_bin_basename": "binlog", "log_bin_index": "binlog.index", "innodb_log_group_home_dir": "."}
-    copy = prepare_copy(str(tmp_path), settings, {"/live/d": str(tmp_path)})
+    copy = isolate_copy(str(tmp_path), settings, {"/live/d": str(tmp_path)})
     assert copy.covers == ()
     assert copy.datadir == str(tmp_path)
     assert copy.paths == {"innodb_log_group_home_dir": str(tmp_path)}
@@ -223,11 +223,11 @@ def test_logs_on_another_volume_are_found_by_their_original_folder_and_the_live_
         (folder / "b.index").write_text(f"{live}/log/b.000001\n")
     settings = {"log_bin_basename": "../log/b", "log_bin_index": "../log/b.index"}
     both = {str(live / "data"): str(datadir), str(live / "log"): str(logs)}
-    copy = prepare_copy(str(datadir), settings, both, fresh_logs="/run")
+    copy = isolate_copy(str(datadir), settings, both, fresh_logs="/run")
     # As the server sees it, which has the copy mounted there.
     assert copy.log_bin_options == (f"--log-bin={live}/log/b", f"--log-bin-index={live}/log/b.index")
     (datadir / "far").symlink_to(live / "data")
-    copy = prepare_copy(str(datadir), settings, {str(live / "data"): str(datadir)}, fresh_logs="/run")
+    copy = isolate_copy(str(datadir), settings, {str(live / "data"): str(datadir)}, fresh_logs="/run")
     assert copy.covers
     assert copy.log_bin_options == ("--log-bin=/run/b", "--log-bin-index=/run/b.index")
 
@@ -270,11 +270,11 @@ def test_binary_logs_that_are_not_in_the_copy_are_begun_anew_in_it(tmp_path):
     datadir = tmp_path / "d"
     datadir.mkdir()
     settings = {"log_bin_basename": "../logs/bin", "log_bin_index": "../logs/bin.index"}
-    assert prepare_copy(str(datadir), settings, {}).log_bin_options == (
+    assert isolate_copy(str(datadir), settings, {}).log_bin_options == (
         f"--log-bin={datadir}/bin",
         f"--log-bin-index={datadir}/bin.index",
     )
-    assert prepare_copy(str(datadir), {}, {}).log_bin_options == ("--skip-log-bin",)
+    assert isolate_copy(str(datadir), {}, {}).log_bin_options == ("--skip-log-bin",)
 
 
 def test_live_logs_are_not_taken_for_the_copys_because_the_way_to_them_is_the_same(tmp_path):
@@ -283,7 +283,7 @@ def test_live_logs_are_not_taken_for_the_copys_because_the_way_to_them_is_the_sa
         folder.mkdir()
     (logs / "bin.index").write_text("./bin.000001\n")
     settings = {"log_bin_basename": "../logs/bin", "log_bin_index": "../logs/bin.index"}
-    options = prepare_copy(str(copy), settings, {str(tmp_path / "data"): str(copy)}, fresh_logs="/run").log_bin_options
+    options = isolate_copy(str(copy), settings, {str(tmp_path / "data"): str(copy)}, fresh_logs="/run").log_bin_options
     assert options == ("--log-bin=/run/bin", "--log-bin-index=/run/bin.index")
     assert (logs / "bin.index").read_text() == "./bin.000001\n"
 
@@ -302,12 +302,12 @@ def test_every_absolute_path_is_seen_and_must_be_covered(tmp_path):
     }
     found = absolute_paths(str(datadir), settings)
     assert set(found) == {"/far/m.MYD", "/far/shop/i.ibd", "/far/ibdata2", "/far/x"}
-    shown = prepare_copy(str(tmp_path / "live"), {"innodb_directories": "/far/x;rel"}, {str(original): str(original)})
+    shown = isolate_copy(str(tmp_path / "live"), {"innodb_directories": "/far/x;rel"}, {str(original): str(original)})
     assert shown.settings["innodb_directories"] == "rel"
-    with pytest.raises(LackingError, match="outside of the copy"):
-        prepare_copy(str(datadir), settings, {str(original): str(datadir)})
+    with pytest.raises(LackingError, match="outside the copy"):
+        isolate_copy(str(datadir), settings, {str(original): str(datadir)})
     with pytest.raises(LackingError, match="no such folder here"):
-        prepare_copy(str(datadir), settings, {str(original): str(datadir), "/far": str(tmp_path)})
+        isolate_copy(str(datadir), settings, {str(original): str(datadir), "/far": str(tmp_path)})
 
 
 def test_covers_are_in_an_order_that_hides_nothing_and_the_server_sees_the_original_path(tmp_path):
@@ -316,7 +316,7 @@ def test_covers_are_in_an_order_that_hides_nothing_and_the_server_sees_the_origi
         folder.mkdir(parents=True)
     (tmp_path / "copy-in").mkdir()
     originals = {str(live / "d" / "in"): str(tmp_path / "copy-in"), str(live / "d"): str(datadir)}
-    copy = prepare_copy(str(datadir), {"innodb_undo_directory": "in"}, originals)
+    copy = isolate_copy(str(datadir), {"innodb_undo_directory": "in"}, originals)
     assert [path for _, path in copy.covers] == [str(live / "d"), str(live / "d" / "in")]
     assert copy.datadir == str(live / "d")
     assert copy.paths == {"innodb_undo_directory": str(live / "d" / "in")}
@@ -332,9 +332,9 @@ def test_a_program_is_known_by_what_it_prints(tmp_path):
     path = script(tmp_path / "a", "mysqld  Ver 8.4.3 for Linux on x86_64 (MySQL Community Server - GPL)")
     found = find_server("mysql", path)
     assert (found.version, found.number, found.flavor) == ("8.4.3", (8, 4, 3), "mysql")
-    with pytest.raises(LackingError, match="is no mariadb server"):
+    with pytest.raises(LackingError, match="is not a mariadb server"):
         find_server("mariadb", path)
-    with pytest.raises(LackingError, match="prints no version|is no mysql server"):
+    with pytest.raises(LackingError, match="prints no version|is not a mysql server"):
         find_server("mysql", script(tmp_path / "b", ""))
     path = script(tmp_path / "c", "mariadbd  Ver 11.8.1-MariaDB-deb13 for debian-linux-gnu on x86_64")
     assert find_server("mariadb", path).number == (11, 8, 1)

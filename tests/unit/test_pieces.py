@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snapmgr.catalog.manifest import Member, ServerRecord
-from snapmgr.mysql.datadir.relocation import absolute_folders, absolute_names, server_options
+from snapmgr.mysql.datadir.relocation import absolute_folders, absolute_names, relocated_options
 from snapmgr.restore.folder_map import arrange, expected
 from support import sample
 
@@ -120,7 +120,7 @@ def test_every_path_is_named_so_that_no_configuration_leads_back():
         innodb_data_file_path="ibdata1:12M;/srv/redo/ibdata2:1G:autoextend",
         gtid_mode="ON",
     )
-    assert set(server_options(server, lambda path: there.moved(path, "/new"))) == {
+    assert set(relocated_options(server, lambda path: there.moved(path, "/new"))) == {
         "--datadir=/new/data",
         "--innodb-log-group-home-dir=/new/redo",
         "--innodb-undo-directory=/new/data",

@@ -13,8 +13,8 @@ from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
 from snapmgr.mysql.connect.identity import identify
 from snapmgr.mysql.lock.freeze import frozen
-from snapmgr.mysql.lock.levels import Needs, choose
-from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.mysql.lock.levels import LockNeeds, choose
+from snapmgr.mysql.lock.quiesce import LockBounds, locked
 from snapmgr.system.command import dying_with_us, find_program, running
 from snapmgr.system.host import Process, boot_id
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PROGRAMS = ("mariadbd", "mariadb-install-db")
 _START_S = 120.0
 _STOP_S = 120.0
-_BOUNDS = Bounds(lock_wait_s=10.0, lock_attempts=5, lock_hold_s=30.0)
+_BOUNDS = LockBounds(lock_wait_s=10.0, lock_attempts=5, lock_hold_s=30.0)
 _LOG_TAIL = 20
 
 
@@ -88,7 +88,7 @@ class PrivateMariadb:
             identity = identify(connection)
             abilities = probe_abilities(connection, identity)
         choice = choose(
-            "auto" if at_once else "freeze-process", abilities, Needs(engines={"InnoDB": 1}, atomic=at_once)
+            "auto" if at_once else "freeze-process", abilities, LockNeeds(engines={"InnoDB": 1}, atomic=at_once)
         )
         with ExitStack() as stack:
             # All was flushed just before.

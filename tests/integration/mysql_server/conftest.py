@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from snapmgr.mysql.datadir.layout import Layout
+    from snapmgr.mysql.datadir.layout import ServerLayout
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def base() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def source(base: Path) -> Iterator[tuple[PrivateServer, Layout]]:
+def source(base: Path) -> Iterator[tuple[PrivateServer, ServerLayout]]:
     """A running server with a table in each engine, and its layout."""
     with private_server(base / "live", ["--default-storage-engine=InnoDB"]) as server:
         server.query("CREATE DATABASE shop")
@@ -51,7 +51,7 @@ def source(base: Path) -> Iterator[tuple[PrivateServer, Layout]]:
 
 
 @pytest.fixture
-def copy(source: tuple[PrivateServer, Layout], base: Path) -> Iterator[Path]:
+def copy(source: tuple[PrivateServer, ServerLayout], base: Path) -> Iterator[Path]:
     """A crash-consistent copy of the live datadir."""
     server, _ = source
     target = base / "copy"

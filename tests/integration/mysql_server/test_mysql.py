@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from snapmgr.mysql.datadir.layout import Layout
+    from snapmgr.mysql.datadir.layout import ServerLayout
     from support.server import PrivateServer
 
 pytestmark = pytest.mark.needs("root", "mysql-9")
@@ -41,7 +41,7 @@ def _folder() -> Iterator[Path]:
 
 
 @pytest.fixture(name="live", scope="module")
-def _live(folder: Path) -> Iterator[tuple[PrivateServer, Layout]]:
+def _live(folder: Path) -> Iterator[tuple[PrivateServer, ServerLayout]]:
     """A running server with its binary logs and some tablespaces beside its datadir."""
     for name in ("tables", "logs"):
         (folder / name).mkdir()
@@ -68,7 +68,7 @@ def _live(folder: Path) -> Iterator[tuple[PrivateServer, Layout]]:
 
 
 @pytest.fixture(name="copy")
-def _copy(live: tuple[PrivateServer, Layout], folder: Path) -> Iterator[Path]:
+def _copy(live: tuple[PrivateServer, ServerLayout], folder: Path) -> Iterator[Path]:
     """A crash-consistent copy of all but the binary logs, whose engines' logs were flushed."""
     server, _ = live
     server.query("FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS")
@@ -208,7 +208,7 @@ def test_encrypted_tables_are_read_with_the_keyring_and_not_judged_without(folde
     arguments = {"settings": layout.settings, "memory_bytes": MEMORY, "run_dir": run_dir}
     with throwaway(find_server("mysql", str(program)), source, **arguments) as started:
         assert check(started).failures == ()
-        assert started.lack_of_keys("x") is None
+        assert started.missing_keys("x") is None
         with started.connect() as connection:
             assert connection.rows("SELECT a FROM shop.t") == [{"a": 1}]
             # It makes a new key, for the copy alone.
@@ -221,7 +221,7 @@ def test_encrypted_tables_are_read_with_the_keyring_and_not_judged_without(folde
     with throwaway(find_server("mysql", KIND.program("mysqld")), source, **arguments) as started:
         failures = check(started, "quick").failures
         assert [text.partition(":")[0] for text in failures] == ["`shop`.`t`"]
-        lacking = started.lack_of_keys("not judged")
+        lacking = started.missing_keys("not judged")
         assert lacking is not None
         assert "mysqld.my does not load component_keyring_file, which its source did" in lacking.message
     shutil.rmtree(source)

@@ -80,7 +80,7 @@ def test_a_tablespace_elsewhere_is_refused_or_covered_and_the_live_one_is_never_
                 subprocess.run(["cp", "-a", str(volume), str(clone)], check=True)
             arguments = {"settings": layout.settings, "memory_bytes": MEMORY, "run_dir": run_dir}
             with (
-                pytest.raises(LackingError, match="outside of the copy"),
+                pytest.raises(LackingError, match="outside the copy"),
                 throwaway(binary, str(clone / "data"), **arguments),
             ):
                 pass

@@ -1,4 +1,4 @@
-"""A second connection, to end the first one with: a server may let a statement wait whose client is long gone."""
+"""A second connection that kills the first one: a server may keep a statement waiting after its client is gone."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 _TOO_MANY_CONNECTIONS = 1040
 _IDLE_S = 600
-_END_S = 2.0
-_LOOK_AGAIN_S = 0.005
+_KILL_S = 2.0
+_RETRY_S = 0.005
 
 
-class Standby:
-    """Ends connections of the same account, which takes no privilege."""
+class ConnectionKiller:
+    """Kills connections of its own account, which needs no privilege."""
 
     def __init__(self, credentials: Credentials) -> None:
-        """Nothing is connected yet."""
+        """Connect later: at `connect_early` or at the first `kill`."""
         self._credentials = credentials
         self._connection: Connection | None = None
 
-    def get_ready(self) -> None:
-        """Connect before anybody waits: clients that pile up behind a lock may use up all connections.
+    def connect_early(self) -> None:
+        """Connect before anybody waits: clients that queue behind a lock may use up all connections.
 
-        Raises no MysqlError: `end` tries again.
+        Raises no MysqlError: `kill` tries again.
         """
         if self._connection is None:
             with suppress(MysqlError):
-                self._connection = connect(self._credentials, timeout_s=_END_S)
+                self._connection = connect(self._credentials, timeout_s=_KILL_S)
                 self._connection.execute(f"SET SESSION wait_timeout = {_IDLE_S}")
 
     def close(self) -> None:
@@ -41,23 +41,23 @@ class Standby:
         if self._connection is not None:
             self._connection.close()
 
-    def end(self, connection: Connection, until: float = 0.0) -> None:
+    def kill(self, connection: Connection, until: float = 0.0) -> None:
         """Cut `connection` and return once the server has ended it; raises no SnapmgrError.
 
-        This tries for two seconds; should all connections be taken, until `until` (time.monotonic()) if that is later:
-        the time when the server gives up by itself.
+        Tries for two seconds. If all connections are taken, it tries until `until` (time.monotonic()), the time when
+        the server gives up by itself, if that is later.
         """
         connection.drop()
-        until = max(until, time.monotonic() + _END_S)
+        until = max(until, time.monotonic() + _KILL_S)
         while time.monotonic() < until:
             try:
                 if self._connection is None:
-                    self._connection = connect(self._credentials, timeout_s=_END_S)
+                    self._connection = connect(self._credentials, timeout_s=_KILL_S)
                 self._connection.execute(f"KILL {connection.connection_id}")
             except ConnectionLostError:
                 self._connection = None
             except SnapmgrError as error:
                 if not isinstance(error, MysqlError) or error.errno != _TOO_MANY_CONNECTIONS:
-                    # 1094, no such thread: it is gone. Otherwise the server is, or we cannot log in any more.
+                    # 1094, no such thread: it is gone. Any other error: the server is gone, or we can no longer log in.
                     return
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_RETRY_S)

@@ -1,8 +1,8 @@
-"""A server that goes on running on a clone after us: a development server with the accounts of the source.
+"""Starts a development server on a clone. It keeps running after us, with the accounts of the source.
 
-It is held back until its pid is on record, so that no server ever runs that nobody knows. Where the data hold absolute
-paths, or parts lie beside the datadir, it sees the clone at the original paths, in a mount namespace of its own; other
-file systems are taken out of that, so that it keeps none busy.
+It does not run until its pid is on record, so that every running server is known. Where the data hold absolute paths,
+or parts are outside the datadir, it sees the clone at the original paths, in its own mount namespace. We unmount other
+file systems there, so that it keeps none busy.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from snapmgr.contract.errors import ConfigError, LackingError, VerificationError
 from snapmgr.contract.units import format_duration
-from snapmgr.mysql.datadir.copy import prepare_copy
+from snapmgr.mysql.datadir.copy import isolate_copy
 from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.server.keyring import provide_keys
 from snapmgr.mysql.server.log import describe_end, lacks_keys
-from snapmgr.mysql.server.options import server_options
+from snapmgr.mysql.server.options import throwaway_options
 from snapmgr.mysql.server.rundir import COVER_FAILED, as_user, check_reachable, covered, make_run_dir, owner_of
 from snapmgr.system.blockdev import lies_in
 from snapmgr.system.command import end_process, let_go, start_held
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from snapmgr.contract.records import Mount
-    from snapmgr.mysql.datadir.copy import Copy, Originals
+    from snapmgr.mysql.datadir.copy import IsolatedCopy, Originals
     from snapmgr.mysql.server.program import ServerBinary
     from snapmgr.system.command import Process as ChildProcess
     from snapmgr.system.host import Process
@@ -48,7 +48,7 @@ _KILL_S = 10.0
 _LOG_SHOWN = 1 << 20
 _UUID = re.compile(rb"^server[-_]uuid\s*=\s*([0-9a-fA-F-]{36})\s*$", re.MULTILINE)
 _SERVER_ID = re.compile(r"--(?:loose[-_])?server[-_]id=(\d+)")
-# What the record says, or what keeps strangers out; the server takes any unambiguous beginning of a name.
+# Options that the record states, or that keep other users out. The server accepts any unambiguous prefix of a name.
 _OURS = {
     "datadir": "the clone's own folder",
     "socket": "a path in the server's own folder",
@@ -57,26 +57,26 @@ _OURS = {
     "log-error": "a file in the server's own folder",
     "user": "the owner of the datadir",
     "daemonize": "off: the server would change its pid",
-    "skip-grant-tables": "off: anybody on this machine could log in",
+    "skip-grant-tables": "off: any user of this machine could log in",
 }
 _PREFIXES = ("loose-", "enable-", "maximum-")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/dev", "/proc", "/sys")
 
 
 def check_options(options: Iterable[str]) -> None:
-    """Raise ConfigError for a server option that would belie what is on record of the server."""
+    """Raise ConfigError for a server option that would contradict the record of the server."""
     for option in options:
         name = option.removeprefix("--").partition("=")[0].replace("_", "-")
         while name.startswith(_PREFIXES):
             name = name.partition("-")[2]
         for ours, what in _OURS.items():
             if name and ours.startswith(name):
-                raise ConfigError(f"the server option {option} cannot be given: it is {what}", hint="leave it away")
+                raise ConfigError(f"the server option {option} is not allowed: it is {what}", hint="remove it")
 
 
-def lasting_options(
+def development_options(
     binary: ServerBinary,
-    copy: Copy,
+    copy: IsolatedCopy,
     *,
     memory_bytes: int,
     run_dir: str,
@@ -85,20 +85,20 @@ def lasting_options(
     port: int | None,
     options: Sequence[str] = (),
 ) -> list[str]:
-    """Return the options of a development server: those of a throwaway one, but that it serves clients and writes.
+    """Return the options of a development server: those of a throwaway one, except that it serves clients and writes.
 
-    Pure but for the random server id. Its accounts are those in the data. The last one given wins.
+    Pure except for the random server id. Its accounts are those in the data. The last option wins.
     """
     check_options(options)
-    base = server_options(binary, copy, memory_bytes=memory_bytes, run_dir=run_dir, socket=socket, uid=uid)
+    base = throwaway_options(binary, copy, memory_bytes=memory_bytes, run_dir=run_dir, socket=socket, uid=uid)
     kept = [one for one in base if not one.startswith(("--skip-grant", "--skip-networking"))]
     network = ["--skip-networking"] if port is None else [f"--port={port}", f"--bind-address={ADDRESS}"]
     own = [
-        # Off, not disabled: who develops events turns it on.
+        # Off, not disabled: a developer of events can turn it on.
         "--event-scheduler=OFF",
         "--read-only=OFF",
         "--max-connections=50",
-        # What a killed server had acknowledged is there when it is started again; a power cut ends the clone anyway.
+        # Commits survive a kill of the server; a power cut ends the clone anyway.
         "--innodb-flush-log-at-trx-commit=2",
         "--myisam-recover-options=BACKUP,QUICK",
     ]
@@ -108,7 +108,7 @@ def lasting_options(
         own += [
             "--loose-super-read-only=OFF",
             "--loose-group-replication-start-on-boot=OFF",
-            # Without them nobody with a password comes in by TCP.
+            # Without them no account with a password can log in by TCP.
             "--loose-auto-generate-certs=ON",
             "--loose-sha256-password-auto-generate-rsa-keys=ON",
             "--loose-caching-sha2-password-auto-generate-rsa-keys=ON",
@@ -117,8 +117,8 @@ def lasting_options(
 
 
 @dataclass(kw_only=True)
-class LastingServer:
-    """A server that is held back, or runs; made by `held_server`."""
+class DevelopmentServer:
+    """A server that waits for `run`, or runs; made by `held_server`."""
 
     record: Process
     socket: str
@@ -129,9 +129,9 @@ class LastingServer:
     _no_keys: str | None
 
     def run(self, time_limit_s: float) -> None:
-        """Let it go and return once it answers; its accounts are its own, so a greeting is the answer.
+        """Let it start, and return once it sends a greeting: we have no account there to log in with.
 
-        Raises VerificationError if it does not start on the data in time; LackingError if this machine is why.
+        Raises VerificationError if it does not start on the data in time; LackingError if this machine is the cause.
         """
         let_go(self._child)
         deadline = time.monotonic() + time_limit_s
@@ -144,23 +144,23 @@ class LastingServer:
         self._fail(f"the server on the clone did not answer within {format_duration(time_limit_s)}", None)
 
     def _fail(self, what: str, returncode: int | None) -> NoReturn:
-        # Not by its name: it lies in a folder of the server's user.
+        # Not by its path: the server's user owns the folder.
         size = os.fstat(self._log.fileno()).st_size
         text = os.pread(self._log.fileno(), _LOG_SHOWN, max(size - _LOG_SHOWN, 0))
         told = text.decode("utf-8", "replace")
         end = describe_end(told, returncode)
         if returncode == COVER_FAILED:
-            raise LackingError(f"the clone could not be mounted over the original paths: {end.text}")
+            raise LackingError(f"cannot mount the clone over the original paths: {end.text}")
         if self._no_keys is not None and lacks_keys(told, given=False):
             raise LackingError(
-                f"{what}: the data are encrypted, and it could not get their keys; {self._no_keys}",
-                hint=f"its log says: {end.text}; what it needs: docs/verify.md",
+                f"{what}: the data are encrypted, and it does not have their keys; {self._no_keys}",
+                hint=f"its log says: {end.text}; requirements: docs/verify.md",
             )
         kind = LackingError if end.machine else VerificationError
         raise kind(f"{what}: {end.text}", hint=end.hint)
 
     def uuid(self) -> str | None:
-        """Return MySQL's server UUID, which it wrote at its start; None for MariaDB."""
+        """Return MySQL's server UUID, which the server wrote at its start; None for MariaDB."""
         with suppress(FileNotFoundError), open_plain(os.path.join(self._datadir, "auto.cnf")) as file:
             found = _UUID.search(file.read(4096))
             return found[1].decode() if found else None
@@ -179,32 +179,32 @@ def held_server(
     options: Sequence[str],
     originals: Originals,
     mounts: Sequence[Mount] = (),
-) -> Iterator[LastingServer]:
-    """Prepare the clone at `datadir` and start a server on it that waits for `LastingServer.run`.
+) -> Iterator[DevelopmentServer]:
+    """Isolate the clone at `datadir` and start a server on it that waits for `DevelopmentServer.run`.
 
-    An exception in the context kills it, whether it runs or not; otherwise it goes on without us.
+    An exception in the context kills the server, whether it runs or not; otherwise it keeps running after us.
 
     Args:
         binary: the server program.
-        datadir: the clone; it is changed.
+        datadir: the clone; the server changes it.
         settings: `Layout.settings` of the source.
-        memory_bytes: what its buffers may take together; never less than about 80 MiB is used.
-        run_dir: the server's own folder, made if missing: others can pass through it to the socket.
+        memory_bytes: limit of its buffers together; it uses at least about 80 MiB.
+        run_dir: the server's own folder, made if missing; other users can traverse it to the socket.
         port: at 127.0.0.1; None: the socket only.
-        options: further options; the last one given wins.
+        options: further options; the last one wins.
         originals: see `snapmgr.mysql.server.throwaway`.
         mounts: this machine's mounts.
 
-    Raises LackingError if this machine is why it cannot be started, VerificationError if the data are.
+    Raises LackingError if it cannot start because of this machine, VerificationError if because of the data.
     """
     datadir, run_dir = os.path.realpath(datadir), os.path.abspath(run_dir)
     uid, gid = owner_of(datadir)
-    copy = prepare_copy(datadir, settings, originals)
+    copy = isolate_copy(datadir, settings, originals)
     socket, log = make_run_dir(run_dir, uid, gid, mode=0o711)
     with log:
         check_reachable(datadir, run_dir, uid, gid)
         keys = provide_keys(binary, copy, originals, run_dir=run_dir, owner=(uid, gid), options=options)
-        serving = lasting_options(
+        serving = development_options(
             binary,
             copy,
             memory_bytes=memory_bytes,
@@ -218,7 +218,7 @@ def held_server(
         needed |= {value for value in copy.settings.values() if value.startswith("/")}
         child = start_held([*_covered(copy, mounts, needed), *as_user(uid, gid), binary.path, *serving], output=log)
         try:
-            yield LastingServer(
+            yield DevelopmentServer(
                 record=this_process(child.pid),
                 socket=socket,
                 server_id=int([match[1] for one in serving if (match := _SERVER_ID.fullmatch(one))][-1]),
@@ -228,24 +228,24 @@ def held_server(
                 _no_keys=keys.missing,
             )
         except BaseException:
-            # Not politely: MariaDB loses a SIGTERM that comes 30 to 80 ms after its start.
+            # Not by SIGTERM: MariaDB loses one that comes 30 to 80 ms after its start.
             child.kill()
             end_process(child)
             raise
 
 
-def _covered(copy: Copy, mounts: Sequence[Mount], needed: Collection[str]) -> list[str]:
+def _covered(copy: IsolatedCopy, mounts: Sequence[Mount], needed: Collection[str]) -> list[str]:
     targets = [path for _, path in copy.covers]
-    # What is covered may be a mount itself, of live data: that one goes. The folder that it is mounted on must stay.
+    # A covered path may itself be a mount of live data: unmount that one. The folder that it is mounted on must stay.
     kept = {path for path in needed if not lies_in(path, *targets)}
     kept |= {source for source, _ in copy.covers} | {os.path.dirname(target) for target in targets}
     return covered(copy.covers, unneeded(mounts, kept))
 
 
 def unneeded(mounts: Sequence[Mount], needed: Collection[str]) -> list[str]:
-    """Return the points of disks' mounts that hold none of the `needed` paths, innermost first. Pure.
+    """Return the mount points of disks that hold none of the `needed` paths, innermost first. Pure.
 
-    A mount namespace keeps all its file systems busy: a volume could not be removed while the server runs.
+    A mount namespace keeps all its file systems busy: nobody could remove a volume while the server runs.
     """
     paths = {os.path.realpath(path) for path in needed}
     return [
@@ -258,7 +258,7 @@ def unneeded(mounts: Sequence[Mount], needed: Collection[str]) -> list[str]:
 
 
 def _greets(socket: str, pid: int) -> bool:
-    """Whether the very process `pid` answers at the socket, with the first bytes of a handshake or of a refusal."""
+    """Return whether process `pid` itself answers at the socket, with the first bytes of a handshake or a refusal."""
     with sockets.socket(sockets.AF_UNIX) as client:
         client.settimeout(_ANSWER_S)
         try:
@@ -270,12 +270,12 @@ def _greets(socket: str, pid: int) -> bool:
 
 
 def port_problem(port: int) -> str | None:
-    """Return why a server that is not root's cannot listen at this port of 127.0.0.1, or None if it can."""
+    """Return why a server of another user than root cannot listen at this port of 127.0.0.1; None if it can."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text(encoding="ascii"))
     if port < lowest:
         return f"only root's servers may listen at a port below {lowest}"
     with sockets.socket(sockets.AF_INET) as trial:
-        # As the server does it: a connection that has just ended holds nobody off.
+        # As the server does: a connection that has just ended does not block the port.
         trial.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
         try:
             trial.bind((ADDRESS, port))
@@ -286,18 +286,18 @@ def port_problem(port: int) -> str | None:
 
 
 def end_server(process: Process, *, kill: bool, time_limit_s: float = _KILL_S) -> bool:
-    """End a server that may be anybody's child, politely or not; return whether it is gone. Idempotent."""
+    """End a server, which may be any process's child, by SIGTERM or `kill`; return whether it is gone. Idempotent."""
     try:
         fd = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return True
     try:
-        # Asked after it is open: the descriptor stays with the process, the number does not.
+        # Check after opening: the descriptor stays with the process, the pid does not.
         if not is_alive(process):
             return True
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(fd, signal.SIGKILL if kill else signal.SIGTERM)
-            # A stopped one acts on it only when it goes on.
+            # A stopped process reacts only when it resumes.
             signal.pidfd_send_signal(fd, signal.SIGCONT)
         poll = select.poll()
         poll.register(fd, select.POLLIN)
