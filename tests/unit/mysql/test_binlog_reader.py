@@ -27,7 +27,7 @@ from snapmgr.mysql.binlog.reader import BinlogError, EncryptedBinlogError, Trunc
 from snapmgr.mysql.binlog.tail import tail
 from support.binlogs import made_event, shown_once
 
-RECORDED = Path(__file__).parents[1] / "golden/binlog"
+RECORDED = Path(__file__).parents[2] / "golden/binlog"
 NAMES = ("mariadb-10.11", "mariadb-11.8", "mysql-9")
 ROWS, XID, MARIADB_GTID = 30, 16, 162
 _DECODED = {
@@ -236,18 +236,18 @@ END = (XID, bytes(8))
 @pytest.mark.parametrize(
     ("bodies", "what"),
     [
-        ([begin(1), begin(2)], "before the one before it has ended"),
+        ([begin(1), begin(2)], "before the previous one has ended"),
         ([begin(1), query("BEGIN")], "inside another"),
         ([begin(1), (4, bytes(8) + b"x.000003")], "inside a transaction"),
-        ([begin(1), END, (163, bytes(4))], "behind the file's beginning"),
-        ([(163, bytes(4))], "behind the file's beginning"),
+        ([begin(1), END, (163, bytes(4))], "after the file's beginning"),
+        ([(163, bytes(4))], "after the file's beginning"),
         ([(15, bytes(100))], "second Format_description"),
         ([(163, b"\xff\xff\xff\x0f")], "no room for 268435455"),
         ([(XID, bytes(9))], "too long"),
         ([(XID, bytes(7))], "1 bytes too early"),
         ([(2, bytes(12))], "1 bytes too early"),
         ([(MARIADB_GTID, bytes(12))], "1 bytes too early"),
-        ([(MARIADB_GTID, bytes(100_000))], "cannot be"),
+        ([(MARIADB_GTID, bytes(100_000))], "is impossible"),
         ([(35, (1 << 55).to_bytes(8, "little"))], "too early"),
         ([(35, (2 << 56).to_bytes(8, "little"))], "format 2"),
         ([(42, b"\4")], "serialization format"),

@@ -214,7 +214,7 @@ def test_without_the_right_to_look_it_is_lacking(servers):
 
     name, text = in_child(look)
     assert name == LackingError.__name__, text
-    assert "as root or as the user that the server runs as" in text
+    assert "as root or as the server's user" in text
 
 
 def test_the_servers_own_user_may_look(servers):
