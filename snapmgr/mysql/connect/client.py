@@ -57,15 +57,6 @@ class Credentials:
     user: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peer:
-    """The process that listens on the socket, from SO_PEERCRED (unix(7)); pid 0: we cannot see it."""
-
-    pid: int
-    uid: int
-    gid: int
-
-
 class _Secret(bytes):
     """A password that does not show itself in a traceback with local variables."""
 
@@ -136,16 +127,14 @@ class Connection:
         rows = self._run(f"SHOW GLOBAL {what} WHERE Variable_name IN ({marks})", names) if names else []
         return {str(row["Variable_name"]).lower(): _text(row["Value"]) for row in rows}
 
-    def peer(self) -> Peer:
-        """Return the process that called listen() on the socket (SO_PEERCRED). Raises ConnectionLostError."""
-        sock = self._socket()
-        packed = sock.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, struct.calcsize("3i"))
-        pid, uid, gid = struct.unpack("3i", packed)
-        return Peer(pid=pid, uid=uid, gid=gid)
+    def peer_pid(self) -> int:
+        """Return the process that called listen() on the socket (SO_PEERCRED, unix(7)); 0: we cannot see it.
 
-    def fileno(self) -> int:
-        """Return the socket's descriptor. Raises ConnectionLostError."""
-        return self._socket().fileno()
+        Raises ConnectionLostError.
+        """
+        packed = self._socket().getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, struct.calcsize("3i"))
+        pid: int = struct.unpack("3i", packed)[0]
+        return pid
 
     def set_read_timeout(self, seconds: float) -> None:
         """From now on wait at most `seconds` for each piece of an answer; after that the connection counts as lost."""

@@ -54,21 +54,21 @@ def identify(connection: Connection) -> ServerIdentity:
     process that does not own the datadir; LackingError without the right to inspect the process.
     """
     found = connection.variables("datadir", "version", "server_id", "server_uuid", "socket", _MARIADB_ONLY)
-    peer = connection.peer()
-    if peer.pid == 0:
+    pid = connection.peer_pid()
+    if pid == 0:
         raise NotQuiescedError(
             f"the process that listens at {connection.socket} is not visible from here: it is in another PID namespace",
             hint="run snapmgr on the host that runs the server's container, or in the same container",
         )
-    process = f"process {peer.pid} ({process_name(peer.pid)})"
+    process = f"process {pid} ({process_name(pid)})"
     try:
-        started = _started(peer.pid)
-        uid, gid = _effective_ids(peer.pid)
+        started = _started(pid)
+        uid, gid = _effective_ids(pid)
         # A server with a relative datadir has it as its working directory.
-        named = found["datadir"] if found["datadir"].startswith("/") else os.readlink(f"/proc/{peer.pid}/cwd")
+        named = found["datadir"] if found["datadir"].startswith("/") else os.readlink(f"/proc/{pid}/cwd")
         datadir = os.path.realpath(named)
-        _check_same_view(peer.pid, process, named, datadir)
-        proven = any(_is_written_below(peer.pid, number, datadir) for number in os.listdir(f"/proc/{peer.pid}/fd"))
+        _check_same_view(pid, process, named, datadir)
+        proven = any(_is_written_below(pid, number, datadir) for number in os.listdir(f"/proc/{pid}/fd"))
     except PermissionError:
         raise LackingError(
             f"no right to see the open files of {process}, which listens at {connection.socket}",
@@ -81,10 +81,10 @@ def identify(connection: Connection) -> ServerIdentity:
     if not proven:
         raise NotQuiescedError(
             f"{process} listens at {connection.socket}, but does not have the datadir {datadir} open",
-            hint=_why_not(peer.pid, found.get("socket", ""), connection.socket),
+            hint=_why_not(pid, found.get("socket", ""), connection.socket),
         )
     identity = ServerIdentity(
-        pid=peer.pid,
+        pid=pid,
         start_ticks=started,
         uid=uid,
         gid=gid,

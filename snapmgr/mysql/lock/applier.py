@@ -105,7 +105,7 @@ def applier_stopped(
             yield
             return
         _refuse_until(running)
-        pid = connection.peer().pid
+        pid = connection.peer_pid()
         plan = _Stopped(
             server=Process(pid=pid, start_ticks=start_ticks(pid) or 0, boot_id=boot_id()),
             guard=None,
@@ -204,7 +204,7 @@ def _start(plan: _Stopped, *, wait_s: float) -> bool:
         return False
     with connect(plan.credentials) as connection:
         connection.set_read_timeout(wait_s)
-        if connection.peer().pid != plan.server.pid or not is_alive(plan.server):
+        if connection.peer_pid() != plan.server.pid or not is_alive(plan.server):
             return False
         for name in plan.names:
             connection.execute(plan.statement("START", name))

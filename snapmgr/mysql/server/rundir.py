@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import BinaryIO
 
-LOG = "server.log"
+_LOG = "server.log"
 """Name of the file with the server's output, in its folder."""
 COVER_FAILED = 97
 """Exit code if the mounts of `covered` failed."""
@@ -90,8 +90,8 @@ def make_run_dir(run_dir: str, uid: int, gid: int, *, mode: int = 0o700) -> tupl
             os.close(inner)
         # Always a new file: the owner of an old one may have linked it to any file.
         with suppress(FileNotFoundError):
-            os.unlink(LOG, dir_fd=fd)
-        log = os.open(LOG, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
+            os.unlink(_LOG, dir_fd=fd)
+        log = os.open(_LOG, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
         _give(fd, uid, gid, mode)
     finally:
         os.close(fd)

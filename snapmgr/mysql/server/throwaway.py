@@ -23,7 +23,6 @@ from snapmgr.mysql.server.log import damage, describe_end, lacks_keys
 from snapmgr.mysql.server.options import throwaway_options
 from snapmgr.mysql.server.rundir import (
     COVER_FAILED,
-    LOG,
     as_user,
     check_reachable,
     covered,
@@ -46,13 +45,11 @@ _MIB = 1024 * 1024
 class ThrowawayServer:
     """A running throwaway server; made by `throwaway`."""
 
-    def __init__(self, process: Process, socket: str, log: str, log_fd: int, *, home: str) -> None:
+    def __init__(self, process: Process, socket: str, log_fd: int, *, home: str) -> None:
         self._process = process
         self._home = home
         self.socket = socket
-        self.log = log
-        """Path of its output."""
-        # Never open it again by its path: the server's user owns the folder.
+        # Never open the log again by its path: the server's user owns the folder.
         self._log_fd = log_fd
         self._complaints_read = 0
         self.no_keys: str | None = None
@@ -159,7 +156,7 @@ def throwaway(
         with running(argv, output=log, grace_s=_GRACE_S) as process:
             # Assume that any plugin has keys: then an unreadable page is damaged.
             given = keys.plugin_dir is not None or any(one.startswith("--plugin-load") for one in argv)
-            server = ThrowawayServer(process, socket, os.path.join(run_dir, LOG), log.fileno(), home=copy.home)
+            server = ThrowawayServer(process, socket, log.fileno(), home=copy.home)
             server.no_keys = None if given else keys.missing
             try:
                 _wait_until_it_answers(server, time_limit_s)

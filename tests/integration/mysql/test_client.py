@@ -87,7 +87,7 @@ def as_user(uid: int) -> Iterator[None]:
 
 def test_login_by_socket_and_by_defaults_file(server, defaults):
     with connect(by_socket(server)) as connection:
-        assert connection.peer().pid == server.pid
+        assert connection.peer_pid() == server.pid
         assert connection.value("SELECT CONNECTION_ID()") == connection.connection_id
         assert "MariaDB" in connection.server_version
         assert not connection.server_version.startswith("5.5.5")
@@ -226,7 +226,7 @@ def test_a_killed_connection_is_lost_and_stays_lost(server):
         with pytest.raises(ConnectionLostError):
             connection.value("SELECT 1")
         with pytest.raises(ConnectionLostError):
-            connection.peer()
+            connection.peer_pid()
 
 
 def test_a_killed_statement_is_an_error_and_not_the_end(server):
