@@ -1,4 +1,4 @@
-"""What a server can do is asked of it, and an account with no more than what doctor names can lock it."""
+"""Abilities are read from real servers, and an account with only the privileges that doctor names can lock them."""
 
 from __future__ import annotations
 

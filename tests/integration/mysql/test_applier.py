@@ -1,4 +1,4 @@
-"""Stopping a replica's appliers: they stand still, and they go on whatever happens to us."""
+"""Stopping a replica's appliers: they stop, and they run again whatever happens to us."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our reader of binary logs beside all that reads them as well: the servers, their programs, a library."""
+"""Our reader of binary logs compared with other readers: the servers, their programs, a library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of the binary logs of a server that crashed, beside what its own recovery makes of them."""
+"""The end of a crashed server's binary logs, compared with its own crash recovery."""
 
 from __future__ import annotations
 

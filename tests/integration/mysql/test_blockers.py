@@ -1,4 +1,4 @@
-"""What holds which lock off on real servers: found where it does, and only there, as docs/locks.md says."""
+"""Which sessions block which lock on real servers: exactly those that docs/locks.md names are found."""
 
 from __future__ import annotations
 

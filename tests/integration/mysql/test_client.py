@@ -1,4 +1,4 @@
-"""The client against a real server: logging in, losing the connection, and keeping the password to itself."""
+"""The client against a real server: login, loss of the connection, and secrecy of the password."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Freezing a real server: it stands still, and it goes on whatever happens to us."""
+"""Freezing a real server: it stops, and it runs again whatever happens to us."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Freezing at its edges: servers that others hold, watch or stop, dead and stopped thawers, leftovers of every kind."""
+"""Freezing at its edges: debugged, watched and stopped servers, dead and stopped thawers, leftovers of every kind."""
 
 from __future__ import annotations
 

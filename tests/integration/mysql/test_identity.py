@@ -1,4 +1,4 @@
-"""Whose socket it is: real servers, a relay, exchanged datadirs, other namespaces; and no lock before that is known."""
+"""The server behind a socket: real servers, a relay, replaced datadirs, namespaces; no lock before it is identified."""
 
 from __future__ import annotations
 

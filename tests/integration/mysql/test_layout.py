@@ -1,4 +1,4 @@
-"""What a real server writes outside of its datadir: each way of putting it there is found."""
+"""Finding a real server's files outside its datadir, for each way of putting them there."""
 
 from __future__ import annotations
 

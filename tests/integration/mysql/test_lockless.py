@@ -1,4 +1,4 @@
-"""Snapshots without a lock: refused as soon as the structure of the database may be changing, exact otherwise."""
+"""Snapshots without a lock: refused while the structure of the database may change, exact otherwise."""
 
 from __future__ import annotations
 

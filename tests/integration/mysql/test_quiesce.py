@@ -1,4 +1,4 @@
-"""Locks on a real server: bounded, proven, gone whenever they must be."""
+"""Locks on a real server: bounded, proven, and released in every case."""
 
 from __future__ import annotations
 

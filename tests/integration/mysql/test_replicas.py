@@ -1,4 +1,4 @@
-"""Positions of a replica's sources: a new replica, made of a snapshot and started there, comes to equal the source."""
+"""Positions of a replica's sources: a new replica from a snapshot starts there and becomes equal to the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A SELECT that has just begun and will run long: on MySQL a lock that gives up behind it closes its table."""
+"""A SELECT that has just begun and will run long: on MySQL a lock request that gives up behind it closes its table."""
 
 from __future__ import annotations
 

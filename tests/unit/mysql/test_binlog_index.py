@@ -1,4 +1,4 @@
-"""Which of a snapshot's binary logs is the last one: index, numbers, rotations that were going on, strangers' files."""
+"""Which of a snapshot's binary logs is the last one: index, numbers, unfinished rotations, foreign files."""
 
 from __future__ import annotations
 

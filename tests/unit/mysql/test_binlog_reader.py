@@ -1,4 +1,4 @@
-"""The reader of binary logs on recorded logs of real servers, cut off and damaged in every way."""
+"""The reader of binary logs on recorded logs of real servers, truncated and damaged in every way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CHECK TABLE's lines mean, which tables are sampled, and what counts as true."""
+"""The meaning of CHECK TABLE's lines, the sample of tables, and values that count as true."""
 
 from __future__ import annotations
 

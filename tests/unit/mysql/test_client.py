@@ -1,4 +1,4 @@
-"""The client without a server: what it refuses before it connects, and what errors may say."""
+"""The client without a server: logins that it refuses, and what its errors may show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GTID sets and positions beside a naive model: a plain set of every single transaction."""
+"""GTID sets against a naive model (a plain set of single transactions), and GTID positions."""
 
 from __future__ import annotations
 

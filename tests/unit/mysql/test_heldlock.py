@@ -1,4 +1,4 @@
-"""Waiting for a redo log: from numbers that a server states."""
+"""Waiting for the redo log, with LSNs from a scripted server."""
 
 from __future__ import annotations
 

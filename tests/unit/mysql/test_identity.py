@@ -1,4 +1,4 @@
-"""Reading /proc: our own process is a real one, and the names of others can be nasty."""
+"""Reading /proc: our own process, and processes with odd names."""
 
 from __future__ import annotations
 

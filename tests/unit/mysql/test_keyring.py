@@ -1,4 +1,4 @@
-"""What a server on a copy is told of the keys, and what is said where they are missing."""
+"""The key options of a server on a copy, and the reasons that it reports for missing keys."""
 
 from __future__ import annotations
 

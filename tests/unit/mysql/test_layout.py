@@ -1,4 +1,4 @@
-"""The pure parts of finding what a server writes."""
+"""The pure parts of the search for a server's files."""
 
 from __future__ import annotations
 

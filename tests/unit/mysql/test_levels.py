@@ -1,4 +1,4 @@
-"""Which lock a server gets, and why."""
+"""The choice of the lock, and its reason."""
 
 from __future__ import annotations
 

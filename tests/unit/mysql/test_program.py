@@ -1,4 +1,4 @@
-"""Which server program is taken for which data, and what tells who wrote them."""
+"""Which server program starts on which data, and how it finds out who wrote them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica says of its sources, and what of it is exact."""
+"""Parsing a replica's status, and which of its positions are exact."""
 
 from __future__ import annotations
 

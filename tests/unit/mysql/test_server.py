@@ -1,4 +1,4 @@
-"""The pure parts of throwaway servers: options, logs, and paths that must not lead out of the copy."""
+"""The pure parts of throwaway servers: options, logs, and paths that must not lead outside the copy."""
 
 from __future__ import annotations
 

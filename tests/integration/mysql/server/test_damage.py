@@ -1,4 +1,4 @@
-"""A throwaway server on damaged copies, and on what is no damage but this machine."""
+"""A throwaway server on damaged copies, and on a machine whose limits look like damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a loaded server to verified, prepared and restored data, for the servers that this machine has not installed."""
+"""From a loaded server to verified, prepared and restored data, for servers that are not installed on this machine."""
 
 from __future__ import annotations
 

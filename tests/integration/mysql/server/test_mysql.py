@@ -1,4 +1,4 @@
-"""A throwaway server on copies of a MySQL: what is its own way of keeping data, damage and keys."""
+"""A throwaway server on copies of a MySQL: its own ways of storing data, damage and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A throwaway server on a good copy: what it is, how it ends, whatever happens to it or to us."""
+"""A throwaway server on a good copy: its properties, and its end whatever happens to it or to us."""
 
 from __future__ import annotations
 
