@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.catalog.store import Catalog
 from snapmgr.config.plugins import make_backend
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.system.command import CommandRunner
 from snapmgr.system.mount import KernelMounter
 
@@ -39,11 +39,14 @@ class Context:
     _backends: dict[str, Backend] = field(default_factory=dict)
 
     def backend(self, name: str) -> Backend:
-        """Return the backend `name`, configured. Raises LackingError if this machine lacks something for it."""
+        """Return the backend `name`, configured.
+
+        Raises MissingRequirementError if this machine lacks something for it.
+        """
         backend = self.unchecked_backend(name)
         lacking = backend.missing()
         if lacking:
-            raise LackingError(
+            raise MissingRequirementError(
                 f"the {name} backend cannot work here: {'; '.join(reason.what for reason in lacking)}",
                 hint="; ".join(reason.hint for reason in lacking),
             )

@@ -1,6 +1,6 @@
 """Which snapshots stay and which go, and why: a pure function of the snapshots, the policy and the time.
 
-The rules, in full (``docs/retention.md`` explains them to users):
+The rules, in full (``docs/reference/retention.md`` explains them to users):
 
 - Only READY snapshots are looked at. A PENDING or BROKEN one takes nobody's place and is never deleted from here.
 - Hours, days, ISO weeks, months and years are UTC's, so no summer time makes a day of 23 hours or an hour of two. Of
@@ -89,14 +89,14 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PrunePlan:
     """What stays and what goes, newest first; each snapshot is in exactly one of the two."""
 
     keep: tuple[Decision, ...]
     delete: tuple[Decision, ...]
 
 
-def plan(snapshots: Iterable[Candidate], policy: Policy, now: datetime) -> Plan:
+def plan(snapshots: Iterable[Candidate], policy: Policy, now: datetime) -> PrunePlan:
     """Given all snapshots of one job, return which to keep and which to delete at `now`, with reasons.
 
     Deletes nothing by itself. Snapshots taken in the same instant are ordered by id. Raises ValueError for times
@@ -105,7 +105,7 @@ def plan(snapshots: Iterable[Candidate], policy: Policy, now: datetime) -> Plan:
     newest_first = _sorted(snapshots, now)
     reasons = _reasons(newest_first, policy, now)
     decisions = [Decision(id=one.id, reasons=tuple(reasons[one.id])) for one in newest_first]
-    return Plan(
+    return PrunePlan(
         keep=tuple(one for one in decisions if one.reasons),
         delete=tuple(Decision(id=one.id, reasons=("no rule keeps it",)) for one in decisions if not one.reasons),
     )

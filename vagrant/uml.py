@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Boot a User Mode Linux guest and run a command in it; see docs/testing-lvm.md.
+"""Boot a User Mode Linux guest and run a command in it; see docs/how-to/test-lvm.md.
 
 Two processes here: this one copies the guest's output, minds the time limit and passes the status on; its keeper, in a
 session of its own, starts the guest, ends it and removes the work folder as soon as this one is gone, however it ends.

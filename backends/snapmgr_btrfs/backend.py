@@ -1,4 +1,4 @@
-"""The btrfs backend: see docs/backends/btrfs.md for what it guarantees and `snapmgr.api.Backend` for the contract."""
+"""The btrfs backend; docs/reference/backends/btrfs.md: its guarantees; `snapmgr.api.Backend` is the contract."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from snapmgr.api import (
     AlteredError,
     Attachment,
     Capabilities,
-    LackingError,
+    MissingRequirementError,
     NotFoundError,
     NotMine,
     Reason,
@@ -265,7 +265,7 @@ class BtrfsBackend:
     @contextmanager
     def _top(self, pool: Pool, *, write: bool) -> Iterator[TopLevel]:
         if not _is_privileged():
-            raise LackingError("reaching btrfs snapshots needs root (CAP_SYS_ADMIN)", hint="run it as root")
+            raise MissingRequirementError("reaching btrfs snapshots needs root (CAP_SYS_ADMIN)", hint="run it as root")
         with filesystem.open_top(self._mounter, self._runner, pool, self._config.folder, write=write) as top:
             yield top
 

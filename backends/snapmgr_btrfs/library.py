@@ -6,7 +6,7 @@ import importlib
 import uuid
 from typing import TYPE_CHECKING, Protocol, cast
 
-from snapmgr.api import LackingError, Reason
+from snapmgr.api import MissingRequirementError, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,10 +68,10 @@ def problem() -> Reason | None:
 
 
 def load() -> Library:
-    """Return the library. Raises LackingError, with what to install."""
+    """Return the library. Raises MissingRequirementError, with what to install."""
     reason = problem()
     if reason is not None:
-        raise LackingError(reason.what, hint=reason.hint)
+        raise MissingRequirementError(reason.what, hint=reason.hint)
     return cast("Library", importlib.import_module("btrfsutil"))
 
 

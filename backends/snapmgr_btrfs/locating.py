@@ -8,7 +8,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from snapmgr.api import LackingError, NotMine, Pool, StorageError, Volume
+from snapmgr.api import MissingRequirementError, NotMine, Pool, StorageError, Volume
 from snapmgr_btrfs import kernel, library
 
 if TYPE_CHECKING:
@@ -23,7 +23,10 @@ _PLACEHOLDER_INODE = 2  # BTRFS_EMPTY_SUBVOL_DIR_OBJECTID
 
 
 def locate(lib: Library, target: Target, folder_name: str) -> Volume | NotMine:
-    """Given a target on btrfs, return its subvolume or why it cannot be snapshotted; LackingError without root."""
+    """Given a target on btrfs, return its subvolume or why it cannot be snapshotted.
+
+    Raises MissingRequirementError without root.
+    """
     try:
         fd = os.open(target.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -32,7 +35,7 @@ def locate(lib: Library, target: Target, folder_name: str) -> Volume | NotMine:
         return _locate(lib, target, folder_name, fd)
     except OSError as error:
         if error.errno in {errno.EPERM, errno.EACCES}:
-            raise LackingError(
+            raise MissingRequirementError(
                 f"finding the btrfs subvolume of {target.path} needs root (CAP_SYS_ADMIN)", hint="run it as root"
             ) from None
         raise StorageError(f"cannot find the btrfs subvolume of {target.path}: {error.strerror or error}") from None

@@ -51,7 +51,7 @@ _PRIVATE_MOUNT = "mount@"
 
 
 class JuicefsBackend(Provisioning):
-    """See `snapmgr.api.Backend` for the contract; docs/backends/juicefs.md for what this one does."""
+    """See `snapmgr.api.Backend` for the contract; docs/reference/backends/juicefs.md for what this one does."""
 
     name: ClassVar[str] = "juicefs"
     api_version: ClassVar[int] = API_VERSION

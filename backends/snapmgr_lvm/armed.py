@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Self
 
-from snapmgr.api import CommandError, FireError, Intent, LackingError, Shot, StorageError
+from snapmgr.api import CommandError, FireError, Intent, MissingRequirementError, Shot, StorageError
 from snapmgr_lvm import dm, kernel, marks
 from snapmgr_lvm.inventory import snapshot_ref
 from snapmgr_lvm.report import read_group
@@ -78,7 +78,7 @@ class LvmArmed:
 
     def get_ready(self) -> None:
         """Start the processes that are to become lvcreate: see `snapmgr.api.Readying`."""
-        with suppress(CommandError, LackingError):  # `fire` tries again, and says why
+        with suppress(CommandError, MissingRequirementError):  # `fire` tries again, and says why
             # A rehearsal: what is used for the first time after a fork has its pages copied, which can take longer than
             # all the rest that we do under the lock (in User Mode Linux, tens of milliseconds).
             with self._runner.hold(["true"]) as nothing:
@@ -93,7 +93,7 @@ class LvmArmed:
         if not self._held:
             try:
                 self._hold()
-            except (CommandError, LackingError) as error:
+            except (CommandError, MissingRequirementError) as error:
                 raise FireError(f"lvcreate cannot be started: {error.message}", hint=error.hint) from error
         taken: list[tuple[Member, int, int]] = []
         failure: FireError | None = None

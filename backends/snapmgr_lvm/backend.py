@@ -1,4 +1,4 @@
-"""The LVM backend: see docs/backends/lvm.md for what it guarantees and `snapmgr.api.Backend` for the contract."""
+"""The LVM backend; docs/reference/backends/lvm.md says what it guarantees, `snapmgr.api.Backend` is the contract."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from snapmgr.api import (
     CommandError,
     Intent,
     InUseError,
-    LackingError,
+    MissingRequirementError,
     NotMine,
     Reason,
     StorageError,
@@ -116,12 +116,12 @@ class LvmBackend(Reverting):
         return gauges.of_volume(group, origin, cow_bytes=plan.size_bytes if plan is not None else None)
 
     def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
-        """See `snapmgr.api.Filling.gauges`."""
+        """See `snapmgr.api.CapacityReporting.gauges`."""
         return tuple(gauge for pool in pools for gauge in gauges.of_group(self._read(pool)))
 
-    def relieve(self, ref: SnapshotRef) -> str | None:
-        """Enlarge a classic snapshot's CoW table; see `snapmgr.api.Filling.relieve`."""
-        return gauges.relieve(self._config, self._runner, ref)
+    def auto_extend(self, ref: SnapshotRef) -> str | None:
+        """Enlarge a classic snapshot's CoW table; see `snapmgr.api.CapacityReporting.auto_extend`."""
+        return gauges.auto_extend(self._config, self._runner, ref)
 
     def _plan_cow(self, group: Group, origin: LogicalVolume) -> CowPlan:
         writes = sizing.measure_writes(origin.device)
@@ -358,7 +358,7 @@ class LvmBackend(Reverting):
 
     def _read(self, pool: Pool) -> Group:
         if not kernel.is_privileged():
-            raise LackingError("LVM needs root (CAP_SYS_ADMIN)", hint="run snapmgr as root")
+            raise MissingRequirementError("LVM needs root (CAP_SYS_ADMIN)", hint="run snapmgr as root")
         return read_group(self._runner, pool)
 
     def _snapshot(self, ref: SnapshotRef) -> tuple[Group, LogicalVolume]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError, LackingError, Usage
+from snapmgr.api import CommandError, MissingRequirementError, Usage
 from snapmgr_lvm.removal import device_name
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def _thin_exclusive(runner: Runner, group: Group, volume: LogicalVolume) -> int 
     try:
         options = ["--metadata-snap", "--no-headers", "-o", "DEV,EXCLUSIVE_BYTES"]
         answer = runner.run(["thin_ls", *options, f"/dev/mapper/{name}_tmeta"])
-    except (CommandError, LackingError):
+    except (CommandError, MissingRequirementError):
         return None
     finally:
         runner.run(["dmsetup", "message", f"{name}-tpool", "0", "release_metadata_snap"])

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.api import InUseError, LackingError, StorageError
+from snapmgr.api import InUseError, MissingRequirementError, StorageError
 from snapmgr_lvm.report import hyphenate
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def device_number(device: int) -> str:
 def create(name: str, uuid: str, target: Target) -> Device:
     """Make a device with a table of one target. Raises StorageError; what a failure left is found by `uuid`.
 
-    Raises LackingError without the right.
+    Raises MissingRequirementError without the right.
     """
     try:
         _ask(_DEV_CREATE, name=name, uuid=uuid)
@@ -324,7 +324,7 @@ def _in_use(device: Device) -> InUseError:
 def _ask(command: int, *, name: str = "", uuid: str = "", target: Target | None = None, room: int = 0) -> bytes:
     """Do one ioctl of device-mapper, with `room` bytes for what it answers beside its head; return head and answer.
 
-    Once a device is there it is asked for by its UUID alone. Raises OSError, LackingError without the right.
+    Once a device is there it is asked for by its UUID alone. Raises OSError, MissingRequirementError without the right.
     """
     body = bytes(room)
     if target is not None:
@@ -340,7 +340,7 @@ def _ask(command: int, *, name: str = "", uuid: str = "", target: Target | None 
         finally:
             os.close(fd)
     except PermissionError:
-        raise LackingError("no right to ask device-mapper", hint="run as root") from None
+        raise MissingRequirementError("no right to ask device-mapper", hint="run as root") from None
     return bytes(question)
 
 

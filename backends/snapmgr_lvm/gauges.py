@@ -73,8 +73,8 @@ def of_volume(group: Group, origin: LogicalVolume, *, cow_bytes: int | None) -> 
     return tuple(reservoirs)
 
 
-def relieve(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | None:
-    """Enlarge the CoW table of a classic snapshot that is filling up, if `config.auto_extend`; see `Filling.relieve`.
+def auto_extend(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | None:
+    """Enlarge the CoW table of a classic snapshot that is filling up, if `config.auto_extend` allows it.
 
     Raises NotFoundError if it is gone, StorageError if there is no room or LVM refuses.
     """

@@ -34,7 +34,8 @@ def configured(file_fd: int, name: str) -> Iterator[str]:
 
     It lives as long as anybody has it open: us in this context, and a device-mapper device that was made on it. So no
     crash leaves one. Direct I/O is used where the file's file system can do it: the data are cached above already.
-    `name` is told to people by ``losetup``. Raises LackingError without the right or loop devices, StorageError.
+    `name` is told to people by ``losetup``. Raises MissingRequirementError without the right or loop devices,
+    StorageError.
     """
     loop_fd, path = attach_loop(file_fd, name)
     try:

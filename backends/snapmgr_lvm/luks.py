@@ -12,7 +12,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from snapmgr.api import LackingError, StorageError
+from snapmgr.api import MissingRequirementError, StorageError
 from snapmgr_lvm import dm, marks
 
 if TYPE_CHECKING:
@@ -36,16 +36,18 @@ _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 def open_container(device: str, record_id: str, key_file: str | None) -> str:
     """Open the container on an attachment's device and return the device of what is in it.
 
-    Deriving the key may take seconds, by design. Raises LackingError without a key file, or without the library;
-    StorageError if the key does not fit, or the container cannot be opened.
+    Deriving the key may take seconds, by design. Raises MissingRequirementError without a key file, or without the
+    library; StorageError if the key does not fit, or the container cannot be opened.
     """
     if key_file is None:
-        raise LackingError(
+        raise MissingRequirementError(
             f"there is a LUKS container on {device}, and no key for it",
             hint="set luks_key_file in [backend.lvm]: a file that only root can read, added by cryptsetup luksAddKey",
         )
     if not os.access(key_file, os.R_OK):
-        raise LackingError(f"the LUKS key file {key_file} is not there, or cannot be read", hint="see luks_key_file")
+        raise MissingRequirementError(
+            f"the LUKS key file {key_file} is not there, or cannot be read", hint="see luks_key_file"
+        )
     library, name = _load(), container_name(record_id)
     with _context(library, device) as (context, said):
         # No type: LUKS of either version.
@@ -102,7 +104,7 @@ def _load() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError:
-        raise LackingError(f"{_LIBRARY} is not installed", hint="apt-get install cryptsetup-bin") from None
+        raise MissingRequirementError(f"{_LIBRARY} is not installed", hint="apt-get install cryptsetup-bin") from None
 
 
 @contextmanager

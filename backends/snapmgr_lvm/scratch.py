@@ -213,7 +213,7 @@ class Scratch:
                 if file.read().strip() == origin:
                     raise StorageError(
                         f"the scratch folder {folder} is on {group.name}/{snapshot.origin_name}, the origin of the "
-                        f"snapshot: what is written there fills the snapshot",
+                        f"snapshot: what is written there capacities the snapshot",
                         hint="set scratch_dir in [backend.lvm] to a folder on another volume",
                     )
 

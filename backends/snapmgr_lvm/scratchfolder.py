@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.api import LackingError, StorageError, format_size
+from snapmgr.api import MissingRequirementError, StorageError, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,7 +163,9 @@ def _make(path: str) -> None:
     except FileExistsError:
         return
     except PermissionError as error:
-        raise LackingError(f"cannot make the scratch folder {path}: {error.strerror}", hint="run as root") from None
+        raise MissingRequirementError(
+            f"cannot make the scratch folder {path}: {error.strerror}", hint="run as root"
+        ) from None
     except OSError as error:
         raise StorageError(f"cannot make the scratch folder {path}: {error.strerror}", hint=_HINT) from None
 

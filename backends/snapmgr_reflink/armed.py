@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from snapmgr.api import FireError, Intent, LackingError, Shot, StorageError, Volume, format_size
+from snapmgr.api import FireError, Intent, MissingRequirementError, Shot, StorageError, Volume, format_size
 from snapmgr_reflink import kernel, store, survey, tree
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def forecast_s(seen: survey.Survey, method: tree.Method) -> float:
 
 
 def check_rights(volume: Volume, seen: survey.Survey) -> None:
-    """Raise LackingError if this user cannot copy all of the directory with its owners."""
+    """Raise MissingRequirementError if this user cannot copy all of the directory with its owners."""
     if seen.obstacles:
-        raise LackingError(
+        raise MissingRequirementError(
             f"this user cannot copy all of {tree.shown(volume.path)}: " + "; ".join(seen.obstacles),
             hint="run as root, or as the owner of all files",
         )

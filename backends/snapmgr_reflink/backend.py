@@ -64,7 +64,7 @@ class ReflinkConfig:
 
 
 class ReflinkBackend:
-    """See `snapmgr.api.Backend` for the contract; docs/backends/reflink.md for what this one does."""
+    """See `snapmgr.api.Backend` for the contract; docs/reference/backends/reflink.md for what this one does."""
 
     name: ClassVar[str] = "reflink"
     api_version: ClassVar[int] = API_VERSION

@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.abilities import Filling
+from snapmgr.contract.abilities import CapacityReporting
 from snapmgr.contract.errors import SnapmgrError
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ EVERY_S = 5.0
 
 
 @contextmanager
-def relieved(ctx: Context, manifest: Manifest) -> Iterator[None]:
-    """While the context lasts, give a snapshot more room as it fills up, where its backend can and is told to.
+def auto_extended(ctx: Context, manifest: Manifest) -> Iterator[None]:
+    """While the context lasts, give a snapshot more room as it capacities up, where its backend can and is told to.
 
     What goes wrong with that is told, and ends nothing: whether the snapshot was lost shows afterwards.
     """
-    watched: list[tuple[Filling, SnapshotRef]] = []
+    watched: list[tuple[CapacityReporting, SnapshotRef]] = []
     for member in manifest.members:
         backend = ctx.backend(member.ref.backend)
-        if isinstance(backend, Filling):
+        if isinstance(backend, CapacityReporting):
             watched.append((backend, member.ref))
     if not watched:
         yield
@@ -50,12 +50,12 @@ def relieved(ctx: Context, manifest: Manifest) -> Iterator[None]:
         thread.join()
 
 
-def _watch(ctx: Context, watched: list[tuple[Filling, SnapshotRef]], over: threading.Event) -> None:
+def _watch(ctx: Context, watched: list[tuple[CapacityReporting, SnapshotRef]], over: threading.Event) -> None:
     told: set[str] = set()
     while True:
         for backend, ref in watched:
             try:
-                said = backend.relieve(ref)
+                said = backend.auto_extend(ref)
             except SnapmgrError as error:
                 said = f"warning: {error.message}"
             if said is not None and said not in told:

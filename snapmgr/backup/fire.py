@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from snapmgr.backup.directory import fingerprint
+from snapmgr.backup.flush import flush_until_short
 from snapmgr.catalog.manifest import Position, QuiesceRecord, SourcePosition
 from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.contract.records import FireError
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from snapmgr.source.locate import SnapshotSource
     from snapmgr.source.server import LiveServer
 
-_SYNC_TRIES = 8
-_SYNC_GAIN = 0.9
 # A directory has no lock whose time could run out; this bounds a storage call that hangs.
 _DIRECTORY_FIRE_S = 3600.0
 # What a try for the lock takes beside waiting for it: looking at the server, flushing dirty data.
@@ -53,9 +52,9 @@ class Evidence:
 def fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: Trigger) -> Evidence:
     """Hold the source still as it needs it, let the helper take the snapshot, and let go.
 
-    Raises NotQuiescedError if it was not provably held still, what the storage raises, and LackingError.
+    Raises NotQuiescedError if it was not provably held still, what the storage raises, and MissingRequirementError.
     """
-    sync = partial(_sync_until_short, armed, job.sync_target_s)
+    sync = partial(flush_until_short, armed, job.sync_target_s)
     if source.live is not None and source.choice is not None:
         with _standing_applier(ctx, job, source.live):
             if source.choice.level == "crash-consistent":
@@ -186,18 +185,3 @@ def _refuse_long_stall(armed: Armed, lock_hold_s: float) -> None:
             f"longer than the lock may be held ({format_duration(lock_hold_s)})",
             hint="raise lock_hold in the job if writers can stand it",
         )
-
-
-def _sync_until_short(armed: Armed, target_s: float) -> None:
-    """Flush until a flush is quick: what is dirty at the lock is written under the lock.
-
-    Or until it gets no shorter: then somebody dirties as fast as the storage writes, and further flushes only delay us.
-    """
-    last_s = float("inf")
-    for _ in range(_SYNC_TRIES):
-        start = time.monotonic()
-        armed.sync()
-        took_s = time.monotonic() - start
-        if took_s <= target_s or took_s > last_s * _SYNC_GAIN:
-            return
-        last_s = took_s

@@ -13,7 +13,7 @@ from snapmgr.backup.fire import fire
 from snapmgr.backup.publish import publish
 from snapmgr.backup.sweep import sweep
 from snapmgr.backup.trigger import Trigger
-from snapmgr.capacity.read import look_at_gauges
+from snapmgr.capacity.read import sample_capacity
 from snapmgr.catalog.manifest import Manifest, Member, new_id
 from snapmgr.contract.errors import LaterStepError, LostError, SnapmgrError
 from snapmgr.source.locate import locate_source
@@ -36,7 +36,7 @@ _REAP_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BackupPlan:
     """What a backup would do, for --dry-run."""
 
     job: str
@@ -51,17 +51,17 @@ class Plan:
     warnings: tuple[str, ...]
 
 
-def plan_backup(ctx: Context, job: Job) -> Plan:
+def plan_backup(ctx: Context, job: Job) -> BackupPlan:
     """Return what `backup` would do; locks nothing, writes nothing."""
     source = locate_source(ctx, job)
     level, why = ("none", "a plain directory") if job.source == "directory" else ("stopped", "asked for by the job")
     if job.source == "physical":
-        from snapmgr.physical.run import plan_fill  # noqa: PLC0415 - for few jobs
+        from snapmgr.physical.run import plan_tool_backup  # noqa: PLC0415 - for few jobs
 
-        level, why = "none", plan_fill(ctx, job).words
+        level, why = "none", plan_tool_backup(ctx, job).words
     if source.choice is not None:
         level, why = source.choice.name, source.choice.why
-    return Plan(
+    return BackupPlan(
         job=job.name,
         path=source.path,
         backend=source.backend.name,
@@ -78,9 +78,10 @@ def backup(ctx: Context, job: Job) -> Manifest:
     """Take one snapshot for `job` and return its READY manifest.
 
     First it clears up after earlier runs of this job that crashed. Raises BusyError if another run is active,
-    NotQuiescedError if the source was not provably held still (nothing is kept), StorageError or LackingError if the
-    storage cannot. Raises LaterStepError if the snapshot is READY but its note could not be stored beside it, or what
-    an earlier run left could not be cleared up, or if an earlier snapshot was lost because its room ran full.
+    NotQuiescedError if the source was not provably held still (nothing is kept), StorageError or
+    MissingRequirementError if the storage cannot. Raises LaterStepError if the snapshot is READY but its note could not
+    be stored beside it, or what an earlier run left could not be cleared up, or if an earlier snapshot was lost because
+    its room ran full.
     """
     ctx.catalog.make()
     with ctx.catalog.job_lock(job.name):
@@ -93,7 +94,7 @@ def backup(ctx: Context, job: Job) -> Manifest:
                 require_answer(volume.path)
             manifest = _take(ctx, job, source)
         # The first sample of its room.
-        look_at_gauges(ctx, (manifest,))
+        sample_capacity(ctx, (manifest,))
     if left:
         raise LaterStepError(
             f"snapshot {manifest.id} is READY, but {_remarks(left)}",

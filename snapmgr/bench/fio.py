@@ -171,8 +171,8 @@ def run_fio(
         runner: runs it. There is no time limit: how long a job takes is the job's own affair.
         prefix: what fio is started by: ("setpriv", …, "--").
 
-    Raises LackingError without fio, CommandError with its own words if it fails or prints no document, ConfigError for
-    names or values that a job file cannot hold.
+    Raises MissingRequirementError without fio, CommandError with its own words if it fails or prints no document,
+    ConfigError for names or values that a job file cannot hold.
     """
     find_program("fio")
     job_file = write_job(name, sections, directory=directory)

@@ -56,7 +56,7 @@ class Parameters:
     """How large and how long a sample is; the same for all stacks of a scenario, and part of every sample."""
 
     profile: ProfileName
-    reading: str
+    variant: str
     """Variant of the scenario: "printed", "repaired", "database"; "" where there is only one."""
     size_bytes: int
     """Of the data a scenario fills in, chosen by the conductor within what `Scenario.needs` asks for. 0, as given to
@@ -100,7 +100,7 @@ class Outcome:
     axes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """{"title", "x_title", "x_unit", "x": […], "unit"} for each series."""
     layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """`Layout.document()` of a file by moment: "before", "after"."""
+    """`FileLayout.document()` of a file by moment: "before", "after"."""
     checks: Sequence[Check] = ()
     notes: Sequence[str] = ()
     """Sentences about this sample: "btrfs wrote buffered although O_DIRECT was asked for"."""
@@ -157,7 +157,7 @@ class Workbench(Protocol):
     """A folder on another file system for small files (job files, logs): no load goes there."""
 
     def snapshot(self, held: AbstractContextManager[object] | None = None) -> Snapshot:
-        """Take one. Raises LackingError for a stack without a backend (see `Stack.backend`).
+        """Take one. Raises MissingRequirementError for a stack without a backend (see `Stack.backend`).
 
         `held` is what keeps writers still: entered when all is flushed and ready, left when the storage's call is over.
         """
@@ -166,7 +166,7 @@ class Workbench(Protocol):
         """Whether a snapshot is of one instant; else files are copied one by one, and nothing may write meanwhile."""
 
     def inventory(self) -> tuple[Found, ...]:
-        """Return what the backend finds in the volume's pool, as each backup asks it. Raises LackingError as
+        """Return what the backend finds in the volume's pool, as each backup asks it. Raises MissingRequirementError as
         `snapshot` does."""
 
     def cloning(self) -> FolderCloning | None:
@@ -189,14 +189,14 @@ class Workbench(Protocol):
     def quiet(self) -> float:
         """Wait until the storage's background work (btrfs's cleaner, discards, uploads) is done; return the seconds."""
 
-    def layout(self, file: Path) -> Layout:
+    def layout(self, file: Path) -> FileLayout:
         """Return where the file's blocks are, after a flush."""
 
     def tell(self, text: str) -> None:
         """Say what goes on, for the progress line."""
 
 
-class Layout(Protocol):
+class FileLayout(Protocol):
     """Where a file's blocks are: see snapmgr.bench.measure.layout."""
 
     @property
@@ -218,8 +218,8 @@ class Scenario(Protocol):
     """As on the command line: "random-update"."""
     title: str
     """One sentence: what question it answers."""
-    readings: tuple[str, ...]
-    """Variants for ``--reading``, the default first; empty if there is one only."""
+    variants: tuple[str, ...]
+    """Variants for ``--variant``, the default first; empty if there is one only."""
     metrics: tuple[MetricInfo, ...]
 
     def missing(self) -> tuple[Reason, ...]:

@@ -1,4 +1,4 @@
-"""What a manifest says of a physical backup: files that a server's own tool had copied, not the storage."""
+"""The manifest's record of a physical backup: files copied by a server's own tool, then snapshotted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ State = Literal["raw", "redo-applied", "prepared"]
 
 @dataclass(frozen=True, kw_only=True)
 class BinlogMark:
-    """A place in a binary log, and a digest of what is before it."""
+    """A place in a binary log, and a digest of the log before it."""
 
     file: str
     offset: int
@@ -21,21 +21,21 @@ class BinlogMark:
 
 @dataclass(frozen=True, kw_only=True)
 class PhysicalRecord:
-    """How the files came about, and what the next increment has to know."""
+    """The origin of the files, and all that the next increment depends on."""
 
     tool: ToolName
     tool_version: str
     kind: Literal["full", "incremental"]
-    """What was fetched. The snapshot holds all data in either case."""
+    """The tool's last backup. The snapshot holds all data in either case."""
     state: State
     to_lsn: int
-    """All up to here is in it; the next increment begins here."""
+    """End of the backup; the next increment begins here."""
     from_lsn: int = 0
-    """Where its increment began; 0: all was fetched."""
+    """Begin of its increment; 0: a full backup."""
     base: str | None = None
-    """The snapshot that its increment was applied to a clone of. It need not exist any more."""
+    """The snapshot to whose clone the increment was applied. It may be gone by now."""
     full_because: str | None = None
-    """Why all was fetched though the job is incremental."""
+    """Why an incremental job made a full backup."""
     datadir: str = ""
     """Of the live server."""
     identity: str = ""
@@ -45,11 +45,11 @@ class PhysicalRecord:
     binlog: BinlogMark | None = None
     """Where the server's binary log ended when the tool was done; None without one."""
     fetched_bytes: int = 0
-    """What the tool wrote."""
+    """Size of the tool's output."""
     size_bytes: int = 0
-    """What the snapshot holds."""
+    """Size of the snapshot's files."""
     files: int = 0
-    fill_s: float = 0.0
+    copy_s: float = 0.0
     apply_s: float = 0.0
     seal_s: float = 0.0
     fingerprint: str = ""

@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import CatalogError, LackingError
+from snapmgr.contract.errors import CatalogError, MissingRequirementError
 from snapmgr.system.host import lasting_machine_id
 from snapmgr.system.trust import changeable, exchangeable
 
@@ -19,7 +19,7 @@ _MACHINE_BYTES = 4096
 
 
 def require_sound(path: Path) -> None:
-    """Raise CatalogError if what lies in the state directory cannot be believed; LackingError without the right to it.
+    """Raise CatalogError if the state directory cannot be trusted, MissingRequirementError without the right to it.
 
     What is not there yet is sound. Looked at are the directory, the folders in it, the way to it, and the machine that
     it belongs to.
@@ -29,7 +29,7 @@ def require_sound(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise LackingError(f"cannot look at the state directory {path}: {error.strerror}") from None
+        raise MissingRequirementError(f"cannot look at the state directory {path}: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode):
         raise CatalogError(f"the state directory {path} is not a directory", hint="see state_dir in the configuration")
     _refuse_changeable(path, status)

@@ -11,7 +11,7 @@
     STATE/appliers/PID                  a replica whose appliers are stopped, and who starts them again
     STATE/machine                       whose it is: two machines must not share it
     STATE/restores/TOKEN.json           an unfinished restore (`snapmgr.restore.landing`)
-    STATE/reversions/TOKEN.json         an unfinished in-place restore (`snapmgr.catalog.inplace`)
+    STATE/inplace/   TOKEN.json         an unfinished in-place restore (`snapmgr.catalog.inplace`)
     STATE/snapshots/ID/tool.log         what the tool of a physical backup printed
     STATE/tool-logs/JOB.log             the same of the run that is active, or failed
     STATE/gauges/POOL.json              how full the storage was, and when (`snapmgr.capacity.read`)
@@ -29,14 +29,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from snapmgr.catalog.manifest import Lease, Manifest, Restoration, Schedule, Verification, decode, decode_number, encode
+from snapmgr.catalog.manifest import (
+    Lease,
+    Manifest,
+    RestoreRecord,
+    Schedule,
+    Verification,
+    decode,
+    decode_number,
+    encode,
+)
 from snapmgr.catalog.statedir import claim, require_sound
 from snapmgr.contract.errors import (
     BusyError,
     CatalogError,
     ConfigError,
     InUseError,
-    LackingError,
+    MissingRequirementError,
     NotFoundError,
     SnapmgrError,
 )
@@ -51,7 +60,7 @@ _SHOWN = 4
 # Files whose writer was killed before the rename.
 _BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
 
-_Record = TypeVar("_Record", Lease, Schedule, Restoration)
+_Record = TypeVar("_Record", Lease, Schedule, RestoreRecord)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +87,7 @@ class Damaged:
 class Catalog:
     """The state directory at `path`; made (0700) when first written to.
 
-    Raises LackingError without the right to it, CatalogError if others could write to it.
+    Raises MissingRequirementError without the right to it, CatalogError if others could write to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,13 +111,16 @@ class Catalog:
             self._answers = True
 
     def make(self) -> None:
-        """Make the folders that are missing. Raises CatalogError or LackingError, StorageError if it hangs."""
+        """Make the folders that are missing.
+
+        Raises CatalogError or MissingRequirementError, StorageError if it hangs.
+        """
         self.require_answer()
         for folder in (self.path, self._snapshots, self._leases, self._schedules, self._restores, self._locks):
             try:
                 folder.mkdir(mode=0o700, parents=folder is self.path, exist_ok=True)
             except PermissionError:
-                raise LackingError(
+                raise MissingRequirementError(
                     f"no right to make {folder}", hint="run as root, or set state_dir to a folder of yours"
                 ) from None
             except OSError as error:
@@ -337,16 +349,16 @@ class Catalog:
 
     # ---- restores
 
-    def restorations(self) -> tuple[list[Restoration], list[Damaged]]:
+    def restorations(self) -> tuple[list[RestoreRecord], list[Damaged]]:
         """Return the restores that are under way or were cut short, oldest first, and what could not be read."""
-        restorations, damaged = _read_all(self._restores, Restoration, lambda record: record.token)
+        restorations, damaged = _read_all(self._restores, RestoreRecord, lambda record: record.token)
         return sorted(restorations, key=lambda record: record.began_at), damaged
 
-    def write_restoration(self, record: Restoration) -> None:
+    def write_restoration(self, record: RestoreRecord) -> None:
         """Store a restore durably; before anything is made."""
         write_file(self._restores / f"{record.token}.json", encode(record))
 
-    def drop_restoration(self, record: Restoration) -> None:
+    def drop_restoration(self, record: RestoreRecord) -> None:
         """Forget a restore, after all that it made is gone or in place; idempotent."""
         drop_file(self._restores / f"{record.token}.json")
 
@@ -395,6 +407,6 @@ def _names(folder: Path) -> Iterator[str]:
     except FileNotFoundError:
         return
     except PermissionError:
-        raise LackingError(
+        raise MissingRequirementError(
             f"no right to read {folder}", hint="run as root, or set state_dir to a folder of yours"
         ) from None

@@ -14,7 +14,7 @@ from snapmgr.contract.errors import ConfigError, InterruptedRunError, SnapmgrErr
 from snapmgr.contract.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from snapmgr.backup.run import Plan
+    from snapmgr.backup.run import BackupPlan
     from snapmgr.cli.session import Session
     from snapmgr.config.model import Job
     from snapmgr.context import Context
@@ -27,17 +27,17 @@ Examples:
   snapmgr backup nightly
   snapmgr backup --all --verify --prune
   snapmgr backup nightly --dry-run
-  snapmgr --quiet backup --all >/dev/null    # in cron: speaks only if something is wrong
+  snapmgr --quiet backup --all >/dev/null    # in cron: prints only problems
 
 \b
-With several jobs the others go on when one fails. The exit code is the gravest,
-in the order 1, 4, 6, 5, 7, 3; each job's own is in --json.
+When one job fails, the others still run. The exit code is the most severe one,
+in the order 1, 4, 6, 5, 7, 3; --json has the exit code of each job.
 """
 )
 @click.argument("jobs", metavar="JOB...", nargs=-1, type=JobName())
-@click.option("-a", "--all", "all_jobs", is_flag=True, help="Every configured job.")
-@click.option("--verify", "with_verify", is_flag=True, help="Verify each snapshot, also where the job does not say so.")
-@click.option("--prune", "with_prune", is_flag=True, help="Prune afterwards, also where the job does not say so.")
+@click.option("-a", "--all", "all_jobs", is_flag=True, help="Back up every configured job.")
+@click.option("--verify", "with_verify", is_flag=True, help="Verify each snapshot, even if after_backup does not.")
+@click.option("--prune", "with_prune", is_flag=True, help="Prune afterwards, even if after_backup does not.")
 @dry_run_option
 @json_option
 @click.pass_obj
@@ -50,10 +50,10 @@ def command(
     with_prune: bool,
     dry_run: bool,
 ) -> int:
-    """Take a snapshot of each JOB, then do what its after_backup says.
+    """Take a snapshot of each JOB, then run its after_backup steps.
 
-    The database is held still only while the storage takes the snapshot. Without proof that it held, nothing is kept
-    and the exit code is 4.
+    The database is locked only while the storage takes the snapshot. If the lock cannot be proved to have held, the
+    snapshot is deleted and the exit code is 4.
     """
     if all_jobs == bool(jobs):
         raise click.UsageError("Name jobs, or give --all." if not jobs else "Name jobs or give --all, not both.")
@@ -75,7 +75,7 @@ def _plan(session: Session, ctx: Context, jobs: list[Job]) -> int:
         plan, error = None, None
         try:
             plan = plan_backup(ctx, job)
-        except Exception as raised:  # noqa: BLE001 - one job's bug must not hide the others
+        except Exception as raised:  # noqa: BLE001 - one job's bug must not hide the other plans
             error = foreseen(session, raised)
             _fail(session, job.name, error, several=len(jobs) > 1)
         documents.append({"job": job.name, **end_document(error), "plan": backup_plan(plan)})
@@ -83,7 +83,7 @@ def _plan(session: Session, ctx: Context, jobs: list[Job]) -> int:
             if not session.json:
                 print_lines(_plan_lines(plan))
             for warning in plan.warnings:
-                session.voice.warn(f"job {job.name}: {warning}")
+                session.console.warn(f"job {job.name}: {warning}")
     return _finish(session, documents, dry_run=True)
 
 
@@ -105,7 +105,7 @@ def _run(session: Session, ctx: Context, jobs: list[Job], *, with_verify: bool, 
             )
         except Interrupted as raised:
             interruption = InterruptedRunError(
-                str(raised), hint="what was begun is undone, or completed by the next run of the job"
+                str(raised), hint="unfinished work is undone, or completed by the next run of the job"
             )
             outcome = Outcome(job=job.name, error=interruption)
         except Exception as raised:  # noqa: BLE001 - one job's bug must not keep the others from being backed up
@@ -126,7 +126,7 @@ def _finish(session: Session, documents: list[dict[str, Any]], *, dry_run: bool)
 
 
 def _fail(session: Session, job: str, error: SnapmgrError, *, several: bool) -> None:
-    session.voice.fail(SnapmgrError(f"job {job}: {error.message}", hint=error.hint) if several else error)
+    session.console.fail(SnapmgrError(f"job {job}: {error.message}", hint=error.hint) if several else error)
 
 
 def _summary(outcome: Outcome) -> str:
@@ -134,7 +134,7 @@ def _summary(outcome: Outcome) -> str:
 
     manifest = outcome.manifest
     if manifest is None:
-        raise AssertionError("a summary is of a snapshot")
+        raise AssertionError("only a snapshot has a summary")
     quiesce = manifest.quiesce
     parts = [f"{outcome.job}: {manifest.id} {manifest.state}"]
     if quiesce is not None and quiesce.level == "crash-consistent":
@@ -146,7 +146,7 @@ def _summary(outcome: Outcome) -> str:
         record = manifest.physical
         applied = f", applied in {format_duration(record.apply_s)}" if record.base else ""
         parts.append(
-            f"{record.kind}, {format_size(record.fetched_bytes)} fetched in {format_duration(record.fill_s)}{applied}"
+            f"{record.kind}, {format_size(record.fetched_bytes)} fetched in {format_duration(record.copy_s)}{applied}"
         )
     if outcome.verification is not None:
         parts.append(f"verified in {format_duration(outcome.verification.duration_s)}")
@@ -168,11 +168,11 @@ def _run_document(session: Session, outcome: Outcome) -> dict[str, Any]:
     return document | {"snapshot": taken, "pruned": pruned(outcome.pruned)}
 
 
-def _plan_lines(plan: Plan) -> list[str]:
+def _plan_lines(plan: BackupPlan) -> list[str]:
     volumes = ", ".join(volume.shown for volume in plan.volumes)
     lines = [
-        f"{plan.job}: would snapshot {plan.path} by {plan.backend}, volume {volumes}",
+        f"{plan.job}: would snapshot {plan.path} with {plan.backend}, volume {volumes}",
         f"  level {plan.level}: {plan.why}",
     ]
-    lines += [f"  not in it: {path}" for path in plan.excluded]
-    return lines + [f"  not in it: the logs in {path}" for path in plan.absent]
+    lines += [f"  not included: {path}" for path in plan.excluded]
+    return lines + [f"  not included: the logs in {path}" for path in plan.absent]

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from snapmgr.bench.results.samples import Results
-    from snapmgr.bench.run.conductor import Advance, Ended
-    from snapmgr.bench.run.plan import Plan
-    from snapmgr.bench.run.session import Place, Request
+    from snapmgr.bench.run.conductor import Progress, RunSummary
+    from snapmgr.bench.run.plan import RunPlan
+    from snapmgr.bench.run.session import RunRequest, RunTarget
     from snapmgr.cli.session import Session
 
 PAGE = "report.html"
@@ -76,7 +76,7 @@ refused, 7 if nothing can be measured here; see snapmgr --help.
 @click.option("--size", "size_bytes", metavar="SIZE", type=SizeText(), help="Of the data.")
 @click.option("--memory", "memory_bytes", metavar="SIZE", type=SizeText(), help="Bound memory, and so the page cache.")
 @click.option("--repeats", metavar="N", type=click.IntRange(min=1, max=1000), help="Exactly so many blocks.")
-@click.option("--reading", metavar="NAME", default="", help="Variant of a scenario, see: bench list")
+@click.option("--variant", metavar="NAME", default="", help="Variant of a scenario, see: bench list")
 @click.option(
     "--steady",
     "steady_s",
@@ -132,16 +132,16 @@ command.add_command(show)
 command.add_command(compare)
 
 
-def _request(scenarios: tuple[str, ...], options: dict[str, Any]) -> Request:
-    from snapmgr.bench.run.plan import Wish
-    from snapmgr.bench.run.session import Request
+def _request(scenarios: tuple[str, ...], options: dict[str, Any]) -> RunRequest:
+    from snapmgr.bench.run.plan import Options
+    from snapmgr.bench.run.session import RunRequest
 
     stacks = tuple(name.strip() for name in options["stacks"].split(",") if name.strip())
-    wish = Wish(
+    wanted = Options(
         scenarios=tuple(dict.fromkeys(scenarios)),
         stacks=stacks,
         profile=options["profile"],
-        reading=options["reading"],
+        variant=options["variant"],
         size_bytes=options["size_bytes"],
         repeats=options["repeats"],
         budget_s=options["budget_s"],
@@ -149,8 +149,8 @@ def _request(scenarios: tuple[str, ...], options: dict[str, Any]) -> Request:
         seed=options["seed"],
     )
     ctx = click.get_current_context()
-    return Request(
-        wish=wish,
+    return RunRequest(
+        options=wanted,
         on=options["on"],
         wipe=options["wipe"],
         line=_line(ctx, scenarios),
@@ -174,7 +174,7 @@ def _line(ctx: click.Context, scenarios: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(line)
 
 
-def _show_plan(session: Session, request: Request, plan: Plan, place: Place) -> int:
+def _show_plan(session: Session, request: RunRequest, plan: RunPlan, place: RunTarget) -> int:
     from dataclasses import asdict
 
     from snapmgr.bench.device.target import preview_target
@@ -182,7 +182,7 @@ def _show_plan(session: Session, request: Request, plan: Plan, place: Place) -> 
     from snapmgr.bench.run.session import flash_bytes
 
     where = preview_target(place.text, size_bytes=place.size_bytes, wipe=request.wipe, line=request.line)
-    file_bytes = place.file_bytes if plan.wish.profile != "smoke" else None
+    file_bytes = place.file_bytes if plan.options.profile != "smoke" else None
     flash = flash_bytes(place)
     first_s = preparation_s(file_bytes, flash, steady_s=plan.steady_s)
     steps, over = forecast(plan, spent_s=first_s)
@@ -238,7 +238,7 @@ def _fits(fits: bool) -> str:
     return "fits" if fits else "does not fit"
 
 
-def _carry_out(session: Session, request: Request, plan: Plan, place: Place, results: Results) -> Ended:
+def _carry_out(session: Session, request: RunRequest, plan: RunPlan, place: RunTarget, results: Results) -> RunSummary:
     from snapmgr.bench.run.session import arguments as arguments_of
     from snapmgr.bench.run.session import conductor, require_same
     from snapmgr.cli.running import VerboseRunner
@@ -247,46 +247,46 @@ def _carry_out(session: Session, request: Request, plan: Plan, place: Place, res
         # Before anything is written anywhere.
         require_same(results, arguments_of(plan, place))
     for absent in plan.absent:
-        session.voice.detail(f"not here: {absent.scenario.name} on {absent.stack.name}: {absent.why}")
+        session.console.detail(f"not here: {absent.scenario.name} on {absent.stack.name}: {absent.why}")
     advance, step = _progress(session)
     with conductor(
         request,
         plan,
         place,
         results,
-        runner=VerboseRunner(session.voice.detail),
-        tell=session.voice.tell,
+        runner=VerboseRunner(session.console.detail),
+        tell=session.console.tell,
         step=step,
         advance=advance,
     ) as work:
         ended = work()
-    session.voice.close()
+    session.console.close()
     return ended
 
 
-def _progress(session: Session) -> tuple[Callable[[Advance], None], Callable[[str], None]]:
+def _progress(session: Session) -> tuple[Callable[[Progress], None], Callable[[str], None]]:
     import sys
 
-    last: list[Advance] = []
+    last: list[Progress] = []
     bar = is_terminal(sys.stderr) and not session.verbose
 
-    def advance(now: Advance) -> None:
+    def advance(now: Progress) -> None:
         last[:] = [now]
         what = f"{now.what}, about {format_duration(now.left_s)} left"
-        session.voice.progress(what, now.done, now.total)
+        session.console.progress(what, now.done, now.total)
 
     def step(text: str) -> None:
         # Lines would be too many; who asked for details gets them, and a bar changes its words.
         if bar and last:
             now = last[0]
-            session.voice.progress(f"{text}, about {format_duration(now.left_s)} left", now.done, now.total)
+            session.console.progress(f"{text}, about {format_duration(now.left_s)} left", now.done, now.total)
         else:
-            session.voice.detail(text)
+            session.console.detail(text)
 
     return advance, step
 
 
-def _conclude(session: Session, results: Results, ended: Ended) -> int:
+def _conclude(session: Session, results: Results, ended: RunSummary) -> int:
     """Write the page and say what was found."""
     page = results.folder / PAGE
     document = write_page([results.folder], page)
@@ -299,9 +299,9 @@ def _conclude(session: Session, results: Results, ended: Ended) -> int:
     elif ended.failed and ended.failed == ended.measured:
         error = SnapmgrError("every sample failed", hint=f"each says why: snapmgr bench show {results.folder}")
     for sentence in ended.left_out:
-        session.voice.tell(sentence)
+        session.console.tell(sentence)
     if ended.left_out:
-        session.voice.tell(f"the same command goes on with a larger --budget and -o {results.folder}")
+        session.console.tell(f"the same command goes on with a larger --budget and -o {results.folder}")
     if session.json:
         session.document(
             error.exit_code if error else EXIT_OK,
@@ -319,10 +319,10 @@ def _conclude(session: Session, results: Results, ended: Ended) -> int:
         made = (
             f"{ended.measured} samples, {ended.failed} of them failed" if ended.measured else "all was measured before"
         )
-        session.voice.tell(f"{made}, in {results.folder}")
+        session.console.tell(f"{made}, in {results.folder}")
         for sentence in document["recommendation"]["sentences"][:1]:
-            session.voice.tell(sentence["text"])
-        session.voice.tell("the page, for a browser:")
+            session.console.tell(sentence["text"])
+        session.console.tell("the page, for a browser:")
         print_lines([str(page)])
     if error is not None:
         raise error

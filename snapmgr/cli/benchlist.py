@@ -51,7 +51,7 @@ def list_(session: Session) -> int:
     lines = []
     for one in found:
         lines += [f"{one['name']}: {one['title']}"]
-        lines += [f"  readings: {', '.join(one['readings'])}"] if one["readings"] else []
+        lines += [f"  variants: {', '.join(one['variants'])}"] if one["variants"] else []
         lines += [f"  {_profile(name, facts)}" for name, facts in one["profiles"].items()]
         lines += [f"  missing: {reason['what']} ({reason['hint']})" for reason in one["missing"]]
         lines.append("")
@@ -75,7 +75,7 @@ def _scenario(scenario: Scenario) -> dict[str, Any]:
     return {
         "name": scenario.name,
         "title": scenario.title,
-        "readings": list(scenario.readings),
+        "variants": list(scenario.variants),
         "missing": [{"what": reason.what, "hint": reason.hint} for reason in scenario.missing()],
         "profiles": {profile: _needs(scenario, profile) for profile in PROFILES},
     }
@@ -83,11 +83,13 @@ def _scenario(scenario: Scenario) -> dict[str, Any]:
 
 def _needs(scenario: Scenario, profile: ProfileName) -> dict[str, Any]:
     from snapmgr.bench.measure.memory import memory_bytes
-    from snapmgr.bench.run.plan import Wish, sized
+    from snapmgr.bench.run.plan import Options, sized
     from snapmgr.contract.errors import ConfigError
 
     try:
-        parameters, needs = sized(scenario, Wish(profile=profile), memory_bytes=memory_bytes(), room_bytes=_ROOM_BYTES)
+        parameters, needs = sized(
+            scenario, Options(profile=profile), memory_bytes=memory_bytes(), room_bytes=_ROOM_BYTES
+        )
     except ConfigError as error:
         return {"refused": error.message}
     return {

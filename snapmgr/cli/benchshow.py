@@ -16,7 +16,7 @@ from snapmgr.contract.units import format_quantity
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from snapmgr.bench.results.samples import Found
+    from snapmgr.bench.results.samples import ReadResults
     from snapmgr.cli.session import Session
 
 
@@ -75,7 +75,7 @@ def write_page(folders: Sequence[Path], path: Path) -> dict[str, Any]:
     return document
 
 
-def _document(found: Found) -> dict[str, Any]:
+def _document(found: ReadResults) -> dict[str, Any]:
     from snapmgr.bench.report import document
     from snapmgr.bench.scenarios import scenarios
 
@@ -85,7 +85,7 @@ def _document(found: Found) -> dict[str, Any]:
     )
 
 
-def _problem(found: Found) -> SnapmgrError | None:
+def _problem(found: ReadResults) -> SnapmgrError | None:
     if not found.problems:
         return None
     return CatalogError(
@@ -93,7 +93,7 @@ def _problem(found: Found) -> SnapmgrError | None:
     )
 
 
-def _write(session: Session, found: Found, document: dict[str, Any], path: Path) -> None:
+def _write(session: Session, found: ReadResults, document: dict[str, Any], path: Path) -> None:
     if path.suffix in {".html", ".htm"}:
         from snapmgr.bench.report import render
 
@@ -102,10 +102,10 @@ def _write(session: Session, found: Found, document: dict[str, Any], path: Path)
         _replace(path, _table(found))
     else:
         raise ConfigError(f"{path} has none of the endings .html and .csv", hint=f"call it {path}.html")
-    session.voice.tell(f"wrote {path}")
+    session.console.tell(f"wrote {path}")
 
 
-def _table(found: Found) -> str:
+def _table(found: ReadResults) -> str:
     import csv
     import io
 

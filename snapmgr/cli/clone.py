@@ -28,7 +28,7 @@ Examples:
 @click.argument("snapshot", metavar="ID", type=SnapshotName())
 @click.argument("folder", metavar="DIR", type=click.Path())
 @click.option(
-    "--port", metavar="N", type=click.IntRange(1, 65535), help="Listen at 127.0.0.1:N too; else only at a socket."
+    "--port", metavar="N", type=click.IntRange(1, 65535), help="Also listen at 127.0.0.1:N; default: only at a socket."
 )
 @click.option(
     "--memory",
@@ -37,15 +37,15 @@ Examples:
     type=SizeText(),
     default="256M",
     show_default=True,
-    help="What the server's buffers may take together.",
+    help="Memory for all of the server's buffers together.",
 )
 @click.option(
     "--server",
     metavar="PATH",
     type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="The server program; else the job's verify.server, or the one installed.",
+    help="The server program.  [default: the job's verify.server, else the installed one]",
 )
-@click.option("--option", "options", metavar="OPT", multiple=True, help="A further option of the server; repeatable.")
+@click.option("--option", "options", metavar="OPT", multiple=True, help="A further server option; repeatable.")
 @dry_run_option
 @json_option
 @click.pass_obj
@@ -60,10 +60,10 @@ def command(
     options: tuple[str, ...],
     dry_run: bool,
 ) -> int:
-    """Let a development server run on a writable clone of a snapshot.
+    """Start a development server on a writable clone of a snapshot.
 
-    The clone is mounted at DIR. Its server goes on running, with the accounts of the source, until "snapmgr umount DIR"
-    shuts it down and removes the clone. It replicates nothing and runs no events. The snapshot does not change.
+    The clone is mounted at DIR. Its server has the accounts of the source and keeps running until "snapmgr umount DIR"
+    shuts it down and removes the clone. It does not replicate and runs no events. The snapshot does not change.
     """
     from snapmgr.verify.clone import clear_dead, clone, plan_clone
 
@@ -89,14 +89,14 @@ def command(
             print_lines([_plan_line(plan)])
         return EXIT_OK
     if job is None:
-        session.voice.warn(f"job {entry.manifest.job} is not configured any more: cloning with the defaults")
+        session.console.warn(f"job {entry.manifest.job} is no longer configured: cloning with the defaults")
     lease = clone(ctx, plan)
     if session.json:
         from snapmgr.cli.documents import mount
 
         session.document(EXIT_OK, dry_run=False, snapshot_id=entry.manifest.id, mount=mount(lease))
     elif lease.server is not None:
-        session.voice.tell(f"{entry.manifest.id}: its server runs until: snapmgr umount {lease.point}")
+        session.console.tell(f"{entry.manifest.id}: its server runs until you stop it: snapmgr umount {lease.point}")
         print_lines(_lines(lease, lease.server))
     return EXIT_OK
 

@@ -18,9 +18,9 @@ Examples:
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> int:
-    """Print the script that completes words in a shell.
+    """Print the completion script for a shell.
 
-    Commands, options, the names of jobs and the ids of snapshots are completed.
+    It completes commands, options, job names and snapshot ids.
     """
     from click.shell_completion import ShellComplete, get_completion_class
 
@@ -29,6 +29,6 @@ def command(shell: str) -> int:
     kind = get_completion_class(shell)
     if kind is None:
         raise click.UsageError(f"There is no completion for {shell}.")
-    # The base class's method: bash's own starts bash to ask for its version.
+    # The base class's method, as the one for bash starts bash to ask for its version.
     write_result(ShellComplete.source(kind(cli, {}, PROGRAM, COMPLETE_VARIABLE)) + "\n")
     return EXIT_OK

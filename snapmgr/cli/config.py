@@ -10,7 +10,7 @@ import click
 
 from snapmgr.cli.output import print_lines, write_result
 from snapmgr.cli.params import json_option
-from snapmgr.contract.errors import EXIT_OK, ConfigError, LackingError, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, MissingRequirementError, SnapmgrError
 
 if TYPE_CHECKING:
     from snapmgr.cli.session import Session
@@ -38,8 +38,8 @@ Examples:
   snapmgr config init --socket /run/mysqld/mysqld.sock -o /etc/snapmgr/snapmgr.toml
 """
 )
-@click.option("--socket", metavar="PATH", help="The server's socket, instead of the one that is found.")
-@click.option("--defaults-file", metavar="PATH", help="An option file with user and password for the job.")
+@click.option("--socket", metavar="PATH", help="Socket of the server.  [default: the one that is found]")
+@click.option("--defaults-file", metavar="PATH", help="Option file with user and password for the job.")
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write to a new file instead of stdout."
 )
@@ -47,7 +47,7 @@ Examples:
 def init(session: Session, *, socket: str | None, defaults_file: str | None, output: Path | None) -> int:
     """Write a commented configuration for the server that runs here.
 
-    It is valid as it stands. A file that exists is never overwritten.
+    The result is valid without changes. An existing file is never overwritten.
     """
     from snapmgr.config.example import example_config
     from snapmgr.doctor.servers import running_servers
@@ -56,7 +56,7 @@ def init(session: Session, *, socket: str | None, defaults_file: str | None, out
     found = next((server for server in servers if socket in (None, server.socket)), None)
     others = [server.socket for server in servers if server is not found]
     if others and socket is None:
-        session.voice.warn(f"other servers run here, too: --socket {' or '.join(others)}")
+        session.console.warn(f"other servers run here: to choose one, give --socket {' or '.join(others)}")
     text = example_config(
         socket=os.path.abspath(socket) if socket else (found.socket if found else None),
         datadir=found.datadir if found else None,
@@ -66,7 +66,7 @@ def init(session: Session, *, socket: str | None, defaults_file: str | None, out
         write_result(text)
         return EXIT_OK
     _write_new(output, text)
-    session.voice.tell(f"wrote {output}; next: snapmgr --config {output} doctor")
+    session.console.tell(f"wrote {output}; next: snapmgr --config {output} doctor")
     return EXIT_OK
 
 
@@ -75,16 +75,16 @@ def _write_new(path: Path, text: str) -> None:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
-        raise ConfigError(f"{path} exists already: it is not overwritten", hint="write to another file") from None
+        raise ConfigError(f"{path} exists already and is not overwritten", hint="write to another file") from None
     except PermissionError:
-        raise LackingError(f"no right to write {path}", hint="run as root, or name another file") from None
+        raise MissingRequirementError(f"no right to write {path}", hint="run as root, or name another file") from None
     except OSError as error:
         raise SnapmgrError(f"cannot write {path}: {error.strerror}") from None
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        # Half a configuration would stand in the way of the next try.
+        # Half a configuration would make the next attempt fail.
         path.unlink(missing_ok=True)
         raise SnapmgrError(f"cannot write {path}: {error.strerror}") from None
 
@@ -102,7 +102,7 @@ Examples:
 def validate(session: Session, file: Path | None) -> int:
     """Check a configuration, together with conf.d beside it.
 
-    Everything that is wrong is named at once, with the key's path; the exit code is 2 then.
+    All errors are printed together, each with the path of its key. If there are any, the exit code is 2.
     """
     from snapmgr.config.load import load_config
     from snapmgr.config.load import validate as find_problems
@@ -129,9 +129,9 @@ def validate(session: Session, file: Path | None) -> int:
 
 
 def _backend_problems(config: Config) -> list[str]:
-    """Return what is wrong with backends that jobs name and with the tables ``[backend.NAME]``.
+    """Return errors in the backends that jobs name and in the tables ``[backend.NAME]``.
 
-    The configuration itself knows no backends: their keys are theirs. That one cannot work here is for doctor to say.
+    Only a backend knows its keys. Whether it can work on this machine is reported by doctor.
     """
     from snapmgr.config.plugins import make_backend
     from snapmgr.system.command import CommandRunner
@@ -139,7 +139,7 @@ def _backend_problems(config: Config) -> list[str]:
 
     named = {f"job.{job.name}.backend": job.backend for job in config.jobs.values() if job.backend != "auto"}
     named |= {f"backend.{name}": name for name in config.backends}
-    # In which one it stands is known while the files are read only.
+    # Which of the files has the table is known only while they are read.
     files = " or ".join(str(file) for file in config.files)
     problems: list[str] = []
     for place, name in named.items():
@@ -147,8 +147,8 @@ def _backend_problems(config: Config) -> list[str]:
             make_backend(name, config.backends.get(name, {}), CommandRunner(), KernelMounter())
         except ConfigError as error:
             of_its_table = error.message.startswith("backend.")
-            told = error.message if of_its_table else f"{place}: {error.message}; {error.hint}"
-            problems += [f"{files}: {line}" for line in told.split("\n")]
+            shown = error.message if of_its_table else f"{place}: {error.message}; {error.hint}"
+            problems += [f"{files}: {line}" for line in shown.split("\n")]
         except SnapmgrError:
             continue
     return list(dict.fromkeys(problems))

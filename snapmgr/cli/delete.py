@@ -28,17 +28,18 @@ Examples:
 """
 )
 @click.argument("snapshots", metavar="ID...", nargs=-1, required=True, type=SnapshotName())
-@click.option("--force", is_flag=True, help="Also the newest READY or VERIFIED one, and what is pinned.")
-@click.option("-y", "--yes", is_flag=True, help="With --force: do not ask.")
-@click.option("--wait", is_flag=True, help="Return when the space is free again, not only the names.")
+@click.option("--force", is_flag=True, help="Also delete the newest READY or VERIFIED snapshot, and pinned ones.")
+@click.option("-y", "--yes", is_flag=True, help="With --force: do not ask for confirmation.")
+@click.option("--wait", is_flag=True, help="Wait until the space is free again, not only the names.")
 @dry_run_option
 @json_option
 @click.pass_obj
 def command(session: Session, snapshots: tuple[str, ...], *, force: bool, yes: bool, wait: bool, dry_run: bool) -> int:
-    """Delete the snapshots that are named.
+    """Delete the named snapshots.
 
-    Refused are the newest READY and the newest VERIFIED one of a job, and what is pinned: --force goes further, says
-    first what is lost, and asks. What is mounted or being read is never deleted. All are checked before the first goes.
+    The newest READY and the newest VERIFIED snapshot of a job and pinned snapshots are refused. --force deletes them
+    too, after it has printed what is lost and asked for confirmation. Snapshots that are mounted or being read are
+    never deleted. All snapshots are checked before the first is deleted.
     """
     from snapmgr.keep.delete import Deletion, delete_snapshots, examine
 
@@ -55,14 +56,14 @@ def command(session: Session, snapshots: tuple[str, ...], *, force: bool, yes: b
 
 
 def _tell_losses(session: Session, ctx: Context, verdicts: Sequence[Verdict]) -> None:
-    """Say what is lost that nothing but --force would delete."""
+    """Warn about the protected snapshots that --force deletes."""
     from snapmgr.cli.documents import show_time, show_verified
 
     for verdict in verdicts:
         if verdict.rules:
             manifest, verification = verdict.entry.manifest, verdict.entry.verification
             verified = f"verified {show_verified(verification)}" if verification else "never verified"
-            session.voice.warn(
+            session.console.warn(
                 f"{manifest.id} is protected: {', '.join(verdict.rules)}; of {manifest.path}, taken "
                 f"{show_time(manifest.taken_at)}, {verified}"
             )
@@ -71,27 +72,27 @@ def _tell_losses(session: Session, ctx: Context, verdicts: Sequence[Verdict]) ->
         ready = [entry for entry in ctx.catalog.entries(job)[0] if entry.manifest.state == "ready"]
         left = [entry for entry in ready if entry.manifest.id not in going]
         if ready and not left:
-            session.voice.warn(f"job {job} has no snapshot at all then")
+            session.console.warn(f"job {job} will have no snapshot left")
         elif any(entry.verified for entry in ready) and not any(entry.verified for entry in left):
-            session.voice.warn(f"job {job} has no VERIFIED snapshot then")
+            session.console.warn(f"job {job} will have no VERIFIED snapshot left")
 
 
 def _ask(protected: Sequence[Verdict]) -> None:
-    """Go on only after a person has said so. Raises ConfigError where there is none."""
+    """Ask for confirmation. Raises ConfigError without a terminal, SnapmgrError for another answer."""
     if not protected:
         return
     if not sys.stdin.isatty():
-        raise ConfigError("--force deletes what is protected, and there is no terminal to ask", hint="add --yes")
+        raise ConfigError("--force deletes protected snapshots, and there is no terminal to ask", hint="add --yes")
     word = protected[0].entry.manifest.short_id if len(protected) == 1 else "yes"
-    answer = click.prompt(f"Type {word} to delete what is protected", default="", show_default=False, err=True)
+    answer = click.prompt(f"Type {word} to delete protected snapshots", default="", show_default=False, err=True)
     if answer.strip() != word:
-        raise SnapmgrError("nothing is deleted: that was not the answer")
+        raise SnapmgrError("nothing was deleted: the answer was not the requested word")
 
 
 def _finish(session: Session, deletions: Sequence[Deletion], *, dry_run: bool) -> int:
     errors = [one.error for one in deletions if one.error is not None]
     for error in errors:
-        session.voice.fail(error)
+        session.console.fail(error)
     code = gravest([error.exit_code for error in errors])
     if session.json:
         session.document(code, dry_run=dry_run, snapshots=[_document(one) for one in deletions])
@@ -99,7 +100,7 @@ def _finish(session: Session, deletions: Sequence[Deletion], *, dry_run: bool) -
     would = dry_run and not errors
     print_lines([_line(one, "would delete" if would else "deleted") for one in deletions if one.deleted or would])
     if errors and not any(one.deleted for one in deletions):
-        session.voice.tell("nothing is deleted")
+        session.console.tell("nothing was deleted")
     return code
 
 
@@ -110,9 +111,9 @@ def _line(deletion: Deletion, what: str) -> str:
     if verdict.presence == "gone":
         about.append("its storage was gone already")
     elif verdict.presence == "incomplete":
-        about.append("a part of its storage was gone already")
+        about.append("part of its storage was gone already")
     elif verdict.presence == "lost":
-        about.append("it was lost: its room ran full")
+        about.append("it was lost: its own space overflowed")
     elif manifest.state != "ready":
         about.append(manifest.state.upper())
     return f"{what} {manifest.id}" + (f" ({', '.join(about)})" if about else "")

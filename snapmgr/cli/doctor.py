@@ -31,50 +31,52 @@ Examples:
 """
 )
 @click.argument("jobs", metavar="[JOB...]", nargs=-1, type=JobName())
-@click.option("--fix", "mend", is_flag=True, help="Mend what can be mended without losing anything.")
+@click.option("--fix", "repair", is_flag=True, help="Repair everything that can be repaired without losing data.")
 @click.option(
     "--pool",
     "pool_paths",
     metavar="PATH",
     multiple=True,
     type=click.Path(),
-    help="Also look at the snapshots on the storage at PATH, whose job or source is gone.",
+    help="Also check the storage at PATH, for snapshots whose job or source is gone.",
 )
 @dry_run_option
 @json_option
 @click.pass_obj
-def command(session: Session, jobs: tuple[str, ...], *, mend: bool, pool_paths: tuple[str, ...], dry_run: bool) -> int:
-    """Look for what is lacking, wrong with a job or left over; --fix mends it.
+def command(
+    session: Session, jobs: tuple[str, ...], *, repair: bool, pool_paths: tuple[str, ...], dry_run: bool
+) -> int:
+    """Check requirements, jobs and leftovers; --fix repairs what it can.
 
-    Nothing is changed or locked without --fix. Looked at are the storage backends, each job's server, account, files
-    and storage, and the state directory against what the storage really holds. --fix completes or removes what runs
-    that were cut short left, and takes over snapshots whose notes describe them, so that a lost state directory is
-    there again; docs/doctor.md says what it never touches. With JOB only what concerns these jobs. The exit code is 1
-    if there is a problem (with --fix: if one is left), else 7 if something is lacking, else 0.
+    doctor checks the storage backends, each job's server, account, files and storage, and compares the state directory
+    with the storage. Without --fix it changes and locks nothing. --fix completes or removes what interrupted runs left,
+    and rebuilds a lost state directory from the notes beside the snapshots; docs/how-to/repair.md lists what it never
+    touches. With JOB only these jobs are checked. The exit code is 1 if there is a problem (with --fix: if one is
+    left), else 7 if a requirement is missing (a program, a privilege, or a kernel feature), else 0.
     """
-    if dry_run and not mend:
-        raise click.UsageError("--dry-run belongs to --fix: without it nothing is changed anyway.")
-    if jobs and pool_paths and not mend:
-        raise click.UsageError("With JOB the storage is compared by --fix only: leave JOB or --pool away.")
+    if dry_run and not repair:
+        raise click.UsageError("--dry-run needs --fix: without --fix nothing is changed.")
+    if jobs and pool_paths and not repair:
+        raise click.UsageError("JOB and --pool can be combined only with --fix: leave one of them out.")
     from snapmgr.doctor.finding import exit_code
 
     fixed: Fixed | None = None
     try:
         session.config()
     except ConfigError as error:
-        # Even so it can be said what this machine lacks.
-        if jobs or mend or pool_paths:
+        # Missing requirements can be checked without a configuration.
+        if jobs or repair or pool_paths:
             raise
         findings = _without_config(error)
     else:
-        findings, fixed = _examine(session, jobs, pool_paths, mend=mend, dry_run=dry_run)
+        findings, fixed = _examine(session, jobs, pool_paths, repair=repair, dry_run=dry_run)
     actions = fixed.actions if fixed is not None else ()
     failed = [action for action in actions if action.result in ("failed", "left")]
     code = gravest([exit_code(findings), *([1] if failed else [])])
     if session.json:
         session.document(
             code,
-            fix=mend,
+            fix=repair,
             dry_run=dry_run,
             thawed=list(fixed.thawed) if fixed is not None else [],
             actions=[_action(action) for action in actions],
@@ -85,8 +87,8 @@ def command(session: Session, jobs: tuple[str, ...], *, mend: bool, pool_paths: 
         _print_actions(session, fixed)
     _print(findings)
     curable = sum(finding.cure is not None for finding in findings)
-    if curable and not mend:
-        session.voice.tell(f"snapmgr doctor --fix mends {curable} of these")
+    if curable and not repair:
+        session.console.tell(f"snapmgr doctor --fix repairs {curable} of these")
     return code
 
 
@@ -99,7 +101,7 @@ def _without_config(error: ConfigError) -> list[Finding]:
 
 
 def _examine(
-    session: Session, names: tuple[str, ...], pool_paths: tuple[str, ...], *, mend: bool, dry_run: bool
+    session: Session, names: tuple[str, ...], pool_paths: tuple[str, ...], *, repair: bool, dry_run: bool
 ) -> tuple[list[Finding], Fixed | None]:
     from snapmgr.doctor.diagnose import diagnose
     from snapmgr.doctor.examine import examine_jobs
@@ -109,11 +111,11 @@ def _examine(
     ctx = session.context()
     named = [pool for path in pool_paths for pool in pools_at(ctx, path)]
     findings, pools = examine_jobs(ctx, session.jobs(names or session.config().jobs))
-    if mend:
+    if repair:
         fixed = (plan_fix if dry_run else fix)(ctx, pools, named, jobs=names or None)
         done = {one.cure.kind for one in fixed.actions if one.result == "done"}
         if "clear-restore" in done or (done and any(one.level == "problem" for one in findings)):
-            # The source of a job may be mounted again only now, or its volume have stood still until now.
+            # The repair may have mounted the source of a job again, or resumed its volume.
             findings = examine_jobs(ctx, session.jobs(names or session.config().jobs))[0]
         return findings + list(fixed.findings), fixed
     return findings + ([] if names else diagnose(look(ctx, pools, named))), None
@@ -145,7 +147,7 @@ def _action(action: Action) -> dict[str, Any]:
 
 
 def _print_actions(session: Session, fixed: Fixed) -> None:
-    """Print what was done and what would be; what could not be done is an error, on stderr."""
+    """Print what was done or would be done; actions that failed are printed as errors on stderr."""
     print_lines(fixed.thawed)
     rows = [
         (action.result, f"{action.finding.area} {action.finding.subject}", f"{action.finding.what}: {action.cure.text}")
@@ -157,7 +159,7 @@ def _print_actions(session: Session, fixed: Fixed) -> None:
         _print_rows([(*row, "") for row in rows])
     for action in fixed.actions:
         if action.error is not None:
-            session.voice.fail(action.error)
+            session.console.fail(action.error)
     print_lines([""])
 
 
@@ -166,7 +168,7 @@ def _print(findings: Sequence[Finding]) -> None:
 
 
 def _print_rows(rows: Sequence[tuple[str, str, str, str]]) -> None:
-    """Print a line for each and its hint below it: texts this long are unreadable in columns, also on a terminal."""
+    """Print a line for each row and its hint below it, as such long texts are unreadable in columns."""
     lines = format_table(("", ""), [row[:2] for row in rows])[1:]
     width = max(len(line) for line in lines)
     for line, (word, _, what, hint) in zip(lines, rows, strict=True):

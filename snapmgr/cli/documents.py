@@ -1,16 +1,16 @@
-"""Records as JSON documents: the one place that decides how they look to other programs (docs/json.md)."""
+"""Turns records into JSON documents, in the form that docs/reference/json.md promises to other programs."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from snapmgr.backup.run import BackupPlan
 from snapmgr.contract.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from snapmgr.backup.run import Plan
     from snapmgr.capacity.series import Reading
     from snapmgr.catalog.manifest import Lease, Manifest, Verification
     from snapmgr.catalog.store import Entry
@@ -24,30 +24,30 @@ def iso(at: datetime | None) -> str | None:
 
 
 def show_time(at: datetime | None) -> str:
-    """Return a time for people: UTC ISO 8601, whole seconds."""
+    """Return a time to print: UTC ISO 8601, whole seconds."""
     return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def show_held(manifest: Manifest) -> str:
-    """Return how long the source was held still, for people."""
+    """Return to print how long the source was locked or frozen."""
     quiesce = manifest.quiesce
     return "-" if quiesce is None or quiesce.level in ("none", "crash-consistent") else format_duration(quiesce.held_s)
 
 
 def show_verified(verification: Verification | None) -> str:
-    """Return when it was verified, for people."""
+    """Return to print when it was verified."""
     if verification is None:
         return "-"
     return ("FAILED " if verification.result == "failed" else "") + show_time(verification.at)
 
 
 def show_pin(manifest: Manifest) -> str:
-    """Return for people that a snapshot is pinned, and why."""
+    """Return to print that a snapshot is pinned, and why."""
     return f"pinned ({manifest.pin_reason})" if manifest.pin_reason else "pinned"
 
 
-def gauge(reading: Reading, now: datetime) -> dict[str, Any]:
-    """Return how full something was, and when it will be full."""
+def capacity(reading: Reading, now: datetime) -> dict[str, Any]:
+    """Return how full a reservoir was, and when it will be full."""
     series, foreseen = reading.series, reading.forecast
     last = series.last
     left_s = (foreseen.full_at - now).total_seconds() if foreseen.full_at is not None else None
@@ -68,7 +68,7 @@ def gauge(reading: Reading, now: datetime) -> dict[str, Any]:
 
 
 def snapshot(entry: Entry, leases: Iterable[Lease]) -> dict[str, Any]:
-    """Return what a list says of a snapshot; `leases` are those of any snapshot."""
+    """Return a snapshot's document as in a list; `leases` may be those of any snapshot."""
     manifest = entry.manifest
     quiesce = manifest.quiesce
     return {
@@ -95,10 +95,12 @@ def snapshot(entry: Entry, leases: Iterable[Lease]) -> dict[str, Any]:
 
 
 def details(
-    entry: Entry, leases: Iterable[Lease], usage: list[dict[str, Any]], gauges: list[dict[str, Any]]
+    entry: Entry, leases: Iterable[Lease], usage: list[dict[str, Any]], capacities: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return all that is known of a snapshot; `usage` has one document for each member, `gauges` of those that have
-    room of their own."""
+    """Return everything known about a snapshot.
+
+    `usage` has one document for each member, `capacities` one for each member that has space of its own.
+    """
     manifest = entry.manifest
     return snapshot(entry, leases) | {
         "proved_at": iso(manifest.proved_at),
@@ -110,7 +112,7 @@ def details(
         "sources": _sources(manifest),
         "server": _server(manifest),
         "physical": _physical(manifest),
-        "gauges": gauges,
+        "capacity": capacities,
         "about": [one.about for one in manifest.intents if one.about],
         "members": [
             {
@@ -165,7 +167,7 @@ def _physical(manifest: Manifest) -> dict[str, Any] | None:
         "fetched_bytes": record.fetched_bytes,
         "size_bytes": record.size_bytes,
         "files": record.files,
-        "fill_s": record.fill_s,
+        "copy_s": record.copy_s,
         "apply_s": record.apply_s,
         "seal_s": record.seal_s,
         "fingerprint": record.fingerprint,
@@ -258,7 +260,7 @@ def _clone_server(lease: Lease) -> dict[str, Any] | None:
 
 
 def show_server(lease: Lease) -> str:
-    """Return for people where a clone's server listens, and whether it runs."""
+    """Return to print where a clone's server listens, and whether it runs."""
     from snapmgr.system.host import is_alive
 
     server = lease.server
@@ -270,8 +272,8 @@ def show_server(lease: Lease) -> str:
     return f"{server.program} at {where}, pid {server.process.pid}"
 
 
-def backup_plan(plan: Plan | None) -> dict[str, Any] | None:
-    """Return what a backup would do."""
+def backup_plan(plan: BackupPlan | None) -> dict[str, Any] | None:
+    """Return the document of a backup's plan."""
     if plan is None:
         return None
     return {
@@ -287,12 +289,12 @@ def backup_plan(plan: Plan | None) -> dict[str, Any] | None:
 
 
 def decisions(decided: Iterable[Decision]) -> list[dict[str, Any]]:
-    """Return what retention decided."""
+    """Return the document of retention's decisions."""
     return [{"id": one.id, "reasons": list(one.reasons)} for one in decided]
 
 
 def pruned(done: Pruned | None) -> dict[str, Any] | None:
-    """Return what a prune did."""
+    """Return the document of a prune."""
     if done is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""What nobody foresaw, as an error with an exit code."""
+"""Turns unexpected exceptions into errors with an exit code."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from snapmgr.contract.errors import SnapmgrError
 if TYPE_CHECKING:
     from snapmgr.cli.session import Session
 
-# A full or dying disk, or a limit, may show at any line: no bug.
-_OF_THE_SYSTEM = frozenset(
+# A full or failing disk, or a resource limit, can fail any call: these are not bugs.
+_SYSTEM_ERRORS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 )
 
 
 def foreseen(session: Session, error: Exception) -> SnapmgrError:
-    """Given any exception, return what to say of it.
+    """Return the error to report for any exception.
 
-    A bug's traceback is printed here: lines of code, never the values of variables, which may hold a secret.
+    The traceback of a bug is printed here: lines of code, never the values of variables, which may hold a secret.
     """
     if isinstance(error, SnapmgrError):
         trace = session.debug
-        told = error
-    elif isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
+        shown = error
+    elif isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
         trace = session.debug
-        told = SnapmgrError(f"the system refused: {error}")
+        shown = SnapmgrError(f"the system refused: {error}")
     else:
         trace = True
-        told = SnapmgrError(
+        shown = SnapmgrError(
             f"this is a bug in snapmgr {__version__}: {type(error).__name__}: {error}",
             hint="please report it with the lines above",
         )
     if trace:
-        session.voice.close()
+        session.console.close()
         sys.stderr.write("".join(traceback.format_exception(error)))
-    return told
+    return shown

@@ -1,4 +1,4 @@
-"""``snapmgr restore --in-place``: what is said before, the question, and what is said afterwards."""
+"""``snapmgr restore --in-place``: prints the consequences, asks for confirmation, and reports the result."""
 
 from __future__ import annotations
 
@@ -7,72 +7,73 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from snapmgr.catalog.inplace import refuse_inplace_target
 from snapmgr.cli.documents import iso, show_time
 from snapmgr.cli.output import end_document, print_lines
 from snapmgr.contract.errors import EXIT_OK, ConfigError, SnapmgrError, gravest
 from snapmgr.contract.units import format_size
+from snapmgr.restore.inplace.plan import plan_inplace
+from snapmgr.restore.inplace.run import restore_inplace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from snapmgr.cli.session import Session
-    from snapmgr.restore.inplace.plan import OriginPlan, Plan
-    from snapmgr.restore.inplace.run import Reverted
+    from snapmgr.restore.inplace.plan import InplacePlan, OriginPlan
+    from snapmgr.restore.inplace.run import InplaceResult
 
 _NAMES_SHOWN = 12
 
 
 def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry_run: bool) -> int:
-    """Put the origins of a snapshot back, or say what that would mean; return the exit code."""
-    from snapmgr.catalog.inplace import refuse_reverted
-    from snapmgr.restore.inplace.plan import plan_revert
-    from snapmgr.restore.inplace.run import revert, take_up
+    """Restore the origins of a snapshot in place, or print what that would mean; return the exit code."""
+    from snapmgr.restore.inplace.run import take_up
 
     ctx = session.context()
     entry = ctx.catalog.resolve(name)
     if dry_run:
-        refuse_reverted(ctx.catalog, entry.manifest.id)
+        refuse_inplace_target(ctx.catalog, entry.manifest.id)
     else:
         done = take_up(ctx, entry.manifest.id)
         if done is not None:
             return _finish(session, done, entry.manifest.source)
-        # What was taken up may have been undone, which changes the catalog.
+        # Taking up an interrupted restore may have undone it, which changes the catalog.
         entry = ctx.catalog.load(entry.manifest.id)
-    plan = plan_revert(ctx, entry, force=force)
+    plan = plan_inplace(ctx, entry, force=force)
     lines = list(_say(plan))
     if dry_run:
         return _show(session, plan, lines)
     if plan.obstacles:
         for obstacle in plan.obstacles[1:]:
-            session.voice.fail(obstacle)
+            session.console.fail(obstacle)
         raise plan.obstacles[0]
     for line in lines:
-        session.voice.warn(line)
+        session.console.warn(line)
     if not yes:
         _ask(plan)
-    return _finish(session, revert(ctx, plan, force=force), entry.manifest.source)
+    return _finish(session, restore_inplace(ctx, plan, force=force), entry.manifest.source)
 
 
-def _say(plan: Plan) -> Iterator[str]:
+def _say(plan: InplacePlan) -> Iterator[str]:
     manifest = plan.entry.manifest
     for origin in plan.origins:
         yield (
-            f"{origin.storage.origin} goes back to {show_time(manifest.taken_at)} ({manifest.id}): all that was "
-            "written to it since is lost"
+            f"{origin.storage.origin} goes back to {show_time(manifest.taken_at)} ({manifest.id}): everything "
+            "written to it since then is lost"
         )
         yield _beside(origin)
         if origin.mounts:
             points = ", ".join(mount.point for mount in origin.mounts)
             yield f"it is unmounted, and mounted again afterwards: {points}"
         else:
-            yield f"{origin.storage.origin} is mounted nowhere now, and is not mounted afterwards"
+            yield f"{origin.storage.origin} is not mounted now, and will not be mounted afterwards"
         if origin.storage.write_bytes:
-            yield f"up to {format_size(origin.storage.write_bytes)} are written to it"
+            yield f"up to {format_size(origin.storage.write_bytes)} will be written to it"
         yield from origin.storage.remarks
         for reason in origin.storage.loses:
             yield f"{reason.what} ({reason.hint})"
     if plan.consumes:
-        yield f"the snapshot {manifest.id} is used up by it: it is none afterwards"
+        yield f"the restore consumes the snapshot {manifest.id}: it does not exist afterwards"
         if plan.rules:
             why = f" ({manifest.pin_reason})" if manifest.pin_reason else ""
             yield f"that snapshot is protected: {', '.join(plan.rules)}{why}"
@@ -83,68 +84,68 @@ def _say(plan: Plan) -> Iterator[str]:
 
 def _beside(origin: OriginPlan) -> str:
     if origin.beside is None:
-        return "the whole volume goes back, with whatever else is on it: that cannot be seen from here"
+        return "the whole volume goes back, with everything else on it, which cannot be listed from here"
     if not origin.beside:
         return "the whole volume goes back; nothing else is on it"
     names = origin.beside[:_NAMES_SHOWN]
     more = len(origin.beside) - len(names)
-    return f"the whole volume goes back, with what else is on it: {', '.join(names)}" + (
+    return f"the whole volume goes back, with everything else on it: {', '.join(names)}" + (
         f"; and {more} more" if more > 0 else ""
     )
 
 
-def _ask(plan: Plan) -> None:
-    """Go on only after a person has said so. Raises ConfigError where there is none."""
+def _ask(plan: InplacePlan) -> None:
+    """Ask for confirmation. Raises ConfigError without a terminal, SnapmgrError for another answer."""
     if not sys.stdin.isatty():
-        raise ConfigError("a restore in place is to be confirmed, and there is no terminal to ask", hint="add --yes")
+        raise ConfigError("an in-place restore needs confirmation, and there is no terminal to ask", hint="add --yes")
     word = plan.entry.manifest.short_id
-    answer = click.prompt(f"Type {word} to go on", default="", show_default=False, err=True)
+    answer = click.prompt(f"Type {word} to continue", default="", show_default=False, err=True)
     if answer.strip() != word:
-        raise SnapmgrError("nothing is changed: that was not the answer")
+        raise SnapmgrError("nothing was changed: the answer was not the requested word")
 
 
-def _show(session: Session, plan: Plan, lines: list[str]) -> int:
+def _show(session: Session, plan: InplacePlan, lines: list[str]) -> int:
     for obstacle in plan.obstacles:
-        session.voice.fail(obstacle)
+        session.console.fail(obstacle)
     code = gravest([obstacle.exit_code for obstacle in plan.obstacles])
     if session.json:
         _document(session, code, plan=plan, done=None)
     else:
-        print_lines(["would put back in place:", *(f"  {line}" for line in lines)])
+        print_lines(["would restore in place:", *(f"  {line}" for line in lines)])
     return code
 
 
-def _finish(session: Session, done: Reverted, source: str) -> int:
+def _finish(session: Session, done: InplaceResult, source: str) -> int:
     if session.json:
         _document(session, EXIT_OK, plan=None, done=done)
         return EXIT_OK
-    what = "is used up" if done.consumed else "is still there"
+    what = "was consumed" if done.consumed else "still exists"
     print_lines(
         [
-            f"put back {', '.join(done.origins)} to {done.snapshot_id} at {show_time(done.merged_at)}; "
+            f"restored {', '.join(done.origins)} to {done.snapshot_id} at {show_time(done.merged_at)}; "
             f"the snapshot {what}",
             *(f"  mounted at {point}" for point in done.mounted),
         ]
     )
     if source == "mysql":
-        session.voice.tell("next: start the server")
+        session.console.tell("next: start the server")
     if done.consumed:
-        session.voice.tell("next: take another backup, as that snapshot is none any more")
+        session.console.tell("next: take another backup, as that snapshot no longer exists")
     return EXIT_OK
 
 
-def _document(session: Session, code: int, *, plan: Plan | None, done: Reverted | None) -> None:
+def _document(session: Session, code: int, *, plan: InplacePlan | None, done: InplaceResult | None) -> None:
     session.document(
         code,
         dry_run=plan is not None,
         in_place=True,
         snapshot_id=plan.entry.manifest.id if plan is not None else done.snapshot_id if done is not None else None,
         plan=_plan_document(plan) if plan is not None else None,
-        reverted=_done_document(done) if done is not None else None,
+        restored=_done_document(done) if done is not None else None,
     )
 
 
-def _done_document(done: Reverted) -> dict[str, Any]:
+def _done_document(done: InplaceResult) -> dict[str, Any]:
     return {
         "origins": list(done.origins),
         "mounted": list(done.mounted),
@@ -153,7 +154,7 @@ def _done_document(done: Reverted) -> dict[str, Any]:
     }
 
 
-def _plan_document(plan: Plan) -> dict[str, Any]:
+def _plan_document(plan: InplacePlan) -> dict[str, Any]:
     return {
         "consumes": plan.consumes,
         "rules": list(plan.rules),

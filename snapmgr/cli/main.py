@@ -1,4 +1,4 @@
-"""The entry point: options of all commands, commands loaded when they are called, errors turned into exit codes."""
+"""Runs the program: global options, commands imported when they are called, errors turned into exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 from snapmgr import __version__
 from snapmgr.cli.failures import foreseen
-from snapmgr.cli.output import Voice, flush_results, prepare_streams
+from snapmgr.cli.output import Console, flush_results, prepare_streams
 from snapmgr.cli.session import Session
 from snapmgr.cli.signals import Interrupted, ending_by_signal
 from snapmgr.contract.errors import EXIT_OK, ConfigError, InterruptedRunError, SnapmgrError
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 PROGRAM = "snapmgr"
 COMPLETE_VARIABLE = "_SNAPMGR_COMPLETE"
-# Each is the module of the same name here. The texts are the commands' own (a test compares), so that the list needs
-# none of the modules.
+# Each name is a module of this package. The texts repeat the commands' own docstrings (a test compares them), so that
+# printing the list imports no command.
 COMMANDS = {
-    "backup": "Take a snapshot of each JOB, then do what its after_backup says.",
-    "list": "List the snapshots, oldest first.",
-    "show": "Show all that is known of one snapshot.",
-    "mount": "Mount a snapshot, or a writable clone of it, and print the data's path.",
-    "umount": "Undo mounts, and remove the clones that they were of.",
-    "verify": "Prove on a writable clone that a snapshot restores.",
-    "restore": "Copy what a snapshot holds to DEST, a new or empty folder.",
+    "backup": "Take a snapshot of each JOB, then run its after_backup steps.",
+    "list": "List snapshots, oldest first.",
+    "show": "Show everything known about one snapshot.",
+    "mount": "Mount a writable clone of a snapshot, or the snapshot itself, and print its path.",
+    "umount": "Unmount snapshots and remove their writable clones.",
+    "verify": "Prove that a snapshot restores, on a writable clone of it.",
+    "restore": "Copy a snapshot to DEST, a new or empty directory.",
     "prepare": "Mount a recovered, cleanly shut-down copy of a datadir, and print its path.",
-    "clone": "Let a development server run on a writable clone of a snapshot.",
-    "pin": "Keep snapshots, whatever the retention rules say.",
-    "unpin": "Leave pinned snapshots to the retention rules again.",
-    "delete": "Delete the snapshots that are named.",
-    "prune": "Delete the snapshots that no retention rule keeps.",
-    "status": "Say whether every job has its snapshots.",
-    "schedule": "Let jobs run at given times, by systemd or by cron.",
-    "trace": "Record what a JuiceFS mount does, add it up, judge it and draw it.",
+    "clone": "Start a development server on a writable clone of a snapshot.",
+    "pin": "Keep snapshots regardless of the retention rules.",
+    "unpin": "Apply the retention rules to pinned snapshots again.",
+    "delete": "Delete the named snapshots.",
+    "prune": "Delete snapshots that no retention rule keeps.",
+    "status": "Report whether every job has its snapshots.",
+    "schedule": "Run jobs at given times, with systemd or cron.",
+    "trace": "Record, analyse and draw the operations of a JuiceFS mount.",
     "bench": "Measure what snapshots cost here, on which storage.",
     "config": "Write or check the configuration.",
-    "doctor": "Look for what is lacking, wrong with a job or left over; --fix mends it.",
-    "completion": "Print the script that completes words in a shell.",
+    "doctor": "Check requirements, jobs and leftovers; --fix repairs what it can.",
+    "completion": "Print the completion script for a shell.",
 }
 _EPILOG = """\b
 Examples:
@@ -55,10 +55,10 @@ Examples:
   snapmgr list
 
 \b
-Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 another run is
-active, 4 database not quiesced and nothing taken, 5 snapshot kept but a
-later step failed, 6 verification failed, 7 something is lacking here,
-130 interrupted.
+Exit codes: 0 success, 1 failure, 2 usage or configuration error, 3 another run
+is active, 4 database not quiesced and no snapshot taken, 5 snapshot kept but a
+later step failed, 6 verification failed, 7 a requirement is missing: a program,
+a privilege, or a kernel feature, 130 interrupted.
 """
 
 
@@ -66,24 +66,24 @@ class LazyGroup(click.Group):
     """Commands whose modules are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the work."""
+        """Return the names, in the order in which a user needs them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, its module imported now."""
+        """Import a command's module and return the command."""
         if cmd_name not in COMMANDS:
             return None
         return cast("click.Command", import_module(f"snapmgr.cli.{cmd_name}").command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list without importing anything."""
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; a mistyped one is answered with the nearest."""
+        """Find the command. The error for a mistyped one suggests the nearest name."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
@@ -107,27 +107,29 @@ class LazyGroup(click.Group):
     envvar="SNAPMGR_CONFIG",
     help="Configuration file.  [env SNAPMGR_CONFIG; default: /etc/snapmgr/snapmgr.toml]",
 )
-@click.option("-q", "--quiet", is_flag=True, help="On stderr only warnings and errors.")
-@click.option("-v", "--verbose", is_flag=True, help="On stderr also each program that is run, with the time of day.")
-@click.option("--debug", is_flag=True, help="A traceback with every error.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only warnings and errors on stderr.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Also print each program that is run on stderr, with the time of day."
+)
+@click.option("--debug", is_flag=True, help="Print a traceback with every error.")
 @click.version_option(__version__, "-V", "--version", message="snapmgr %(version)s")
 @click.pass_context
 def cli(ctx: click.Context, config_path: Path | None, quiet: bool, verbose: bool, debug: bool) -> None:
-    """Take the options that stand before the command."""
+    """Store the options that stand before the command."""
     if quiet and verbose:
-        raise click.UsageError("--quiet and --verbose contradict each other.")
+        raise click.UsageError("--quiet and --verbose cannot be combined.")
     session: Session = ctx.obj
     session.config_path = config_path
     session.quiet, session.verbose, session.debug = quiet, verbose, debug
-    session.voice = Voice(quiet=quiet, verbose=verbose)
+    session.console = Console(quiet=quiet, verbose=verbose)
     session.command = ctx.invoked_subcommand or ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with `argv` (default: the process's own arguments) and return its exit code."""
     prepare_streams()
-    # A throwaway server of another user must be able to pass through our folders; what is not for others gets its mode
-    # where it is made.
+    # A throwaway server of another user must be able to enter our directories; private files get their mode where they
+    # are created.
     os.umask(0o022)
     arguments = list(sys.argv[1:] if argv is None else argv)
     instruction = os.environ.get(COMPLETE_VARIABLE)
@@ -139,8 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _run(session, arguments)
     finally:
-        session.voice.close()
-    # Or Python flushes at its own exit, and complains of a reader that is gone.
+        session.console.close()
+    # Otherwise Python flushes at exit, and complains if the reader has gone.
     flush_results()
     return code
 
@@ -159,7 +161,7 @@ def _run(session: Session, arguments: list[str]) -> int:
         return error.exit_code
     except BaseException as error:
         if isinstance(error, BrokenPipeError) and _reader_is_gone():
-            # click's own printing of help; work never gets here by it (see output.py).
+            # click was printing help. Our own output never raises it (see output.py).
             return EXIT_OK
         failure = _in_our_words(session, error)
         if failure is None:
@@ -168,11 +170,11 @@ def _run(session: Session, arguments: list[str]) -> int:
 
 
 def _in_our_words(session: Session, error: BaseException) -> SnapmgrError | None:
-    """Return what to say of whatever ended the command; None: it is not ours to handle (SystemExit)."""
+    """Return the error that describes what ended the command; None if we must not handle it (SystemExit)."""
     if isinstance(error, click.ClickException):
         return _usage_error(error)
     if isinstance(error, Interrupted):
-        return InterruptedRunError(str(error), hint="what was begun is undone, or completed by the next run")
+        return InterruptedRunError(str(error), hint="unfinished work is undone, or completed by the next run")
     if isinstance(error, click.Abort):
         return InterruptedRunError("interrupted")
     return foreseen(session, error) if isinstance(error, Exception) else None
@@ -186,19 +188,19 @@ def _usage_error(error: click.ClickException) -> SnapmgrError:
         root = error.ctx.find_root() if error.ctx is not None else None
         if isinstance(error, click.NoSuchOption) and root is not None and root is not error.ctx:
             own = {name for option in root.command.params for name in option.opts}
-            hint = f"it goes before the command: {PROGRAM} {error.option_name} …" if error.option_name in own else hint
+            hint = f"put it before the command: {PROGRAM} {error.option_name} …" if error.option_name in own else hint
     return ConfigError(error.format_message().rstrip("."), hint=hint)
 
 
 def _end(session: Session, error: SnapmgrError) -> int:
-    """Say what failed, in JSON too if that was asked for, and return the exit code."""
-    session.voice.close()
-    session.voice.fail(error)
+    """Report the error, with --json also as a document, and return its exit code."""
+    session.console.close()
+    session.console.fail(error)
     if session.json and not session.documented:
         try:
             session.document(error.exit_code, error)
         except SnapmgrError as failure:
-            session.voice.fail(failure)
+            session.console.fail(failure)
     return error.exit_code
 
 

@@ -28,15 +28,15 @@ Examples:
 )
 @click.argument("snapshot", metavar="ID", required=False, type=SnapshotName())
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
-@click.option("--read-only", is_flag=True, help="The snapshot itself, read-only, instead of a writable clone.")
+@click.option("--read-only", is_flag=True, help="Mount the snapshot itself, read-only, instead of a writable clone.")
 @click.option(
     "--for",
     "for_s",
     metavar="TIME",
     type=DurationText(),
-    help='How long it is needed ("2h"); later doctor names it.',
+    help='How long you need it ("2h"); after that doctor reports it.',
 )
-@click.option("--list", "list_mounts", is_flag=True, help="List what is mounted.")
+@click.option("--list", "list_mounts", is_flag=True, help="List mounts.")
 @dry_run_option
 @json_option
 @click.pass_obj
@@ -50,17 +50,19 @@ def command(
     list_mounts: bool,
     dry_run: bool,
 ) -> int:
-    """Mount a snapshot, or a writable clone of it, and print the data's path.
+    """Mount a writable clone of a snapshot, or the snapshot itself, and print its path.
 
-    The original never changes. What is mounted is not pruned. "snapmgr umount" ends it and removes the clone.
+    The snapshot never changes, and is not pruned while it is mounted. "snapmgr umount" unmounts it and removes the
+    clone.
     """
     if list_mounts:
         if snapshot is not None:
-            raise click.UsageError("--list goes without ID.")
+            raise click.UsageError("--list takes no ID.")
         return _list(session)
     if snapshot is None:
         raise click.UsageError("Missing argument 'ID'.")
     from snapmgr.access.attach import attach, data_path
+    from snapmgr.capacity.lost import removing_if_lost
     from snapmgr.cli.documents import mount
 
     ctx = session.context()
@@ -76,11 +78,12 @@ def command(
             where = f"at {point}" if point else f"in a new folder of {ctx.config.scratch_dir}"
             print_lines([f"would mount {what} of {manifest.id} {where}"])
         return EXIT_OK
-    lease = attach(ctx, entry, writable=not read_only, why="mount", point=point, for_s=for_s)
+    with removing_if_lost(ctx, entry.manifest):
+        lease = attach(ctx, entry, writable=not read_only, why="mount", point=point, for_s=for_s)
     if session.json:
         session.document(EXIT_OK, dry_run=False, mount=mount(lease), snapshot_id=entry.manifest.id)
     else:
-        session.voice.tell(f"{entry.manifest.id}: to end it: snapmgr umount {lease.point}")
+        session.console.tell(f"{entry.manifest.id}: to unmount it: snapmgr umount {lease.point}")
         print_lines([str(data_path(lease))])
     return EXIT_OK
 
@@ -98,7 +101,7 @@ def _list(session: Session) -> int:
         rows = [_row(lease, show_time(lease.created_at), show_time(lease.until)) for lease in leases]
         print_lines(format_table(heads, rows))
     else:
-        session.voice.tell("nothing is mounted")
+        session.console.tell("nothing is mounted")
     return code
 
 

@@ -1,6 +1,6 @@
-"""What goes to stdout and stderr, and in which form: results to stdout, everything else to stderr.
+"""Prints: results to stdout, everything else to stderr.
 
-Writing never ends a run: with the reader of a pipe gone the work goes on and keeps its own exit code.
+A failed write never ends a run: if the reader of a pipe has gone, the work goes on and keeps its own exit code.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from snapmgr.cli.render import Bar
 
 SCHEMA_VERSION = 1
-# C0 and C1 controls, the line and paragraph separators, what turns the writing direction, lone surrogates: a file's
-# name must not move the cursor, colour the terminal or look like another name.
+# C0 and C1 controls, line and paragraph separators, marks of writing direction, lone surrogates: a file name must not
+# move the cursor, colour the terminal or look like another name.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _PLAIN_EVERY_S = 10.0
 
 
 def clean(text: str) -> str:
-    r"""Return `text` for people's eyes: what would control a terminal becomes visible, as in "\x1b"."""
+    r"""Return `text` safe for a terminal: control characters become visible, as in "\x1b"."""
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def prepare_streams() -> None:
-    """Give closed standard descriptors a place (else the next opened file becomes "stdout"), and bear any encoding."""
+    """Open closed standard descriptors (else the next opened file becomes "stdout") and accept any encoding."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
             # The lowest free number is this one.
             os.open(os.devnull, os.O_RDWR)
-    # Python leaves None there, which nobody expects.
-    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for as long as we live
+    # Python sets a closed stream to None.
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open until we exit
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -48,7 +48,7 @@ def prepare_streams() -> None:
 
 
 def write_result(text: str) -> None:
-    """Write to stdout at once. A reader that is gone is no error; a full disk raises SnapmgrError."""
+    """Write to stdout and flush. A reader that has gone is ignored; a full disk raises SnapmgrError."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -60,7 +60,7 @@ def write_result(text: str) -> None:
 
 
 def flush_results() -> None:
-    """Flush stdout, so that Python has nothing to flush at exit, where it would complain of a reader that is gone."""
+    """Flush stdout, so that Python does not flush it at exit and complain about a reader that has gone."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -68,7 +68,7 @@ def flush_results() -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Send what is still buffered nowhere: Python flushes once more at exit and would complain then."""
+    """Discard the buffered output: Python flushes once more at exit and would complain."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(null, stream.fileno())
@@ -76,12 +76,12 @@ def _silence(stream: TextIO) -> None:
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Write lines to stdout, made safe."""
+    """Write lines to stdout, with control characters made visible."""
     write_result("".join(f"{clean(line)}\n" for line in lines))
 
 
 def print_document(command: str, exit_code: int, error: SnapmgrError | None, fields: dict[str, Any]) -> None:
-    """Write the one JSON document of a run to stdout (docs/json.md)."""
+    """Write the one JSON document of a run to stdout (docs/reference/json.md)."""
     import json
 
     document = {
@@ -91,40 +91,40 @@ def print_document(command: str, exit_code: int, error: SnapmgrError | None, fie
         "error": error_document(error),
         **fields,
     }
-    # ASCII only: so no name can hold a control character for the terminal.
+    # ASCII only, so that no name can hold a control character for the terminal.
     write_result(json.dumps(document, indent=2, ensure_ascii=True, allow_nan=False) + "\n")
 
 
 def error_document(error: SnapmgrError | None) -> dict[str, Any] | None:
-    """Return an error as a part of a document."""
+    """Return an error as part of a document."""
     if error is None:
         return None
     return {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
 
 
 def end_document(error: SnapmgrError | None) -> dict[str, Any]:
-    """Return how one of several things ended, as a part of its document."""
+    """Return how one of several items ended, as part of its document."""
     return {"exit_code": error.exit_code if error else EXIT_OK, "error": error_document(error)}
 
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return aligned lines, the heads first; cells are made safe before they are measured."""
+    """Return aligned lines, the heads first. Control characters are made visible before cells are measured."""
     table = [list(heads), *([clean(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at `stream`, on a terminal that can do more than print lines."""
+    """Whether `stream` is a terminal that can do more than print lines."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-class Voice:
-    """Speaks to people on stderr while the work goes on: lines, and how far a long step is.
+class Console:
+    """Prints messages and the progress of long steps on stderr.
 
     Args:
-        quiet: only warnings and errors.
-        verbose: the time of day before each line.
+        quiet: print only warnings and errors.
+        verbose: print details, and the time of day before each line.
     """
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
@@ -135,27 +135,27 @@ class Voice:
         self._next_plain_s = 0.0
 
     def tell(self, line: str) -> None:
-        """Say one line."""
+        """Print a message."""
         if not self._quiet or line.startswith("warning"):
             self._write(line)
 
     def detail(self, line: str) -> None:
-        """Say one line to those who asked for all of them."""
+        """Print a message only with --verbose."""
         if self._verbose and not self._quiet:
             self._write(line)
 
     def warn(self, line: str) -> None:
-        """Say something that needs attention."""
+        """Print a warning."""
         self._write(f"snapmgr: warning: {line}")
 
     def fail(self, error: SnapmgrError) -> None:
-        """Say what failed, and what to do."""
+        """Print an error and its hint."""
         self._write(f"snapmgr: error: {error.message}")
         if error.hint:
             self._write(f"hint: {error.hint}")
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Show that `done` of `total` are done: a bar on a terminal, else a line at times."""
+        """Show that `done` of `total` are done: as a bar on a terminal, else as an occasional line."""
         if self._quiet:
             return
         if is_terminal(sys.stderr):
@@ -175,7 +175,7 @@ class Voice:
             self.close()
 
     def close(self) -> None:
-        """Take the bar away, if there is one."""
+        """Remove the bar, if there is one."""
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.close()
@@ -185,7 +185,7 @@ class Voice:
         stamp = time.strftime("%H:%M:%S ") if self._verbose else ""
         first, *more = (clean(line) for line in text.split("\n"))
         lines = [f"{stamp}{first}", *(f"  {line}" for line in more)]
-        # Nobody there to hear it is no reason to stop half-way.
+        # A closed stderr must not stop the work.
         with suppress(OSError, ValueError):
             sys.stderr.write("\n".join(lines) + "\n")
             sys.stderr.flush()

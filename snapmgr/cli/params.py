@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, with their shell completion."""
+"""Defines the options and arguments that several commands share, with their shell completion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 
 def _completion_config(ctx: click.Context) -> Config | None:
-    """Return the configuration while a shell completes a word; what is wrong with it is not the moment to say."""
+    """Return the configuration for shell completion; None if it is invalid, as this is not the time to report it."""
     from snapmgr.config.load import load_config
     from snapmgr.contract.errors import SnapmgrError
 
@@ -76,7 +76,7 @@ class SnapshotName(_NameType):
         jobs = dict.fromkeys(manifest.job for manifest in manifests if manifest.state == "ready")
         words = [("latest", "the newest one")] if jobs else []
         words += [(f"{job}@latest", f"the newest one of {job}") for job in jobs]
-        # The random part alone is quicker to type: offered once somebody begins with it.
+        # The random part alone is quicker to type; it is offered once the user begins with it.
         for manifest in reversed(manifests):
             words.append((manifest.id, manifest.state))
             if incomplete:
@@ -89,12 +89,12 @@ class SnapshotName(_NameType):
 
 
 class SnapshotOrFolder(SnapshotName):
-    """A snapshot, or the path of a folder, which holds a slash."""
+    """A snapshot, or the path of a folder, which contains a slash."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        """Return what begins with `incomplete`: of a path the shell knows that."""
+        """Return what begins with `incomplete`; the shell completes paths itself."""
         if incomplete.startswith((".", "/")) or "/" in incomplete:
             return [click.shell_completion.CompletionItem(incomplete, type="dir")]
         return super().shell_complete(ctx, param, incomplete)
@@ -118,7 +118,7 @@ class MountName(SnapshotName):
         except SnapmgrError:
             return []
         words = {lease.point: lease.snapshot_id for lease in leases}
-        # The ids are there for those who begin one.
+        # Ids are offered only once the user begins one.
         if incomplete:
             for snapshot_id in dict.fromkeys(words.values()):
                 words |= {snapshot_id: "mounted", snapshot_id.rpartition(".")[2]: snapshot_id}
@@ -148,7 +148,7 @@ class DurationText(_NumberType):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if seconds <= 0 and not self._zero:
-            self.fail("it must be more than 0", param, ctx)
+            self.fail("it must be greater than 0", param, ctx)
         return seconds
 
 
@@ -168,12 +168,12 @@ class SizeText(_SizeType):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if size_bytes <= 0:
-            self.fail("it must be more than 0", param, ctx)
+            self.fail("it must be greater than 0", param, ctx)
         return size_bytes
 
 
 class ShareText(_NumberType):
-    """A share of all: "all" or a percentage; its value is more than 0 and at most 1."""
+    """A share of all: "all" or a percentage; its value is greater than 0 and at most 1."""
 
     name = "share"
 
@@ -185,7 +185,7 @@ class ShareText(_NumberType):
         from snapmgr.config.values import read_table
 
         errors: list[str] = []
-        # As in the configuration: one grammar, one message.
+        # The configuration's parser, so that grammar and messages are the same.
         values = read_table({"tables": value}, Verify, "", errors, skip=frozenset())
         if errors:
             self.fail(errors[0].partition(": ")[2], param, ctx)
@@ -198,19 +198,19 @@ def _want_json(ctx: click.Context, _param: click.Parameter, value: bool) -> None
 
 
 def json_option(command: _Command) -> _Command:
-    """Add ``--json``: one document on stdout, see docs/json.md."""
+    """Add ``--json``: one document on stdout, see docs/reference/json.md."""
     return click.option(
         "--json",
         is_flag=True,
         expose_value=False,
         is_eager=True,
         callback=_want_json,
-        help="One JSON document on stdout (docs/json.md).",
+        help="Print one JSON document on stdout (docs/reference/json.md).",
     )(command)
 
 
 def dry_run_option(command: _Command) -> _Command:
     """Add ``-n`` and ``--dry-run``."""
-    return click.option(
-        "-n", "--dry-run", is_flag=True, help="Only say what would be done: touches and locks nothing."
-    )(command)
+    return click.option("-n", "--dry-run", is_flag=True, help="Show what would be done; change and lock nothing.")(
+        command
+    )

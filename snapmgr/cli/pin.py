@@ -1,4 +1,4 @@
-"""``snapmgr pin``, and what it shares with ``snapmgr unpin``."""
+"""``snapmgr pin``, and the code that it shares with ``snapmgr unpin``."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Examples:
 """
 )
 @click.argument("snapshots", metavar="ID...", nargs=-1, required=True, type=SnapshotName())
-@click.option("--reason", metavar="TEXT", help="Why; it is shown wherever the pin matters.")
+@click.option("--reason", metavar="TEXT", help="Why it is pinned; list, show, prune and delete print it.")
 @dry_run_option
 @json_option
 @click.pass_obj
 def command(session: Session, snapshots: tuple[str, ...], *, reason: str | None, dry_run: bool) -> int:
-    """Keep snapshots, whatever the retention rules say.
+    """Keep snapshots regardless of the retention rules.
 
-    A pinned snapshot is deleted by nothing but `snapmgr delete --force`. Pinned again it keeps its reason, unless there
-    is a new one. A run of its job that is active does not matter.
+    Only `snapmgr delete --force` deletes a pinned snapshot. Pinning it again keeps its reason, unless you give a new
+    one. It can be pinned while a run of its job is active.
     """
     from snapmgr.keep.pin import pin
 
@@ -50,7 +50,7 @@ def change_pins(
     *,
     dry_run: bool,
 ) -> int:
-    """Change each snapshot that is named, after all names are resolved, and report it."""
+    """Resolve all names, then change each snapshot and report it."""
     ctx = session.context()
     chosen = {entry.manifest.id: entry for entry in (ctx.catalog.resolve(name) for name in names)}
     documents = [_change(session, ctx, entry, change, what, dry_run=dry_run) for entry in chosen.values()]
@@ -80,7 +80,7 @@ def _change(
             print_lines([f"{f'would be {what}' if dry_run else what}: {manifest.id}{reason}"])
     except SnapmgrError as error:
         failure = error
-        session.voice.fail(error)
+        session.console.fail(error)
     return {
         "id": manifest.id,
         **end_document(failure),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from snapmgr.config.model import Job
     from snapmgr.context import Context
     from snapmgr.keep.prune import Pruned
-    from snapmgr.retention import Plan
+    from snapmgr.retention import PrunePlan
 
 
 @click.command(
@@ -32,10 +32,11 @@ Examples:
 @json_option
 @click.pass_obj
 def command(session: Session, jobs: tuple[str, ...], *, dry_run: bool) -> int:
-    """Delete the snapshots that no retention rule keeps.
+    """Delete snapshots that no retention rule keeps.
 
-    Without JOB: of all jobs. Each snapshot is printed with the rules that keep it. Never deleted are the newest READY
-    one, the newest VERIFIED one, what is pinned, mounted or being read. A job without rules keeps everything.
+    Without JOB all jobs are pruned. Each snapshot is printed with the rules that keep it. Never deleted are the newest
+    READY snapshot, the newest VERIFIED one, and those that are pinned, mounted or being read. A job without rules
+    keeps everything.
     """
     chosen = session.jobs(jobs or session.config().jobs)
     ctx = session.context()
@@ -54,7 +55,7 @@ def _name_orphans(session: Session, ctx: Context) -> None:
         if entry.manifest.job not in ctx.config.jobs:
             orphans[entry.manifest.job] = orphans.get(entry.manifest.job, 0) + 1
     for job, count in orphans.items():
-        session.voice.warn(f"job {job} is not configured any more: its snapshots ({count}) are left as they are")
+        session.console.warn(f"job {job} is no longer configured: its snapshots ({count}) are not changed")
 
 
 def _prune(session: Session, ctx: Context, job: Job, *, dry_run: bool) -> dict[str, Any]:
@@ -78,12 +79,12 @@ def _prune(session: Session, ctx: Context, job: Job, *, dry_run: bool) -> dict[s
     except Exception as raised:  # noqa: BLE001 - one job's bug must not stop the others
         errors.append(foreseen(session, raised))
     for error in errors:
-        session.voice.fail(SnapmgrError(f"job {job.name}: {error.message}", hint=error.hint))
+        session.console.fail(SnapmgrError(f"job {job.name}: {error.message}", hint=error.hint))
     code = gravest([error.exit_code for error in errors]) if errors else EXIT_OK
     return document | {"exit_code": code, "error": error_document(errors[0] if errors else None)}
 
 
-def _lines(job: str, plan: Plan, done: Pruned | None) -> list[str]:
+def _lines(job: str, plan: PrunePlan, done: Pruned | None) -> list[str]:
     rows = [("keep", decision.id, ", ".join(decision.reasons)) for decision in plan.keep]
     rows += [(_fate(decision.id, done), decision.id, ", ".join(decision.reasons)) for decision in plan.delete]
     if not rows:

@@ -1,4 +1,4 @@
-"""Tables and bars for terminals: the only user of rich, imported only when a person is looking."""
+"""Draws tables and progress bars with rich; imported only for a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STYLES = {
     "ok": "green",
     "note": "blue",
     "problem": "red",
-    "lacking": "yellow",
+    "missing": "yellow",
     "keep": "green",
     "delete": "red",
     "done": "green",
@@ -30,9 +30,9 @@ _STYLES = {
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of safe texts to stdout; words such as "ready" and cells that begin with "FAILED" get their colour.
+    """Print rows of safe texts to stdout, with words such as "ready" and cells that begin with "FAILED" in colour.
 
-    Nothing is folded or cut off, ids and times are for copying: a terminal that is too narrow wraps the lines itself.
+    Nothing is folded or cut off, as ids and times are copied from it: a narrow terminal wraps the lines itself.
     """
     widths = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
     styled = [[(head, "bold") for head in heads], *([(cell, _style(cell)) for cell in row] for row in rows)]
@@ -45,7 +45,7 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_line(word: str, rest: str) -> None:
-    """Print one line of safe texts to stdout, its first word in its colour; the terminal wraps it."""
+    """Print one line of safe texts to stdout, its first word in colour; the terminal wraps it."""
     _print(Text.assemble((word, _style(word)), rest))
 
 
@@ -66,7 +66,7 @@ class Bar:
     """One progress bar on stderr."""
 
     def __init__(self) -> None:
-        # No refreshing thread: this process forks helpers, and a fork beside a thread may deadlock.
+        # No refresh thread: this process forks helpers, and forking a process with threads may deadlock.
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -85,5 +85,5 @@ class Bar:
         self._progress.refresh()
 
     def close(self) -> None:
-        """Take it off the screen."""
+        """Remove it from the screen."""
         self._progress.stop()

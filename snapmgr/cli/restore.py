@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from snapmgr.cli.session import Session
-    from snapmgr.restore.copy import Place, Restored
+    from snapmgr.restore.copy import FolderTarget, RestoreResult
 
-_LEADS_SHOWN = 10
+_EXTERNAL_SHOWN = 10
 
 
 @click.command(
     epilog="""\b
 Examples:
   snapmgr restore latest /srv/restored
-  snapmgr restore nightly@latest /var/lib/mysql       # gone, or empty: never over something
+  snapmgr restore nightly@latest /var/lib/mysql       # must be missing or empty
   snapmgr restore 3f9a2c1b /mnt/other/data --no-check --json
-  snapmgr restore 3f9a2c1b --in-place --dry-run       # LVM: the volume itself
+  snapmgr restore 3f9a2c1b --in-place --dry-run       # LVM: restores the volume itself
 """
 )
 @click.argument("snapshot", metavar="ID", type=SnapshotName())
 @click.argument("dest", metavar="[DEST]", required=False, type=click.Path())
-@click.option("--no-check", is_flag=True, help="Do not read back what was copied; attributes are compared anyway.")
+@click.option("--no-check", is_flag=True, help="Do not read copied data back; attributes are always compared.")
 @click.option(
-    "--in-place", is_flag=True, help="Put the volume itself back to the snapshot (LVM). The server is stopped."
+    "--in-place", is_flag=True, help="Restore the volume itself to the snapshot (LVM). The server must be stopped."
 )
-@click.option("-y", "--yes", is_flag=True, help="With --in-place: do not ask.")
-@click.option("--force", is_flag=True, help="With --in-place: also where other snapshots may be lost by it.")
+@click.option("-y", "--yes", is_flag=True, help="With --in-place: do not ask for confirmation.")
+@click.option("--force", is_flag=True, help="With --in-place: even if other snapshots may be lost.")
 @dry_run_option
 @json_option
 @click.pass_obj
@@ -53,23 +53,23 @@ def command(
     force: bool,
     dry_run: bool,
 ) -> int:
-    """Copy what a snapshot holds to DEST, a new or empty folder.
+    """Copy a snapshot to DEST, a new or empty directory.
 
-    Blocks are shared where the file system can, else data are copied. Owners, modes, times, attributes, links and holes
-    are kept, and compared at the end. DEST shows nothing before all of it is there; what is interrupted leaves nothing.
-    If the source had several folders (redo log or binary logs elsewhere) DEST gets a folder for each.
+    Blocks are shared where the file system can do it, else data are copied. Owners, modes, times, attributes, links and
+    holes are kept, and compared at the end. DEST appears only when the copy is complete; an interrupted restore leaves
+    nothing. If the source had several directories (redo log or binary logs elsewhere), DEST gets a directory for each.
 
-    With --in-place there is no DEST: the volume itself goes back, and all that was written to it since is lost. It says
-    so first, and asks.
+    With --in-place there is no DEST: the volume itself goes back to the snapshot, and everything written to it since
+    then is lost. snapmgr prints this and asks for confirmation first.
     """
     if in_place:
         if dest is not None or no_check:
-            raise click.UsageError("--in-place goes without DEST and --no-check.")
+            raise click.UsageError("--in-place takes neither DEST nor --no-check.")
         from snapmgr.cli.inplace import restore_in_place
 
         return restore_in_place(session, snapshot, force=force, yes=yes, dry_run=dry_run)
     if yes or force:
-        raise click.UsageError("--yes and --force go with --in-place.")
+        raise click.UsageError("--yes and --force need --in-place.")
     if dest is None:
         raise click.UsageError("Missing argument 'DEST'.")
     from snapmgr.restore.run import RestoreDiffersError, plan, restore
@@ -102,7 +102,7 @@ def command(
     return EXIT_OK
 
 
-def _document(session: Session, restored: Restored, error: Any) -> None:  # noqa: ANN401
+def _document(session: Session, restored: RestoreResult, error: Any) -> None:  # noqa: ANN401
     session.document(
         error.exit_code if error else EXIT_OK,
         error,
@@ -116,7 +116,7 @@ def _document(session: Session, restored: Restored, error: Any) -> None:  # noqa
     )
 
 
-def _report(restored: Restored) -> list[str]:
+def _report(restored: RestoreResult) -> list[str]:
     contents = restored.contents_compared and restored.copied_files
     checked = "attributes and copied contents compared" if contents else "attributes compared"
     others = [
@@ -139,35 +139,35 @@ def _report(restored: Restored) -> list[str]:
     ]
 
 
-def _show_places(places: Sequence[Place]) -> list[str]:
+def _show_places(places: Sequence[FolderTarget]) -> list[str]:
     return [f"  {place.original} -> {place.path}" for place in places]
 
 
-def _warn(session: Session, restored: Restored) -> None:
+def _warn(session: Session, restored: RestoreResult) -> None:
     for path in restored.excluded:
-        session.voice.warn(f"the snapshot does not hold {path}, a volume or mount of its own")
-    for lead in restored.leads[:_LEADS_SHOWN]:
-        what = "where the source has it" if lead.live else "outside of what was restored"
-        session.voice.warn(f"{lead.where} names {lead.to}, {what}")
-    more = len(restored.leads) - _LEADS_SHOWN
+        session.console.warn(f"the snapshot does not include {path}, a separate volume or mount")
+    for lead in restored.external_paths[:_EXTERNAL_SHOWN]:
+        what = "a path of the source" if lead.live else "outside of the restored data"
+        session.console.warn(f"{lead.where} points to {lead.to}, {what}")
+    more = len(restored.external_paths) - _EXTERNAL_SHOWN
     if more > 0:
-        session.voice.warn(f"{more} more names lead out of it (--json has them)")
+        session.console.warn(f"{more} more external paths (--json lists them)")
 
 
-def _say_next(session: Session, restored: Restored, *, mysql: bool) -> None:
+def _say_next(session: Session, restored: RestoreResult, *, mysql: bool) -> None:
     if not mysql:
         return
-    if restored.leads:
-        session.voice.tell(
-            "next: change these names, or move the old folders away, before a server starts on it: it would open the "
-            "files that they name (docs/restore.md)"
+    if restored.external_paths:
+        session.console.tell(
+            "next: change these paths, or move the old folders away, before you start a server on it: it would "
+            "open the files that they point to (docs/how-to/restore.md)"
         )
-    if any(lead.where.endswith(".isl") for lead in restored.leads):
-        session.voice.tell(
-            "the redo log names the tablespaces elsewhere as well, so that it recovers only at the old paths: take the "
-            "files of `snapmgr prepare` instead, which are recovered, or restore to where they were"
+    if any(lead.where.endswith(".isl") for lead in restored.external_paths):
+        session.console.tell(
+            "the redo log also contains the external tablespaces' paths, so recovery works only at the old paths: use "
+            "the recovered files of `snapmgr prepare` instead, or restore to the original place"
         )
     if restored.options:
-        session.voice.tell("next: start a server with the options above: a my.cnf may name other places")
+        session.console.tell("next: start a server with the options above: a my.cnf may name other paths")
     else:
-        session.voice.tell(f"next: start a server with --datadir={restored.data_path}")
+        session.console.tell(f"next: start a server with --datadir={restored.data_path}")

@@ -1,4 +1,4 @@
-"""A command runner that says what it runs, for --verbose."""
+"""Runs programs and prints each one, for --verbose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class VerboseRunner(CommandRunner):
-    """Tells each program, how long it took and how it ended."""
+    """Prints each program, how long it took and how it ended."""
 
     def __init__(self, detail: Callable[[str], None]) -> None:
         self._detail = detail

@@ -11,7 +11,7 @@ import click
 
 from snapmgr.cli.output import print_lines, write_result
 from snapmgr.cli.params import DurationText, JobName, dry_run_option, json_option
-from snapmgr.contract.errors import EXIT_OK, ConfigError, LackingError, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, MissingRequirementError, SnapmgrError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog.manifest import Schedule
     from snapmgr.cli.session import Session
-    from snapmgr.schedule.machine import Kind, Machine, Plan
+    from snapmgr.schedule.machine import Kind, Machine, SchedulePlan
 
 _SHOWN_TIMES = 3
 
@@ -34,7 +34,7 @@ Examples:
 )
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Let jobs run at given times, by systemd or by cron."""
+    """Run jobs at given times, with systemd or cron."""
     session: Session = ctx.obj
     session.command = f"schedule {ctx.invoked_subcommand}"
 
@@ -47,21 +47,27 @@ Examples:
   snapmgr schedule install hourly --on-calendar hourly --cron --yes
 
 \b
-The expression is systemd's, also for cron: see systemd.time(7), CALENDAR EVENTS.
-Exit code 7: there is neither systemd nor cron here.
+EXPRESSION has systemd's syntax, for cron too: see systemd.time(7), CALENDAR EVENTS.
+Exit code 7: a requirement is missing: neither systemd nor cron runs here.
 """
 )
 @click.argument("job", type=JobName())
 @click.option(
-    "--on-calendar", "expression", metavar="EXPRESSION", required=True, help='When: "02:30", "Mon..Fri 22:00".'
+    "--on-calendar",
+    "expression",
+    metavar="EXPRESSION",
+    required=True,
+    help='When to run, as in "02:30" or "Mon..Fri 22:00".',
 )
 @click.option(
-    "--random-delay", "delay_s", type=DurationText(), default=0.0, help="Begin up to so much later (systemd only)."
+    "--random-delay", "delay_s", type=DurationText(), default=0.0, help="Start up to this much later (systemd only)."
 )
-@click.option("--systemd", "kind", flag_value="systemd", help="A systemd timer, also where systemd does not run now.")
-@click.option("--cron", "kind", flag_value="cron", help="A file in /etc/cron.d, also where systemd runs.")
-@click.option("--unchecked", is_flag=True, help="Do not try the command line in an empty environment.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--systemd", "kind", flag_value="systemd", help="Write a systemd timer, even if systemd does not run now."
+)
+@click.option("--cron", "kind", flag_value="cron", help="Write a file in /etc/cron.d, even if systemd runs.")
+@click.option("--unchecked", is_flag=True, help="Do not test the command line in an empty environment.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @dry_run_option
 @json_option
 @click.pass_obj
@@ -76,11 +82,11 @@ def install(
     yes: bool,
     dry_run: bool,
 ) -> int:
-    """Let a job run at given times.
+    """Run a job at given times.
 
-    By a systemd timer, or by cron where systemd does not run. The files are shown before they are written. The command
-    line in them is tried with --dry-run in an empty environment, and the units are checked by systemd-analyze. A
-    schedule that is there is replaced.
+    Writes a systemd timer, or a cron file if systemd does not run. The files are shown before they are written. Their
+    command line is tested with --dry-run in an empty environment, and systemd-analyze checks the units. An existing
+    schedule of the job is replaced.
     """
     machine = _machine(session)
     wanted = kind or machine.choose()
@@ -89,9 +95,9 @@ def install(
     _show_files(session, plan)
     error: SnapmgrError | None = None
     if wanted is None:
-        error = LackingError(
-            "nothing here starts programs at given times: systemd does not run, and there is no cron with /etc/cron.d",
-            hint=f"apt-get install cron; or let something else run it, and set max_age in the job: "
+        error = MissingRequirementError(
+            "no scheduler found: systemd does not run, and there is no cron with /etc/cron.d",
+            hint=f"apt-get install cron; or set max_age in the job and run this from another scheduler: "
             f"{shlex.join(plan.command)}",
         )
     elif not dry_run:
@@ -110,22 +116,20 @@ def install(
     return EXIT_OK
 
 
-def _do_install(session: Session, machine: Machine, plan: Plan, *, unchecked: bool, yes: bool) -> None:
+def _do_install(session: Session, machine: Machine, plan: SchedulePlan, *, unchecked: bool, yes: bool) -> None:
     from snapmgr.contract.units import format_duration
     from snapmgr.schedule.machine import check_command, install
 
     _ask(plan, yes=yes)
     if not unchecked:
-        session.voice.tell("trying the command line in an empty environment")
+        session.console.tell("testing the command line in an empty environment")
         check_command(machine, plan)
     install(machine, session.catalog(), plan)
     job = session.config().job(plan.schedule.job)
     absent = {"systemd": not machine.runs_systemd, "cron": not machine.has_cron}
     if absent[plan.schedule.kind]:
-        session.voice.warn(f"{plan.schedule.kind} does not run here: until it does, nothing starts the job")
-    session.voice.tell(
-        f"installed; `snapmgr status` tells when the job has missed its time by {format_duration(job.grace_s)}"
-    )
+        session.console.warn(f"{plan.schedule.kind} does not run here: the job does not start until it does")
+    session.console.tell(f"installed; `snapmgr status` reports the job when it is {format_duration(job.grace_s)} late")
 
 
 def _plan(
@@ -137,7 +141,7 @@ def _plan(
     delay_s: float,
     kind: Kind | None,
     now: datetime,
-) -> Plan:
+) -> SchedulePlan:
     from snapmgr.catalog.manifest import Schedule
     from snapmgr.schedule.machine import plan_install
     from snapmgr.schedule.times import local_zone, next_time, read_expression
@@ -145,31 +149,31 @@ def _plan(
     configured = session.jobs([job])[0]
     expression = read_expression(expression)
     if next_time(expression, now, local_zone()) is None:
-        raise ConfigError(f"{expression!r} never comes any more", hint="leave out the year, or name a later one")
+        raise ConfigError(f"{expression!r} is always in the past", hint="leave out the year, or name a later one")
     if kind == "cron" and delay_s:
-        raise ConfigError("cron knows no random delay", hint="leave out --random-delay, or name another time")
+        raise ConfigError("cron has no random delay", hint="leave out --random-delay, or choose another time")
     schedule = Schedule(job=job, kind=kind or "systemd", expression=expression, installed_at=now, delay_s=delay_s)
     return plan_install(machine, configured, schedule, session.config().files[0])
 
 
-def _show_files(session: Session, plan: Plan) -> None:
+def _show_files(session: Session, plan: SchedulePlan) -> None:
     if session.json:
         return
-    # On stdout, as the result; exactly as they are, but for what no file of ours can hold.
+    # The files are the result, so they go to stdout unchanged.
     for path, text in plan.files.items():
         print_lines([f"# {path}"])
         write_result(text)
         print_lines([""])
 
 
-def _ask(plan: Plan, *, yes: bool) -> None:
+def _ask(plan: SchedulePlan, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError("there is no terminal to ask at", hint="give --yes, or --dry-run to see the files only")
+        raise ConfigError("there is no terminal to ask", hint="add --yes, or use --dry-run to see only the files")
     paths = " and ".join(str(path) for path in plan.files)
     if not click.confirm(f"Write {paths}?", err=True):
-        raise SnapmgrError("nothing was written, as you wished")
+        raise SnapmgrError("nothing was written: you declined")
 
 
 @command.command(
@@ -184,16 +188,16 @@ Examples:
 @json_option
 @click.pass_obj
 def remove(session: Session, job: str, *, dry_run: bool) -> int:
-    """Take a job's schedule away. What runs now runs on; what is not by snapmgr is not touched.
+    """Remove a job's schedule. An active run continues; files of others are not touched.
 
-    JOB may be one that is not configured any more.
+    JOB may be a job that is no longer configured.
     """
     from snapmgr.schedule.machine import installed_files, remove
 
     machine, catalog = _machine(session), session.catalog()
     known = [schedule.job for schedule in catalog.schedules()[0]]
     if job not in session.config().jobs and job not in known:
-        # Also: what is no job's name must not become a path.
+        # Only the name of a job may become a path.
         session.jobs([job])
     files = installed_files(machine, job) if dry_run else remove(machine, catalog, job)
     if session.json:
@@ -201,7 +205,7 @@ def remove(session: Session, job: str, *, dry_run: bool) -> int:
     elif files:
         print_lines([f"{'would remove' if dry_run else 'removed'} {path}" for path in files])
     else:
-        session.voice.tell(f"job {job} has no schedule here")
+        session.console.tell(f"job {job} has no schedule here")
     return EXIT_OK
 
 
@@ -216,10 +220,10 @@ Examples:
 @json_option
 @click.pass_obj
 def show(session: Session, job: str | None) -> int:
-    """Show what is scheduled, and its next times.
+    """Show schedules, their next times and how the last run ended.
 
-    Also how the last run ended, as far as systemd knows. Exit code 1: files are missing, the timer was stopped, or the
-    state directory does not know a schedule whose files are there.
+    Only systemd knows how the last run ended. Exit code 1: files are missing, the timer was stopped, or the state
+    directory does not know a schedule whose files exist.
     """
     from snapmgr.schedule.machine import installed_files
 
@@ -235,14 +239,14 @@ def show(session: Session, job: str | None) -> int:
         if name not in {one.job for one in schedules}:
             failures += _unknown(name, installed_files(machine, name))
     for failure in failures:
-        session.voice.fail(failure)
+        session.console.fail(failure)
     code = 1 if problems or failures else EXIT_OK
     if session.json:
         session.document(code, schedules=documents, damaged=problems)
     elif documents:
         print_lines(_lines(documents))
     else:
-        session.voice.tell(f"job {job} has no schedule here" if job else "no job has a schedule here")
+        session.console.tell(f"job {job} has no schedule here" if job else "no job has a schedule here")
     return code
 
 
@@ -264,8 +268,8 @@ def _again(job: str) -> str:
 
 
 def _unknown(job: str, files: list[Path]) -> list[SnapmgrError]:
-    """Return what is wrong with files of a schedule that went with a lost state directory."""
-    what = "is there, but not known in the state directory: `snapmgr status` does not miss its runs"
+    """Return the errors for files of a schedule that the state directory does not know."""
+    what = "exists, but the state directory does not know it: `snapmgr status` does not watch its runs"
     return [SnapmgrError(f"job {job}: {path} {what}", hint=_again(job)) for path in files[-1:]]
 
 
@@ -273,12 +277,12 @@ def _failures(document: dict[str, Any]) -> list[SnapmgrError]:
     name = document["job"]
     again = _again(name)
     missing = [
-        SnapmgrError(f"job {name}: {path} is missing, or not by snapmgr", hint=again)
+        SnapmgrError(f"job {name}: {path} is missing, or was not written by snapmgr", hint=again)
         for path in document["missing_files"]
     ]
     if missing or document["waiting"] is not False:
         return missing
-    return [SnapmgrError(f"job {name}: its timer is stopped: nothing will start it", hint=again)]
+    return [SnapmgrError(f"job {name}: its timer is stopped, so the job will not run", hint=again)]
 
 
 def _lines(documents: Iterable[dict[str, Any]]) -> list[str]:
@@ -314,4 +318,4 @@ def _machine(session: Session) -> Machine:
     from snapmgr.cli.running import VerboseRunner
     from snapmgr.schedule.machine import Machine
 
-    return Machine(runner=VerboseRunner(session.voice.detail))
+    return Machine(runner=VerboseRunner(session.console.detail))

@@ -1,11 +1,11 @@
-"""One call of the program: what the global options say, and what commands are made of."""
+"""Holds what one call of the program shares: the global options, configuration, catalog and console."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.cli.output import Voice, print_document
+from snapmgr.cli.output import Console, print_document
 from snapmgr.contract.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Session:
-    """What one call of the program shares among its parts. Commands get it by ``click.pass_obj``."""
+    """What one call of the program shares among its parts. Commands receive it through ``click.pass_obj``."""
 
     config_path: Path | None = None
     quiet: bool = False
@@ -28,9 +28,9 @@ class Session:
     debug: bool = False
     json: bool = False
     command: str = ""
-    voice: Voice = field(default_factory=Voice)
+    console: Console = field(default_factory=Console)
     documented: bool = False
-    """Whether the one JSON document is printed."""
+    """Whether the one JSON document has been printed."""
     _config: Config | None = None
 
     def config(self) -> Config:
@@ -39,48 +39,48 @@ class Session:
             from snapmgr.config.load import load_config
 
             self._config = load_config(self.config_path)
-            self.voice.detail(f"configuration: {', '.join(map(str, self._config.files))}")
+            self.console.detail(f"configuration: {', '.join(map(str, self._config.files))}")
         return self._config
 
     def catalog(self) -> Catalog:
-        """Return the state directory, which is not made by this; servers that dead runs left standing go on.
+        """Return the catalog of the state directory, which is not created; resume servers that dead runs left stopped.
 
-        Raises ConfigError, CatalogError, LackingError.
+        Raises ConfigError, CatalogError, MissingRequirementError.
         """
         from snapmgr.access.resume import resume_servers
         from snapmgr.catalog.store import Catalog
 
         catalog = Catalog(self.config().state_dir)
         for line in resume_servers(catalog):
-            self.voice.warn(line)
+            self.console.warn(line)
         return catalog
 
     def context(self) -> Context:
-        """Return what jobs are handed, with our voice. Raises as `catalog`."""
+        """Return the surroundings that jobs get, with this console. Raises as `catalog`."""
         from snapmgr.cli.running import VerboseRunner
         from snapmgr.context import Context
 
         return Context(
             config=self.config(),
             catalog=self.catalog(),
-            runner=VerboseRunner(self.voice.detail),
-            tell=self.voice.tell,
-            progress=self.voice.progress,
+            runner=VerboseRunner(self.console.detail),
+            tell=self.console.tell,
+            progress=self.console.progress,
         )
 
     def jobs(self, names: Iterable[str]) -> list[Job]:
-        """Return the configured jobs of these names, each once. Raises ConfigError for one that is not there."""
+        """Return the configured jobs of these names, each once. Raises ConfigError for an unknown one."""
         try:
             return [self.config().job(name) for name in dict.fromkeys(names)]
         except NotFoundError as error:
-            # A mistyped name is the command line's fault: nothing was done.
+            # A mistyped name is a usage error: nothing was done.
             raise ConfigError(error.message, hint=error.hint) from None
 
     def damaged(self, damaged: Iterable[Damaged]) -> list[dict[str, Any]]:
-        """Name on stderr what cannot be read, and return it as documents."""
+        """Warn about files that cannot be read, and return them as documents."""
         documents = []
         for one in damaged:
-            self.voice.warn(f"{one.path}: {one.problem}")
+            self.console.warn(f"{one.path}: {one.problem}")
             documents.append({"path": str(one.path), "problem": one.problem})
         return documents
 

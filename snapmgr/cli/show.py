@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from snapmgr.capacity.read import read_capacities
+from snapmgr.capacity.series import capacity_limits, readings_of
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import SnapshotName, json_option
 from snapmgr.contract.errors import EXIT_OK, SnapmgrError
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 
 
 _STATES = {
-    "raw": "as the tool left them: it has yet to apply the redo log",
-    "redo-applied": "redo log applied, and open for increments",
+    "raw": "as the tool wrote them: the redo log is not applied yet",
+    "redo-applied": "redo log applied, ready for increments",
     "prepared": "ready for a server",
 }
 
@@ -42,11 +44,11 @@ Examples:
 @json_option
 @click.pass_obj
 def command(session: Session, snapshot: str) -> int:
-    """Show all that is known of one snapshot.
+    """Show everything known about one snapshot.
 
-    ID is an id, the start of one or of its random part, "latest" or "JOB@latest".
+    ID is a snapshot id, the start of one or of its random part, "latest" or "JOB@latest".
     """
-    from snapmgr.cli.documents import details, gauge
+    from snapmgr.cli.documents import capacity, details
 
     ctx = session.context()
     entry = ctx.catalog.resolve(snapshot)
@@ -57,34 +59,32 @@ def command(session: Session, snapshot: str) -> int:
     now = datetime.now(UTC)
     readings = _readings(ctx, entry.manifest, now)
     if session.json:
-        session.document(EXIT_OK, snapshot=details(entry, leases, usage, [gauge(one, now) for one in readings]))
+        session.document(EXIT_OK, snapshot=details(entry, leases, usage, [capacity(one, now) for one in readings]))
     else:
-        print_lines([*_lines(entry, leases, usage), *_fullness(readings, now)])
+        print_lines([*_lines(entry, leases, usage), *_capacity_lines(readings, now)])
     return EXIT_OK
 
 
 def _readings(ctx: Context, manifest: Manifest, now: datetime) -> tuple[Reading, ...]:
-    """Return how full its own room is, as it was seen last; of a job that is not configured with the default limits."""
-    from snapmgr.capacity.read import read_fills
-    from snapmgr.capacity.series import limits_of, read_gauges
+    """Return how full its own space was when it was last sampled, judged by its job's limits or the defaults."""
     from snapmgr.config.model import Job
 
     if manifest.state != "ready":
         return ()
     job = ctx.config.jobs.get(manifest.job) or Job(source=manifest.source)
-    found = read_gauges((manifest,), read_fills(ctx.catalog, (manifest,)), limits_of(job, now), now)
+    found = readings_of((manifest,), read_capacities(ctx.catalog, (manifest,)), capacity_limits(job, now), now)
     return tuple(one for one in found if one.series.native_id)
 
 
-def _fullness(readings: tuple[Reading, ...], now: datetime) -> Iterator[str]:
+def _capacity_lines(readings: tuple[Reading, ...], now: datetime) -> Iterator[str]:
     from snapmgr.capacity.series import describe
 
     for one in readings:
-        yield f"filled      {describe(one.series, one.forecast, now)}"
+        yield f"capacity    {describe(one.series, one.forecast, now)}"
 
 
 def _usage(session: Session, entry: Entry, number: int) -> dict[str, Any]:
-    """Return what one member costs; that it cannot be found out is said, and ends nothing."""
+    """Return how much space one member takes, or why that is unknown."""
     ref = entry.manifest.members[number].ref
     try:
         usage = session.context().backend(ref.backend).usage(ref)
@@ -112,7 +112,7 @@ def _lines(entry: Entry, leases: list[Lease], usage: list[dict[str, Any]]) -> It
         yield from (f"            ok: {check}" for check in entry.verification.checks)
         yield from (f"            FAILED: {failure}" for failure in entry.verification.failures)
     for path in manifest.excluded:
-        yield f"not in it   {path}"
+        yield f"excluded    {path}"
     for member, one in zip(manifest.members, usage, strict=True):
         ref = member.ref
         yield f"stored      {ref.backend}: {ref.name} in {ref.pool.hint} (id {ref.native_id})"
@@ -141,7 +141,7 @@ def _consistency(manifest: Manifest) -> Iterator[str]:
                 f" no writer waited longer than {format_duration(quiesce.stall_s)}"
             )
         if quiesce.level == "freeze-process":
-            yield f"frozen      {format_duration(quiesce.frozen_s)}: so long no client was served"
+            yield f"frozen      {format_duration(quiesce.frozen_s)}: no client was served for this time"
         yield f"proof       {quiesce.proof}"
     position = manifest.position
     if position is not None:
@@ -150,21 +150,21 @@ def _consistency(manifest: Manifest) -> Iterator[str]:
     if manifest.physical is not None:
         yield from _fetched(manifest.physical)
     for folder in manifest.absent:
-        yield f"not in it   the logs in {folder}"
+        yield f"excluded    the logs in {folder}"
 
 
 def _fetched(record: PhysicalRecord) -> Iterator[str]:
-    # The tool's last LSN is of a checkpoint: what is later comes with the redo log.
-    what = f"what changed since LSN {record.from_lsn}" if record.base else "all data"
+    # The tool's last LSN is that of a checkpoint: the redo log has later changes.
+    what = f"changes since LSN {record.from_lsn}" if record.base else "all data"
     checkpoint = f", checkpoint at LSN {record.to_lsn}," if record.to_lsn else ""
     yield (
         f"fetched     {what}{checkpoint} by {record.tool} {record.tool_version}: "
-        f"{format_size(record.fetched_bytes)} in {format_duration(record.fill_s)}"
+        f"{format_size(record.fetched_bytes)} in {format_duration(record.copy_s)}"
     )
     if record.base is not None:
         yield f"            applied to a clone of {record.base} in {format_duration(record.apply_s)}"
     if record.full_because is not None:
-        yield f"            no increment: {record.full_because}"
+        yield f"            not incremental: {record.full_because}"
     yield f"holds       {format_size(record.size_bytes)} in {record.files} files, {_STATES[record.state]}"
 
 
@@ -177,9 +177,9 @@ def _replicated(one: SourcePosition) -> str:
 
 def _size(usage: dict[str, Any]) -> str:
     if usage["problem"] is not None:
-        return f"its size is not known: {usage['problem']}"
+        return f"size unknown: {usage['problem']}"
     if usage["exclusive_bytes"] is None:
-        size = "its size is not known cheaply"
+        size = "size unknown (measuring it is expensive)"
     else:
-        size = f"{format_size(usage['exclusive_bytes'])} of its own"
+        size = f"{format_size(usage['exclusive_bytes'])} exclusive"
     return size if usage["valid"] else f"LOST by the storage; {size}"

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP end a run by an exception, so that every context manager undoes what it did."""
+"""Turns SIGINT, SIGTERM and SIGHUP into an exception, so that every context manager cleans up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STDERR = 2
 
 
 class Interrupted(BaseException):
-    """A signal asked us to end. Like KeyboardInterrupt no Exception: code that handles failures must not swallow it."""
+    """A signal asked us to end. Not an Exception (as KeyboardInterrupt): handlers of failures must not catch it."""
 
     def __init__(self, number: int) -> None:
         self.signal_name = signal.Signals(number).name
@@ -27,8 +27,8 @@ class Interrupted(BaseException):
 def ending_by_signal() -> Iterator[None]:
     """Raise `Interrupted` at the first of these signals while the context lasts.
 
-    Only at the first: a second one during the clean-up would cut that short, and leave what the first was to undo. What
-    the caller has us ignore (nohup, a background job of a script) stays ignored.
+    A second signal must not interrupt the cleanup that the first one started. Signals that the caller made us ignore
+    (nohup, a background job of a script) stay ignored.
     """
     came: list[int] = []
 
@@ -36,10 +36,10 @@ def ending_by_signal() -> Iterator[None]:
         came.append(number)
         if len(came) == 1:
             raise Interrupted(number)
-        # os.write: a print here could meet the interrupted print.
+        # os.write, as a print here could interleave with the interrupted print.
         with suppress(OSError):
             os.write(
-                _STDERR, b"snapmgr: clearing up; if that hangs: kill -9, and the next run (or doctor) finishes it\n"
+                _STDERR, b"snapmgr: cleaning up; if that hangs: kill -9, and the next run (or doctor) finishes it\n"
             )
 
     old = {number: signal.getsignal(number) for number in _ENDING}

@@ -30,22 +30,23 @@ Examples:
   snapmgr status >/dev/null || echo "look at the backups"
 
 \b
-Exit codes for monitoring: 0 all is well; 1 a snapshot is overdue or there is
-none, the newest run or the newest verification failed, storage runs full, or a
-clock or file is wrong; 2 the configuration is wrong; 7 no right to read the state directory.
+Exit codes for monitoring: 0 no problem; 1 a snapshot is overdue or missing, the
+newest run or the newest verification failed, storage is running full, a clock
+is wrong or a file is damaged; 2 the configuration is invalid; 7 a requirement is
+missing: the privilege to read the state directory.
 """
 )
 @click.argument("jobs", metavar="[JOB...]", nargs=-1, type=JobName())
 @json_option
 @click.pass_obj
 def command(session: Session, jobs: tuple[str, ...]) -> int:
-    """Say whether every job has its snapshots.
+    """Report whether every job has its snapshots.
 
-    The first line is the verdict. A job is overdue when its schedule, or max_age, wanted a snapshot that is not there.
-    Only the state directory is read: quick, locks nothing, asks no storage and no server. How full storage is, is told
-    as it was seen last, by a backup, prune or verify.
+    The first line is the verdict. A job is overdue if its schedule or max_age requires a snapshot that does not exist.
+    status reads only the state directory: it is quick, takes no lock, and queries neither storage nor server. The
+    capacity that it prints was sampled by the last backup, prune or verify.
     """
-    from snapmgr.capacity.read import read_fills
+    from snapmgr.capacity.read import read_capacities
     from snapmgr.cli.documents import mount
     from snapmgr.doctor.rebuild import job_of
     from snapmgr.doctor.status import judge
@@ -62,11 +63,11 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     problems = session.damaged([*damaged, *damaged_schedules, *damaged_leases])
     by_job = {schedule.job: schedule for schedule in schedules}
     now, zone = datetime.now(UTC), local_zone()
-    fills = read_fills(catalog, (entry.manifest for entry in entries if entry.manifest.state == "ready"))
+    capacities = read_capacities(catalog, (entry.manifest for entry in entries if entry.manifest.state == "ready"))
     found = []
     for job in chosen:
         of_job = [entry for entry in entries if entry.manifest.job == job.name]
-        found.append(judge(job, of_job, by_job.get(job.name), now, zone, fills=fills))
+        found.append(judge(job, of_job, by_job.get(job.name), now, zone, capacities=capacities))
     orphans = [] if jobs else [name for name in by_job if name not in session.config().jobs]
     bad = [one for one in found if one.problems]
     code = 1 if bad or problems or orphans else EXIT_OK
@@ -79,7 +80,7 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
             scheduled_but_not_configured=orphans,
         )
     else:
-        filled = [line for one in found for line in _gauge_lines(one, now)]
+        filled = [line for one in found for line in _capacity_lines(one, now)]
         print_lines([*_lines(found, bad, len(problems), orphans), *filled, *map(_clone_line, clones)])
     return code
 
@@ -92,7 +93,7 @@ def _lines(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans: 
         for problem in one.problems:
             lines += [f"{one.job}: {problem.what}", f"  try: {problem.hint}"]
     for name in orphans:
-        lines += [f"{name}: is scheduled, but not configured any more", f"  try: snapmgr schedule remove {name}"]
+        lines += [f"{name}: is scheduled, but no longer configured", f"  try: snapmgr schedule remove {name}"]
     rows = [
         (
             one.job,
@@ -107,8 +108,8 @@ def _lines(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans: 
     return [*lines, *format_table(_HEADS, rows)]
 
 
-def _gauge_lines(one: JobStatus, now: datetime) -> Iterator[str]:
-    """Say of each job how full the storage is that its snapshots share, and which snapshot will be full first."""
+def _capacity_lines(one: JobStatus, now: datetime) -> Iterator[str]:
+    """Yield how full the storage is that a job's snapshots share, and which snapshot will be full first."""
     from snapmgr.capacity.series import describe
 
     calm = [reading for reading in one.gauges if reading.alarm is None and reading.series.last is not None]
@@ -125,7 +126,7 @@ def _clone_line(lease: Lease) -> str:
 
 
 def _verdict(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans: list[str]) -> str:
-    """Return one sentence: what a monitoring system shows."""
+    """Return the verdict in one sentence, for a monitoring system."""
     if bad:
         first = bad[0]
         more = f"; {len(bad)} of {len(found)} jobs have problems" if len(bad) > 1 else ""
@@ -133,7 +134,7 @@ def _verdict(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans
     if damaged:
         return f"PROBLEM: {damaged} {'files' if damaged > 1 else 'file'} of the state directory cannot be read"
     if orphans:
-        return f"PROBLEM: {orphans[0]} is scheduled, but not configured any more"
+        return f"PROBLEM: {orphans[0]} is scheduled, but no longer configured"
     count = f"{len(found)} {'jobs' if len(found) > 1 else 'job'}"
     oldest_s = max((one.age_s for one in found if one.age_s is not None), default=None)
     age = f", the newest snapshot of each at most {format_duration(oldest_s)} old" if oldest_s is not None else ""
@@ -143,7 +144,7 @@ def _verdict(found: list[JobStatus], bad: list[JobStatus], damaged: int, orphans
 
 
 def _document(one: JobStatus, now: datetime) -> dict[str, Any]:
-    from snapmgr.cli.documents import gauge, iso, snapshot
+    from snapmgr.cli.documents import capacity, iso, snapshot
 
     return {
         "job": one.job,
@@ -157,5 +158,5 @@ def _document(one: JobStatus, now: datetime) -> dict[str, Any]:
         "expression": one.schedule.expression if one.schedule else None,
         "next_due": iso(one.next_due),
         "overdue_since": iso(one.overdue_since),
-        "gauges": [gauge(reading, now) for reading in one.gauges],
+        "capacity": [capacity(reading, now) for reading in one.gauges],
     }

@@ -32,10 +32,10 @@ _TOP = 10
 _HEADS = ("COUNT", "FAILED", "BYTES", "TIME", "P50", "P95", "P99", "MAX")
 _STOPPED = {
     "command": "the command has ended",
-    "signal": "as asked for",
-    "time": "the time is over",
-    "size": "the file has reached its limit",
-    "mount": "the mount does not answer any more",
+    "signal": "as requested",
+    "time": "the time limit was reached",
+    "size": "the size limit was reached",
+    "mount": "the mount no longer answers",
 }
 
 
@@ -49,7 +49,7 @@ Examples:
 )
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Record what a JuiceFS mount does, add it up, judge it and draw it."""
+    """Record, analyse and draw the operations of a JuiceFS mount."""
     session: Session = ctx.obj
     session.command = f"trace {ctx.invoked_subcommand}"
 
@@ -61,8 +61,8 @@ Examples:
   snapmgr trace record /mnt/jfs -o run.log.gz --for 10m
 
 \b
-The file is the client's own log, compressed by gzip: zcat shows it, and
-"juicefs profile" takes it unpacked. Exit code: the command's, if there is one.
+The file is the client's own log, compressed with gzip: zcat prints it, and
+"juicefs profile" reads it uncompressed. The exit code is that of COMMAND, if given.
 """,
 )
 @click.argument("mount", metavar="MOUNT", type=click.Path(path_type=Path))
@@ -72,7 +72,7 @@ The file is the client's own log, compressed by gzip: zcat shows it, and
     "--output",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="A new file.  [default: trace-VOLUME-TIME.log.gz, here]",
+    help="A new file.  [default: trace-VOLUME-TIME.log.gz in this directory]",
 )
 @click.option(
     "--limit",
@@ -80,9 +80,9 @@ The file is the client's own log, compressed by gzip: zcat shows it, and
     metavar="SIZE",
     type=SizeText(),
     default=_LIMIT_BYTES,
-    help="End when the file has this size.  [default: 1G]",
+    help="Stop when the file has this size.  [default: 1G]",
 )
-@click.option("--for", "duration_s", metavar="DURATION", type=DurationText(), help='End after "10m".')
+@click.option("--for", "duration_s", metavar="DURATION", type=DurationText(), help='Stop after this time, as in "10m".')
 @json_option
 @click.pass_obj
 def record(
@@ -96,8 +96,8 @@ def record(
 ) -> int:
     """Record a mount's operations while COMMAND runs, or until Ctrl-C.
 
-    MOUNT is any folder on it. COMMAND has this terminal, folder and environment; a bound ends the recording, not the
-    command. The counters of the mount are kept beside the operations, so that "trace show" finds what was lost.
+    MOUNT is any directory in the mount. COMMAND gets this terminal, directory and environment. A limit ends the
+    recording, not the command. The mount's counters are recorded too, so that "trace show" can find lost operations.
     """
     from snapmgr.trace.mounted import find_mount
     from snapmgr.trace.record import record
@@ -106,7 +106,7 @@ def record(
     path = output or _new_name(found.volume)
     with _asked_to_stop() as stopped:
         if not argv:
-            session.voice.tell(f"recording {found.point} into {path}; Ctrl-C ends it")
+            session.console.tell(f"recording {found.point} to {path}; Ctrl-C stops it")
         recorded = record(found, path, limit_bytes=limit_bytes, duration_s=duration_s, command=argv, stopped=stopped)
     _tell_recorded(session, recorded)
     return recorded.command_exit or EXIT_OK
@@ -120,7 +120,7 @@ def _new_name(volume: str) -> Path:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[Callable[[], int]]:
-    """Note signals instead of being ended by them: a recording always ends by a signal, and must end well."""
+    """Note signals instead of being ended by them, as a signal is the normal end of a recording."""
     came: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -150,10 +150,10 @@ def _tell_recorded(session: Session, recorded: Recorded) -> None:
         )
         return
     if recorded.stopped_by in {"size", "mount"}:
-        session.voice.warn(f"the recording ended early: {_STOPPED[recorded.stopped_by]}")
+        session.console.warn(f"the recording ended early: {_STOPPED[recorded.stopped_by]}")
     what = f"{format_duration(recorded.wall_s)} in {format_size(recorded.size_bytes)}"
-    session.voice.tell(f"recorded {what}: {_STOPPED[recorded.stopped_by]}")
-    session.voice.tell(f"to look at it: snapmgr trace show {recorded.path}")
+    session.console.tell(f"recorded {what}: {_STOPPED[recorded.stopped_by]}")
+    session.console.tell(f"next: snapmgr trace show {recorded.path}")
     print_lines([str(recorded.path)])
 
 
@@ -167,23 +167,27 @@ Examples:
 """
 )
 @click.argument("file", metavar="FILE", type=click.Path())
-@click.option("--by", type=click.Choice(get_args(By)), help="Only this table.  [default: all three]")
+@click.option("--by", type=click.Choice(get_args(By)), help="Print only this table.  [default: all three]")
 @click.option(
-    "--top", type=click.IntRange(min=1), default=_TOP, help=f"So many lines in each table.  [default: {_TOP}]"
+    "--top", type=click.IntRange(min=1), default=_TOP, help=f"Number of lines in each table.  [default: {_TOP}]"
 )
 @click.option(
-    "-o", "--output", metavar="FILE.html", type=click.Path(path_type=Path), help="Draw threads × time, as a page."
+    "-o",
+    "--output",
+    metavar="FILE.html",
+    type=click.Path(path_type=Path),
+    help="Draw a timeline of the threads, as an HTML page.",
 )
 @click.option(
-    "--perfetto", metavar="FILE.json[.gz]", type=click.Path(path_type=Path), help="Write what trace viewers open."
+    "--perfetto", metavar="FILE.json[.gz]", type=click.Path(path_type=Path), help="Write a file for trace viewers."
 )
 @json_option
 @click.pass_obj
 def show(session: Session, file: str, *, by: By | None, top: int, output: Path | None, perfetto: Path | None) -> int:
-    """Add up a recorded log, judge it, and draw it.
+    """Summarise a recorded log, name its bottleneck, and draw it.
 
-    FILE is of "trace record", or any log of a JuiceFS client (.accesslog, .oplog), also compressed by gzip; "-" is
-    stdin. Without the counters that "trace record" keeps it cannot be told whether lines are missing.
+    FILE was written by "trace record", or is any log of a JuiceFS client (.accesslog, .oplog), plain or compressed with
+    gzip; "-" is stdin. Only the counters that "trace record" adds show whether lines are missing.
     """
     from snapmgr.trace.analysis import analyse, facts_of
     from snapmgr.trace.reading import read_trace
@@ -197,7 +201,7 @@ def show(session: Session, file: str, *, by: By | None, top: int, output: Path |
         _show_document(session, trace, analysis, verdict, by=by, top=top)
         return EXIT_OK
     for warning in _warnings(trace, analysis):
-        session.voice.warn(warning)
+        session.console.warn(warning)
     print_lines([*_summary(trace, analysis), *_tables(analysis, by, top), "", *_verdict_lines(verdict)])
     return EXIT_OK
 
@@ -210,20 +214,20 @@ def _draw(
         from snapmgr.trace.page import write_page
 
         _write(output, (".html", ".htm"), lambda out: write_page(trace.operations, verdict, out, title=title))
-        session.voice.tell(f"wrote {output}: open it in a browser")
+        session.console.tell(f"wrote {output}: open it in a browser")
     if perfetto is not None:
         from snapmgr.trace.perfetto import write_perfetto
 
         _write(perfetto, (".json", ".json.gz"), lambda out: write_perfetto(trace.operations, out, title=title))
-        session.voice.tell(f"wrote {perfetto}: open it at ui.perfetto.dev or in another viewer of traces")
+        session.console.tell(f"wrote {perfetto}: open it at ui.perfetto.dev or in another trace viewer")
 
 
 def _write(path: Path, endings: tuple[str, str], write: Callable[[IO[bytes]], None]) -> None:
     import gzip
 
-    # What is there is replaced: never a recording, for want of an option's letter.
+    # An existing file is replaced. The ending makes sure that it is not a recording, given by mistake.
     if not path.name.endswith(endings):
-        raise ConfigError(f"{path} has none of the endings {' and '.join(endings)}", hint=f"call it {path}{endings[0]}")
+        raise ConfigError(f"{path} ends with neither {' nor '.join(endings)}", hint=f"name it {path}{endings[0]}")
     try:
         with gzip.open(path, "wb", compresslevel=6) if path.suffix == ".gz" else open(path, "wb") as out:
             write(cast("IO[bytes]", out))
@@ -238,13 +242,13 @@ def _write(path: Path, endings: tuple[str, str], write: Callable[[IO[bytes]], No
 def _warnings(trace: Trace, analysis: Analysis) -> list[str]:
     warnings = []
     if trace.truncated:
-        warnings.append(f"the file is {trace.truncated}: this is what could be read of it")
+        warnings.append(f"the file is {trace.truncated}: only part of it could be read")
     if analysis.skipped:
-        warnings.append(f"{analysis.skipped} lines are none of a log of JuiceFS and were skipped")
+        warnings.append(f"{analysis.skipped} lines are not from a JuiceFS log and were skipped")
     if trace.operations.untimed:
-        warnings.append(f"{trace.operations.untimed} lines bear no time: they are taken one after the other")
+        warnings.append(f"{trace.operations.untimed} lines have no time and are assumed to follow one another")
     if analysis.missing is None and analysis.operations:
-        warnings.append("whether operations are missing cannot be told: the mount's counters are not in the file")
+        warnings.append("the file has no counters of the mount, so missing operations cannot be detected")
     return warnings
 
 
@@ -296,7 +300,7 @@ def _cells(total: Total) -> list[str]:
 
 
 def _latency(taken_us: int) -> str:
-    # Much of what a mount does takes a few microseconds, which would all be 0.0 ms.
+    # Many operations take a few microseconds, which would all be 0.0 ms.
     return f"{taken_us} µs" if taken_us < 1000 else format_duration(taken_us / 1e6)  # noqa: PLR2004
 
 

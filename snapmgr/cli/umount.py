@@ -25,21 +25,23 @@ Examples:
 """
 )
 @click.argument("what", metavar="WHAT...", nargs=-1, type=MountName())
-@click.option("-a", "--all", "everything", is_flag=True, help="All that `mount`, `prepare` and `clone` made.")
+@click.option(
+    "-a", "--all", "everything", is_flag=True, help="Unmount everything that `mount`, `prepare` and `clone` mounted."
+)
 @click.option("--force", is_flag=True, help="Kill the server of a clone instead of shutting it down.")
 @dry_run_option
 @json_option
 @click.pass_obj
 def command(session: Session, what: tuple[str, ...], *, everything: bool, force: bool, dry_run: bool) -> int:
-    """Undo mounts, and remove the clones that they were of.
+    """Unmount snapshots and remove their writable clones.
 
-    WHAT is a mount point, a snapshot, or the number that doctor names. What was written to a clone is gone then. The
+    WHAT is a mount point, a snapshot, or the number that doctor prints. Everything written to a clone is lost. The
     server that "clone" started is shut down first. A mount that is in use stays, and the error names who uses it.
     """
     if everything == bool(what):
         raise click.UsageError("Name mounts, or give --all." if not what else "Name mounts or give --all, not both.")
     if "" in what:
-        # As the start of an id it would fit whatever is mounted.
+        # It is the start of every id.
         raise click.UsageError("A mount's name cannot be empty.")
     ctx = session.context()
     leases, damaged = ctx.catalog.leases()
@@ -51,7 +53,7 @@ def command(session: Session, what: tuple[str, ...], *, everything: bool, force:
     )
     documents = [_release(session, ctx, name, lease, force=force, dry_run=dry_run) for name, lease in chosen]
     if not documents:
-        session.voice.tell("nothing is mounted")
+        session.console.tell("nothing is mounted")
     code = gravest([document["exit_code"] for document in documents] + ([1] if everything and problems else []))
     if session.json:
         session.document(code, dry_run=dry_run, released=documents, damaged=problems)
@@ -74,7 +76,7 @@ def _release(
             print_lines([f"{'would unmount' if dry_run else 'unmounted'} {lease.point}"])
     except SnapmgrError as error:
         failure = error
-        session.voice.fail(error)
+        session.console.fail(error)
     return {
         "what": what,
         **end_document(failure),
@@ -102,5 +104,5 @@ def _refuse_busy(lease: Lease) -> None:
     if not lease.stays and is_alive(lease.holder):
         raise InUseError(
             f"{lease.point} is in use by a running {lease.why} (pid {lease.holder.pid})",
-            hint="it ends by itself; or end that process",
+            hint="wait until it ends, or end that process",
         )

@@ -24,7 +24,7 @@ Examples:
 @json_option
 @click.pass_obj
 def command(session: Session, snapshots: tuple[str, ...], *, dry_run: bool) -> int:
-    """Leave pinned snapshots to the retention rules again."""
+    """Apply the retention rules to pinned snapshots again."""
     from snapmgr.keep.pin import unpin
 
     return change_pins(session, snapshots, unpin, "unpinned", dry_run=dry_run)

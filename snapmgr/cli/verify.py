@@ -26,17 +26,17 @@ Examples:
 """
 )
 @click.argument("snapshot", metavar="ID", type=SnapshotName())
-@click.option("--check", type=click.Choice(["none", "quick", "extended"]), help="How deep CHECK TABLE looks.")
-@click.option("--tables", metavar="SHARE", type=ShareText(), help='Which share of the tables: "all" or "20%".')
+@click.option("--check", type=click.Choice(["none", "quick", "extended"]), help="How thoroughly CHECK TABLE checks.")
+@click.option("--tables", metavar="SHARE", type=ShareText(), help='Share of the tables to check: "all" or "20%".')
 @dry_run_option
 @json_option
 @click.pass_obj
 def command(session: Session, snapshot: str, *, check: str | None, tables: float | None, dry_run: bool) -> int:
-    """Prove on a writable clone that a snapshot restores.
+    """Prove that a snapshot restores, on a writable clone of it.
 
-    A throwaway server starts on the clone, recovers, and checks tables as the job's verify table says; for a directory
-    the job's check command runs on the clone. The result is recorded. Exit code 6: the snapshot does not restore. Exit
-    code 7: there is no server program here to try it with, which says nothing about the snapshot.
+    A throwaway server starts on the clone, recovers, and checks tables as the job's [verify] table says. For a
+    directory the job's check command runs on the clone. The result is recorded. Exit code 6: the snapshot does not
+    restore. Exit code 7: a requirement is missing, such as the server program; nothing is known about the snapshot.
     """
     from snapmgr.verify.run import verify
 
@@ -64,7 +64,7 @@ def command(session: Session, snapshot: str, *, check: str | None, tables: float
 
 
 def _how(session: Session, entry: Entry, check: str | None, tables: float | None) -> Verify:
-    """Return the job's verify table with what the command line says instead."""
+    """Return the job's verify table, overridden by the command line."""
     import msgspec
 
     from snapmgr.config.model import Verify
@@ -72,7 +72,7 @@ def _how(session: Session, entry: Entry, check: str | None, tables: float | None
     manifest = entry.manifest
     job = session.config().jobs.get(manifest.job)
     if job is None:
-        session.voice.warn(f"job {manifest.job} is not configured any more: verifying with the defaults")
+        session.console.warn(f"job {manifest.job} is no longer configured: verifying with the defaults")
     how = job.verify if job is not None else Verify()
     given = {"check": check, "tables_share": tables}
     given = {key: value for key, value in given.items() if value is not None}

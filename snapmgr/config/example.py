@@ -8,7 +8,7 @@ from snapmgr.contract.errors import ConfigError
 
 _HEAD = """\
 # snapmgr's configuration. Check it with `snapmgr config validate` and `snapmgr doctor`.
-# Every *.toml in conf.d beside this file is read as well. docs/configuration.md explains each key.
+# Every *.toml in conf.d beside this file is read as well. docs/reference/configuration.md explains each key.
 
 # state_dir = "/var/lib/snapmgr"       # what is known about each snapshot
 # scratch_dir = "/run/snapmgr"         # where snapshots are mounted
@@ -19,8 +19,8 @@ backend = "auto"                       # or the storage's name: "btrfs", "reflin
 after_backup = []                      # ["verify", "prune"] proves each snapshot and drops old ones
 # max_age = "26h"                      # `snapmgr status` complains of a job without a snapshot as young as this
 # grace = "1h"                         # … or this long after the time that `snapmgr schedule` knows of
-# fill_warn = "80%"                    # … of storage fuller than this (where snapshots can run full: LVM) …
-# fill_warn_in = "24h"                 # … or that will be full within this time
+# capacity_warn = "80%"                # … of storage fuller than this (where snapshots can run full: LVM) …
+# capacity_warn_within = "24h"         # … or that will be full within this time
 
 # How many READY snapshots to keep (UTC; ISO weeks). Without a rule `prune` deletes nothing.
 [defaults.retention]
@@ -67,7 +67,7 @@ parallel = 4
 # throttle = "50M"                     # bytes a second
 # tool_options = ["--kill-long-queries-timeout=20"]
 # checksums = true                     # the seal reads all files
-# fill_limit = "1d"
+# tool_time_limit = "1d"
 # [job.staged.prepare]                 # as `snapmgr prepare --tune` finds it
 """
 

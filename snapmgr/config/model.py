@@ -116,7 +116,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Bytes a second that the tool may read; None: no limit."""
     checksums: bool = False
     """Whether the seal reads every file for its checksum, before and after the snapshot."""
-    fill_limit_s: Duration = msgspec.field(default=86400.0, name="fill_limit")
+    tool_time_limit_s: Duration = msgspec.field(default=86400.0, name="tool_time_limit")
     """How long the tool may take."""
     prepare: Prepare = Prepare()
     # all
@@ -129,9 +129,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """`status` calls the job overdue when its newest snapshot is older: for jobs that something else schedules."""
     grace_s: Duration = msgspec.field(default=3600.0, name="grace")
     """How long after its scheduled time a job may be without its snapshot before `status` calls it overdue."""
-    fill_warn_share: Share = msgspec.field(default=0.8, name="fill_warn")
+    capacity_warn_share: Share = msgspec.field(default=0.8, name="capacity_warn")
     """`status` and `doctor` complain of storage that is fuller than this share."""
-    fill_warn_in_s: Duration = msgspec.field(default=86400.0, name="fill_warn_in")
+    capacity_warn_within_s: Duration = msgspec.field(default=86400.0, name="capacity_warn_within")
     """… or that will be full within this time, or before the next scheduled run."""
     verify: Verify = Verify()
     name: str = ""
@@ -186,7 +186,7 @@ KEY_SOURCES: dict[str, frozenset[str]] = {
             "parallel",
             "throttle",
             "checksums",
-            "fill_limit",
+            "tool_time_limit",
             "prepare",
         ),
         frozenset({"physical"}),

@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, cast
 
 from snapmgr.contract.backend import API_VERSION, Backend
-from snapmgr.contract.errors import ConfigError, LackingError, SnapmgrError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, SnapmgrError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,8 +38,8 @@ def list_plugins() -> tuple[Plugin, ...]:
 def load_backend(name: str) -> type[Backend]:
     """Return the class of one backend; no other one is imported.
 
-    Raises ConfigError if none has this name, LackingError if a module that it needs is not installed, and SnapmgrError
-    if it is broken or written for another version of the interface.
+    Raises ConfigError if none has this name, MissingRequirementError if a module that it needs is not installed, and
+    SnapmgrError if it is broken or written for another version of the interface.
     """
     points = _points()
     if name not in points:
@@ -104,7 +104,7 @@ def _import(point: EntryPoint, distribution: str) -> object:
         raise
     except ImportError as error:
         # Not installed, or a compiled module that does not fit this system's libraries.
-        raise LackingError(
+        raise MissingRequirementError(
             f"{of} cannot be imported: {error}", hint=f"install {_project(distribution)} again with all that it needs"
         ) from error
     except Exception as error:
@@ -118,7 +118,7 @@ def _import(point: EntryPoint, distribution: str) -> object:
 def _checked(backend: object, name: str, distribution: str) -> type[Backend]:
     """Return `backend` if it has what the contract asks for. Raises SnapmgrError with everything that it lacks."""
     of = f"the backend {name} (of {distribution})"
-    report = f"report this to the authors of {_project(distribution)}; docs/backend-guide.md has the contract"
+    report = f"report this to the authors of {_project(distribution)}; docs/how-to/write-a-backend.md has the contract"
     if name in _RESERVED:
         raise SnapmgrError(f"{of} has a name that means something else in the configuration", hint=report)
     if not isinstance(backend, type):

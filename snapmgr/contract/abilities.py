@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class Filling(Protocol):
+class CapacityReporting(Protocol):
     """A storage whose snapshots are lost, or whose origins cannot be written, when something runs full."""
 
     def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
@@ -35,7 +35,7 @@ class Filling(Protocol):
         that is not there raises StorageError.
         """
 
-    def relieve(self, ref: SnapshotRef) -> str | None:
+    def auto_extend(self, ref: SnapshotRef) -> str | None:
         """Give a snapshot more room if it is filling up and the configuration allows it; return in words what was done.
 
         None if nothing was to be done. Raises StorageError if there is no room to give, NotFoundError if it is gone.
@@ -141,7 +141,7 @@ class Provisioner(Protocol):
 
         The device holds nothing that anybody wants: the core has made sure. Programs are given all options that decide
         about speed, and `commands` says which. Taking down is idempotent and leaves nothing active; what a SIGKILL
-        leaves is removed by `unprovision`. Raises StorageError (too small), LackingError.
+        leaves is removed by `unprovision`. Raises StorageError (too small), MissingRequirementError.
         """
 
     def unprovision(self, device: str, order: ProvisionOrder) -> None:

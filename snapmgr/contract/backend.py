@@ -61,13 +61,13 @@ class Runner(Protocol):
             abandon: past the time limit leave the program alone instead of ending it: a killed ``lvcreate`` may leave
                 its origin suspended.
 
-        Raises LackingError if there is no such program, CommandError for other exit codes or a timeout.
+        Raises MissingRequirementError if there is no such program, CommandError for other exit codes or a timeout.
         """
 
     def hold(self, argv: Sequence[str]) -> Held:
         """Start a process that becomes `argv` only when it is told to: what starting one takes is done before.
 
-        Raises LackingError if there is no such program, CommandError if it cannot be started.
+        Raises MissingRequirementError if there is no such program, CommandError if it cannot be started.
         """
 
 
@@ -108,7 +108,7 @@ class Mounter(Protocol):
     def private(self, source: str, fs_type: str, options: tuple[str, ...] = ()) -> AbstractContextManager[PrivateMount]:
         """Mount `source` detached from the mount tree until the context ends; nothing is left even after SIGKILL.
 
-        Raises LackingError without the right (CAP_SYS_ADMIN), StorageError if the mount fails.
+        Raises MissingRequirementError without the right (CAP_SYS_ADMIN), StorageError if the mount fails.
         """
 
     def mounts(self) -> tuple[Mount, ...]:
@@ -198,7 +198,7 @@ class Backend(Protocol):
         """Prepare a snapshot of `volumes`, outside of any lock: checks, space, names, everything slow.
 
         `snapshot_id` is unique and consists of letters, digits, ".", "-" and "_". Raises StorageError if a snapshot
-        would fail, LackingError if a right is missing.
+        would fail, MissingRequirementError if a right is missing.
         """
 
     def settle(self, refs: tuple[SnapshotRef, ...], timeout_s: float) -> None:

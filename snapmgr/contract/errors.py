@@ -92,8 +92,8 @@ class VerificationError(SnapmgrError):
     exit_code = 6
 
 
-class LackingError(SnapmgrError):
-    """This machine lacks something that the work needs: a package, a right, a kernel feature."""
+class MissingRequirementError(SnapmgrError):
+    """A requirement is missing on this machine: a program, a package, a privilege or a kernel feature."""
 
     exit_code = 7
 

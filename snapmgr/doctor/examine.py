@@ -8,8 +8,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from snapmgr.capacity.read import read_fill
-from snapmgr.capacity.series import WHEN_FULL, add_sample, alarm, forecast, limits_of
+from snapmgr.capacity.read import read_capacity
+from snapmgr.capacity.series import WHEN_FULL, add_sample, alarm, capacity_limits, forecast
 from snapmgr.config.plugins import list_plugins, make_backend
 from snapmgr.contract.errors import SnapmgrError
 from snapmgr.contract.units import format_size
@@ -60,7 +60,7 @@ def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Poo
 def examine_backends(config: Config | None) -> list[Finding]:
     """Say of each installed backend whether it can work here.
 
-    What is missing is "lacking" only where a job names the backend, or where none works at all: nobody needs them all.
+    The level is "missing" only where a job names the backend, or where no backend works: nobody needs all of them.
     """
     named = {job.backend for job in config.jobs.values()} if config is not None else set()
     runner, mounter = CommandRunner(), KernelMounter()
@@ -83,7 +83,7 @@ def examine_backends(config: Config | None) -> list[Finding]:
             Finding(
                 area="backend",
                 subject=plugin.name,
-                level="lacking" if plugin.name in named else "note",
+                level="missing" if plugin.name in named else "note",
                 what=reason.what,
                 hint=reason.hint,
             )
@@ -92,7 +92,7 @@ def examine_backends(config: Config | None) -> list[Finding]:
     if not works:
         hint = "install what one of them lacks" if findings else "install snapmgr again: its own are missing"
         what = "no backend can work here"
-        findings.append(Finding(area="backend", subject="", level="lacking", what=what, hint=hint))
+        findings.append(Finding(area="backend", subject="", level="missing", what=what, hint=hint))
     return findings
 
 
@@ -142,7 +142,7 @@ def _examine_server(job: Job) -> Iterator[Finding]:
     if missing:
         yield _finding(
             job,
-            "lacking",
+            "missing",
             f"{account} lacks {', '.join(map(str, missing))}",
             # Granted on the replica it would be in its binary logs only, and MySQL's GTIDs would go apart.
             f"as root{', on the source' if replica else ''}: {grant_statements(account, missing)}",
@@ -184,14 +184,14 @@ def _examine_stopped(job: Job) -> Iterator[Finding]:
 
 
 def _examine_tool(ctx: Context, job: Job) -> Iterator[Finding]:
-    from snapmgr.physical.run import plan_fill  # noqa: PLC0415 - for few jobs
+    from snapmgr.physical.run import plan_tool_backup  # noqa: PLC0415 - for few jobs
 
     try:
-        plan = plan_fill(ctx, job)
+        plan = plan_tool_backup(ctx, job)
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
         # The error names one privilege at most; this all of them, with the statement.
-        yield from (one for one in _examine_server(job) if one.level == "lacking")
+        yield from (one for one in _examine_server(job) if one.level == "missing")
         return
     who = plan.live.identity
     yield _finding(job, "ok", f"{who.flavor} {who.version} (pid {who.pid}) has the datadir {who.datadir} open")
@@ -252,20 +252,20 @@ def _caveats(source: SnapshotSource) -> Iterator[str]:
 
 def _examine_headroom(ctx: Context, job: Job, volume: Volume) -> Iterator[Finding]:
     now = datetime.now(UTC)
-    known = read_fill(ctx.catalog, volume.pool)
+    known = read_capacity(ctx.catalog, volume.pool)
     for reservoir in ctx.backend(volume.backend).headroom(volume):
         series = add_sample(known.of_name(reservoir.name) if known is not None else None, reservoir, now)
         foreseen = forecast(series, now)
         what = f"{reservoir.name}: {format_size(reservoir.used_bytes)} of {format_size(reservoir.size_bytes)} used"
         if foreseen.full_at is not None:
             what += f", {foreseen.words(now)}"
-        if alarm(series, foreseen, limits_of(job, now), now) is None:
+        if alarm(series, foreseen, capacity_limits(job, now), now) is None:
             yield _finding(job, "ok", what)
             continue
         if reservoir.wanted_bytes:
             what += f"; the next snapshot takes {format_size(reservoir.wanted_bytes)}"
         what += f"; once it is full {WHEN_FULL[reservoir.when_full]}"
-        yield _finding(job, "problem", what, "make room, or prune; see docs/filling.md")
+        yield _finding(job, "problem", what, "make room, or prune; see docs/how-to/watch-capacity.md")
 
 
 def _examine_plans(job: Job) -> Iterator[Finding]:
@@ -274,6 +274,6 @@ def _examine_plans(job: Job) -> Iterator[Finding]:
     if job.source == "directory" and job.verify.command:
         program = job.verify.command[0]
         if shutil.which(program) is None:
-            level: Level = "lacking" if "verify" in job.after_backup else "note"
+            level: Level = "missing" if "verify" in job.after_backup else "note"
             what = f"its check command {program} is not there"
             yield _finding(job, level, what, "install it, or correct verify.command")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.contract.errors import EXIT_OK, LackingError, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, MissingRequirementError, SnapmgrError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from snapmgr.restore.unfinished import Unfinished
 
 Area = Literal["config", "backend", "job", "state", "storage"]
-Level = Literal["ok", "note", "problem", "lacking"]
+Level = Literal["ok", "note", "problem", "missing"]
 CureKind = Literal[
     "finish-pending",
     "finish-deletion",
@@ -53,7 +53,7 @@ class Cure:
 class Finding:
     """One thing that was looked at.
 
-    "problem": something is wrong. "lacking": this machine lacks something that is needed. "note": worth knowing.
+    "problem": something is wrong. "missing": a requirement is missing here. "note": worth knowing.
     """
 
     area: Area
@@ -81,7 +81,7 @@ def of_state(subject: str, what: str, *, job: str | None, hint: str | None = Non
 
 def of_error(area: Area, subject: str, error: SnapmgrError) -> Finding:
     """Return an error as a finding."""
-    level: Level = "lacking" if isinstance(error, LackingError) else "problem"
+    level: Level = "missing" if isinstance(error, MissingRequirementError) else "problem"
     return Finding(area=area, subject=subject, level=level, what=error.message, hint=error.hint)
 
 
@@ -90,4 +90,4 @@ def exit_code(findings: list[Finding]) -> int:
     levels = {finding.level for finding in findings}
     if "problem" in levels:
         return SnapmgrError.exit_code
-    return LackingError.exit_code if "lacking" in levels else EXIT_OK
+    return MissingRequirementError.exit_code if "missing" in levels else EXIT_OK

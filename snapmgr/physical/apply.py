@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError, NoRoomError, StorageError, VerificationError
+from snapmgr.contract.errors import MissingRequirementError, NoRoomError, StorageError, VerificationError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from snapmgr.catalog.manifest import Manifest
     from snapmgr.context import Context
-    from snapmgr.stage.tool import Progress
+    from snapmgr.physical.tools.choose import Progress
 
 
 _MIB = 1 << 20
@@ -38,15 +38,16 @@ class ShownProgress:
 def make_ready(ctx: Context, manifest: Manifest, folder: Path, *, memory_bytes: int, time_limit_s: float) -> bool:
     """Let a server start on `folder`, a clone or copy of a snapshot; return whether there was anything to do for it.
 
-    Nothing is to be done for snapshots that are no physical backups, or were prepared before. Raises LackingError
-    without the tool or without room, VerificationError if the tool fails: what it was given does not restore.
+    Nothing is to be done for snapshots that are no physical backups, or were prepared before. Raises
+    MissingRequirementError without the tool or without room, VerificationError if the tool fails: what it was given
+    does not restore.
     """
     record, server = manifest.physical, manifest.server
     if record is None or server is None or record.state == "prepared":
         return False
-    from snapmgr.stage.owner import give_owner  # noqa: PLC0415 - for physical backups alone
-    from snapmgr.stage.request import FullError  # noqa: PLC0415
-    from snapmgr.stage.tool import ApplyRequest, choose_tool, require_tool  # noqa: PLC0415
+    from snapmgr.physical.tools.choose import ApplyRequest, choose_tool, require_tool  # noqa: PLC0415
+    from snapmgr.physical.tools.request import FullError  # noqa: PLC0415
+    from snapmgr.physical.tools.stagefolder import give_owner  # noqa: PLC0415 - for physical backups alone
 
     tool = choose_tool(record.tool, server.flavor, server.version, server_program=server.program)
     require_tool(tool)
@@ -65,11 +66,13 @@ def make_ready(ctx: Context, manifest: Manifest, folder: Path, *, memory_bytes: 
                 progress=ShownProgress(ctx),
             )
         )
-    except (LackingError, NoRoomError):
+    except (MissingRequirementError, NoRoomError):
         raise
     except FullError as error:
         # It says nothing of the snapshot.
-        raise LackingError(f"there is no room to apply the redo log: {error.message}", hint=error.hint) from error
+        raise MissingRequirementError(
+            f"there is no room to apply the redo log: {error.message}", hint=error.hint
+        ) from error
     except StorageError as error:
         raise VerificationError(f"the redo log could not be applied: {error.message}", hint=error.hint) from error
     give_owner(folder, owner.st_uid, owner.st_gid)

@@ -7,7 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from snapmgr.catalog.manifest import HIDDEN_NAME
-from snapmgr.contract.errors import ConfigError, LackingError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError
 from snapmgr.system.blockdev import read_mounts
 from snapmgr.tree.walk import FOLDER_FLAGS, shown
 
@@ -26,7 +26,7 @@ def choose_destination(path: str, *, sources: Collection[str], barred: Mapping[s
         sources: folders of the source: nothing may be restored into them, but *to* them if they are gone or empty.
         barred: other folders that nothing may be restored to or into, and what they are.
 
-    Raises ConfigError that says what is wrong with it, LackingError without the right to look.
+    Raises ConfigError that says what is wrong with it, MissingRequirementError without the right to look.
     """
     parent = os.path.realpath(os.path.dirname(os.path.abspath(path)))
     name = os.path.basename(os.path.abspath(path))
@@ -39,7 +39,9 @@ def choose_destination(path: str, *, sources: Collection[str], barred: Mapping[s
     except FileNotFoundError:
         return dest
     except PermissionError:
-        raise LackingError(f"no right to look at {dest}", hint="run as root, or name a folder of yours") from None
+        raise MissingRequirementError(
+            f"no right to look at {dest}", hint="run as root, or name a folder of yours"
+        ) from None
     except OSError as error:
         raise ConfigError(f"cannot look at {dest}: {error.strerror}") from None
     if not stat.S_ISDIR(info.st_mode):
@@ -48,7 +50,7 @@ def choose_destination(path: str, *, sources: Collection[str], barred: Mapping[s
     try:
         fd = os.open(dest, FOLDER_FLAGS)
     except OSError as error:
-        raise LackingError(f"cannot open {dest}: {error.strerror}", hint="run as root") from None
+        raise MissingRequirementError(f"cannot open {dest}: {error.strerror}", hint="run as root") from None
     try:
         # What an earlier restore left may be half moved up: that is judged once the folder is locked.
         if not any(HIDDEN_NAME.fullmatch(name) for name in os.listdir(fd)):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.contract.errors import CommandError, LackingError, SnapmgrError
+from snapmgr.contract.errors import CommandError, MissingRequirementError, SnapmgrError
 from snapmgr.schedule.command import own_command
 from snapmgr.schedule.cron import ENVIRONMENT, cron_text, shell_command
 from snapmgr.schedule.systemd import PATH, service_text, timer_text
@@ -88,7 +88,7 @@ def marker(job: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SchedulePlan:
     """What `install` writes."""
 
     schedule: Schedule
@@ -97,7 +97,7 @@ class Plan:
     command: tuple[str, ...]
 
 
-def plan_install(machine: Machine, job: Job, schedule: Schedule, config_path: Path) -> Plan:
+def plan_install(machine: Machine, job: Job, schedule: Schedule, config_path: Path) -> SchedulePlan:
     """Return what `install` would write. Raises ConfigError for what cannot be said in such a file."""
     command = own_command(config_path, job.name)
     line = marker(job.name)
@@ -108,12 +108,12 @@ def plan_install(machine: Machine, job: Job, schedule: Schedule, config_path: Pa
         )
     else:
         texts = (cron_text(line, schedule.expression, command),)
-    return Plan(
+    return SchedulePlan(
         schedule=schedule, files=dict(zip(machine.paths(job.name)[schedule.kind], texts, strict=True)), command=command
     )
 
 
-def check_command(machine: Machine, plan: Plan) -> None:
+def check_command(machine: Machine, plan: SchedulePlan) -> None:
     """Run the scheduled command line with ``--dry-run``, in the environment that it will have: nearly none.
 
     Raises SnapmgrError with what it said if it fails.
@@ -132,11 +132,12 @@ def check_command(machine: Machine, plan: Plan) -> None:
         ) from None
 
 
-def install(machine: Machine, catalog: Catalog, plan: Plan) -> None:
+def install(machine: Machine, catalog: Catalog, plan: SchedulePlan) -> None:
     """Write the files, have them checked, and switch the schedule on.
 
-    Whatever goes wrong, the files are as they were. A schedule of the other kind is taken away. Raises LackingError
-    without the right or the program, SnapmgrError if a foreign file is in the way or systemd complains.
+    Whatever goes wrong, the files are as they were. A schedule of the other kind is taken away. Raises
+    MissingRequirementError without the right or the program, SnapmgrError if a foreign file is in the way or systemd
+    complains.
     """
     job = plan.schedule.job
     for paths in machine.paths(job).values():
@@ -223,7 +224,7 @@ def _owner(path: Path, job: str) -> Literal["nobody", "ours", "foreign"]:
     except (FileNotFoundError, NotADirectoryError):
         return "nobody"
     except PermissionError:
-        raise LackingError(f"no right to read {path}", hint="run as root") from None
+        raise MissingRequirementError(f"no right to read {path}", hint="run as root") from None
     except OSError:
         return "foreign"  # a symlink: `systemctl mask` makes one
     with os.fdopen(fd, "rb") as file:
@@ -263,7 +264,7 @@ def _write(path: Path, content: bytes) -> None:
         # cron obeys only files that nobody but root may write to.
         replace_file(path, content, mode=0o644)
     except PermissionError:
-        raise LackingError(f"no right to write {path}", hint="run as root") from None
+        raise MissingRequirementError(f"no right to write {path}", hint="run as root") from None
     except OSError as error:
         raise SnapmgrError(f"cannot write {path}: {error.strerror}") from None
 
@@ -299,7 +300,7 @@ def _unlink(path: Path) -> None:
     except NotADirectoryError:
         return
     except PermissionError:
-        raise LackingError(f"no right to remove {path}", hint="run as root") from None
+        raise MissingRequirementError(f"no right to remove {path}", hint="run as root") from None
     except OSError as error:
         raise SnapmgrError(f"cannot remove {path}: {error.strerror}") from None
 

@@ -89,8 +89,8 @@ def locate_source(ctx: Context, job: Job, tool_backup: ToolBackup | None = None)
     """Given a job, return its source; for a physical job `tool_backup`, or its staging folder without one.
 
     Raises NotQuiescedError for a server that cannot be locked safely (wrong process, files that the snapshot would not
-    hold, several volumes without a common instant), StorageError if no backend can snapshot the source, LackingError
-    if a requirement is missing on this machine.
+    hold, several volumes without a common instant), StorageError if no backend can snapshot the source,
+    MissingRequirementError if a requirement is missing on this machine.
     """
     if job.source != "mysql":
         if tool_backup is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.config.plugins import list_plugins
-from snapmgr.contract.errors import ConfigError, LackingError, NotQuiescedError, SnapmgrError, StorageError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, SnapmgrError, StorageError
 from snapmgr.contract.records import NotMine
 from snapmgr.system.blockdev import find_target, lies_in
 
@@ -88,7 +88,7 @@ def choose_backend(ctx: Context, job: Job, wanted: SourceNeeds) -> BackendChoice
     """Return the job's backend, or with "auto" the best one that can, and the volumes that it finds.
 
     A backend that is atomic over a volume comes before one that is not. Raises NotQuiescedError, StorageError or
-    LackingError if none can, ConfigError for a mistake in a backend's configuration.
+    MissingRequirementError if none can, ConfigError for a mistake in a backend's configuration.
     """
     names = [plugin.name for plugin in list_plugins()] if job.backend == "auto" else [job.backend]
     refusals: dict[str, SnapmgrError] = {}
@@ -122,7 +122,7 @@ def _try_backend(ctx: Context, name: str, wanted: SourceNeeds) -> tuple[bool, Ba
         raise NotQuiescedError(
             f"{name} copies {wanted.path} file by file, which is not consistent under a running server"
             + (f"; other places: {_name_places(wanted.places)}" if wanted.places else ""),
-            hint='set quiesce = "freeze-process" in the job (clients wait for the copy: docs/freeze.md), '
+            hint='set quiesce = "freeze-process" in the job (clients wait for the copy: docs/explanation/freeze.md), '
             "move it to a btrfs subvolume or a logical volume, or stop the server",
         )
     return atomic, found
@@ -130,11 +130,11 @@ def _try_backend(ctx: Context, name: str, wanted: SourceNeeds) -> tuple[bool, Ba
 
 def _true_refusal(ctx: Context, name: str, wanted: SourceNeeds, error: SnapmgrError) -> SnapmgrError:
     """Return why a backend cannot: a missing requirement is not the reason if it could not snapshot the path anyway."""
-    if not isinstance(error, LackingError):
+    if not isinstance(error, MissingRequirementError):
         return error
     try:
         found = ctx.unchecked_backend(name).locate(find_target(wanted.path, runner=ctx.runner))
-    except LackingError:
+    except MissingRequirementError:
         return error
     except SnapmgrError as other:
         return other  # the folder does not exist
@@ -145,13 +145,13 @@ def _none_fits(wanted: SourceNeeds, refusals: dict[str, SnapmgrError]) -> Snapmg
     for refusal in refusals.values():
         if isinstance(refusal, NotQuiescedError):
             return refusal
-    missing = any(isinstance(refusal, LackingError) for refusal in refusals.values())
+    missing = any(isinstance(refusal, MissingRequirementError) for refusal in refusals.values())
     if len({one.message for one in refusals.values()}) == 1 < len(refusals):
         return next(iter(refusals.values()))  # the folder is the reason, not a storage
     texts = [f"{name}: {one.message}" + (f" ({one.hint})" if one.hint else "") for name, one in refusals.items()]
     ways = ["move it to a btrfs subvolume or a logical volume"]
     ways += ["stop the server"] if wanted.one_instant else ["to XFS or JuiceFS"]
-    return (LackingError if missing else StorageError)(
+    return (MissingRequirementError if missing else StorageError)(
         f"no backend can snapshot {wanted.path}: {'; '.join(texts) or 'none is installed'}",
         hint=None if missing else ", or ".join(ways),
     )

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.contract.errors import CommandError, ConfigError, LackingError, NotFoundError, StorageError
+from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError, NotFoundError, StorageError
 from snapmgr.contract.records import BlockDevice, Mount, Target
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ def find_target(path: str, *, runner: Runner | None = None) -> Target:
     """Given an absolute path of a directory, return it resolved, with its mount, devices and the mounts below it.
 
     `runner` runs ``lsblk`` and ``blkid`` where udev knows nothing. Raises NotFoundError if there is nothing at `path`,
-    ConfigError if it is relative or no directory, LackingError if this user may not look at it, and StorageError if
-    its devices are hidden from us.
+    ConfigError if it is relative or no directory, MissingRequirementError if this user may not look at it, and
+    StorageError if its devices are hidden from us.
     """
     resolved = _resolve(path)
     # The kernel's own answer for an open descriptor beats any walk of the table, which others may change meanwhile.
@@ -171,7 +171,9 @@ def _resolve(path: str) -> str:
     except FileNotFoundError:
         raise NotFoundError(f"{path} does not exist", hint="is its file system mounted?") from None
     except PermissionError:
-        raise LackingError(f"{path} cannot be looked at: permission denied", hint="run this as root") from None
+        raise MissingRequirementError(
+            f"{path} cannot be looked at: permission denied", hint="run this as root"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be used: {error.strerror}", hint="it must be a directory") from error
     if not stat.S_ISDIR(status.st_mode):
@@ -341,7 +343,7 @@ def _probe(stacks: list[BlockDevice], runner: Runner | None) -> tuple[BlockDevic
     runner = runner or CommandRunner()
     listed: dict[str, _Signature] = {}
     # An unknown UUID is a legal answer (we may not open the device), so a failing probe only means that.
-    with suppress(CommandError, LackingError):
+    with suppress(CommandError, MissingRequirementError):
         argv = ["lsblk", "--json", "--bytes", "--inverse", "--output", "NAME,MAJ:MIN,FSTYPE,UUID"]
         answer = runner.run([*argv, *(device.path for device in stacks)], ok=(0, 32, 64), timeout_s=_PROBE_TIMEOUT_S)
         listed = parse_lsblk(answer.stdout)
@@ -361,7 +363,7 @@ def _fill(device: BlockDevice, signatures: Mapping[str, _Signature]) -> BlockDev
 
 
 def _probe_one(device: BlockDevice, runner: Runner) -> BlockDevice:
-    with suppress(CommandError, LackingError):
+    with suppress(CommandError, MissingRequirementError):
         # 2: nothing found, or not allowed to read it; 8: two contradicting signatures.
         answer = runner.run(["blkid", "-p", "-o", "export", device.path], ok=(0, 2, 8), timeout_s=_PROBE_TIMEOUT_S)
         facts = parse_blkid(answer.stdout)

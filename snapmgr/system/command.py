@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO, Self
 
-from snapmgr.contract.errors import CommandError, LackingError
+from snapmgr.contract.errors import CommandError, MissingRequirementError
 from snapmgr.contract.records import Completed, Reason
 from snapmgr.contract.units import format_duration
 
@@ -55,12 +55,12 @@ def clean_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
 
 
 def find_program(name: str) -> str:
-    """Given a program's name, return its path. Raises LackingError with the package to install."""
+    """Given a program's name, return its path. Raises MissingRequirementError with the package to install."""
     found = shutil.which(name, path=_PATH)
     if found is None:
         package = _PACKAGES.get(name)
         hint = f"apt-get install {package}" if package else f"install it, or correct its name; looked for in {_PATH}"
-        raise LackingError(f"the program {name} is not installed", hint=hint)
+        raise MissingRequirementError(f"the program {name} is not installed", hint=hint)
     return found
 
 
@@ -70,7 +70,7 @@ def missing_programs(*names: str) -> tuple[Reason, ...]:
     for name in names:
         try:
             find_program(name)
-        except LackingError as error:
+        except MissingRequirementError as error:
             found.append(Reason(what=error.message, hint=error.hint or ""))
     return tuple(found)
 
@@ -195,7 +195,7 @@ def _start(
             start_new_session=True,
         )
     except FileNotFoundError:
-        raise LackingError(f"the program {program} does not exist") from None
+        raise MissingRequirementError(f"the program {program} does not exist") from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise CommandError(f"cannot start {redact(' '.join(argv), secrets)}: {why}") from None
@@ -349,13 +349,13 @@ def _open_gate(process: Process) -> None:
 def start_for_user(argv: Sequence[str]) -> Process:
     """Start a command of the user's as a shell would: with our terminal, environment and folder, in our process group.
 
-    So Ctrl-C at a terminal reaches it too. Raises LackingError if there is no such program, CommandError if it cannot
-    be started. The caller waits for it.
+    So Ctrl-C at a terminal reaches it too. Raises MissingRequirementError if there is no such program, CommandError if
+    it cannot be started. The caller waits for it.
     """
     try:
         return subprocess.Popen(argv)
     except FileNotFoundError:
-        raise LackingError(f"there is no program {argv[0]}") from None
+        raise MissingRequirementError(f"there is no program {argv[0]}") from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise CommandError(f"cannot start {argv[0]}: {why}") from None

@@ -12,7 +12,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from snapmgr.contract.errors import CatalogError, LackingError, NoRoomError, NotFoundError
+from snapmgr.contract.errors import CatalogError, MissingRequirementError, NoRoomError, NotFoundError
 from snapmgr.system.trust import changeable
 
 _MAX_BYTES = 1 << 20
@@ -21,14 +21,17 @@ BEGUN = re.compile(r"\..+\.(?P<pid>[0-9]+)")
 
 
 def read_file(path: Path) -> bytes:
-    """Return what is in one of our files. Raises NotFoundError, LackingError without the right, CatalogError."""
+    """Return what is in one of our files.
+
+    Raises NotFoundError, MissingRequirementError without the right, CatalogError.
+    """
     try:
         # A FIFO in its place would be waited for without O_NONBLOCK.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
     except (FileNotFoundError, NotADirectoryError):
         raise NotFoundError(f"{path} does not exist") from None
     except PermissionError:
-        raise LackingError(f"no right to read {path}") from None
+        raise MissingRequirementError(f"no right to read {path}") from None
     except OSError as error:
         raise CatalogError(f"cannot read {path}: {error.strerror}") from None
     try:

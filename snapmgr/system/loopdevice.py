@@ -7,7 +7,7 @@ import fcntl
 import os
 import struct
 
-from snapmgr.contract.errors import LackingError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, StorageError
 
 _CONTROL = "/dev/loop-control"
 _LOOP_CTL_GET_FREE = 0x4C82
@@ -28,12 +28,12 @@ def attach_loop(file_fd: int, name: str, *, block_bytes: int = 0) -> tuple[int, 
 
     It lives as long as anybody has it open: us, who mounted it, a device-mapper device that was made on it. Direct I/O
     is used where the file's file system can do it in blocks of `block_bytes` (0: of 512). `name` is told to people by
-    ``losetup``. Raises LackingError without the right or loop devices, StorageError.
+    ``losetup``. Raises MissingRequirementError without the right or loop devices, StorageError.
     """
     try:
         return _attached(file_fd, name, block_bytes)
     except (PermissionError, FileNotFoundError) as error:
-        raise LackingError(
+        raise MissingRequirementError(
             f"cannot make a loop device: {error.strerror} ({error.filename or _CONTROL})",
             hint="modprobe loop; run as root",
         ) from None

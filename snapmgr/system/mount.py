@@ -51,8 +51,8 @@ class KernelMounter:
     def private(self, source: str, fs_type: str, options: tuple[str, ...] = ()) -> Iterator[DetachedMount]:
         """Mount `source` detached from the mount tree until the context ends.
 
-        nosuid and nodev always; noatime, because looking must not write. Raises LackingError without CAP_SYS_ADMIN or
-        where the kernel lacks the file system, StorageError with the kernel's words otherwise.
+        nosuid and nodev always; noatime, because looking must not write. Raises MissingRequirementError without
+        CAP_SYS_ADMIN or where the kernel lacks the file system, StorageError with the kernel's words otherwise.
         """
         with mountapi.new_mount(source, fs_type, options, unseen=True) as mount_fd:
             # What fsmount(2) returns is an O_PATH descriptor, which refuses ioctl(2) and syncfs(2).
@@ -71,7 +71,7 @@ def mount_device(device: str, point: str, *, fs_type: str, options: tuple[str, .
     """Mount `device` at `point`, nosuid and nodev; it stays until `unmount`.
 
     `point` is made if it is not there (0700, its parents 0755). Raises StorageError if it is no empty folder, is a
-    symlink or a mount point, or if the kernel refuses; LackingError without CAP_SYS_ADMIN.
+    symlink or a mount point, or if the kernel refuses; MissingRequirementError without CAP_SYS_ADMIN.
     """
     with _point(point) as point_fd, mountapi.new_mount(device, fs_type, options) as mount_fd:
         _put(mount_fd, point_fd, f"mount {device} at {point}")
@@ -118,8 +118,8 @@ def unmount(point: str, *, mount_id: int | None = None, patience_s: float = 0.0)
 
     With `mount_id` only if it is that very mount (`Mount.id`): the folders above may be exchanged at any time, where
     they are somebody else's. While somebody uses it, it is tried again for `patience_s`. Raises InUseError that names
-    who holds it, NotFoundError if nothing (or another mount) is there, LackingError without root, StorageError for
-    somebody else's symlink on the way.
+    who holds it, NotFoundError if nothing (or another mount) is there, MissingRequirementError without root,
+    StorageError for somebody else's symlink on the way.
     """
     deadline = time.monotonic() + patience_s
     while True:

@@ -12,7 +12,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError, SnapmgrError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, SnapmgrError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,21 +76,22 @@ def may_mount() -> bool:
 def refused(error: OSError, what: str, *, log: str = "") -> SnapmgrError:
     """Given the OSError of a mount call and "mount X at Y", return the error to raise.
 
-    LackingError without CAP_SYS_ADMIN or where the kernel lacks the call, else StorageError with the kernel's words.
+    MissingRequirementError without CAP_SYS_ADMIN or where the kernel lacks the call, else StorageError with the
+    kernel's words.
     """
     said = f"{error.strerror or error}" + (f" ({log})" if log else "")
     if isinstance(error, PermissionError) and not may_mount():
-        return LackingError(
+        return MissingRequirementError(
             f"cannot {what}: this needs root (CAP_SYS_ADMIN)",
             hint="run it as root; in a container, give it the capability SYS_ADMIN",
         )
     match error.errno:
         case errno.ENOSYS:
-            return LackingError(
+            return MissingRequirementError(
                 f"cannot {what}: the kernel lacks the mount system calls", hint="it needs Linux 5.12 or newer"
             )
         case errno.ENODEV:
-            return LackingError(
+            return MissingRequirementError(
                 f"cannot {what}: the kernel does not know this file system", hint="load its module (modprobe)"
             )
         case errno.ENOENT:

@@ -9,7 +9,7 @@ Needs pytest beside snapmgr. Write a `Lab` that makes directories on your storag
         def lab(self, tmp_path):
             return MyLab(tmp_path)
 
-``docs/backend-guide.md`` explains both, with a complete backend.
+``docs/how-to/write-a-backend.md`` explains both, with a complete backend.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ pytest.register_assert_rewrite(*(f"snapmgr.testing.{part}" for part in _PARTS))
 
 # ruff: noqa: E402
 from snapmgr.testing.attaching import AttachingContract
+from snapmgr.testing.capacity import CapacityContract
 from snapmgr.testing.crashing import CrashingContract
-from snapmgr.testing.filling import FillingContract
 from snapmgr.testing.lab import FolderLab, Lab
 from snapmgr.testing.locating import LocatingContract
 from snapmgr.testing.removing import RemovingContract
@@ -34,6 +34,6 @@ __all__ = ["BackendContract", "FolderLab", "Lab", "fingerprint", "plant"]
 
 
 class BackendContract(
-    LocatingContract, TakingContract, AttachingContract, RemovingContract, FillingContract, CrashingContract
+    LocatingContract, TakingContract, AttachingContract, RemovingContract, CapacityContract, CrashingContract
 ):
     """Every test of the contract; subclass it as ``TestSomething`` and override the fixture `lab`."""

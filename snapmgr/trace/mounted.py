@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.contract.errors import ConfigError, LackingError, NotFoundError, SnapmgrError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotFoundError, SnapmgrError
 from snapmgr.trace.counters import read_counters
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Mounted:
 def find_mount(path: Path) -> Mounted:
     """Given any path on a JuiceFS mount, return what is known of the mount.
 
-    Raises NotFoundError, ConfigError if it is on no JuiceFS, LackingError without the right to look.
+    Raises NotFoundError, ConfigError if it is on no JuiceFS, MissingRequirementError without the right to look.
     """
     if not os.path.exists(path):
         raise NotFoundError(f"{path} does not exist")
@@ -89,6 +89,8 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except PermissionError:
-        raise LackingError(f"no right to read {path}", hint="run as root, or as the user who mounted it") from None
+        raise MissingRequirementError(
+            f"no right to read {path}", hint="run as root, or as the user who mounted it"
+        ) from None
     except OSError as error:
         raise SnapmgrError(f"cannot read {path}: {error.strerror}") from None

@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapmgr import __version__
-from snapmgr.contract.errors import ConfigError, LackingError, SnapmgrError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, SnapmgrError
 from snapmgr.system.command import start_for_user, wait_for
 from snapmgr.trace.accesslog import HEADER, TRAILER
 
@@ -76,8 +76,8 @@ def record(
         command: is run with our terminal while the recording lasts; a bound ends the recording, never the command.
         stopped: returns the number of the signal that asked us to end, else 0. The command is sent it and waited for.
 
-    Raises ConfigError if the file is there or on the mount, LackingError without the right to read the log or a program
-    for the command, SnapmgrError if the file cannot be written or the mount is gone.
+    Raises ConfigError if the file is there or on the mount, MissingRequirementError without the right to read the log
+    or a program for the command, SnapmgrError if the file cannot be written or the mount is gone.
     """
     with ExitStack() as stack:
         log = _open_log(mount)
@@ -147,7 +147,7 @@ def _open_log(mount: Mounted) -> int:
     try:
         return os.open(mount.log, os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:
-        raise LackingError(f"no right to read {mount.log}", hint="run as root") from None
+        raise MissingRequirementError(f"no right to read {mount.log}", hint="run as root") from None
     except OSError as error:
         raise SnapmgrError(f"cannot read {mount.log}: {error.strerror}") from None
 

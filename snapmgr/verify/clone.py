@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.access.attach import attach, copies, data_path, part_point, release, release_or_tell, room_wanted
-from snapmgr.capacity.lost import require_believable
+from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.catalog.manifest import CloneServer
 from snapmgr.config.model import Verify
 from snapmgr.contract.errors import ConfigError, InUseError
@@ -70,7 +70,7 @@ def plan_clone(
         how: the job's verify table: its program, options and time limit hold, unless others are given.
 
     Raises ConfigError for a directory's snapshot, a `point`, port or option that will not do, StorageError if the
-    snapshot is not READY, LackingError without the server program.
+    snapshot is not READY, MissingRequirementError without the server program.
     """
     how = how or Verify()
     manifest = entry.manifest
@@ -129,12 +129,13 @@ def clone(ctx: Context, plan: ClonePlan) -> Lease:
     killed before it answers, `umount`, ``doctor --fix`` or the next run of the job ends it. What fails or is
     interrupted leaves nothing. The snapshot does not change.
 
-    Raises VerificationError if no server starts on the data, LackingError if this machine is why, StorageError if the
-    clone cannot be mounted.
+    Raises VerificationError if no server starts on the data, MissingRequirementError if this machine is why,
+    StorageError if the clone cannot be mounted.
     """
     manifest = plan.entry.manifest
-    lease = attach(ctx, plan.entry, writable=True, why="clone", point=plan.point)
-    with room_wanted(f"start a server on a clone of {manifest.id}"):
+    with removing_if_lost(ctx, manifest):
+        lease = attach(ctx, plan.entry, writable=True, why="clone", point=plan.point)
+    with removing_if_lost(ctx, manifest), room_wanted(f"start a server on a clone of {manifest.id}"):
         try:
             recorded, data = manifest.server, data_path(lease)
             make_ready(ctx, manifest, data, memory_bytes=plan.memory_bytes, time_limit_s=plan.time_limit_s)
@@ -162,7 +163,7 @@ def clone(ctx: Context, plan: ClonePlan) -> Lease:
                 server.run(plan.time_limit_s)
                 facts = replace(facts, server_uuid=server.uuid(), answered_at=datetime.now(UTC))
                 lease = _record(ctx, lease, facts)
-                require_believable(ctx, lease, manifest)
+                require_sound_reads(ctx, lease, manifest)
         except BaseException:
             release_or_tell(ctx, lease)
             raise

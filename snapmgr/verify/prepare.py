@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.access.attach import attach, copies, data_path, place_of, release_or_tell, room_wanted
-from snapmgr.access.autoextend import relieved
-from snapmgr.capacity.lost import require_believable
+from snapmgr.access.autoextend import auto_extended
+from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.config.model import Verify
 from snapmgr.contract.errors import ConfigError, VerificationError
 from snapmgr.mysql.datadir.origin import read_origin
@@ -20,7 +20,7 @@ from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.datadir.relocation import relocated_options
 from snapmgr.mysql.lock.position import read_gtid
 from snapmgr.mysql.server.program import server_for
-from snapmgr.mysql.server.throwaway import run_folder, throwaway
+from snapmgr.mysql.server.throwaway import copy_server
 from snapmgr.physical.apply import make_ready
 from snapmgr.system.host import signals_held
 from snapmgr.tree.kernel import sync_file_system
@@ -79,7 +79,7 @@ def prepare(
     snapshot does not change. An interrupted or failed prepare leaves nothing.
 
     Raises ConfigError for a directory's snapshot, StorageError if it is not READY, VerificationError if it does not
-    recover, LackingError if this machine is why (no server program, no memory, no room).
+    recover, MissingRequirementError if this machine is why (no server program, no memory, no room).
     """
     manifest = entry.manifest
     if manifest.source == "directory":
@@ -89,11 +89,12 @@ def prepare(
         )
     how = how or Verify()
     start = time.monotonic()
-    lease = attach(ctx, entry, writable=True, why="prepare", point=point)
-    with room_wanted(f"prepare snapshot {manifest.id}"):
+    with removing_if_lost(ctx, manifest):
+        lease = attach(ctx, entry, writable=True, why="prepare", point=point)
+    with removing_if_lost(ctx, manifest), room_wanted(f"prepare snapshot {manifest.id}"):
         try:
             recovery = _Recovery(ctx, manifest, lease, how, pool_bytes)
-            with relieved(ctx, manifest):
+            with auto_extended(ctx, manifest):
                 applied = make_ready(
                     ctx,
                     manifest,
@@ -103,7 +104,7 @@ def prepare(
                 )
                 recovered, last = recovery.run()
                 recovered |= applied
-            require_believable(ctx, lease, manifest)
+            require_sound_reads(ctx, lease, manifest)
             with signals_held():
                 lease = replace(lease, why="mount")
                 ctx.catalog.write_lease(lease)
@@ -183,19 +184,16 @@ class _Recovery:
         )
 
     def _start(self) -> _Run:
-        with (
-            run_folder(self._ctx.config.scratch_dir) as run_dir,
-            throwaway(
-                self.binary,
-                self._data,
-                settings=self._recorded.settings if self._recorded else {},
-                memory_bytes=self._how.memory_bytes,
-                run_dir=run_dir,
-                options=self._options,
-                originals=self._there,
-                time_limit_s=self._how.time_limit_s,
-            ) as server,
-        ):
+        with copy_server(
+            self._data,
+            self._recorded,
+            binary=self.binary,
+            memory_bytes=self._how.memory_bytes,
+            options=self._options,
+            originals=self._there,
+            scratch_dir=self._ctx.config.scratch_dir,
+            time_limit_s=self._how.time_limit_s,
+        ) as server:
             with server.connect() as connection:
                 gtid = read_gtid(connection, self.binary.flavor)
                 mysql = self.binary.flavor == "mysql"

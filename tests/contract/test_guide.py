@@ -1,4 +1,4 @@
-"""The contract suite over the backend of docs/backend-guide.md: its text, as it stands there, run as it says there."""
+"""The contract suite over the backend of docs/how-to/write-a-backend.md, taken from the text of that page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-_GUIDE = Path(__file__).parents[2] / "docs" / "backend-guide.md"
+_GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-backend.md"
 _BLOCKS = re.findall(r"^```python\n(.*?)^```$", _GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 _BACKEND, _TESTS = _BLOCKS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.contract.errors import CommandError, LackingError, StorageError
+from snapmgr.contract.errors import CommandError, MissingRequirementError, StorageError
 from snapmgr.contract.records import Completed
 from snapmgr.system import blockdev
 from snapmgr.system.blockdev import MountTree, backing_file, btrfs_devices, device_stack, parse_blkid, parse_lsblk
@@ -46,7 +46,7 @@ class Replay:
         self.asked.append(tuple(argv))
         assert timeout_s
         if argv[0] in self.fail:
-            raise LackingError(f"the program {argv[0]} is not installed")
+            raise MissingRequirementError(f"the program {argv[0]} is not installed")
         out = json.dumps(self.lsblk) if argv[0] == "lsblk" else RECORDING["blkid"][argv[-1]]
         code = 0 if out else 2
         assert code in ok

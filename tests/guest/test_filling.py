@@ -116,15 +116,15 @@ def test_a_forecast_rests_on_samples_and_a_threshold_sets_the_exit_code(
     # A minute between samples is for people; the samples are real.
     monkeypatch.setattr(fill, "_LEAST_SPAN_S", 1.0)
     snapmgr.lvm["cow_size"] = "24M"
-    snapmgr.job["fill_warn"] = "99%"
-    snapmgr.job["fill_warn_in"] = "0"
+    snapmgr.job["capacity_warn"] = "99%"
+    snapmgr.job["capacity_warn_within"] = "0"
     assert snapmgr("backup", "files") == 0, snapmgr.said
     for number in range(3):
         snapmgr.write(3, f"data{number}")
         time.sleep(1.5)
         assert snapmgr("prune") == 0, snapmgr.said
     (job,) = snapmgr.document("status")["jobs"]
-    own = next(one for one in job["gauges"] if one["snapshot_id"])
+    own = next(one for one in job["capacity"] if one["snapshot_id"])
     assert 9 * _MIB < own["used_bytes"] < 14 * _MIB
     assert own["size_bytes"] == 28 * _MIB
     # About 3 MiB in the time of a round, whatever this machine is.
@@ -136,7 +136,7 @@ def test_a_forecast_rests_on_samples_and_a_threshold_sets_the_exit_code(
     assert snapmgr("show", "latest") == 0
     assert "CoW table 28.0 MiB, chunks of 16.0 KiB: cow_size 24M" in snapmgr.said
 
-    snapmgr.job["fill_warn_in"] = "1d"
+    snapmgr.job["capacity_warn_within"] = "1d"
     assert snapmgr("status") == 1
     assert "then the snapshot is lost" in snapmgr.said
 
@@ -200,7 +200,7 @@ def test_a_thin_pool_is_guarded_before_it_is_full_and_its_state_is_told(
     snapmgr = Command(capsys, tmp_path, vg.thin_origin("db", pool="pool", size_mib=96, fs_type="ext4"))
     assert snapmgr("backup", "files") == 0, snapmgr.said
     (job,) = snapmgr.document("status")["jobs"]
-    assert [one["name"] for one in job["gauges"]] == [
+    assert [one["name"] for one in job["capacity"]] == [
         f"data of the thin pool {vg.name}/pool",
         f"metadata of the thin pool {vg.name}/pool",
     ]

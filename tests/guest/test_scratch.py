@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from snapmgr.api import AlteredError, InUseError, LackingError, SnapshotRef, StorageError
+from snapmgr.api import AlteredError, InUseError, MissingRequirementError, SnapshotRef, StorageError
 from snapmgr.testing.lab import new_record
 from snapmgr_lvm import LvmBackend, dm, loop, luks, marks
 from snapmgr_lvm.report import read_group
@@ -426,7 +426,7 @@ def test_luks_container_on_the_volume_is_opened(scene: Scene, kind: str, tmp_pat
             (tmp_path / "wrong").write_bytes(b"another key")
             for name, error in ((None, "no key for it"), ("none", "is not there"), ("wrong", "does not open")):
                 keyed = scene.configure(luks_key_file=str(tmp_path / name) if name else None)
-                with pytest.raises((LackingError, StorageError), match=error):
+                with pytest.raises((MissingRequirementError, StorageError), match=error):
                     keyed.attach(record)
                 backend.detach(record)
             assert scene.left_over(record) == []

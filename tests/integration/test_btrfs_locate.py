@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.api import LackingError, NotMine, StorageError
+from snapmgr.api import MissingRequirementError, NotMine, StorageError
 from snapmgr.system.blockdev import find_target
 from snapmgr.system.mount import bind, mount_device, unmount
 from support.btrfs import attached, btrfs_disk, locate, make_backend, make_subvolume, new_record, run, take
@@ -223,7 +223,7 @@ def test_without_root_the_right_is_named(disk):
         code = 1
         try:
             BACKEND.locate(target)
-        except LackingError as error:
+        except MissingRequirementError as error:
             code = 0 if "root" in error.message and error.hint else 2
         if not any("root" in reason.what for reason in BACKEND.missing()):
             code = 3

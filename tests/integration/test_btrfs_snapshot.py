@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.api import FireError, LackingError, NotFoundError, StorageError
+from snapmgr.api import FireError, MissingRequirementError, NotFoundError, StorageError
 from snapmgr.backup.trigger import Trigger
 from snapmgr.system.blockdev import read_mounts
 from support.btrfs import btrfs_disk, locate, make_backend, make_subvolume, run, take
@@ -369,7 +369,7 @@ def test_without_root_everything_says_so(disk):
             try:
                 act()
                 code = number
-            except LackingError as error:
+            except MissingRequirementError as error:
                 code = code if "root" in error.message else number + 10
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

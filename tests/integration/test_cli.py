@@ -95,7 +95,9 @@ def test_the_whole_chain(scene: Scene) -> None:
         (scene.folder / "look" / "data" / "mine").write_text("the snapshot")
     documents.append(scene.json("umount", "latest"))
     assert scene.stored() == [kept["id"]]
-    documented = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", (DOCS / "json.md").read_text()))))
+    documented = set(
+        re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", (DOCS / "reference" / "json.md").read_text())))
+    )
     seen = {key for document in documents for key in _keys(document)}
     assert seen <= documented, seen - documented
 
@@ -257,7 +259,7 @@ def test_doctor_says_what_to_grant_and_then_is_content(scene: Scene) -> None:
     scene.configure(text=f'[job.demo]\nsource = "mysql"\ndefaults_file = "{options}"\n')
     done = scene.run("doctor", "--json")
     assert done.returncode == 7
-    (lacking,) = [one for one in json.loads(done.stdout)["findings"] if one["level"] == "lacking"]
+    (lacking,) = [one for one in json.loads(done.stdout)["findings"] if one["level"] == "missing"]
     scene.server.query(lacking["hint"].partition(": ")[2])
     assert scene.json("doctor")["exit_code"] == 0
     # And what doctor is content with is enough indeed.

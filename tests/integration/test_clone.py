@@ -13,7 +13,7 @@ import pymysql
 import pytest
 
 from snapmgr.catalog.store import Catalog
-from snapmgr.contract.errors import InUseError, LackingError
+from snapmgr.contract.errors import InUseError, MissingRequirementError
 from snapmgr.verify.clone import clone, end_clone, plan_clone
 from support.clones import ask, clones_of, ending_clones, leases, nothing_left, problems
 from support.crashsite import tree_digest
@@ -246,7 +246,7 @@ def test_a_port_that_is_taken_in_between_is_what_the_machine_lacks(scene):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        with pytest.raises(LackingError, match="Bind on TCP/IP port"):
+        with pytest.raises(MissingRequirementError, match="Bind on TCP/IP port"):
             clone(ctx, plan)
     nothing_left(scene)
 

@@ -93,7 +93,7 @@ def test_force_says_what_is_lost_and_needs_a_word(scene: Scene) -> None:
     assert refused.returncode == 2
     assert "--yes" in refused.stderr
     assert f"{only.id} is protected: newest READY, newest VERIFIED" in refused.stderr
-    assert "no snapshot at all then" in refused.stderr
+    assert "will have no snapshot left" in refused.stderr
     planned = scene.run("delete", "--force", only.id, "--dry-run")
     assert (planned.returncode, planned.stdout) == (0, f"would delete {only.id} (newest READY, newest VERIFIED)\n")
     assert _left(scene) == [only.id]

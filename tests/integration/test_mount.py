@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.contract.errors import InUseError, LackingError, NotFoundError, StorageError
+from snapmgr.contract.errors import InUseError, MissingRequirementError, NotFoundError, StorageError
 from snapmgr.system.blockdev import read_mounts
 from snapmgr.system.mount import KernelMounter, bind, mount_device, remove_point, unmount
 from support.storage import loop_filesystem, work_folder
@@ -122,7 +122,10 @@ def test_a_failed_private_mount_says_what_and_why(disk, device, fs_type, options
 
 
 def test_an_unknown_file_system_is_lacking(disk):
-    with pytest.raises(LackingError, match="does not know"), KernelMounter().private(disk.device, "nosuchfs"):
+    with (
+        pytest.raises(MissingRequirementError, match="does not know"),
+        KernelMounter().private(disk.device, "nosuchfs"),
+    ):
         pytest.fail("it was mounted")
 
 
@@ -134,7 +137,7 @@ def test_without_root_the_right_is_named(disk):
         try:
             with KernelMounter().private(disk.device, "ext4"):
                 code = 2
-        except LackingError as error:
+        except MissingRequirementError as error:
             code = 0 if "CAP_SYS_ADMIN" in error.message and error.hint else 3
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

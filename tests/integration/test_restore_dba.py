@@ -72,7 +72,7 @@ def test_a_restored_replica_leaves_source_and_live_replica_alone():
             dest = Path(scene.file_system.point) / "restored"
             done = scene.run("restore", "latest", str(dest))
             assert done.returncode == 0, done.stderr
-            assert f"{dest}/relay/relay.index names {relay}, where the source has it" in done.stderr
+            assert f"{dest}/relay/relay.index points to {relay}, a path of the source" in done.stderr
             line = next(line for line in done.stdout.splitlines() if "server options: " in line)
             given = shlex.split(line.partition("server options: ")[2])
             assert f"--relay-log={dest}/relay/relay" in given

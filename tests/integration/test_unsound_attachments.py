@@ -10,7 +10,7 @@ import pytest
 from snapmgr.backup.run import backup
 from snapmgr.catalog.store import Catalog
 from snapmgr.config.model import Verify
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.contract.records import Reason
 from snapmgr.restore.run import restore
 from snapmgr.verify.clone import clone, plan_clone
@@ -54,11 +54,11 @@ def test_no_verification_is_recorded_and_nothing_is_restored(files, full):
     ctx = files.context()
     entry = ctx.catalog.load(backup(ctx, ctx.config.job("demo")).id)
     for check in ("true", "false"):
-        with pytest.raises(LackingError, match="its scratch space is full"):
+        with pytest.raises(MissingRequirementError, match="its scratch space is full"):
             verify(ctx, entry, Verify(command=(check,)))
         assert ctx.catalog.load(entry.manifest.id).verification is None
     dest = files.folder / "copy"
-    with pytest.raises(LackingError, match="its scratch space is full") as caught:
+    with pytest.raises(MissingRequirementError, match="its scratch space is full") as caught:
         restore(ctx, entry, str(dest))
     assert caught.value.hint == "raise scratch_size"
     assert not dest.exists()
@@ -70,9 +70,9 @@ def test_no_verification_is_recorded_and_nothing_is_restored(files, full):
 def test_no_recovered_datadir_and_no_clone_is_handed_out(scene, full):
     ctx = scene.context()
     entry = ctx.catalog.load(backup(ctx, ctx.config.job("demo")).id)
-    with pytest.raises(LackingError, match="its scratch space is full"):
+    with pytest.raises(MissingRequirementError, match="its scratch space is full"):
         prepare(ctx, entry)
-    with pytest.raises(LackingError, match="its scratch space is full"):
+    with pytest.raises(MissingRequirementError, match="its scratch space is full"):
         clone(ctx, plan_clone(ctx, entry, str(scene.folder / "clone"), memory_bytes=64 << 20))
     assert len(full) == 2
     assert os.listdir(scene.scratch) == []

@@ -28,7 +28,7 @@ source = "directory"
 path = "/mnt/{kind}/data"
 verify.command = ["grep", "-q", "data", "{{}}/file"]
 retention.keep-last = 1
-fill_warn_in = "0"
+capacity_warn_within = "0"
 """
 
 

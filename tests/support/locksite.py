@@ -1,7 +1,7 @@
 """A loaded server that is being backed up by the whole command line, and what becomes of the lock.
 
-The command logs in as an account of its own, with the privileges that docs/configuration.md names and no more: so what
-is ours on the server can be told from the rest.
+The command logs in as an account of its own, with the privileges that docs/reference/configuration.md names and no
+more: so what is ours on the server can be told from the rest.
 """
 
 from __future__ import annotations

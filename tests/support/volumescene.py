@@ -180,6 +180,6 @@ def volume_scene(
             text=f'[backend.lvm]\ncow_size = "50%"\nscratch_dir = "{folder}/cow"\n{backend}\n'
             f'[job.demo]\nbackend = "lvm"\nsource = "directory"\npath = "{scene.data}"\n'
             # A forecast from the seconds of a test says nothing.
-            f'fill_warn_in = "0"\n{job}\n'
+            f'capacity_warn_within = "0"\n{job}\n'
         )
         yield scene

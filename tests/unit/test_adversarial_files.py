@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.mysql.datadir.copy import absolute_paths, isolate_copy
 from snapmgr.mysql.datadir.layout import read_files
 from snapmgr.mysql.datadir.plainfile import open_plain, read_isl
@@ -24,14 +24,14 @@ def test_an_index_that_is_a_symlink_is_not_written_through(datadir: Path, target
     victim = datadir.parent / "victim"
     victim.write_text("root:x:0:0\n./other/line\n")
     (datadir / "binlog.index").symlink_to(target)
-    with pytest.raises(LackingError, match="regular file|outside"):
+    with pytest.raises(MissingRequirementError, match="regular file|outside"):
         isolate_copy(str(datadir), {"log_bin_basename": "binlog"}, {})
     assert victim.read_text() == "root:x:0:0\n./other/line\n"
 
 
 def test_an_index_that_is_a_fifo_is_not_waited_for(datadir: Path) -> None:
     os.mkfifo(datadir / "binlog.index")
-    with pytest.raises(LackingError, match="not a regular file"):
+    with pytest.raises(MissingRequirementError, match="not a regular file"):
         isolate_copy(str(datadir), {"log_bin_basename": "binlog"}, {})
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import snapmgr_btrfs
-from snapmgr.api import LackingError, Mount, NotMine, Pool, StorageError, Target, Volume
+from snapmgr.api import MissingRequirementError, Mount, NotMine, Pool, StorageError, Target, Volume
 from snapmgr_btrfs import backend, cost, filesystem, folder, inventory, library, locating, space
 
 POOL = Pool(backend="btrfs", id=str(uuid.UUID(int=99)), hint="/dev/x")
@@ -194,7 +194,7 @@ def test_a_missing_library_is_named_with_what_to_install(monkeypatch):
     assert "not installed" in reason.what
     assert "libbtrfsutil-dev" in reason.hint
     assert "snapmgr[btrfs]" in reason.hint
-    with pytest.raises(LackingError, match="not installed"):
+    with pytest.raises(MissingRequirementError, match="not installed"):
         library.load()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from snapmgr.api import AttachRecord, InUseError, LackingError, Mount, Pool, SnapshotRef, StorageError
+from snapmgr.api import AttachRecord, InUseError, MissingRequirementError, Mount, Pool, SnapshotRef, StorageError
 from snapmgr.system.command import CommandRunner
 from snapmgr.system.mount import KernelMounter
 from snapmgr_lvm import dm, loop, luks, scratchfolder
@@ -370,9 +370,9 @@ class _Library:
 
 
 def test_luks_container_needs_a_key(tmp_path: Path) -> None:
-    with pytest.raises(LackingError, match="no key for it"):
+    with pytest.raises(MissingRequirementError, match="no key for it"):
         luks.open_container("/dev/x", _RECORD, None)
-    with pytest.raises(LackingError, match="is not there"):
+    with pytest.raises(MissingRequirementError, match="is not there"):
         luks.open_container("/dev/x", _RECORD, str(tmp_path / "none"))
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from snapmgr.catalog.manifest import Member, ServerRecord
 from snapmgr.mysql.datadir.relocation import absolute_folders, absolute_names, relocated_options
-from snapmgr.restore.folder_map import arrange, expected
+from snapmgr.restore.folder_map import expected_map, map_folders
 from support import sample
 
 
 def _arranged(*pairs):
-    return arrange({original: Path(copy) for original, copy in pairs})
+    return map_folders({original: Path(copy) for original, copy in pairs})
 
 
 def _targets(arrangement):
@@ -93,7 +93,7 @@ def test_a_manifest_alone_tells_the_same():
             Member(ref=ref, subpath="", call_s=0.1, path="/ssd", places={"/ssd": ""}),
         ),
     )
-    assert _targets(expected(manifest)) == {"/srv/data": "data", "/srv/log": "log", "/ssd": "ssd"}
+    assert _targets(expected_map(manifest)) == {"/srv/data": "data", "/srv/log": "log", "/ssd": "ssd"}
 
 
 def _server(**settings):

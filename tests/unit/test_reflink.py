@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.api import LackingError, Mount, Pool, StorageError, Volume
+from snapmgr.api import MissingRequirementError, Mount, Pool, StorageError, Volume
 from snapmgr_reflink import kernel, tree
 from snapmgr_reflink.armed import check_rights, check_room, forecast_s
 from snapmgr_reflink.place import Place, mounted_inside
@@ -76,7 +76,7 @@ def test_obstacles_are_named() -> None:
     check_rights(volume, seen)
     for number in range(100):
         seen.hinder(f"file-{number}", "cannot be read by this user")
-    with pytest.raises(LackingError, match="file-0 cannot be read") as caught:
+    with pytest.raises(MissingRequirementError, match="file-0 cannot be read") as caught:
         check_rights(volume, seen)
     assert len(str(caught.value)) < 1000
 

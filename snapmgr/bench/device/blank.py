@@ -35,7 +35,7 @@ _PROCESSES_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundSignature:
     """One signature, or the table of partitions, on a device or on one of its partitions."""
 
     signature: Signature
@@ -184,7 +184,7 @@ def _number_of(path: str) -> str:
 # ---------------------------------------------------------------------------------------------------- what is on it
 
 
-def signatures(device: BlockDevice, *, runner: Runner, sysfs: Path = _SYSFS) -> tuple[Found, ...]:
+def signatures(device: BlockDevice, *, runner: Runner, sysfs: Path = _SYSFS) -> tuple[FoundSignature, ...]:
     """Given a device, return all signatures on it, and its partitions with theirs.
 
     Raises CommandError if a probe fails: a device that cannot be probed is never taken for blank.
@@ -192,16 +192,16 @@ def signatures(device: BlockDevice, *, runner: Runner, sysfs: Path = _SYSFS) -> 
     found = [*_probed(device.path, runner)]
     for _number, path in partitions(device, sysfs=sysfs):
         inner = ", ".join(one.shown for one in _probed(path, runner)) or "nothing known"
-        found.append(Found(signature=("partition", ""), shown=f"a partition {path}: {inner}", partition=True))
+        found.append(FoundSignature(signature=("partition", ""), shown=f"a partition {path}: {inner}", partition=True))
     return tuple(found)
 
 
-def _probed(path: str, runner: Runner) -> list[Found]:
-    found: dict[Signature, Found] = {}
+def _probed(path: str, runner: Runner) -> list[FoundSignature]:
+    found: dict[Signature, FoundSignature] = {}
     for kind, uuid, label in (*_by_blkid(path, runner), *_by_wipefs(path, runner)):
         # wipefs finds what blkid found once more, some of it at several places, and no UUID of a partition table.
         if uuid or all(kind != other for other, _uuid in found):
-            found.setdefault((kind, uuid), Found(signature=(kind, uuid), shown=_shown(kind, uuid, label)))
+            found.setdefault((kind, uuid), FoundSignature(signature=(kind, uuid), shown=_shown(kind, uuid, label)))
     return list(found.values())
 
 

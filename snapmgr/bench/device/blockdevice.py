@@ -12,11 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapmgr.bench.device.blank import Found, refused_exclusively, signatures, uses
+from snapmgr.bench.device.blank import FoundSignature, refused_exclusively, signatures, uses
 from snapmgr.bench.device.identity import Identity, identify, normal
 from snapmgr.bench.device.loopfile import MIB
 from snapmgr.bench.device.mark import Mark, ours, read_content, read_mark, usable_bytes, write_mark
-from snapmgr.contract.errors import BusyError, CommandError, ConfigError, LackingError, SnapmgrError, StorageError
+from snapmgr.contract.errors import (
+    BusyError,
+    CommandError,
+    ConfigError,
+    MissingRequirementError,
+    SnapmgrError,
+    StorageError,
+)
 from snapmgr.contract.units import format_size
 from snapmgr.system.blockdev import device_stack, udev_properties
 
@@ -133,7 +140,7 @@ class DeviceTarget:
             self._noted = False
 
     def facts(self) -> dict[str, Any]:
-        """Return what it is, for the samples: see `docs/bench-devices.md`."""
+        """Return what it is, for the samples: see `docs/reference/benchmark-devices.md`."""
         return {
             "kind": "device",
             "size_bytes": self.size_bytes,
@@ -216,7 +223,7 @@ def _opened(path: str) -> Iterator[int]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except PermissionError:
-        raise LackingError(f"no right to open {path}", hint="run it as root (sudo)") from None
+        raise MissingRequirementError(f"no right to open {path}", hint="run it as root (sudo)") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be opened: {error.strerror}", hint="is it there? see: lsblk") from None
     try:
@@ -244,7 +251,7 @@ def _lock(fd: int, how: int, path: str) -> None:
 
 def examined(
     path: str, fd: int, *, needed: int | None, wipe: str | None, line: Sequence[str], runner: Runner
-) -> tuple[BlockDevice, Identity, tuple[Found, ...]]:
+) -> tuple[BlockDevice, Identity, tuple[FoundSignature, ...]]:
     """Return what an open device is and what is on it. Raises ConfigError unless it may be formatted."""
     number = os.fstat(fd).st_rdev
     device = device_stack(f"{os.major(number)}:{os.minor(number)}", properties=udev_properties)
@@ -280,7 +287,9 @@ def examined(
     return device, identity, found
 
 
-def _contents(device: BlockDevice, fd: int, identity: Identity, runner: Runner) -> tuple[tuple[Found, ...], str]:
+def _contents(
+    device: BlockDevice, fd: int, identity: Identity, runner: Runner
+) -> tuple[tuple[FoundSignature, ...], str]:
     """Return what is on a device, and why that is more than what we left there ourselves ("" if it is not)."""
     try:
         _forget_cached(fd)

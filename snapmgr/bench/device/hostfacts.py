@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import snapmgr
 from snapmgr.bench.device.identity import identify
-from snapmgr.contract.errors import CommandError, LackingError, SnapmgrError
+from snapmgr.contract.errors import CommandError, MissingRequirementError, SnapmgrError
 from snapmgr.system.blockdev import backing_file, device_stack, find_target, udev_properties
 from snapmgr.system.command import CommandRunner
 
@@ -125,7 +125,7 @@ def virtualisation(runner: Runner, *, proc: Path = _PROC, sysfs: Path = _SYSFS) 
 
 
 def _detected(runner: Runner, which: str) -> str | None:
-    with suppress(CommandError, LackingError):
+    with suppress(CommandError, MissingRequirementError):
         # Exit code 1 with "none".
         return runner.run(["systemd-detect-virt", which], ok=(0, 1), timeout_s=_TIMEOUT_S).stdout.strip() or None
     return None
@@ -146,7 +146,7 @@ def tool_versions(runner: Runner) -> dict[str, str]:
     """Return the versions of the programs that are installed, by name; "unknown" for one that does not tell."""
     found = {}
     for tool, arguments in _TOOLS.items():
-        with suppress(CommandError, LackingError):
+        with suppress(CommandError, MissingRequirementError):
             answer = runner.run([tool, *arguments], ok=tuple(range(128)), timeout_s=_TIMEOUT_S)
             version = _VERSION.search(answer.stdout) or _VERSION.search(answer.stderr)
             found[tool] = version[1] if version else "unknown"

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapmgr.contract.errors import ConfigError, LackingError, StorageError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, StorageError
 from snapmgr.contract.units import format_size
 from snapmgr.system.blockdev import find_target
 from snapmgr.system.loopdevice import attach_loop
@@ -82,7 +82,7 @@ class LoopTarget:
         """Nothing to note: the file goes with us."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what it is, for the samples: see `docs/bench-devices.md`."""
+        """Return what it is, for the samples: see `docs/reference/benchmark-devices.md`."""
         return self._facts | {"allocated_bytes": os.fstat(self._file_fd).st_blocks * 512}
 
 
@@ -94,7 +94,7 @@ def loop_target(
 
     `written`: the file's blocks are written once, or the file system below it would convert each at its first use,
     which costs storage that writes elsewhere (copy-on-write) more than storage that writes in place. Raises ConfigError
-    without room, LackingError without the right or loop devices, StorageError.
+    without room, MissingRequirementError without the right or loop devices, StorageError.
     """
     fs_type = require_room(folder, size_bytes)
     file_fd = _nameless(folder)
@@ -157,7 +157,9 @@ def _nameless(folder: Path) -> int:
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except PermissionError:
-        raise LackingError(f"no right to make a file in {folder}", hint="run as root, or name another FOLDER") from None
+        raise MissingRequirementError(
+            f"no right to make a file in {folder}", hint="run as root, or name another FOLDER"
+        ) from None
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise ConfigError(

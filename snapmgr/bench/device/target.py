@@ -1,7 +1,7 @@
 """Where the benchmark makes its file systems: a loop device of its own, or a device that nobody needs.
 
 Nothing is ever formatted but what `opened_target` hands out; of devices only one that nobody uses, and that is blank,
-bears what an earlier run left, or was named by its serial number with --wipe. See docs/bench-devices.md.
+bears what an earlier run left, or was named by its serial number with --wipe. See docs/reference/benchmark-devices.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from snapmgr.bench.device.blockdevice import claimed, examined, node_of, opened_device, require_size, title_of
 from snapmgr.bench.device.loopfile import MIB, loop_target, require_room
-from snapmgr.contract.errors import ConfigError, LackingError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError
 from snapmgr.contract.units import format_size, parse_size
 from snapmgr.system.command import CommandRunner
 
@@ -56,7 +56,7 @@ class OpenTarget(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class TargetSpec:
     """What --on means."""
 
     kind: Literal["loop", "device"]
@@ -66,7 +66,7 @@ class Order:
     """Of the loop device's file; None for a device."""
 
 
-def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFAULT_FOLDER) -> Order:
+def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFAULT_FOLDER) -> TargetSpec:
     """Given the value of --on, return what it means. Raises ConfigError.
 
     `size_bytes` is what the caller needs: a file in a FOLDER gets this size, and a smaller SIZE is refused. `folder` is
@@ -86,7 +86,7 @@ def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFA
         why = (error.strerror or "").lower() if isinstance(error, OSError) else str(error)
         raise ConfigError(f"--on {text}: {why}", hint=_FORMS) from None
     if stat.S_ISBLK(mode):
-        return Order(kind="device", path=node_of(path), size_bytes=None)
+        return TargetSpec(kind="device", path=node_of(path), size_bytes=None)
     if not stat.S_ISDIR(mode):
         raise ConfigError(f"--on {text}: this is neither a block device nor a folder", hint=_FORMS)
     if size_bytes is None:
@@ -94,12 +94,12 @@ def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFA
     return _loop_order(text, path, size_bytes, size_bytes)
 
 
-def _loop_order(text: str, folder: str, size: int, needed: int | None) -> Order:
+def _loop_order(text: str, folder: str, size: int, needed: int | None) -> TargetSpec:
     if not os.path.isdir(folder):
         raise ConfigError(f"--on {text}: {folder} is not a folder", hint="--on loop:SIZE:FOLDER")
     size = -(-size // MIB) * MIB
     require_size(f"--on {text}", size, needed)
-    return Order(kind="loop", path=os.path.realpath(folder), size_bytes=size)
+    return TargetSpec(kind="loop", path=os.path.realpath(folder), size_bytes=size)
 
 
 @contextmanager
@@ -126,8 +126,8 @@ def opened_target(
         runner: runs wipefs, blkid and blkdiscard.
         tell: is told what takes long.
 
-    Raises ConfigError (2) for whatever must not be formatted, BusyError (3) if another run has it, LackingError (7)
-    without root or loop devices, StorageError and CommandError.
+    Raises ConfigError (2) for whatever must not be formatted, BusyError (3) if another run has it,
+    MissingRequirementError (7) without root or loop devices, StorageError and CommandError.
     """
     order = parse_target(text, size_bytes=size_bytes, folder=folder)
     runner = runner or CommandRunner()
@@ -166,4 +166,4 @@ def preview_target(
 
 def _require_root() -> None:
     if os.geteuid() != 0:
-        raise LackingError("only root may make file systems and mount them", hint="run it as root (sudo)")
+        raise MissingRequirementError("only root may make file systems and mount them", hint="run it as root (sudo)")

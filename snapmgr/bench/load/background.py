@@ -91,7 +91,7 @@ class Load:
 def written_to(argv: Sequence[str], file: Path, log: Path) -> Iterator[Load]:
     """Run `command` while the context lasts, once its first write was seen; what it prints goes to `log`.
 
-    Raises CommandError if it writes nothing, LackingError without fio. It is ended and reaped in any case.
+    Raises CommandError if it writes nothing, MissingRequirementError without fio. It is ended and reaped in any case.
     """
     before = file.stat().st_mtime_ns
     with log.open("wb") as output, running(argv, output=output, grace_s=5.0) as process:

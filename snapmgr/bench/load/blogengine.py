@@ -64,7 +64,7 @@ class _Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class BlogLoad:
     """What is to be done."""
 
     folder: Path
@@ -93,7 +93,7 @@ class Order:
 class _Worker:
     """One of them, in its process."""
 
-    def __init__(self, order: Order, table: _Table, number: int, noise: memoryview) -> None:
+    def __init__(self, order: BlogLoad, table: _Table, number: int, noise: memoryview) -> None:
         self._order = order
         self._table = table
         self._row = table.row(number)
@@ -227,7 +227,7 @@ class EngineError(Exception):
     """The load could not be kept up; the text says why."""
 
 
-def run(order: Order) -> dict[str, Any]:
+def run(order: BlogLoad) -> dict[str, Any]:
     """Let the crew work, and return what each window saw. Raises EngineError; no worker is left in any case."""
     crew = order.crew
     table = _Table(len(crew))
@@ -279,7 +279,7 @@ def _work(worker: _Worker, role: str, table: _Table, said: int, gate: int) -> No
         os._exit(0)
 
 
-def _watch(order: Order, table: _Table, crew: Sequence[str]) -> list[tuple[float, dict[str, int]]]:
+def _watch(order: BlogLoad, table: _Table, crew: Sequence[str]) -> list[tuple[float, dict[str, int]]]:
     """Read the counters at the end of each window until the time is up; the first reading is the beginning's."""
     rows = [table.row(number) for number in range(len(crew))]
     begun = time.monotonic()
@@ -295,7 +295,7 @@ def _watch(order: Order, table: _Table, crew: Sequence[str]) -> list[tuple[float
     return samples
 
 
-def _full(order: Order, rows: Sequence[memoryview]) -> bool:
+def _full(order: BlogLoad, rows: Sequence[memoryview]) -> bool:
     return order.fill and sum(row[_BLOGS] for row in rows) >= order.blogs
 
 
@@ -330,7 +330,7 @@ def _reap(workers: Sequence[int]) -> int:
     return len(left)
 
 
-def _document(order: Order, samples: Sequence[tuple[float, dict[str, int]]]) -> dict[str, Any]:
+def _document(order: BlogLoad, samples: Sequence[tuple[float, dict[str, int]]]) -> dict[str, Any]:
     last = samples[-1][1]
     pairs = list(pairwise(samples))
     return {
@@ -342,7 +342,7 @@ def _document(order: Order, samples: Sequence[tuple[float, dict[str, int]]]) -> 
     }
 
 
-def _order(argv: Sequence[str] | None) -> Order:
+def _order(argv: Sequence[str] | None) -> BlogLoad:
     parser = argparse.ArgumentParser(
         prog="python -m snapmgr.bench.load.blogengine", description=__doc__.splitlines()[0]
     )
@@ -363,7 +363,7 @@ def _order(argv: Sequence[str] | None) -> Order:
         given |= {"rewriters": 0, "commenters": 0, "readers": 0}
     if min(given["writers"], given["blogs"]) < 1 or given["window_s"] <= 0:
         parser.error("there must be a writer, a blog, and time in a window")
-    return Order(**given)
+    return BlogLoad(**given)
 
 
 def _interrupt(number: int, _frame: object) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import CommandError, LackingError
+from snapmgr.contract.errors import CommandError, MissingRequirementError
 from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
 from snapmgr.mysql.connect.identity import identify
@@ -145,11 +145,13 @@ def _as_root() -> list[str]:
 def private_mariadb(datadir: Path, folder: Path, options: Sequence[str]) -> Iterator[PrivateMariadb]:
     """Run a server on `datadir` while the context lasts; socket and log are in `folder`, which nobody else may enter.
 
-    Raises LackingError if there is none, CommandError if it does not come up.
+    Raises MissingRequirementError if there is none, CommandError if it does not come up.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     if len(os.fsencode(folder)) > 90:  # noqa: PLR2004 - sun_path has 108 bytes
-        raise LackingError(f"{folder} is too long for a socket", hint="choose a shorter folder for the results")
+        raise MissingRequirementError(
+            f"{folder} is too long for a socket", hint="choose a shorter folder for the results"
+        )
     argv = [
         *(*dying_with_us(), find_program("mariadbd")),
         "--no-defaults",

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ _AT_MOST_S = 5.0
 def drop_caches(folders: Sequence[str] = ()) -> None:
     """Sync, empty the clients' cache folders, and drop the kernel's caches.
 
-    Raises LackingError where these cannot be dropped (a container).
+    Raises MissingRequirementError where these cannot be dropped (a container).
     """
     # Twice: the first may leave what was written meanwhile. All file systems: a loop device's file is on another. And
     # first: what a client writes away it may keep.
@@ -38,7 +38,7 @@ def drop_caches(folders: Sequence[str] = ()) -> None:
     try:
         _DROP_CACHES.write_text("3\n", encoding="ascii")
     except OSError as error:
-        raise LackingError(
+        raise MissingRequirementError(
             f"cannot drop the caches ({_DROP_CACHES}: {error.strerror}): no read would be cold",
             hint="run it as root, outside of a container",
         ) from None

@@ -42,7 +42,7 @@ class CpuCounts:
 
 
 @dataclass(kw_only=True)
-class Part:
+class MeasuredPart:
     """A part that is being measured; `spent` is there once its context has ended, however it ended."""
 
     _spent: Spent | None = None
@@ -72,13 +72,13 @@ class Counters:
         self._numbers = {device_number(device): device for device in devices}
 
     @contextmanager
-    def measured(self) -> Iterator[Part]:
+    def measured(self) -> Iterator[MeasuredPart]:
         """Count from here to the context's end.
 
         The kernel counts what reached the device: who wants all that was written syncs before the end. Raises
         StorageError if a device vanishes.
         """
-        part = Part()
+        part = MeasuredPart()
         before, cpu_before, start = self._counts(), read_cpu(), time.monotonic()
         yield part
         seconds, cpu, after = time.monotonic() - start, read_cpu(), self._counts()

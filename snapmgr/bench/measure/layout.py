@@ -61,7 +61,7 @@ class Extent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class BlockLayout:
     """How a file lies on its device."""
 
     size_bytes: int
@@ -123,7 +123,7 @@ class Layout:
         }
 
 
-def read_layout(path: Path) -> Layout:
+def read_layout(path: Path) -> BlockLayout:
     """Flush a file and return where its blocks are. Nobody writes to it meanwhile.
 
     Raises StorageError if its file system does not tell (tmpfs), OSError if it cannot be opened.
@@ -161,11 +161,11 @@ def read_extents(fd: int) -> list[Extent]:
         start, flags = found[-1].logical + found[-1].length, 0
 
 
-def lay_out(extents: Sequence[Extent], *, size_bytes: int, mapped: bool = False) -> Layout:
+def lay_out(extents: Sequence[Extent], *, size_bytes: int, mapped: bool = False) -> BlockLayout:
     """Given a file's extents in order, return its layout."""
     written = [one for one in extents if not one.flags & _UNWRITTEN]
     runs = _runs([one for one in written if one.placed])
-    return Layout(
+    return BlockLayout(
         size_bytes=size_bytes,
         mapped_bytes=sum(one.length for one in extents),
         unwritten_bytes=sum(one.length for one in extents if one.flags & _UNWRITTEN),

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, StorageError
 from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
 
@@ -73,7 +73,7 @@ def bounded(name: str, limit_bytes: int, *, root: Path | None = None) -> Iterato
     """Keep this process and its children within `limit_bytes` of memory; yield whether a bound was needed.
 
     None is for a limit of as much as the machine has. Swap is not allowed. `name` is unique; `remove_group` removes
-    what a SIGKILL leaves. Raises LackingError where memory cannot be bounded, StorageError for too little.
+    what a SIGKILL leaves. Raises MissingRequirementError where memory cannot be bounded, StorageError for too little.
     """
     root = root or ROOT
     if limit_bytes >= memory_bytes():
@@ -85,7 +85,7 @@ def bounded(name: str, limit_bytes: int, *, root: Path | None = None) -> Iterato
             hint=f"{format_size(_LEAST_BYTES)} will do",
         )
     if (reason := lacking(root)) is not None:
-        raise LackingError(reason.what, hint=reason.hint)
+        raise MissingRequirementError(reason.what, hint=reason.hint)
     group, before = root / f"{_PREFIX}{name}", _group_of_this_process(root)
     try:
         group.mkdir()
@@ -95,7 +95,7 @@ def bounded(name: str, limit_bytes: int, *, root: Path | None = None) -> Iterato
         (group / "cgroup.procs").write_text(f"{os.getpid()}\n", encoding="ascii")
     except OSError as error:
         remove_group(name, root=root)
-        raise LackingError(
+        raise MissingRequirementError(
             f"cannot bound memory by {group}: {error.strerror}", hint="run it outside of a container"
         ) from None
     try:

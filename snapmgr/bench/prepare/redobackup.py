@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from snapmgr.bench.load.mariadb import install, private_mariadb
 from snapmgr.mysql.connect.identity import identify
-from snapmgr.stage.mariabackup import MariabackupTool
-from snapmgr.stage.request import FillRequest
+from snapmgr.physical.tools.mariabackup import MariabackupTool
+from snapmgr.physical.tools.request import CopyRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,7 +119,7 @@ def make_backup(load: RedoLoad, *, datadir: Path, target: Path, folder: Path, ru
         folder: for the server's socket and the logs; nobody else may enter it.
         runner: runs the installer.
 
-    Raises LackingError for a missing program, CommandError and StorageError.
+    Raises MissingRequirementError for a missing program, CommandError and StorageError.
     """
     install(datadir, runner)
     target.mkdir()
@@ -154,8 +154,8 @@ def _back_up_under_load(
     with ThreadPoolExecutor(max_workers=1) as pool:
         changing = pool.submit(change)
         try:
-            MariabackupTool().fill(
-                FillRequest(
+            MariabackupTool().back_up(
+                CopyRequest(
                     folder=str(target),
                     log=str(folder / "backup.log"),
                     credentials=server.credentials,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from snapmgr.stage.tuning.outcome import PUBLISHED as PREPARE_LADDER
+from snapmgr.physical.tuning.outcome import PUBLISHED as PREPARE_LADDER
 
 Want = Literal[
-    "published reading", "real device", "spinning disk", "solid-state disk", "regressed kernel", "object store"
+    "published variant", "real device", "spinning disk", "solid-state disk", "regressed kernel", "object store"
 ]
 """What results must have been measured on, or in, to be comparable."""
 
@@ -18,7 +18,7 @@ INNODB = "fio's model of InnoDB, 1 to 512 threads, kernel 5.3 with ext4's regres
 LADDER = (
     "JuiceFS on an object store: prepare of an 11 GB backup, one run of each rung, by hand, perhaps warm at the end"
 )
-_ON_THE_DISK: tuple[Want, ...] = ("published reading", "real device", "spinning disk")
+_ON_THE_DISK: tuple[Want, ...] = ("published variant", "real device", "spinning disk")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from snapmgr.bench.statistics.comparison import Group, Sample
 
 Verdict = Literal["holds", "does not hold", "not shown", "not measured"]
-_PUBLISHED_READINGS = ("printed", "repaired")
+_PUBLISHED_VARIANTS = ("printed", "repaired")
 # As far from 1 at most a ratio is none.
 _ALIKE = 1.1
 
@@ -30,7 +30,7 @@ def compare_published(samples: Sequence[Sample], *, level: float = LEVEL, seed: 
     nothing of it was measured), "title", "over" and "under" ({"words", "stack", "metric", "value"}), "unit",
     "published": [low, high], "published_text", "ours" (see `contrast.ratio_document`; None), "ours_text", "verdict",
     "words", "conclusion", "measured_on", "obstacles": [why not comparable…], "remark"}. A count of stalls has one side
-    and no ratio. A claim has a row for each reading that was measured. The level is for all intervals together.
+    and no ratio. A claim has a row for each variant that was measured. The level is for all intervals together.
     """
     experiments = groups(samples)
     wanted = [(claim, group) for claim in CLAIMS for group in _of(claim.scenario, experiments)]
@@ -222,11 +222,11 @@ def _why_not(claim: Claim, experiments: Sequence[Group]) -> str:
 def obstacles(claim: Claim | StallClaim, group: Group) -> list[str]:
     """Return why our figure is not comparable with the published one, whatever it is; empty if nothing is known."""
     hosts = [sample["host"] for sample in group.counted]
-    reading, parameters = group.counted[0]["reading"], group.parameters[0]
+    variant, parameters = group.counted[0]["variant"], group.parameters[0]
     said = []
     for want in claim.wants:
-        if want == "published reading" and reading not in _PUBLISHED_READINGS:
-            said.append(f"the reading {reading!r} is not the published one")
+        if want == "published variant" and variant not in _PUBLISHED_VARIANTS:
+            said.append(f"the variant {variant!r} is not the published one")
         elif want == "real device" and any(map(is_loop, hosts)):
             said.append("a loop device: the file system below it is measured too")
         elif want == "real device" and any(map(is_guest, hosts)):

@@ -182,13 +182,13 @@ def _scenario(
     stacks = list(by_stack(counted))
     baseline = _baseline(stacks, runs)
     ours = [one for one in found if one.experiment == group.name]
-    scenario, reading = counted[0]["scenario"], counted[0]["reading"]
+    scenario, variant = counted[0]["scenario"], counted[0]["variant"]
     return {
         "name": group.name,
         "scenario": scenario,
-        "reading": reading,
+        "variant": variant,
         "anchor": anchor,
-        "title": f"{scenario} ({reading})" if reading else scenario,
+        "title": f"{scenario} ({variant})" if variant else scenario,
         "subtitle": _about(group, stacks),
         "parameters": [dict(parameters) for parameters in group.parameters],
         "stacks": stacks,

@@ -12,10 +12,10 @@ from snapmgr.bench.statistics.ratio import have_ratio, paired_ratio
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from snapmgr.bench.report.ratios import Kind
     from snapmgr.bench.statistics.comparison import Sample
     from snapmgr.bench.statistics.findings import Finding
     from snapmgr.bench.statistics.ratio import Ratio
+    from snapmgr.drawing.ratios import Kind
 
 _KINDS: Mapping[str, Kind] = {"better": "better", "worse": "worse", "differs": "other", "not shown": "same"}
 

@@ -7,7 +7,7 @@ from itertools import takewhile
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.bench.report.intervals import stalls
+from snapmgr.drawing.intervals import stalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

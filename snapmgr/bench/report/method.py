@@ -27,7 +27,7 @@ def method(samples: Sequence[Sample], *, seed: int) -> list[str]:
     measured = [one for one in samples if one["kind"] == "measured" and not failure_of(one)]
     twins = sum(1 for one in samples if one["kind"] == "a/a" and not failure_of(one))
     pilots = sum(1 for one in samples if one["kind"] == "pilot")
-    blocks = len({(one["run"], one["scenario"], one["reading"], one["block"]) for one in measured})
+    blocks = len({(one["run"], one["scenario"], one["variant"], one["block"]) for one in measured})
     return [
         "Each sample starts on a fresh file system, made on the blank device by the backend that makes the backups.",
         f"Samples come in blocks that have each stack once, in random order; the next block is its mirror image "

@@ -55,8 +55,8 @@ class Axis(TypedDict):
     unit: str
 
 
-class FileLayout(TypedDict):
-    """Where a file's blocks were; see `snapmgr.bench.measure.layout.Layout.document`."""
+class LayoutDocument(TypedDict):
+    """Where a file's blocks were; see `snapmgr.bench.measure.layout.BlockLayout.document`."""
 
     size_bytes: Count
     extents: Count
@@ -132,7 +132,7 @@ class Sample(TypedDict):
     id: str
     run: str
     scenario: str
-    reading: str
+    variant: str
     stack: str
     kind: Literal["measured", "pilot", "a/a", "absent"]
     """"absent": what this machine lacks, with the reason in `failure`."""
@@ -146,7 +146,7 @@ class Sample(TypedDict):
     series: dict[str, list[float]]
     axes: dict[str, Axis]
     """Of each series, under its name."""
-    layouts: dict[str, FileLayout]
+    layouts: dict[str, LayoutDocument]
     checks: list[Proof]
     notes: list[str]
     spent: dict[str, Any]

@@ -20,7 +20,7 @@ import msgspec
 
 from snapmgr.bench.results import folder as resultsfolder
 from snapmgr.bench.results.documents import Run, Sample, require_whole
-from snapmgr.contract.errors import BusyError, CatalogError, ConfigError, LackingError, NotFoundError
+from snapmgr.contract.errors import BusyError, CatalogError, ConfigError, MissingRequirementError, NotFoundError
 from snapmgr.system.files import is_abandoned, replace_file
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ReadResults:
     """What some folders of results hold."""
 
     runs: list[dict[str, Any]]
@@ -147,10 +147,10 @@ class Results:
         return sorted(os.listdir(self.folder))
 
 
-def read(paths: Sequence[Path]) -> Found:
+def read(paths: Sequence[Path]) -> ReadResults:
     """Return what several folders hold; a sample that lies in two of them counts once.
 
-    What cannot be used is told in `Found.problems`. Raises NotFoundError for a folder that does not exist, and
+    What cannot be used is told in `ReadResults.problems`. Raises NotFoundError for a folder that does not exist, and
     ConfigError for one that holds no results.
     """
     runs: list[dict[str, Any]] = []
@@ -171,7 +171,7 @@ def read(paths: Sequence[Path]) -> Found:
                     samples.setdefault((sample["run"], sample["id"]), sample)
             except CatalogError as error:
                 problems.append(error.message)
-    return Found(runs=runs, samples=list(samples.values()), problems=problems)
+    return ReadResults(runs=runs, samples=list(samples.values()), problems=problems)
 
 
 def _lock(fd: int, folder: Path) -> None:
@@ -191,7 +191,7 @@ def _files(folder: Path) -> list[Path]:
     except NotADirectoryError:
         raise ConfigError(f"{folder} is no folder of results", hint="name the folder, not a file in it") from None
     except PermissionError:
-        raise LackingError(f"no right to read {folder}") from None
+        raise MissingRequirementError(f"no right to read {folder}") from None
 
 
 def _write(path: Path, document: dict[str, Any], kind: type) -> None:

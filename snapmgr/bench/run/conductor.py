@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.measure.counters import Counters
-from snapmgr.bench.run.forecast import courses_of
+from snapmgr.bench.run.forecast import schedules_of
 from snapmgr.bench.run.schedule import (
-    Course,
-    Measured,
+    MeasuredSlot,
+    SampleSchedule,
     Slot,
     expected_s,
     goal,
@@ -28,6 +28,7 @@ from snapmgr.bench.run.schedule import (
 from snapmgr.bench.statistics.findings import comparisons, experiment_of, narrow_enough
 from snapmgr.bench.storage.scene import neighbours
 from snapmgr.bench.storage.workbench import workbench
+from snapmgr.contract.backend import Runner
 from snapmgr.contract.errors import ConfigError, SnapmgrError
 from snapmgr.system.command import CommandRunner
 
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
     from snapmgr.bench.device.target import OpenTarget
     from snapmgr.bench.model import Measuring, Outcome, Scenario, Stack
     from snapmgr.bench.results.samples import Results
-    from snapmgr.bench.run.plan import Experiment, Plan
-    from snapmgr.contract.backend import Runner
+    from snapmgr.bench.run.plan import Experiment, RunPlan
 
 FAILURES = 3
 """In a row: so many end a stack in an experiment."""
@@ -51,7 +51,7 @@ _ROOM_LEAST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advance:
+class Progress:
     """How far a run is."""
 
     what: str
@@ -65,7 +65,7 @@ class Advance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class RunSummary:
     """How a run ended."""
 
     measured: int
@@ -100,7 +100,7 @@ class Conductor:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         results: Results,
         run_id: str,
         *,
@@ -111,7 +111,7 @@ class Conductor:
         runner: Runner | None = None,
         tell: Callable[[str], None] = lambda _: None,
         step: Callable[[str], None] = lambda _: None,
-        advance: Callable[[Advance], None] = lambda _: None,
+        advance: Callable[[Progress], None] = lambda _: None,
         ready: Callable[[], Mapping[str, Any]] = dict,
         neighbours: Callable[[], Sequence[str]] = neighbours,
         clock: Callable[[], float] = time.monotonic,
@@ -132,13 +132,13 @@ class Conductor:
         self._warned = False
         self._clock = clock
         self._experiments = {experiment.name: experiment for experiment in plan.experiments}
-        self._courses = courses_of(plan)
+        self._courses = schedules_of(plan)
         self._samples = results.samples()
         self._narrow: dict[tuple[str, int, int], bool] = {}
         self._given_up: dict[tuple[str, str], str] = {}
-        self._skipped: dict[str, list[Slot]] = {course.name: [] for course in self._courses}
+        self._skipped: dict[str, list[Slot]] = {schedule.name: [] for schedule in self._courses}
 
-    def run(self, *, spent_s: float = 0.0) -> Ended:
+    def run(self, *, spent_s: float = 0.0) -> RunSummary:
         """Measure until there is enough of all, or the budget ends.
 
         `spent_s` of the budget went by before this. An interruption, or an error that is not a sample's own (the device
@@ -146,13 +146,13 @@ class Conductor:
         CatalogError and NoRoomError if nothing more can be written, and ConfigError.
         """
         begun = self._clock()
-        for course in self._courses:
-            if odd := strangers(course, [one.slot for one in self._done()[course.name]]):
-                what = f"a sample of {course.name} on {odd[0].stack} that is none of this run's"
+        for schedule in self._courses:
+            if odd := strangers(schedule, [one.slot for one in self._done()[schedule.name]]):
+                what = f"a sample of {schedule.name} on {odd[0].stack} that is none of this run's"
                 raise ConfigError(f"{self._results.folder} holds {what}", hint="name a new folder with -o")
         earlier_s = sum(one.seconds for made in self._done().values() for one in made)
         self._note_absent()
-        for name, stack in [(course.name, stack) for course in self._courses for stack in course.stacks]:
+        for name, stack in [(schedule.name, stack) for schedule in self._courses for stack in schedule.stacks]:
             self._judge(name, stack)
         number = failed = 0
         while True:
@@ -162,37 +162,37 @@ class Conductor:
             )
             if found is None:
                 break
-            course, slot = found
-            if (course.name, slot.stack) in self._given_up:
-                self._skipped[course.name].append(slot)
+            schedule, slot = found
+            if (schedule.name, slot.stack) in self._given_up:
+                self._skipped[schedule.name].append(slot)
                 continue
             if self._ready is not None:
                 self._host |= self._ready()
                 # That takes from the budget.
                 self._ready = None
                 continue
-            self._advance(self._how_far(course, slot, done, spent))
-            sample = self._measure(self._experiments[course.name], slot)
+            self._advance(self._how_far(schedule, slot, done, spent))
+            sample = self._measure(self._experiments[schedule.name], slot)
             self._samples.append(sample)
             number += 1
             failed += bool(sample["failure"])
-            self._judge(course.name, slot.stack)
+            self._judge(schedule.name, slot.stack)
         over = left_out(
             self._courses, self._done(), narrow=self._is_narrow, budget_s=self._plan.budget_s, spent_s=spent
         )
-        return Ended(measured=number, failed=failed, left_out=over, given_up=tuple(self._given_up.values()))
+        return RunSummary(measured=number, failed=failed, left_out=over, given_up=tuple(self._given_up.values()))
 
     # ------------------------------------------------------------------------------------------------ what is known
 
     def _own(self, name: str) -> list[dict[str, Any]]:
         return [sample for sample in self._samples if sample["kind"] != "absent" and experiment_of(sample) == name]
 
-    def _done(self) -> dict[str, list[Measured]]:
+    def _done(self) -> dict[str, list[MeasuredSlot]]:
         """Return what is out of the way: measured, failed, or skipped because its stack failed too often."""
-        done: dict[str, list[Measured]] = {}
+        done: dict[str, list[MeasuredSlot]] = {}
         for name in self._experiments:
             measured = [
-                Measured(
+                MeasuredSlot(
                     slot=Slot(
                         block=sample["block"], position=sample["position"], stack=sample["stack"], kind=sample["kind"]
                     ),
@@ -200,7 +200,7 @@ class Conductor:
                 )
                 for sample in self._own(name)
             ]
-            done[name] = measured + [Measured(slot=slot, seconds=0.0) for slot in self._skipped[name]]
+            done[name] = measured + [MeasuredSlot(slot=slot, seconds=0.0) for slot in self._skipped[name]]
         return done
 
     def _is_narrow(self, name: str, blocks: int) -> bool:
@@ -208,7 +208,7 @@ class Conductor:
         # Samples are only added, and to complete blocks none is.
         if (name, blocks, family) not in self._narrow:
             self._narrow[name, blocks, family] = narrow_enough(
-                self._samples, name, blocks, within=self._plan.width, family=family, seed=self._plan.wish.seed
+                self._samples, name, blocks, within=self._plan.width, family=family, seed=self._plan.options.seed
             )
         return self._narrow[name, blocks, family]
 
@@ -220,19 +220,21 @@ class Conductor:
             self._given_up[name, stack] = why
             self._tell(f"warning: {why}")
 
-    def _how_far(self, course: Course, slot: Slot, done: Mapping[str, Sequence[Measured]], spent_s: float) -> Advance:
+    def _how_far(
+        self, schedule: SampleSchedule, slot: Slot, done: Mapping[str, Sequence[MeasuredSlot]], spent_s: float
+    ) -> Progress:
         made = sum(len(one) for one in done.values())
         room_s = self._plan.budget_s - spent_s
         left_s, samples = 0.0, 0
-        for one in taken(self._courses, done, room_s=room_s) or (course,):
+        for one in taken(self._courses, done, room_s=room_s) or (schedule,):
             blocks = goal(one, [measured.slot for measured in done[one.name]], self._is_narrow)
             seconds = rest_s(one, blocks, self._courses, done)
             left_s += seconds
             samples += round(seconds / max(expected_s(one, one.stacks[0], self._courses, done), 1e-3))
         if left_s > room_s:
             samples = round(samples * room_s / left_s)
-        return Advance(
-            what=f"{course.name} on {slot.stack}",
+        return Progress(
+            what=f"{schedule.name} on {slot.stack}",
             done=made,
             total=made + max(samples, 1),
             left_s=min(left_s, room_s),
@@ -335,7 +337,7 @@ class Conductor:
         return {
             "run": self._run_id,
             "scenario": scenario.name,
-            "reading": parameters.get("reading", ""),
+            "variant": parameters.get("variant", ""),
             "stack": slot.stack,
             "kind": slot.kind,
             "block": slot.block,

@@ -108,7 +108,7 @@ class Aging:
 
     name = "aging"
     title = "What do retained snapshots cost, in writes, reads and space, as they grow in number?"
-    readings = ()
+    variants = ()
     metrics = _metrics()
 
     def missing(self) -> tuple[Reason, ...]:

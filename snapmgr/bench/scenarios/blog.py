@@ -13,7 +13,7 @@ from snapmgr.bench.load.blogengine import BLOG_BYTES
 from snapmgr.bench.load.blogrun import ALL_WRITTEN, COMMENTED, READ, REWRITTEN, WRITTEN, BlogRun
 from snapmgr.bench.measure.proof import TreeFacts, flush, tree_facts
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.contract.errors import CommandError, ConfigError, LackingError, StorageError
+from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError, StorageError
 from snapmgr.contract.units import format_size
 from snapmgr.system.command import find_program
 
@@ -98,14 +98,14 @@ class _Phase:
 class Blog:
     """See `snapmgr.bench.model.Scenario`.
 
-    Readings: "repaired" runs both loads on a tree that was filled before, with cold caches, so that nothing but the
+    Variants: "repaired" runs both loads on a tree that was filled before, with cold caches, so that nothing but the
     snapshot is between them. "printed" is as published: the first load begins on an empty folder. A control's second
     load shows what a second load alone changes.
     """
 
     name = "blog"
     title = "What does a server with many small files get done before and after a snapshot, and does it stall?"
-    readings = ("repaired", "printed")
+    variants = ("repaired", "printed")
     metrics = tuple(_metrics())
 
     def missing(self) -> tuple[Reason, ...]:
@@ -142,7 +142,7 @@ class Blog:
         On classic LVM a quarter of the space is the snapshot's, and files written anew also take it where no file was.
         """
         load_s = parameters.extra["interval_s"] * parameters.extra["intervals"]
-        fill_s = parameters.size_bytes / 100e6 if parameters.reading == "repaired" else 0.0
+        fill_s = parameters.size_bytes / 100e6 if parameters.variant == "repaired" else 0.0
         return Needs(space_bytes=int(parameters.size_bytes * 4.8) + 64 * _MIB, seconds=2 * load_s + fill_s + 2)
 
     def run(self, bench: Workbench) -> Outcome:
@@ -150,7 +150,7 @@ class Blog:
         tree = bench.path / "blogs"
         tree.mkdir()
         load = _load(bench, tree)
-        if bench.parameters.reading == "repaired":
+        if bench.parameters.variant == "repaired":
             bench.tell("fills the tree")
             load.fill()
         bench.tell("blogs, before the snapshot")
@@ -204,7 +204,7 @@ class _Own:
     def run(self, turn: int) -> BlogRun:
         """Keep the load up for the scenario's time."""
         extra = self._bench.parameters.extra
-        filled = ("--filled",) if self._bench.parameters.reading == "repaired" else ()
+        filled = ("--filled",) if self._bench.parameters.variant == "repaired" else ()
         crew = [f"--{role}={extra[role]}" for role in _CREW]
         seconds = extra["interval_s"] * extra["intervals"]
         document = self._run(*filled, *crew, f"--seconds={seconds}", turn=turn, seconds=seconds)
@@ -267,14 +267,14 @@ class _Blogbench:
 
 
 def _load(bench: Workbench, tree: Path) -> _Own | _Blogbench:
-    with suppress(LackingError):
+    with suppress(MissingRequirementError):
         find_program(blogbench.PROGRAM)
         return _Blogbench(bench, tree)
     return _Own(bench, tree)
 
 
 def _phase(bench: Workbench, load: _Own | _Blogbench, turn: int) -> _Phase:
-    if bench.parameters.reading == "repaired":
+    if bench.parameters.variant == "repaired":
         bench.quiet()
         bench.cold()
     with bench.measured() as whole:

@@ -132,7 +132,7 @@ class InnodbIo:
 
     name = "innodb-io"
     title = "What does InnoDB's mix of synchronous reads and asynchronous writes get as threads are added?"
-    readings: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
     metrics = tuple(_metrics())
 
     def missing(self) -> tuple[Reason, ...]:
@@ -170,7 +170,7 @@ class InnodbIo:
                 f" ({format_size(given.memory_bytes)})",
                 hint="use a --size larger than the memory, or bound the memory",
             )
-        return replace(given, reading="", size_bytes=size_bytes, extra=extra)
+        return replace(given, variant="", size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
         """Return what a sample takes."""

@@ -52,7 +52,7 @@ _SIZES: dict[ProfileName, _Size] = {
     "standard": _Size(bytes_=4096 * _MIB, seconds=60, warm_up_s=30),
     "paper": _Size(bytes_=20480 * _MIB, seconds=300, warm_up_s=120),
 }
-# InnoDB's name of each reading.
+# InnoDB's name of each variant.
 _METHODS = {"o_direct": "O_DIRECT", "o_dsync": "O_DSYNC", "fsync": "fsync"}
 
 
@@ -65,7 +65,7 @@ class Oltp:
 
     name = "oltp"
     title = "What does a snapshot cost a running MariaDB: transactions before, while and after it is taken?"
-    readings = tuple(_METHODS)
+    variants = tuple(_METHODS)
     metrics = (
         _metric("before_tps", "Transactions a second, before there is a snapshot", "1/s", "more"),
         _metric("during_tps", "Transactions a second, while the snapshot is taken", "1/s", "more"),
@@ -93,17 +93,17 @@ class Oltp:
     def parameters(self, given: Parameters) -> Parameters:
         """Complete: sizes, seconds, clients, and the buffer pool.
 
-        Raises ConfigError for a reading that is not known, and for a buffered one of data that the cache would hold.
+        Raises ConfigError for a variant that is not known, and for a buffered one of data that the cache would hold.
         """
-        if given.reading not in _METHODS:
-            raise ConfigError(f"oltp has no reading {given.reading!r}", hint=f"there are: {', '.join(_METHODS)}")
+        if given.variant not in _METHODS:
+            raise ConfigError(f"oltp has no variant {given.variant!r}", hint=f"there are: {', '.join(_METHODS)}")
         size = _SIZES[given.profile]
         size_bytes = given.size_bytes or size.bytes_
-        if not given.size_bytes and given.reading != "o_direct":
+        if not given.size_bytes and given.variant != "o_direct":
             size_bytes = max(size_bytes, _BUFFERED_SMOKE)
-        if given.reading != "o_direct" and size_bytes <= given.memory_bytes:
+        if given.variant != "o_direct" and size_bytes <= given.memory_bytes:
             raise ConfigError(
-                f"with {_METHODS[given.reading]} InnoDB reads through the page cache, and {format_size(size_bytes)} of"
+                f"with {_METHODS[given.variant]} InnoDB reads through the page cache, and {format_size(size_bytes)} of"
                 f" data fit into memory ({format_size(given.memory_bytes)})",
                 hint="use a --size larger than the memory, or bound the memory (--memory)",
             )
@@ -131,12 +131,12 @@ class Oltp:
 
     def run(self, bench: Workbench) -> Outcome:
         """Fill, warm up, run three times with a snapshot in the middle of the second (a control: none), recover it."""
-        extra, reading = bench.parameters.extra, bench.parameters.reading
+        extra, variant = bench.parameters.extra, bench.parameters.variant
         datadir = bench.path / "data"
         bench.tell("installs a server")
         install(datadir, CommandRunner())
         options = (
-            f"--innodb-flush-method={_METHODS[reading]}",
+            f"--innodb-flush-method={_METHODS[variant]}",
             f"--innodb-buffer-pool-size={extra['buffer_pool_bytes']}",
             f"--innodb-log-file-size={_REDO_BYTES}",
         )

@@ -104,7 +104,7 @@ class _Found:
 class RandomUpdate:
     """See `snapmgr.bench.model.Scenario`.
 
-    Readings: "database": pages of 16 KiB in InnoDB's way (O_DIRECT, asynchronous, in batches with an fsync after each,
+    Variants: "database": pages of 16 KiB in InnoDB's way (O_DIRECT, asynchronous, in batches with an fsync after each,
     by one thread, as the page cleaner is), each updated once in a pass; the second pass updates the same ones. Half of
     the data is a second file, updated before the snapshot: what the same pass costs with no snapshot there.
     "repaired": what the published script means to do: 4,000-byte extents, 8 workers, buffered, one pass. "printed":
@@ -113,7 +113,7 @@ class RandomUpdate:
 
     name = "random-update"
     title = "What do random updates cost after a snapshot, and what do they do to reading the file in order?"
-    readings = ("database", "repaired", "printed")
+    variants = ("database", "repaired", "printed")
     metrics = tuple(_metrics())
 
     def missing(self) -> tuple[Reason, ...]:
@@ -127,13 +127,13 @@ class RandomUpdate:
     def parameters(self, given: Parameters) -> Parameters:
         """Complete them: {"data_bytes", "unit_bytes", "updates", "workers"}.
 
-        Raises ConfigError for a reading that is not known, for too few data, and for a buffered reading of data that
+        Raises ConfigError for a variant that is not known, for too few data, and for a buffered variant of data that
         the page cache would hold.
         """
-        reading = given.reading or self.readings[0]
-        if reading not in self.readings:
-            raise ConfigError(f"random-update has no reading {reading!r}", hint=f"it has {', '.join(self.readings)}")
-        database = reading == "database"
+        variant = given.variant or self.variants[0]
+        if variant not in self.variants:
+            raise ConfigError(f"random-update has no variant {variant!r}", hint=f"it has {', '.join(self.variants)}")
+        database = variant == "database"
         size_bytes = given.size_bytes or _SIZES[given.profile]
         if not given.size_bytes and not database:
             size_bytes = max(size_bytes, _BUFFERED_SMOKE)
@@ -154,16 +154,16 @@ class RandomUpdate:
             raise ConfigError(f"{extra['updates']} updates are more than the {units} pieces that the file has")
         if not database and size_bytes <= given.memory_bytes:
             raise ConfigError(
-                f"the reading {reading!r} is buffered, and {format_size(size_bytes)} of data fit into memory"
+                f"the variant {variant!r} is buffered, and {format_size(size_bytes)} of data fit into memory"
                 f" ({format_size(given.memory_bytes)}): it would measure the page cache",
-                hint="use a --size larger than the memory, bound the memory, or take the reading 'database'",
+                hint="use a --size larger than the memory, bound the memory, or take the variant 'database'",
             )
-        return replace(given, reading=reading, size_bytes=size_bytes, extra=extra)
+        return replace(given, variant=variant, size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
         """Return what a sample takes: the data, as much again for what a snapshot pins (btrfs: whole extents)."""
         extra = parameters.extra
-        passes = 3 if parameters.reading == "database" else 1
+        passes = 3 if parameters.variant == "database" else 1
         moved = parameters.size_bytes + 7 * extra["data_bytes"]
         return Needs(
             space_bytes=int(parameters.size_bytes * 2.2) + passes * extra["updates"] * extra["unit_bytes"] + 64 * _MIB,
@@ -172,7 +172,7 @@ class RandomUpdate:
 
     def run(self, bench: Workbench) -> Outcome:
         """Measure once."""
-        found, database = _Found(), bench.parameters.reading == "database"
+        found, database = _Found(), bench.parameters.variant == "database"
         data = bench.path / _DATA
         buffers = buffers_direct_writes(bench.path)
         found.direct = buffers is not None
@@ -180,7 +180,7 @@ class RandomUpdate:
             found.notes.append(f"{bench.stack.name} has no O_DIRECT: all reads and writes were buffered")
         elif buffers and database:
             found.notes.append(f"{bench.stack.name} wrote buffered although O_DIRECT was asked for")
-        printed_load = bench.parameters.reading == "printed"
+        printed_load = bench.parameters.variant == "printed"
         load = _Printed(bench) if printed_load else _Fio(bench, direct=found.direct)
         bench.tell("random-update: fills")
         filled = load.fill(data)
@@ -218,7 +218,7 @@ class RandomUpdate:
 
 
 class _Fio:
-    """The readings that fio does."""
+    """The variants that fio does."""
 
     def __init__(self, bench: Workbench, *, direct: bool) -> None:
         self._bench = bench
@@ -229,7 +229,7 @@ class _Fio:
     def fill(self, file: Path) -> WritePass:
         """Write it in order."""
         data_bytes = self._extra["data_bytes"]
-        if self._bench.parameters.reading == "database":
+        if self._bench.parameters.variant == "database":
             job: dict[str, str | int | None] = {"bs": "1M", "direct": self._direct, "size": data_bytes}
         else:
             job = self._shares()
@@ -241,7 +241,7 @@ class _Fio:
         """Write as many units as asked for, each at most once, at random places that the seed alone decides."""
         unit_bytes, workers = self._extra["unit_bytes"], self._extra["workers"]
         each = self._extra["updates"] // workers * unit_bytes
-        if self._bench.parameters.reading == "database":
+        if self._bench.parameters.variant == "database":
             job: dict[str, str | int | None] = {
                 "bs": unit_bytes,
                 "size": self._extra["data_bytes"],
@@ -304,7 +304,7 @@ def _look(bench: Workbench, found: _Found, data: Path, moment: str) -> None:
     """Read the file in order, cold, and see where it is."""
     bench.tell(f"random-update: reads in order, {moment} the update")
     # A start of fio takes as long as such a read takes in the smallest profile: there only the one that matters.
-    database, all_of_them = bench.parameters.reading == "database", bench.parameters.profile != "smoke"
+    database, all_of_them = bench.parameters.variant == "database", bench.parameters.profile != "smoke"
     if found.direct and (database or all_of_them):
         seconds = linear_read(bench, f"read-{moment}", data, direct=True)
         found.metrics[f"read_{moment}_bytes_s"] = data.stat().st_size / max(seconds, 0.001)
@@ -325,7 +325,7 @@ def _check_origin(
 ) -> int:
     """Check that the origin holds new data where they were written, and the old ones elsewhere."""
     changed, updates = before.changed(data), parameters.extra["updates"]
-    exact = parameters.reading != "printed"
+    exact = parameters.variant != "printed"
     wanted = updates if expected is None else expected
     found.checks.append(
         Check(

@@ -69,7 +69,7 @@ class SnapshotOps:
 
     name = "snapshot-ops"
     title = "What do creating, listing, attaching and deleting a snapshot take, and how long would a lock be held?"
-    readings = ()
+    variants = ()
     metrics = (
         *(
             MetricInfo(

@@ -24,7 +24,7 @@ _FARTHEST = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """All samples of one experiment: a scenario in one of its readings."""
+    """All samples of one experiment: a scenario in one of its variants."""
 
     name: str
     """"random-update database"."""

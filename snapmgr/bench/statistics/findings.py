@@ -27,7 +27,7 @@ class Finding:
     id: str
     """"random-update/update_s/btrfs/ext4"; the same whichever of the two comes first."""
     experiment: str
-    """Scenario, and its reading if it has several: "random-update database"."""
+    """Scenario, and its variant if it has several: "random-update database"."""
     metric: MetricInfo
     stack: str
     against: str
@@ -72,8 +72,8 @@ class Findings:
 
 
 def experiment_of(sample: Sample) -> str:
-    """Return the name of what a sample is of: its scenario, and its reading."""
-    return f"{sample['scenario']} {sample['reading']}".rstrip()
+    """Return the name of what a sample is of: its scenario, and its variant."""
+    return f"{sample['scenario']} {sample['variant']}".rstrip()
 
 
 def usable(sample: Sample) -> bool:

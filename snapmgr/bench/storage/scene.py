@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.measure.memory import bounded, remove_group
-from snapmgr.contract.errors import LackingError, SnapmgrError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.contract.records import ProvisionOrder
 from snapmgr.mysql.lock.guard import guarded
 from snapmgr.system.blockdev import lies_in, parse_mountinfo, read_mounts
@@ -64,16 +64,18 @@ _own_since: int | None = None
 def own_mounts() -> None:
     """Move this process into a mount namespace of its own, once: what is mounted elsewhere is still seen, and goes.
 
-    Raises LackingError without the right.
+    Raises MissingRequirementError without the right.
     """
     global _own_since  # noqa: PLW0603 - a process has one namespace
     if _own_since == os.getpid():
         return
     if not may_mount():
-        raise LackingError("file systems are mounted as root only (CAP_SYS_ADMIN)", hint="run snapmgr as root")
+        raise MissingRequirementError(
+            "file systems are mounted as root only (CAP_SYS_ADMIN)", hint="run snapmgr as root"
+        )
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS) != 0:
-        raise LackingError(f"the kernel refuses a mount namespace: {os.strerror(ctypes.get_errno())}")
+        raise MissingRequirementError(f"the kernel refuses a mount namespace: {os.strerror(ctypes.get_errno())}")
     CommandRunner().run(["mount", "--make-rslave", "/"])
     _own_since = os.getpid()
 

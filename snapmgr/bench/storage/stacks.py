@@ -11,7 +11,7 @@ from snapmgr.bench.model import Stack
 from snapmgr.bench.storage.controls import Controls
 from snapmgr.config.plugins import make_backend
 from snapmgr.contract.abilities import Provisioner
-from snapmgr.contract.errors import LackingError, SnapmgrError
+from snapmgr.contract.errors import MissingRequirementError, SnapmgrError
 from snapmgr.contract.records import Reason
 from snapmgr.system.command import CommandRunner, find_program
 from snapmgr.system.mount import KernelMounter
@@ -134,7 +134,7 @@ def _lacking_programs(stack: Stack) -> list[Reason]:
     for program in programs:
         try:
             find_program(program)
-        except LackingError as error:
+        except MissingRequirementError as error:
             package = _PACKAGES.get(program)
             reasons.append(
                 Reason(what=error.message, hint=f"apt-get install {package}" if package else error.hint or "")
@@ -170,9 +170,9 @@ def backend_of(stack: Stack, table: Mapping[str, Any], runner: Runner, mounter: 
 
 
 def provisioner_of(stack: Stack, backend: Backend | None, runner: Runner, mounter: Mounter) -> Provisioner:
-    """Return what makes a stack's storage. Raises LackingError if its backend cannot."""
+    """Return what makes a stack's storage. Raises MissingRequirementError if its backend cannot."""
     if backend is None:
         return Controls(runner, mounter)
     if not isinstance(backend, Provisioner):
-        raise LackingError(f"the backend {stack.backend} cannot make its storage on a device")
+        raise MissingRequirementError(f"the backend {stack.backend} cannot make its storage on a device")
     return backend

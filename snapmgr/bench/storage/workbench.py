@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from snapmgr.backup.flush import flush_until_short
 from snapmgr.bench.fio import run_fio
 from snapmgr.bench.measure.caches import drop_caches
 from snapmgr.bench.measure.counters import Counters
@@ -20,7 +21,7 @@ from snapmgr.bench.storage.leftovers import restored
 from snapmgr.bench.storage.scene import end_users, staged
 from snapmgr.bench.storage.stacks import backend_of, backend_table, provisioner_of
 from snapmgr.contract.backend import Readying
-from snapmgr.contract.errors import LackingError, StorageError
+from snapmgr.contract.errors import MissingRequirementError, StorageError
 from snapmgr.contract.records import AttachRecord, NotMine
 from snapmgr.system.blockdev import find_target
 from snapmgr.system.host import boot_id
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from snapmgr.bench.fio import FioRun
-    from snapmgr.bench.measure.layout import Layout
+    from snapmgr.bench.measure.layout import BlockLayout
     from snapmgr.bench.model import Measuring, Parameters, Stack
     from snapmgr.bench.storage.scene import Scene
     from snapmgr.contract.abilities import FolderCloning
@@ -40,9 +41,8 @@ if TYPE_CHECKING:
 
 _FIRE_S = 60.0
 _SETTLE_S = 600.0
-# As before a backup's lock: flushed again until it is quick, or no quicker any more.
-_SYNCED_S = 0.05
-_SYNCS = 5
+FLUSH_TARGET_S = 0.05
+"""The default of a job's `sync_target`."""
 # What has just ended (io_uring, a killed load) holds a mount a moment longer.
 _UNMOUNT_S = 5.0
 
@@ -142,11 +142,7 @@ class StackWorkbench:
         backend, volume = self._located()
         start = time.monotonic()
         with backend.arm((volume,), _new_id()) as armed:
-            for _ in range(_SYNCS):
-                begun = time.monotonic()
-                armed.sync()
-                if time.monotonic() - begun < _SYNCED_S:
-                    break
+            flush_until_short(armed, FLUSH_TARGET_S)
             if isinstance(armed, Readying):
                 armed.get_ready()
             armed.launched = True
@@ -178,7 +174,7 @@ class StackWorkbench:
 
     def _located(self) -> tuple[Backend, Volume]:
         if self._backend is None:
-            raise LackingError(f"{self.stack.title}: it takes none", hint="this stack is only compared with")
+            raise MissingRequirementError(f"{self.stack.title}: it takes none", hint="this stack is only compared with")
         if self._volume is None:
             volume = self._backend.locate(find_target(str(self.path), runner=self._plain))
             if isinstance(volume, NotMine):
@@ -203,7 +199,7 @@ class StackWorkbench:
     def cold(self) -> None:
         """Drop what would answer reads in the storage's stead: the kernel's caches, and those of its client.
 
-        Raises LackingError where they cannot be dropped (a container).
+        Raises MissingRequirementError where they cannot be dropped (a container).
         """
         drop_caches(self.provisioned.cache_dirs)
 
@@ -211,7 +207,7 @@ class StackWorkbench:
         """Wait until the background work is done; return the seconds."""
         return wait_until_idle(self.path, self.provisioned.devices, self._plain, self._tell)
 
-    def layout(self, file: Path) -> Layout:
+    def layout(self, file: Path) -> BlockLayout:
         """Return where the file's blocks are, after a flush."""
         return read_layout(file)
 
@@ -258,7 +254,8 @@ def workbench(
         tell: shows what goes on.
         discard: whether the device is told beforehand that all of it is unused.
 
-    This process gets a mount namespace of its own. Raises LackingError for what this machine lacks, StorageError.
+    This process gets a mount namespace of its own. Raises MissingRequirementError for what this machine lacks,
+    StorageError.
     """
     mounter = KernelMounter()
     backend = backend_of(stack, backend_table(stack, parameters), runner, mounter)

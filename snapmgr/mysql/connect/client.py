@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from snapmgr.contract.errors import ConfigError, LackingError, NotQuiescedError, SnapmgrError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, SnapmgrError
 from snapmgr.mysql.connect.optionfile import read_client_options
 from snapmgr.mysql.connect.statements import first_words
 
@@ -196,8 +196,8 @@ def connect(credentials: Credentials, *, timeout_s: float = 5.0) -> Connection:
     The socket is the given one, or the defaults-file's, or that of Debian's packages. Without a user in either place
     it is the user we run as, as unix_socket authentication requires.
 
-    Raises ConfigError for a defaults-file that is malformed or readable by others, or for a TCP host; LackingError if
-    PyMySQL is missing; MysqlError if the server is not reachable or refuses the login.
+    Raises ConfigError for a defaults-file that is malformed or readable by others, or for a TCP host;
+    MissingRequirementError if PyMySQL is missing; MysqlError if the server is not reachable or refuses the login.
     """
     login = _login(credentials)
     opened = _open(login, timeout_s)
@@ -263,7 +263,7 @@ def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 
         import pymysql  # noqa: PLC0415 - slow; loaded only where we talk to a server
         from pymysql.cursors import DictCursor  # noqa: PLC0415
     except ImportError as error:
-        raise LackingError(f"cannot load the package PyMySQL: {error}", hint="pip install PyMySQL") from None
+        raise MissingRequirementError(f"cannot load the package PyMySQL: {error}", hint="pip install PyMySQL") from None
     sock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)

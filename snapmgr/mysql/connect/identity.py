@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.contract.errors import LackingError, NotQuiescedError
+from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError
 from snapmgr.mysql.connect.openfiles import write_flags
 from snapmgr.system.blockdev import lies_in
 from snapmgr.system.host import start_ticks
@@ -51,7 +51,7 @@ def identify(connection: Connection) -> ServerIdentity:
     """Return which server answers on `connection`, after proof that its process has the datadir open for writing.
 
     Sends only SHOW VARIABLES. Raises NotQuiescedError for a proxy, socket activation, a container's server or any other
-    process that does not own the datadir; LackingError without the right to inspect the process.
+    process that does not own the datadir; MissingRequirementError without the right to inspect the process.
     """
     found = connection.variables("datadir", "version", "server_id", "server_uuid", "socket", _MARIADB_ONLY)
     pid = connection.peer_pid()
@@ -70,7 +70,7 @@ def identify(connection: Connection) -> ServerIdentity:
         _check_same_view(pid, process, named, datadir)
         proven = any(_is_written_below(pid, number, datadir) for number in os.listdir(f"/proc/{pid}/fd"))
     except PermissionError:
-        raise LackingError(
+        raise MissingRequirementError(
             f"no right to see the open files of {process}, which listens at {connection.socket}",
             hint="run snapmgr as root or as the server's user",
         ) from None

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.mysql.datadir.layout import data_files
 from snapmgr.mysql.datadir.plainfile import open_plain, read_isl
 from snapmgr.mysql.datadir.settings import FOLDER_SETTINGS
@@ -54,7 +54,7 @@ def isolate_copy(
         originals: see `snapmgr.mysql.server.throwaway`.
         fresh_logs: folder for new binary logs where the source's are not in the copy; by default the datadir.
 
-    Raises LackingError for absolute paths in the copy that `originals` does not cover.
+    Raises MissingRequirementError for absolute paths in the copy that `originals` does not cover.
     """
     with suppress(FileNotFoundError):
         # MySQL writes a new one: two servers must not share a UUID.
@@ -136,13 +136,13 @@ def _check_covered(external: Mapping[str, str], originals: Originals) -> None:
     for path, where in sorted(external.items()):
         # The covers lie over resolved folders; a path through a symlink reaches them too.
         if not (lies_in(path, *originals) or lies_in(os.path.realpath(path), *originals)):
-            raise LackingError(
+            raise MissingRequirementError(
                 f"{where} names {path}, which is outside the copy: a server on the copy might open the live data",
                 hint="you can mount and copy such a snapshot, but not verify it here",
             )
     for folder in originals:
         if not os.path.isdir(folder):
-            raise LackingError(
+            raise MissingRequirementError(
                 f"the copy holds absolute paths below {folder}, but that folder does not exist here",
                 hint=f"mkdir -p {folder} (it may stay empty)",
             )
@@ -197,7 +197,7 @@ def _log_bin_options(folders: _Folders, settings: Mapping[str, str], fresh_logs:
         index_folder, index_home = "", folders.datadir
     index = os.path.join(index_home, index_name)
     if os.path.islink(index) or (os.path.exists(index) and not os.path.isfile(index)):
-        raise LackingError(
+        raise MissingRequirementError(
             f"the binary log's index {index} is not a regular file: a server on the copy might change live binary logs",
             hint="you can mount and copy such a snapshot, but not verify it here",
         )

@@ -1,8 +1,8 @@
 """Waits until no session would block a lock, before we request it: writers queue behind a lock request that waits.
 
 Nothing here takes a lock or blocks a session; writers continue while we wait. Which session blocks which lock was
-measured: docs/locks.md. A statement younger than a second does not count: it probably ends within the lock's own wait,
-and a busy server always has one.
+measured: docs/explanation/locks.md. A statement younger than a second does not count: it probably ends within the
+lock's own wait, and a busy server always has one.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError, NotQuiescedError
+from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError
 from snapmgr.contract.units import format_duration
 from snapmgr.mysql.lock.guard import drop_record, guarded, remove_dead_groups, write_record
 from snapmgr.system.host import Process, is_alive
@@ -88,7 +88,7 @@ def _ended(pid: int) -> NotQuiescedError:
 def refuse_unsafe(server: Process, bound_s: float) -> None:
     """Raise NotQuiescedError for a server that we must not stop: debugged, already stopped, or with a short watchdog.
 
-    Raises LackingError without the right to signal it.
+    Raises MissingRequirementError without the right to signal it.
     """
     pid = server.pid
     try:
@@ -97,7 +97,7 @@ def refuse_unsafe(server: Process, bound_s: float) -> None:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         os.kill(pid, 0)
     except PermissionError:
-        raise LackingError(f"no right to stop the server (pid {pid})", hint="run snapmgr as root") from None
+        raise MissingRequirementError(f"no right to stop the server (pid {pid})", hint="run snapmgr as root") from None
     except (FileNotFoundError, ProcessLookupError):
         raise NotQuiescedError(f"the server (pid {pid}) is gone", hint="try again") from None
     if facts.get("TracerPid", "0").strip() != "0":
@@ -160,8 +160,8 @@ def frozen(server: Process, bound_s: float, record: Path) -> Iterator[FrozenServ
         bound_s: after this the thawer resumes it in any case.
         record: file that names the frozen server; written before the stop, removed after the thaw.
 
-    Raises NotQuiescedError if we must not stop it, or if not all its threads stop in time; LackingError without the
-    right to stop it.
+    Raises NotQuiescedError if we must not stop it, or if not all its threads stop in time; MissingRequirementError
+    without the right to stop it.
     """
     if bound_s <= 0:
         raise NotQuiescedError("no time was left to freeze the server", hint="raise lock_hold")

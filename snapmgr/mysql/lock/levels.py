@@ -1,7 +1,7 @@
 """Chooses the lock for a server, from its abilities and the snapshot's needs. Pure.
 
 Sources: MariaDB's documentation of BACKUP STAGE, MySQL's of LOCK INSTANCE FOR BACKUP, both of FLUSH TABLES WITH READ
-LOCK. What each level keeps consistent was measured with both under load (docs/locks.md).
+LOCK. What each level keeps consistent was measured with both under load (docs/explanation/locks.md).
 """
 
 from __future__ import annotations

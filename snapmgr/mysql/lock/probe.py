@@ -1,7 +1,7 @@
 """Finds the sessions that a backup's lock would wait for.
 
 The servers differ in what blocks a lock and in where they show it: see `snapmgr.mysql.lock.probe_mysql` and
-`snapmgr.mysql.lock.probe_mariadb`. Their rules were measured: docs/locks.md.
+`snapmgr.mysql.lock.probe_mariadb`. Their rules were measured: docs/explanation/locks.md.
 """
 
 from __future__ import annotations

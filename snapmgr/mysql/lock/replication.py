@@ -1,7 +1,7 @@
 """Reads how far a replica has executed its sources: another replica made from its snapshot must begin there.
 
 Sources: the manuals of SHOW REPLICA STATUS and SHOW ALL SLAVES STATUS. Which position is exact when was measured under
-load (docs/replicas.md): we compared positions with the rows in the tables while commits were blocked.
+load (docs/how-to/back-up-a-replica.md): we compared positions with the rows in the tables while commits were blocked.
 
 - MySQL: the GTID set is exact under FLUSH TABLES WITH READ LOCK. File and offset lag until the applier's next
   checkpoint; only mysql.slave_worker_info is exact.

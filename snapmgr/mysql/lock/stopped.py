@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.catalog.manifest import QuiesceRecord
-from snapmgr.contract.errors import LackingError, NotQuiescedError
+from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError
 from snapmgr.mysql.connect.identity import server_processes
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class StoppedServer:
 def stopped(datadir: str) -> Iterator[StoppedServer]:
     """Keep servers off `datadir` while the context lasts.
 
-    Raises NotQuiescedError if a server runs there, or if it is not a datadir; LackingError without the right to look.
+    Raises NotQuiescedError if a server runs there, or if it is not a datadir; MissingRequirementError without the right
+    to look.
     """
     pid = server_process(datadir)
     if pid is not None:
@@ -65,7 +66,9 @@ def stopped(datadir: str) -> Iterator[StoppedServer]:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise LackingError(f"cannot open {path} to lock it: {error.strerror}", hint="run as root") from None
+                raise MissingRequirementError(
+                    f"cannot open {path} to lock it: {error.strerror}", hint="run as root"
+                ) from None
             stack.callback(os.close, fd)
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

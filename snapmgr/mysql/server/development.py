@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from snapmgr.contract.errors import ConfigError, LackingError, VerificationError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, VerificationError
 from snapmgr.contract.units import format_duration
 from snapmgr.mysql.datadir.copy import isolate_copy
 from snapmgr.mysql.datadir.plainfile import open_plain
@@ -131,7 +131,8 @@ class DevelopmentServer:
     def run(self, time_limit_s: float) -> None:
         """Let it start, and return once it sends a greeting: we have no account there to log in with.
 
-        Raises VerificationError if it does not start on the data in time; LackingError if this machine is the cause.
+        Raises VerificationError if it does not start on the data in time; MissingRequirementError if this machine is
+        the cause.
         """
         let_go(self._child)
         deadline = time.monotonic() + time_limit_s
@@ -150,13 +151,13 @@ class DevelopmentServer:
         told = text.decode("utf-8", "replace")
         end = describe_end(told, returncode)
         if returncode == COVER_FAILED:
-            raise LackingError(f"cannot mount the clone over the original paths: {end.text}")
+            raise MissingRequirementError(f"cannot mount the clone over the original paths: {end.text}")
         if self._no_keys is not None and lacks_keys(told, given=False):
-            raise LackingError(
+            raise MissingRequirementError(
                 f"{what}: the data are encrypted, and it does not have their keys; {self._no_keys}",
-                hint=f"its log says: {end.text}; requirements: docs/verify.md",
+                hint=f"its log says: {end.text}; requirements: docs/explanation/verification.md",
             )
-        kind = LackingError if end.machine else VerificationError
+        kind = MissingRequirementError if end.machine else VerificationError
         raise kind(f"{what}: {end.text}", hint=end.hint)
 
     def uuid(self) -> str | None:
@@ -195,7 +196,7 @@ def held_server(
         originals: see `snapmgr.mysql.server.throwaway`.
         mounts: this machine's mounts.
 
-    Raises LackingError if it cannot start because of this machine, VerificationError if because of the data.
+    Raises MissingRequirementError if it cannot start because of this machine, VerificationError if because of the data.
     """
     datadir, run_dir = os.path.realpath(datadir), os.path.abspath(run_dir)
     uid, gid = owner_of(datadir)

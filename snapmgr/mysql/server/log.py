@@ -52,7 +52,7 @@ _MACHINE = (
         "a copy of a stopped server does not show this setting: set verify.options to "
         '["--lower-case-table-names=1"] (or 0, 2)',
     ),
-    (_NO_KEYS, "the data are encrypted, and the server does not have their keys: docs/verify.md"),
+    (_NO_KEYS, "the data are encrypted, and the server does not have their keys: docs/explanation/verification.md"),
     (re.compile(r"Bind on (?:unix socket|TCP/IP port)|Too many open files"), "see the message"),
 )
 # The data are the cause, with a more specific hint.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import CommandError, LackingError
+from snapmgr.contract.errors import CommandError, MissingRequirementError
 from snapmgr.mysql.connect.identity import program_of, server_processes
 from snapmgr.mysql.datadir.origin import Flavor, Origin, read_origin, version_number
 from snapmgr.system.command import CommandRunner, find_program
@@ -58,12 +58,12 @@ def find_server(
             the nearest newer one; an older one is refused.
         ran: path of the source's program; considered too.
 
-    Raises LackingError if there is none, or only one of the other flavor or an older one: no judgement about the
-    snapshot.
+    Raises MissingRequirementError if there is none, or only one of the other flavor or an older one: no judgement about
+    the snapshot.
     """
     found, seen = _look(flavor, (explicit,) if explicit else _candidates(flavor, ran))
     if not found:
-        raise LackingError(
+        raise MissingRequirementError(
             f"no {flavor} server program to start on a copy ({'; '.join(seen)})",
             hint=f"apt-get install {flavor}-server-core (it starts no service), or name the program in the "
             "configuration (verify.server)",
@@ -74,7 +74,7 @@ def find_server(
     if chosen is None:
         enough = ".".join(str(part) for part in version_number(wrote)[: 2 if flavor == "mariadb" else 3])
         programs = ", ".join(f"{one.path} ({one.version})" for one in found)
-        raise LackingError(
+        raise MissingRequirementError(
             f"the data were written by {flavor} {wrote}, which an older server must not open; found: {programs}",
             hint=f"install {flavor} {enough} or a later one, or name its program in the configuration (verify.server)",
         )
@@ -110,7 +110,7 @@ def _look(flavor: Flavor, candidates: Iterable[str]) -> tuple[list[ServerBinary]
                 continue
             files.add(file)
             said = CommandRunner().run([path, "--no-defaults", "--version"]).stdout
-        except (LackingError, CommandError) as error:
+        except (MissingRequirementError, CommandError) as error:
             seen.append(error.message)
             continue
         match = _VERSION.search(said)
@@ -126,7 +126,7 @@ def _look(flavor: Flavor, candidates: Iterable[str]) -> tuple[list[ServerBinary]
 def server_for(recorded: ServerRecord | None, datadir: str | os.PathLike[str], explicit: str | None) -> ServerBinary:
     """Return the program to start on a copy at `datadir`; `recorded`: its server, None if we could not ask it.
 
-    Raises LackingError as `find_server`.
+    Raises MissingRequirementError as `find_server`.
     """
     origin = read_origin(datadir)
     if recorded is None:

@@ -7,7 +7,7 @@ import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError, StorageError, VerificationError
+from snapmgr.contract.errors import MissingRequirementError, StorageError, VerificationError
 from snapmgr.system.command import CommandRunner
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ _SOCKET_LIMIT = 100
 def owner_of(datadir: str) -> tuple[int, int]:
     """Return the user and group to run a server on a copied datadir: the datadir's owner.
 
-    Raises VerificationError if root owns the folder and another user files in it, LackingError without the right.
+    Raises VerificationError if root owns the folder and another user files in it, MissingRequirementError without the
+    right.
     """
     facts = os.stat(datadir)
     if facts.st_uid == 0:
@@ -40,7 +41,7 @@ def owner_of(datadir: str) -> tuple[int, int]:
                 f"the datadir {datadir} belongs to root, but files in it to user {min(others)}: no server can use it"
             )
     if os.geteuid() not in (0, facts.st_uid):
-        raise LackingError(
+        raise MissingRequirementError(
             f"the datadir {datadir} belongs to user {facts.st_uid}, and only root can start a server as that user",
             hint="run snapmgr as root",
         )
@@ -76,7 +77,7 @@ def make_run_dir(run_dir: str, uid: int, gid: int, *, mode: int = 0o700) -> tupl
     """
     socket = os.path.join(run_dir, "s")
     if len(os.fsencode(socket)) >= _SOCKET_LIMIT:
-        raise LackingError(f"{socket} is too long for a socket", hint="choose a shorter runtime folder")
+        raise MissingRequirementError(f"{socket} is too long for a socket", hint="choose a shorter runtime folder")
     os.makedirs(run_dir, mode=0o700, exist_ok=True)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(run_dir, flags)
@@ -105,10 +106,10 @@ def _give(fd: int, uid: int, gid: int, mode: int) -> None:
 
 
 def check_reachable(datadir: str, run_dir: str, uid: int, gid: int) -> None:
-    """Raise LackingError if the owner cannot traverse the folders above: the server would report damage."""
+    """Raise MissingRequirementError if the owner cannot traverse the folders above: the server would report damage."""
     for path in (os.path.dirname(datadir), run_dir):
         if CommandRunner().run([*as_user(uid, gid), "test", "-x", path], ok=(0, 1)).returncode != 0:
-            raise LackingError(
+            raise MissingRequirementError(
                 f"user {uid}, who owns the datadir, cannot reach {path}",
                 hint="the user must be able to traverse the folders above it (chmod o+x)",
             )

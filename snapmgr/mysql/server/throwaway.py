@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.errors import LackingError, VerificationError
+from snapmgr.contract.errors import MissingRequirementError, VerificationError
 from snapmgr.contract.units import format_duration
 from snapmgr.mysql.connect.client import Connection, Credentials, MysqlError, connect
 from snapmgr.mysql.datadir.copy import IsolatedCopy, isolate_copy
@@ -21,6 +21,7 @@ from snapmgr.mysql.datadir.tablespace import name_spaces
 from snapmgr.mysql.server.keyring import provide_keys
 from snapmgr.mysql.server.log import damage, describe_end, lacks_keys
 from snapmgr.mysql.server.options import throwaway_options
+from snapmgr.mysql.server.program import server_for
 from snapmgr.mysql.server.rundir import (
     COVER_FAILED,
     as_user,
@@ -33,8 +34,9 @@ from snapmgr.mysql.server.rundir import (
 from snapmgr.system.command import Process, dying_with_us, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from snapmgr.catalog.manifest import ServerRecord
     from snapmgr.mysql.datadir.copy import Originals
     from snapmgr.mysql.server.program import ServerBinary
 
@@ -45,7 +47,8 @@ _MIB = 1024 * 1024
 class ThrowawayServer:
     """A running throwaway server; made by `throwaway`."""
 
-    def __init__(self, process: Process, socket: str, log_fd: int, *, home: str) -> None:
+    def __init__(self, binary: ServerBinary, process: Process, socket: str, log_fd: int, *, home: str) -> None:
+        self.binary = binary
         self._process = process
         self._home = home
         self.socket = socket
@@ -89,20 +92,20 @@ class ThrowawayServer:
             time.sleep(0.02)
         return self._process.poll() == 0
 
-    def failure(self, what: str) -> VerificationError | LackingError:
-        """Return the error for a server that ended by itself: LackingError if the machine is the cause."""
+    def failure(self, what: str) -> VerificationError | MissingRequirementError:
+        """Return the error for a server that ended by itself: MissingRequirementError if the machine is the cause."""
         end = describe_end(self.log_text(), self._process.poll())
-        kind = LackingError if end.machine else VerificationError
+        kind = MissingRequirementError if end.machine else VerificationError
         return self.missing_keys(what) or kind(f"{what}: {name_spaces(end.text, self._home)}", hint=end.hint)
 
-    def missing_keys(self, what: str) -> LackingError | None:
+    def missing_keys(self, what: str) -> MissingRequirementError | None:
         """Return the error for a server without the keys of encrypted data; None if that is not the cause."""
         if not lacks_keys(self.log_text(), given=self.no_keys is None):
             return None
         why = f"; {self.no_keys}" if self.no_keys else ""
-        return LackingError(
+        return MissingRequirementError(
             f"{what}: the data are encrypted, and the server on the copy does not have their keys{why}",
-            hint=f"its log says: {self.excerpt()}; requirements: docs/verify.md",
+            hint=f"its log says: {self.excerpt()}; requirements: docs/explanation/verification.md",
         )
 
     def log_text(self) -> str:
@@ -137,8 +140,8 @@ def throwaway(
 
     The server dies with the *thread* that entered the context (prctl(2), PR_SET_PDEATHSIG).
 
-    Raises VerificationError if the copy does not start in time; LackingError if this machine is the cause (rights,
-    memory, space, an absolute path that is not covered).
+    Raises VerificationError if the copy does not start in time; MissingRequirementError if this machine is the cause
+    (rights, memory, space, an absolute path that is not covered).
     """
     datadir, run_dir = os.path.realpath(datadir), os.path.abspath(run_dir)
     uid, gid = owner_of(datadir)
@@ -156,7 +159,7 @@ def throwaway(
         with running(argv, output=log, grace_s=_GRACE_S) as process:
             # Assume that any plugin has keys: then an unreadable page is damaged.
             given = keys.plugin_dir is not None or any(one.startswith("--plugin-load") for one in argv)
-            server = ThrowawayServer(process, socket, log.fileno(), home=copy.home)
+            server = ThrowawayServer(binary, process, socket, log.fileno(), home=copy.home)
             server.no_keys = None if given else keys.missing
             try:
                 _wait_until_it_answers(server, time_limit_s)
@@ -165,6 +168,53 @@ def throwaway(
                 process.kill()
                 raise
             yield server
+
+
+@contextmanager
+def copy_server(
+    data: str | os.PathLike[str],
+    recorded: ServerRecord | None = None,
+    *,
+    program: str | None = None,
+    binary: ServerBinary | None = None,
+    memory_bytes: int,
+    options: Sequence[str] = (),
+    originals: Originals | None = None,
+    scratch_dir: str | os.PathLike[str],
+    time_limit_s: float,
+    tell: Callable[[str], None] = lambda _line: None,
+    purpose: str = "",
+) -> Iterator[ThrowawayServer]:
+    """Choose the program for a writable copy of a datadir, and run `throwaway` with it in a temporary folder.
+
+    Args:
+        data: the copy.
+        recorded: the server that wrote the data; None if we could not ask it.
+        program: path of the only allowed program.
+        binary: the program, if already chosen.
+        memory_bytes: as for `throwaway`, like `options`, `originals` and `time_limit_s`.
+        scratch_dir: gets the folder for socket, log and temporary files, which is removed afterwards.
+        tell: receives a line for people, which ends with `purpose`.
+        purpose: why the server starts.
+
+    Raises what `server_for`, `run_folder` and `throwaway` raise.
+    """
+    binary = binary or server_for(recorded, data, program)
+    tell(f"starting {binary.flavor} {binary.version} on a clone{purpose}")
+    with (
+        run_folder(scratch_dir) as run_dir,
+        throwaway(
+            binary,
+            data,
+            settings=recorded.settings if recorded is not None else {},
+            memory_bytes=memory_bytes,
+            run_dir=run_dir,
+            options=options,
+            originals=originals,
+            time_limit_s=time_limit_s,
+        ) as server,
+    ):
+        yield server
 
 
 @contextmanager
@@ -199,7 +249,7 @@ def _prefix(copy: IsolatedCopy, uid: int, gid: int) -> list[str]:
     if not copy.covers:
         return _as_owner(uid, gid)
     if os.geteuid() != 0:
-        raise LackingError(
+        raise MissingRequirementError(
             "the copy holds absolute paths, and only root can mount the copy over them for a server", hint="run as root"
         )
     return [*covered(copy.covers), *_as_owner(uid, gid)]
@@ -211,7 +261,7 @@ def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None
     while (left := deadline - time.monotonic()) > 0:
         if not server.running:
             if server._process.returncode == COVER_FAILED:  # noqa: SLF001 - one module
-                raise LackingError(f"cannot mount the copy over the original paths: {server.excerpt()}")
+                raise MissingRequirementError(f"cannot mount the copy over the original paths: {server.excerpt()}")
             raise server.failure("the server ended instead of starting on the copy")
         try:
             server.connect(timeout_s=min(left, 2.0)).close()
@@ -222,7 +272,7 @@ def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None
         time.sleep(0.05)
     end = describe_end(server.log_text(), None)
     # A server on a full file system waits for space instead of ending.
-    kind = LackingError if end.machine else VerificationError
+    kind = MissingRequirementError if end.machine else VerificationError
     raise kind(
         f"the server on the copy did not answer within {format_duration(time_limit_s)}: {end.text or last}",
         hint=end.hint or "raise the time limit if it was still recovering",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.api import CommandError, ConfigError, LackingError, ProvisionOrder, StorageError
+from snapmgr.api import CommandError, ConfigError, MissingRequirementError, ProvisionOrder, StorageError
 from snapmgr.bench.storage.controls import Controls
 from snapmgr.bench.storage.stacks import STACKS, backend_of, lacking, provisioner_of
 from snapmgr.system.command import CommandRunner
@@ -95,9 +95,9 @@ def test_juicefs_is_made_and_goes(device: BenchDevice) -> None:
 def test_control_has_no_snapshots_and_goes(device: BenchDevice, stack: str) -> None:
     with device.bench(stack) as bench:
         (bench.path / "file").write_bytes(b"data")
-        with pytest.raises(LackingError, match="takes none"):
+        with pytest.raises(MissingRequirementError, match="takes none"):
             bench.snapshot()
-        with pytest.raises(LackingError, match="takes none"):
+        with pytest.raises(MissingRequirementError, match="takes none"):
             bench.inventory()
         assert bench.provisioned.mount_options
         if stack == "ext4-dioread-lock":

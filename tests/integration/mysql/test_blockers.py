@@ -1,4 +1,4 @@
-"""Which sessions block which lock on real servers: exactly those that docs/locks.md names are found."""
+"""Which sessions block which lock on real servers: exactly those that docs/explanation/locks.md names are found."""
 
 from __future__ import annotations
 

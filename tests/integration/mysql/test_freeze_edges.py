@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.contract.errors import LackingError, NotQuiescedError
+from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError
 from snapmgr.mysql.lock import freeze, guard
 from snapmgr.mysql.lock.freeze import frozen, refuse_unsafe, thaw_leftovers
 from snapmgr.system.host import this_process
@@ -134,7 +134,7 @@ def test_somebody_attaches_a_debugger_meanwhile(server: PrivateServer, tmp_path:
         still.prove()
         with traced(server.pid):
             assert soon(lambda: not is_stopped(server.pid))
-            with pytest.raises(NotQuiescedError, match="went on"):
+            with pytest.raises(NotQuiescedError, match="ran on"):
                 still.prove()
     assert server.query("SELECT 1") == ((1,),)
 
@@ -157,7 +157,7 @@ def test_a_moment_of_running_is_noticed(server: PrivateServer, tmp_path: Path) -
             os.kill(server.pid, signal.SIGCONT)
             os.kill(server.pid, signal.SIGSTOP)
             time.sleep(0.02)
-            with pytest.raises(NotQuiescedError, match="went on"):
+            with pytest.raises(NotQuiescedError, match="ran on"):
                 still.prove()
 
 
@@ -191,7 +191,7 @@ def test_without_the_right_to_signal_it() -> None:
                 os.setuid(54321)
                 try:
                     refuse_unsafe(process, 1.0)
-                except LackingError as error:
+                except MissingRequirementError as error:
                     code = error.exit_code
             os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.contract.errors import LackingError, NotQuiescedError, SnapmgrError
+from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError, SnapmgrError
 from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
 from snapmgr.mysql.connect.identity import identify, still_same
 from snapmgr.system.command import find_program
@@ -213,7 +213,7 @@ def test_without_the_right_to_look_it_is_lacking(servers):
             return identify(connection)
 
     name, text = in_child(look)
-    assert name == LackingError.__name__, text
+    assert name == MissingRequirementError.__name__, text
     assert "as root or as the server's user" in text
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.api import BusyError, LackingError, NotFoundError, NotMine, StorageError
+from snapmgr.api import BusyError, MissingRequirementError, NotFoundError, NotMine, StorageError
 from snapmgr.system.command import CommandRunner
 from snapmgr.testing import FolderLab, fingerprint, plant, processes
 from snapmgr.testing.lab import new_id, new_record
@@ -196,7 +196,7 @@ def test_ordinary_user_can_do_it_all(file_system: LoopFileSystem) -> None:
         refused = ReflinkBackend(ReflinkConfig(), lab.runner, lab.mounter).locate(lab.target(origin))
         assert isinstance(refused, NotMine)
         # What belongs to somebody else could not keep its owner.
-        with pytest.raises(LackingError, match="run as root|this user cannot copy"):
+        with pytest.raises(MissingRequirementError, match="run as root|this user cannot copy"):
             lab.take_one(foreign)
         assert lab.found(ref.pool) == ()
 

@@ -31,7 +31,7 @@ def test_a_server_on_the_restored_datadir_has_all_that_was_acknowledged(other):
         assert manifest.position is not None
         for dest in (Path(scene.file_system.point) / "new", other.point / "new"):
             document = scene.json("restore", "latest", str(dest))
-            assert document["restored"]["leads"] == []
+            assert document["restored"]["external_paths"] == []
             with private_server(dest, document["restored"]["options"], install_options=None) as server:
                 assert server.query("SELECT @@gtid_binlog_pos") == ((manifest.position.gtid,),)
                 assert server.query("SELECT @@datadir") == ((f"{dest}/",),)
@@ -49,15 +49,15 @@ def test_folders_elsewhere_get_folders_of_their_own_and_what_leads_back_is_named
         assert done.returncode == 0, done.stderr
         assert sorted(os.listdir(dest)) == ["d", "data", "log", "redo"]
         # The .isl file and the index of the binary logs name the live ones.
-        assert f"{dest}/data/d/t.isl names {volume}/tables/d/t.ibd, where the source has it" in done.stderr
-        assert f"{dest}/log/binlog.index names {volume}/log, where the source has it" in done.stderr
-        assert "before a server starts on it" in done.stderr
+        assert f"{dest}/data/d/t.isl points to {volume}/tables/d/t.ibd, a path of the source" in done.stderr
+        assert f"{dest}/log/binlog.index points to {volume}/log, a path of the source" in done.stderr
+        assert "before you start a server on it" in done.stderr
         assert f"{volume}/redo -> {dest}/redo" in done.stdout
         line = next(line for line in done.stdout.splitlines() if "server options: " in line)
         given = shlex.split(line.partition("server options: ")[2])
         assert f"--innodb-log-group-home-dir={dest}/redo" in given
         assert f"--log-bin={dest}/log/binlog" in given
-        assert "the redo log names the tablespaces elsewhere as well" in done.stderr
+        assert "the redo log also contains the external tablespaces' paths" in done.stderr
         subprocess.run(["rm", "-r", dest], check=True)
         # Without such tables the index is all that has to be changed: it then stands by itself.
         server.query("CREATE TABLE d.u SELECT * FROM d.t")

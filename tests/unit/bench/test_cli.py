@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from contextlib import contextmanager
 from functools import partial
 from random import Random
@@ -33,7 +35,7 @@ class Lab:
             FakeScenario(
                 clock=self.clock,
                 figure=lambda stack, _times: self.slow.get(stack, 1.0) * noise.lognormvariate(0, 0.05),
-                readings=("usual", "odd"),
+                variants=("usual", "odd"),
                 unfit=("control",),
             )
         ]
@@ -219,11 +221,11 @@ def test_an_interrupted_run_without_samples_leaves_nothing(lab):
 def test_other_arguments_than_the_first_time_are_refused_with_what_differs(lab):
     lab.run("--repeats", "1")
     before = len(lab.opened)
-    code, _, err = lab.run("--repeats", "1", "--seed", "7", "--reading", "odd")
+    code, _, err = lab.run("--repeats", "1", "--seed", "7", "--variant", "odd")
     assert code == 2
     assert "holds a run with other arguments" in err
     assert "seed: 1 the first time, 7 now" in err
-    assert "reading: " in err
+    assert "variant: " in err
     assert len(lab.opened) == before
     assert len(lab.samples()) == 5
 
@@ -272,7 +274,7 @@ def test_nothing_that_can_be_measured_is_exit_code_7_with_the_reasons(lab):
     "words",
     [
         ("--stacks", "zfs"),
-        ("--reading", "backwards"),
+        ("--variant", "backwards"),
         ("--profile", "huge"),
         ("--on", "loop:many"),
         ("--on", "/dev/null"),
@@ -328,7 +330,7 @@ def test_the_list_says_what_is_missing(lab):
     code, out, _ = lab("list")
     assert code == 0
     assert "work: How long the work takes" in out
-    assert "  readings: usual, odd" in out
+    assert "  variants: usual, odd" in out
     assert "  quick: 256.0 MiB, 2.0 s a sample" in out
     assert "  missing: no fio (install it)" in out
     assert [line.split()[0] for line in out.splitlines()[-4:]] == list(STACKS)
@@ -392,7 +394,7 @@ def test_what_has_become_slower_is_a_regression(lab, tmp_path):
 
 def test_what_cannot_be_compared_is_no_success(lab, tmp_path):
     lab.run("--repeats", "2")
-    lab.run("--repeats", "2", "--reading", "odd", folder=tmp_path / "odd")
+    lab.run("--repeats", "2", "--variant", "odd", folder=tmp_path / "odd")
     code, _, err = lab("compare", lab.folder, tmp_path / "odd")
     assert code == 1
     assert "nothing to compare" in err
@@ -453,3 +455,32 @@ def test_an_interruption_before_the_first_sample_is_told_as_one(lab, monkeypatch
     code, _, err = lab.run()
     assert code == 130
     assert "holds no results" not in err
+
+
+def _python(code, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+CALL = "import sys; from snapmgr.cli.main import main; code = main(sys.argv[1:])"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["bench", "run", "--help"], ["bench", "list"]])
+def test_what_computes_nothing_loads_neither_scipy_nor_numpy(arguments):
+    done = _python(f"{CALL}; print(code, *sorted(sys.modules), file=sys.stderr)", *arguments)
+    code, *modules = done.stderr.splitlines()[-1].split()
+    assert code == "0"
+    assert not {"numpy", "scipy"} & set(modules)
+
+
+@pytest.mark.parametrize("arguments", [["show", "RESULTS"], ["compare", "RESULTS", "RESULTS"], ["run", "--dry-run"]])
+def test_without_scipy_the_error_names_the_extra(lab, arguments):
+    lab.run("work")
+    hide = "from importlib import util; util.find_spec = lambda name: None; "
+    done = _python(
+        f"{hide}{CALL}; sys.exit(code)", "bench", *(str(lab.folder) if a == "RESULTS" else a for a in arguments)
+    )
+    assert done.returncode == 7
+    assert "the benchmark needs scipy for its statistics, and scipy is not installed" in done.stderr
+    assert "pip install 'snapmgr[bench]'" in done.stderr

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from snapmgr.bench import fio
 from snapmgr.bench.fio import FioRun, Windows, add_windows, parse_document, read_windows, run_fio, write_job
-from snapmgr.contract.errors import CommandError, ConfigError, LackingError
+from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError
 from snapmgr.contract.records import Completed
 
 _SIDE = {"total_ios": 2, "io_bytes": 8192, "runtime": 2000, "clat_ns": {"N": 2, "max": 29, "bins": {"10": 1, "30": 1}}}
@@ -111,7 +111,7 @@ def test_worker_that_was_killed_is_told_though_fio_itself_says_that_all_went_wel
 
 def test_missing_fio_is_told_with_its_package(monkeypatch, tmp_path):
     monkeypatch.setattr("snapmgr.system.command._PATH", str(tmp_path))
-    with pytest.raises(LackingError) as caught:
+    with pytest.raises(MissingRequirementError) as caught:
         run_fio("first", {"a": {}}, directory=Path("/m"), keep=tmp_path, runner=_Runner(""))
     assert caught.value.hint == "apt-get install fio"
     assert not list(tmp_path.iterdir())

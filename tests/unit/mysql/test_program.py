@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from snapmgr.catalog.manifest import ServerRecord
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.mysql.datadir.origin import Origin, read_origin, version_number
 from snapmgr.mysql.server.options import plugin_folder, program_folders
 from snapmgr.mysql.server.program import ServerBinary, choose_server, find_server, running_programs, wrote_last
@@ -59,7 +59,7 @@ def script(path, text):
 def test_an_older_program_is_refused_with_what_wrote_the_data_and_what_was_found(tmp_path):
     path = script(tmp_path / "mysqld", "mysqld  Ver 8.0.36 for Linux on x86_64 (MySQL Community Server - GPL)")
     assert find_server("mysql", path, wrote="8.0.36").version == "8.0.36"
-    with pytest.raises(LackingError) as caught:
+    with pytest.raises(MissingRequirementError) as caught:
         find_server("mysql", path, wrote="8.4.0")
     assert (
         f"written by mysql 8.4.0, which an older server must not open; found: {path} (8.0.36)" in caught.value.message
@@ -70,7 +70,7 @@ def test_an_older_program_is_refused_with_what_wrote_the_data_and_what_was_found
 def test_a_symlink_called_mysqld_is_what_it_leads_to(tmp_path):
     script(tmp_path / "mariadbd", "mysqld  Ver 10.11.6-MariaDB-0+deb12u1 for debian-linux-gnu on x86_64 (Debian 12)")
     (tmp_path / "mysqld").symlink_to("mariadbd")
-    with pytest.raises(LackingError, match="is not a mysql server"):
+    with pytest.raises(MissingRequirementError, match="is not a mysql server"):
         find_server("mysql", str(tmp_path / "mysqld"))
     assert find_server("mariadb", str(tmp_path / "mysqld")).flavor == "mariadb"
 
@@ -80,7 +80,7 @@ def test_a_program_that_others_may_exchange_is_never_run(tmp_path):
     mark, path = tmp_path / "ran", tmp_path / "mysqld"
     path.write_text(f"#!/bin/sh\ntouch {mark}\necho 'mysqld  Ver 99.1.1 for Linux on x86_64 (MySQL)'\n")
     path.chmod(0o757)
-    with pytest.raises(LackingError):
+    with pytest.raises(MissingRequirementError):
         find_server("mysql", wrote="99.1.1", ran=str(path))
     assert not mark.exists()
     path.chmod(0o755)

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from snapmgr.catalog.manifest import ServerRecord
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.mysql.datadir.copy import IsolatedCopy, absolute_paths, isolate_copy
 from snapmgr.mysql.datadir.relocation import relocated_options
 from snapmgr.mysql.datadir.tablespace import dictionary_paths, name_spaces, page_size
@@ -182,7 +182,7 @@ def test_a_copy_within_itself_needs_no_cover(tmp_path):
         ("[ERROR] InnoDB: File './shop/t.ibd' is corrupted", False, False),
     ],
 )
-def test_a_lack_of_keys_is_told_from_damage(line, given, lacks):
+def test_a_missing_keys_is_told_from_damage(line, given, lacks):
     assert lacks_keys(f"2026-01-02  3:04:06 0 {line}\n", given=given) is lacks
 
 
@@ -304,9 +304,9 @@ def test_every_absolute_path_is_seen_and_must_be_covered(tmp_path):
     assert set(found) == {"/far/m.MYD", "/far/shop/i.ibd", "/far/ibdata2", "/far/x"}
     shown = isolate_copy(str(tmp_path / "live"), {"innodb_directories": "/far/x;rel"}, {str(original): str(original)})
     assert shown.settings["innodb_directories"] == "rel"
-    with pytest.raises(LackingError, match="outside the copy"):
+    with pytest.raises(MissingRequirementError, match="outside the copy"):
         isolate_copy(str(datadir), settings, {str(original): str(datadir)})
-    with pytest.raises(LackingError, match="that folder does not exist here"):
+    with pytest.raises(MissingRequirementError, match="that folder does not exist here"):
         isolate_copy(str(datadir), settings, {str(original): str(datadir), "/far": str(tmp_path)})
 
 
@@ -332,9 +332,9 @@ def test_a_program_is_known_by_what_it_prints(tmp_path):
     path = script(tmp_path / "a", "mysqld  Ver 8.4.3 for Linux on x86_64 (MySQL Community Server - GPL)")
     found = find_server("mysql", path)
     assert (found.version, found.number, found.flavor) == ("8.4.3", (8, 4, 3), "mysql")
-    with pytest.raises(LackingError, match="is not a mariadb server"):
+    with pytest.raises(MissingRequirementError, match="is not a mariadb server"):
         find_server("mariadb", path)
-    with pytest.raises(LackingError, match="prints no version|is not a mysql server"):
+    with pytest.raises(MissingRequirementError, match="prints no version|is not a mysql server"):
         find_server("mysql", script(tmp_path / "b", ""))
     path = script(tmp_path / "c", "mariadbd  Ver 11.8.1-MariaDB-deb13 for debian-linux-gnu on x86_64")
     assert find_server("mariadb", path).number == (11, 8, 1)

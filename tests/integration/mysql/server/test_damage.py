@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.contract.errors import LackingError, VerificationError
+from snapmgr.contract.errors import MissingRequirementError, VerificationError
 from snapmgr.mysql.server.throwaway import throwaway
 from support.copies import MEMORY, check, frozen
 from support.processes import servers_on
@@ -48,7 +48,8 @@ def test_overwritten_pages_are_found(source, copy, run_dir, binary, engine, exte
     except VerificationError as error:
         failures = (error.message,)
     if depth == "quick" and engine != "InnoDB":
-        # QUICK does not look at rows of Aria and MyISAM: docs/verify.md says so, and "extended" is there for it.
+        # QUICK does not look at rows of Aria and MyISAM: docs/explanation/verification.md says so, and "extended" is
+        # there for it.
         assert failures == ()
         return
     assert failures
@@ -125,7 +126,7 @@ def test_a_closed_folder_above_the_copy_is_not_damage(source, copy, binary):
         closed = folder / "closed"
         closed.mkdir(mode=0o700)
         with (
-            pytest.raises(LackingError, match="cannot reach"),
+            pytest.raises(MissingRequirementError, match="cannot reach"),
             throwaway(binary, str(copy), settings=layout.settings, memory_bytes=MEMORY, run_dir=str(closed / "run")),
         ):
             pass
@@ -134,7 +135,7 @@ def test_a_closed_folder_above_the_copy_is_not_damage(source, copy, binary):
 def test_an_unknown_option_is_not_damage(source, copy, run_dir, binary):
     _, layout = source
     with (
-        pytest.raises(LackingError, match="nonsense"),
+        pytest.raises(MissingRequirementError, match="nonsense"),
         throwaway(
             binary,
             str(copy),
@@ -160,9 +161,9 @@ def test_a_full_file_system_is_not_damage(source, copy, run_dir, binary):
         try:
             subprocess.run(["cp", "-a", str(copy), str(point / "d")], check=True)
             arguments = {"settings": layout.settings, "memory_bytes": MEMORY, "run_dir": run_dir, "time_limit_s": 5}
-            with pytest.raises(LackingError) as caught, throwaway(binary, point / "d", **arguments):
+            with pytest.raises(MissingRequirementError) as caught, throwaway(binary, point / "d", **arguments):
                 pass
-            assert "room" in (caught.value.hint or "")
+            assert "free space" in (caught.value.hint or "")
         finally:
             subprocess.run(["umount", str(point)], check=True)
 

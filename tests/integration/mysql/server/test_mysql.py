@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import identify
 from snapmgr.mysql.datadir.layout import read_layout
@@ -140,7 +140,7 @@ def test_what_only_the_data_dictionary_names_is_not_opened(copy, run_dir):
     binary = find_server("mysql")
     arguments = {"settings": {}, "memory_bytes": MEMORY, "run_dir": run_dir}
     with (
-        pytest.raises(LackingError, match=r"data dictionary names .*/tables/shop/elsewhere\.ibd"),
+        pytest.raises(MissingRequirementError, match=r"data dictionary names .*/tables/shop/elsewhere\.ibd"),
         throwaway(binary, copy / "live", **arguments),
     ):
         pass
@@ -151,14 +151,16 @@ def test_other_settings_than_the_datas_and_a_newer_writer_say_nothing_about_them
     settings = layout.settings | {"lower_case_table_names": "1"}
     arguments = {"settings": settings, "memory_bytes": MEMORY, "run_dir": run_dir}
     with (
-        pytest.raises(LackingError, match="Different lower_case_table_names"),
+        pytest.raises(MissingRequirementError, match="Different lower_case_table_names"),
         throwaway(find_server("mysql"), copy / "live", originals=originals(folder), **arguments),
     ):
         pass
     with open(copy / "live/mysql.ibd", "r+b") as file:
         file.seek(8)
         file.write((99_99_99).to_bytes(4, "big"))
-    with pytest.raises(LackingError, match=r"written by mysql 99\.99\.99, which an older server must not open; found"):
+    with pytest.raises(
+        MissingRequirementError, match=r"written by mysql 99\.99\.99, which an older server must not open; found"
+    ):
         server_for(None, copy / "live", None)
 
 

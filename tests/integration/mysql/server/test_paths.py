@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from snapmgr.contract.errors import LackingError
+from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import identify
 from snapmgr.mysql.datadir.layout import read_layout
@@ -80,7 +80,7 @@ def test_a_tablespace_elsewhere_is_refused_or_covered_and_the_live_one_is_never_
                 subprocess.run(["cp", "-a", str(volume), str(clone)], check=True)
             arguments = {"settings": layout.settings, "memory_bytes": MEMORY, "run_dir": run_dir}
             with (
-                pytest.raises(LackingError, match="outside the copy"),
+                pytest.raises(MissingRequirementError, match="outside the copy"),
                 throwaway(binary, str(clone / "data"), **arguments),
             ):
                 pass

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.contract.errors import LackingError, VerificationError
+from snapmgr.contract.errors import MissingRequirementError, VerificationError
 from snapmgr.mysql.server.check import check_tables, run_assertions
 from snapmgr.mysql.server.program import find_server
 from snapmgr.mysql.server.throwaway import throwaway
@@ -218,8 +218,8 @@ def test_our_own_death_by_sigkill_takes_the_server_with_us(source, copy, run_dir
 
 
 def test_no_server_of_that_flavor_is_lacking():
-    with pytest.raises(LackingError, match="no mysql server"):
+    with pytest.raises(MissingRequirementError, match="no mysql server"):
         find_server("mysql", "/usr/sbin/mariadbd")
-    with pytest.raises(LackingError, match="no mariadb server") as caught:
+    with pytest.raises(MissingRequirementError, match="no mariadb server") as caught:
         find_server("mariadb", "/nowhere/mariadbd")
     assert "apt-get install mariadb-server-core" in (caught.value.hint or "")

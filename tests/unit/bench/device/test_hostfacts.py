@@ -11,7 +11,7 @@ import pytest
 
 from snapmgr.bench.device import hostfacts
 from snapmgr.bench.device.hostfacts import cpu_facts, host_facts, tool_versions, virtualisation
-from snapmgr.contract.errors import CommandError, LackingError
+from snapmgr.contract.errors import CommandError, MissingRequirementError
 from snapmgr.contract.records import Completed
 from snapmgr.system.command import CommandRunner
 
@@ -24,7 +24,7 @@ class Programs:
 
     def run(self, argv, *, ok=(0,), **_options):
         if argv[0] not in self.printed:
-            raise LackingError(f"the program {argv[0]} is not installed")
+            raise MissingRequirementError(f"the program {argv[0]} is not installed")
         code, out, err = self.printed[argv[0]]
         if code not in ok:
             raise CommandError(f"{argv[0]} failed")

@@ -8,15 +8,15 @@ import pytest
 
 from snapmgr.bench.device import loopfile
 from snapmgr.bench.device.loopfile import require_room
-from snapmgr.bench.device.target import DEFAULT_FOLDER, Order, opened_target, parse_target, preview_target
-from snapmgr.contract.errors import ConfigError, LackingError
+from snapmgr.bench.device.target import DEFAULT_FOLDER, TargetSpec, opened_target, parse_target, preview_target
+from snapmgr.contract.errors import ConfigError, MissingRequirementError
 
 MIB = 1 << 20
 GIB = 1 << 30
 
 
 def test_loop_with_and_without_a_folder(tmp_path):
-    assert parse_target("loop:1.5G", folder=str(tmp_path)) == Order(
+    assert parse_target("loop:1.5G", folder=str(tmp_path)) == TargetSpec(
         kind="loop", path=str(tmp_path), size_bytes=1536 * MIB
     )
     assert parse_target(f"loop:512M:{tmp_path}").path == str(tmp_path)
@@ -29,7 +29,8 @@ def test_loop_with_and_without_a_folder(tmp_path):
 def test_a_folder_gets_the_size_that_is_needed(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
-    assert parse_target(str(link), size_bytes=GIB + 5) == Order(kind="loop", path=str(tmp_path), size_bytes=GIB + MIB)
+    expected = TargetSpec(kind="loop", path=str(tmp_path), size_bytes=GIB + MIB)
+    assert parse_target(str(link), size_bytes=GIB + 5) == expected
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_memory_behind_a_folder_is_not_filled_up(tmp_path, monkeypatch):
 def test_only_root_formats(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with (
-        pytest.raises(LackingError, match="only root"),
+        pytest.raises(MissingRequirementError, match="only root"),
         opened_target(f"loop:200M:{tmp_path}", size_bytes=None, wipe=None),
     ):
         pass

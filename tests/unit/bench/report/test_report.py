@@ -38,7 +38,7 @@ WHY = "redis-server is not installed (apt install redis-server)"
 @cache
 def whole():
     """A document of two scenarios, with all that can be in one."""
-    failed = sample(7777, "random-update", "btrfs", reading="database", block=99, failure="the disk was full")
+    failed = sample(7777, "random-update", "btrfs", variant="database", block=99, failure="the disk was full")
     wrong = [{"name": "snapshot holds the old data", "ok": False, "detail": "checksum differs"}]
     unproven = sample(7778, "blog", "btrfs", block=99, checks=wrong)
     samples = [*random_updates(), *blogs(), absent("random-update", "juicefs", WHY), failed, unproven]

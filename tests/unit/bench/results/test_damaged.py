@@ -29,7 +29,7 @@ def documents():
     drawn = [one for one in random_updates(blocks=7) if one["stack"] in {"btrfs", "ext4"}]
     for one in (real, *drawn):
         one["layouts"] = {name: {**each, "points": each["points"][:3]} for name, each in one["layouts"].items()}
-        one["reading"] = "repaired"
+        one["variant"] = "repaired"
     place = next(place for place, one in enumerate(drawn) if one["stack"] == "btrfs" and one["kind"] == "measured")
     return {
         "run.json": {"schema": 1, **bench_run(arguments={"stacks": ["ext4", "btrfs"]})},

@@ -11,11 +11,11 @@ from random import Random
 
 import pytest
 
-from snapmgr.api import LackingError, StorageError
+from snapmgr.api import MissingRequirementError, StorageError
 from snapmgr.bench.results import folder as resultsfolder
 from snapmgr.bench.results.samples import Results, read
 from snapmgr.bench.run.conductor import Conductor
-from snapmgr.bench.run.plan import Wish, make_plan
+from snapmgr.bench.run.plan import Options, make_plan
 from snapmgr.bench.statistics.findings import findings
 from snapmgr.bench.storage import scene
 from snapmgr.contract.errors import CatalogError, CommandError, ConfigError, NoRoomError
@@ -38,12 +38,12 @@ class Site:
         with self.results.locked():
             self.results.begin(bench_run(id="r"))
 
-    def run(self, *scenarios, spent_s=0.0, **wish):
+    def run(self, *scenarios, spent_s=0.0, **options):
         for scenario in scenarios:
             scenario.clock = self.clock
-        wish = {"stacks": ("one", "two"), "scenarios": ("work",), "profile": "smoke"} | wish
+        options = {"stacks": ("one", "two"), "scenarios": ("work",), "profile": "smoke"} | options
         plan = make_plan(
-            Wish(**wish),
+            Options(**options),
             scenarios=scenarios,
             stacks=STACKS,
             lacking=lambda _: (),
@@ -306,7 +306,9 @@ def test_runs_of_other_living_processes_are_neighbours(tmp_path, monkeypatch):
 
 
 def test_what_lacks_only_while_it_is_measured_fails_the_sample_with_its_hint(site):
-    site.bench.fail = lambda _stack: LackingError("the program fio is not installed", hint="apt-get install fio")
+    site.bench.fail = lambda _stack: MissingRequirementError(
+        "the program fio is not installed", hint="apt-get install fio"
+    )
     site.run(FakeScenario(), repeats=6)
     assert site.samples()[0]["failure"] == "the program fio is not installed (apt-get install fio)"
     assert len(site.samples()) == 6
@@ -325,9 +327,9 @@ def test_what_is_lacking_from_the_start_is_a_row_that_says_why_written_once(site
 # ------------------------------------------------------------------------------------------------ interrupted, resumed
 
 
-def _whole(tmp_path, **wish):
+def _whole(tmp_path, **options):
     site = Site(tmp_path / "whole")
-    site.run(FakeScenario(), **wish)
+    site.run(FakeScenario(), **options)
     return site.kinds()
 
 

@@ -13,7 +13,7 @@ _MIB = 1 << 20
 
 
 def _given(**changed):
-    values = {"profile": "smoke", "reading": "", "size_bytes": 0, "memory_bytes": 1 << 34, "seed": 1}
+    values = {"profile": "smoke", "variant": "", "size_bytes": 0, "memory_bytes": 1 << 34, "seed": 1}
     return Parameters(**(values | changed))
 
 

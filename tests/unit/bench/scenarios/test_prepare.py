@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from snapmgr.api import LackingError, NotMine
+from snapmgr.api import MissingRequirementError, NotMine
 from snapmgr.bench.prepare import ladder as prepareladder
-from snapmgr.bench.prepare.ladder import TITLES, climb, rungs
+from snapmgr.bench.prepare.ladder import TITLES, climb_ladder, rungs
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, change_statement, fill_statements
 from snapmgr.bench.scenarios import prepare
 from snapmgr.bench.storage import cloning
 from snapmgr.contract.errors import ConfigError
-from snapmgr.stage.tuning.rungs import Run
-from snapmgr.stage.tuning.tune import Checked, Measured, ScratchRun
+from snapmgr.physical.tuning.rungs import Run
+from snapmgr.physical.tuning.tune import Checked, Measured, ScratchRun
 from support.bench.plain import PlainBench, completed
 
 _MIB = 1 << 20
@@ -143,8 +143,9 @@ class FakeStorageBench:
         self.given = given
         self.runs = 0
 
-    def measure(self, settings, limit_s, *, check):
+    def measure(self, settings, limit_s, *, warm, check):
         assert check
+        assert not warm
         assert limit_s > 0
         self.runs += 1
         failed = "the tool failed" if self.failing and settings.writeback else None
@@ -163,9 +164,9 @@ class FakeStorageBench:
 def climbed(tmp_path, monkeypatch, fake=FakeStorageBench):
     monkeypatch.setattr(prepareladder, "StorageBench", fake)
     monkeypatch.setattr(prepareladder, "tool_for", lambda _staged: None)
-    backup = SimpleNamespace(staged=None, sizes={"a": 60 * _MIB, "b": 40 * _MIB})
+    backup = SimpleNamespace(info=None, sizes={"a": 60 * _MIB, "b": 40 * _MIB})
     bench = PlainBench(tmp_path, completed(SCENARIO))
-    return climb(bench, bench.path / "backup", backup, (None, None), 128 * _MIB)
+    return climb_ladder(bench, bench.path / "backup", backup, (None, None), 128 * _MIB)
 
 
 def test_ladder_is_climbed(tmp_path, monkeypatch):
@@ -206,7 +207,7 @@ class FakeBackend:
 
     def locate(self, _target):
         if self._mine is None:
-            raise LackingError("its program is missing")
+            raise MissingRequirementError("its program is missing")
         return SimpleNamespace() if self._mine else NotMine(reason="another file system")
 
     def missing(self):
@@ -242,7 +243,7 @@ def test_backend_that_clones_folders_is_found(monkeypatch, own, others, chosen):
 def test_missing_programs_are_named(monkeypatch):
     def find(name):
         if name == "mariadb-backup":
-            raise LackingError("there is no mariadb-backup", hint="apt-get install mariadb-backup")
+            raise MissingRequirementError("there is no mariadb-backup", hint="apt-get install mariadb-backup")
         return f"/bin/{name}"
 
     monkeypatch.setattr("snapmgr.system.command.find_program", find)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.api import LackingError, Provisioner, Reason, StorageError
+from snapmgr.api import MissingRequirementError, Provisioner, Reason, StorageError
 from snapmgr.bench.measure import memory
 from snapmgr.bench.measure.quiet import requests, wait_until_idle
 from snapmgr.bench.model import Parameters
@@ -18,7 +18,7 @@ from snapmgr.system.command import CommandRunner
 from snapmgr.system.mount import KernelMounter
 from snapmgr_lvm.config import LvmConfig, size_of
 
-_PARAMETERS = Parameters(profile="smoke", reading="", size_bytes=1, memory_bytes=1, seed=1)
+_PARAMETERS = Parameters(profile="smoke", variant="", size_bytes=1, memory_bytes=1, seed=1)
 
 
 def test_stacks_that_were_asked_for_are_there():
@@ -30,7 +30,7 @@ def test_stacks_that_were_asked_for_are_there():
 
 def test_lacking_programs_and_file_systems_are_told(monkeypatch):
     def absent(name):
-        raise LackingError(f"the program {name} is not installed", hint=None)
+        raise MissingRequirementError(f"the program {name} is not installed", hint=None)
 
     monkeypatch.setattr(stacks, "find_program", absent)
     monkeypatch.setattr(stacks, "_kernel_knows", lambda _: False)
@@ -56,7 +56,7 @@ def test_lack_is_told_once(monkeypatch):
 
 def test_backend_that_is_broken_is_a_reason(monkeypatch):
     def broken(name, *_):
-        raise LackingError(f"the backend {name} cannot be imported", hint="install it again")
+        raise MissingRequirementError(f"the backend {name} cannot be imported", hint="install it again")
 
     monkeypatch.setattr(stacks, "make_backend", broken)
     assert lacking(STACKS["btrfs"])[-1] == Reason(what="the backend btrfs cannot be imported", hint="install it again")
@@ -66,19 +66,19 @@ def test_backend_without_the_ability_makes_nothing():
     class NoProvisioner:
         pass
 
-    with pytest.raises(LackingError, match="cannot make its storage"):
+    with pytest.raises(MissingRequirementError, match="cannot make its storage"):
         provisioner_of(STACKS["btrfs"], NoProvisioner(), CommandRunner(), KernelMounter())
 
 
 @pytest.mark.parametrize(("at_once", "share"), [(1, "33.00%"), (10, "3.30%")])
 def test_classic_snapshots_share_the_room(at_once, share):
-    given = Parameters(profile="smoke", reading="", size_bytes=1, memory_bytes=1, seed=1, extra={"snapshots": at_once})
+    given = Parameters(profile="smoke", variant="", size_bytes=1, memory_bytes=1, seed=1, extra={"snapshots": at_once})
     assert backend_table(STACKS["lvm+ext4"], given)["cow_size"] == share
 
 
 @pytest.mark.parametrize(("extra", "size"), [({}, 128 << 20), ({"scratch_bytes": (5 << 30) - 1}, 5 << 30)])
 def test_an_attachment_takes_no_share_of_a_large_volume(extra, size):
-    given = Parameters(profile="paper", reading="", size_bytes=1 << 40, memory_bytes=1, seed=1, extra=extra)
+    given = Parameters(profile="paper", variant="", size_bytes=1 << 40, memory_bytes=1, seed=1, extra=extra)
     assert size_of(LvmConfig(**backend_table(STACKS["lvm+ext4"], given)).scratch_size, 1 << 40) == size
 
 
@@ -136,7 +136,7 @@ def test_too_little_memory_is_refused(tmp_path):
 def test_refused_group_is_told(tmp_path, monkeypatch):
     root = _groups(tmp_path)
     monkeypatch.setattr(Path, "mkdir", _refuse)
-    with pytest.raises(LackingError, match="cannot bound memory"), memory.bounded("x", 128 << 20, root=root):
+    with pytest.raises(MissingRequirementError, match="cannot bound memory"), memory.bounded("x", 128 << 20, root=root):
         pass
 
 

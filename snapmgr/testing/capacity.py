@@ -1,0 +1,60 @@
+"""The contract of the optional abilities `CapacityReporting` and `ScratchAttaching`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from snapmgr.api import CapacityReporting, Gauge, NotFoundError, ScratchAttaching, StorageError
+from snapmgr.testing.lab import Contract, Lab, new_record
+from snapmgr.testing.trees import plant
+
+
+class CapacityContract(Contract):
+    """What holds for a backend that says it has these abilities; others have nothing to show."""
+
+    def test_gauges(self, lab: Lab) -> None:
+        """What can run full is named, sound and of what is there; its snapshots are those of the inventory."""
+        backend = lab.backend()
+        if not isinstance(backend, CapacityReporting):
+            return
+        assert backend.gauges(()) == ()
+        origin = lab.make_origin()
+        plant(origin)
+        first, second = lab.take_one(origin), lab.take_one(origin)
+        gauges = backend.gauges((first.pool,))
+        for gauge in gauges:
+            assert isinstance(gauge, Gauge)
+            assert gauge.name
+            assert gauge.pool == first.pool
+            assert 0 <= gauge.used_bytes <= gauge.size_bytes
+            assert gauge.valid
+            # What is lost is somebody's snapshot, and that is in the inventory.
+            assert (gauge.ref is not None) == (gauge.when_full == "snapshot_lost")
+        shared = [gauge.name for gauge in gauges if gauge.ref is None]
+        assert len(set(shared)) == len(shared), "what is shared is known by its name"
+        there = {found.ref for found in lab.found(first.pool) if found.kind == "snapshot"}
+        assert {gauge.ref for gauge in gauges if gauge.ref is not None} <= there
+
+        backend.delete(first)
+        left = {gauge.ref.identity for gauge in backend.gauges((second.pool,)) if gauge.ref is not None}
+        assert first.identity not in left
+        assert backend.auto_extend(second) is None, "a fresh snapshot needs no more room"
+        with suppress(NotFoundError):
+            assert backend.auto_extend(first) is None
+        with lab.unreachable(second.pool), pytest.raises(StorageError):
+            backend.gauges((second.pool,))
+
+    def test_sound_attachment(self, lab: Lab) -> None:
+        """An attachment is to be believed, before and after something was written to it."""
+        backend = lab.backend()
+        if not isinstance(backend, ScratchAttaching):
+            return
+        origin = lab.make_origin()
+        record = new_record(lab.take_one(origin), writable=True)
+        with lab.reached(backend.attach(record), writable=True) as volume:
+            assert backend.attachment_problem(record) is None
+            (lab.inside(volume, origin) / "written").write_bytes(b"something")
+            assert backend.attachment_problem(record) is None
+        backend.detach(record)
