@@ -254,7 +254,7 @@ def test_all_of_ours_stopped_before_it_is_granted(site: LockSite) -> None:
             waited_s = told("write after it was granted", site.write_s())
             assert 0.3 < waited_s < SERVER_HOLD_S + SLACK_S
             assert site.ddl_s() < SLACK_S
-        site.require_failure(run, (4,), "we did not run", "lost", "not granted")
+        site.require_failure(run, (4,), "snapmgr itself was stopped", "lost", "not granted")
 
 
 @kinds("mysql-9")

@@ -43,7 +43,7 @@ def test_contracts_are_kept():
         ("snapmgr/mysql/connect/client.py", "import snapmgr.mysql.lock.levels", "Rooms of mysql"),
         ("snapmgr/retention.py", "import subprocess", "subprocess only in system.command"),
         ("snapmgr/catalog/store.py", "import rich.table", "click and rich only in the command line"),
-        ("snapmgr/catalog/store.py", "import pymysql", "PyMySQL only in mysql.connect.client"),
+        ("snapmgr/catalog/store.py", "import pymysql", "PyMySQL only in mysql.connect"),
         ("snapmgr/system/mount.py", "import pyudev", "pyudev only in system.blockdev"),
         ("snapmgr/retention.py", "import msgspec", "retention stands on the standard library alone"),
         ("snapmgr/plugins.py", "import snapmgr_btrfs", "snapmgr never imports a backend"),
