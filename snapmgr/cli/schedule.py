@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog.manifest import Schedule
     from snapmgr.cli.session import Session
-    from snapmgr.schedule.machine import Kind, Machine, Plan
+    from snapmgr.schedule.machine import Kind, Machine, SchedulePlan
 
 _SHOWN_TIMES = 3
 
@@ -97,7 +97,7 @@ def install(
     if wanted is None:
         error = MissingRequirementError(
             "no scheduler found: systemd does not run, and there is no cron with /etc/cron.d",
-            hint=f"apt-get install cron; or set max_age in the job and run this from another scheduler: "
+            hint=f"apt-get install cron; or use another scheduler for this command, and set max_age in the job: "
             f"{shlex.join(plan.command)}",
         )
     elif not dry_run:
@@ -116,7 +116,7 @@ def install(
     return EXIT_OK
 
 
-def _do_install(session: Session, machine: Machine, plan: Plan, *, unchecked: bool, yes: bool) -> None:
+def _do_install(session: Session, machine: Machine, plan: SchedulePlan, *, unchecked: bool, yes: bool) -> None:
     from snapmgr.contract.units import format_duration
     from snapmgr.schedule.machine import check_command, install
 
@@ -141,7 +141,7 @@ def _plan(
     delay_s: float,
     kind: Kind | None,
     now: datetime,
-) -> Plan:
+) -> SchedulePlan:
     from snapmgr.catalog.manifest import Schedule
     from snapmgr.schedule.machine import plan_install
     from snapmgr.schedule.times import local_zone, next_time, read_expression
@@ -156,7 +156,7 @@ def _plan(
     return plan_install(machine, configured, schedule, session.config().files[0])
 
 
-def _show_files(session: Session, plan: Plan) -> None:
+def _show_files(session: Session, plan: SchedulePlan) -> None:
     if session.json:
         return
     # The files are the result, so they go to stdout unchanged.
@@ -166,7 +166,7 @@ def _show_files(session: Session, plan: Plan) -> None:
         print_lines([""])
 
 
-def _ask(plan: Plan, *, yes: bool) -> None:
+def _ask(plan: SchedulePlan, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
