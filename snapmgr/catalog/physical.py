@@ -1,4 +1,4 @@
-"""What a manifest says of a physical backup: files that a server's own tool had copied, not the storage."""
+"""Defines a manifest's record of a physical backup, whose files were copied by the server's own tool."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Literal
 
 ToolName = Literal["mariadb-backup", "xtrabackup", "clone"]
 State = Literal["raw", "redo-applied", "prepared"]
-"""As the tool left it; its redo log applied, and still open for increments; ready for a server."""
+"""As the tool wrote it; redo log applied and ready for increments; ready for a server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BinlogMark:
-    """A place in a binary log, and a digest of what is before it."""
+    """A position in a binary log, with a digest of everything before it."""
 
     file: str
     offset: int
@@ -21,33 +21,33 @@ class BinlogMark:
 
 @dataclass(frozen=True, kw_only=True)
 class PhysicalRecord:
-    """How the files came about, and what the next increment has to know."""
+    """How the files were made, and the facts that the next increment needs."""
 
     tool: ToolName
     tool_version: str
     kind: Literal["full", "incremental"]
-    """What was fetched. The snapshot holds all data in either case."""
+    """What the tool copied. The snapshot has all data in either case."""
     state: State
     to_lsn: int
-    """All up to here is in it; the next increment begins here."""
+    """It includes all changes up to here; the next increment starts here."""
     from_lsn: int = 0
-    """Where its increment began; 0: all was fetched."""
+    """Where its increment started; 0: a full copy."""
     base: str | None = None
-    """The snapshot that its increment was applied to a clone of. It need not exist any more."""
+    """The snapshot whose clone its increment was applied to. It may no longer exist."""
     full_because: str | None = None
-    """Why all was fetched though the job is incremental."""
+    """Why it is a full copy although the job is incremental."""
     datadir: str = ""
-    """Of the live server."""
+    """Datadir of the live server."""
     identity: str = ""
-    """Of the live datadir: an increment of another one would be applied without an error, and be garbage."""
+    """Identity of the live datadir: an increment of another one would apply without an error and be corrupt."""
     run: str = ""
-    """Of the server's process: while it runs, its data cannot have been put back."""
+    """Identity of the server's process: as long as it runs, its data cannot have been restored."""
     binlog: BinlogMark | None = None
-    """Where the server's binary log ended when the tool was done; None without one."""
+    """End of the server's binary log when the tool had finished; None without one."""
     fetched_bytes: int = 0
-    """What the tool wrote."""
+    """Bytes that the tool wrote."""
     size_bytes: int = 0
-    """What the snapshot holds."""
+    """Size of all files of the snapshot."""
     files: int = 0
     fill_s: float = 0.0
     apply_s: float = 0.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from snapmgr.config.model import Job
     from snapmgr.context import Context
     from snapmgr.keep.prune import Pruned
-    from snapmgr.retention import Plan
+    from snapmgr.retention import PrunePlan
 
 
 @click.command(
@@ -84,7 +84,7 @@ def _prune(session: Session, ctx: Context, job: Job, *, dry_run: bool) -> dict[s
     return document | {"exit_code": code, "error": error_document(errors[0] if errors else None)}
 
 
-def _lines(job: str, plan: Plan, done: Pruned | None) -> list[str]:
+def _lines(job: str, plan: PrunePlan, done: Pruned | None) -> list[str]:
     rows = [("keep", decision.id, ", ".join(decision.reasons)) for decision in plan.keep]
     rows += [(_fate(decision.id, done), decision.id, ", ".join(decision.reasons)) for decision in plan.delete]
     if not rows:

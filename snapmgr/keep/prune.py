@@ -12,7 +12,7 @@ from snapmgr.access.deletion import delete
 from snapmgr.access.storage_check import look
 from snapmgr.backup.sweep import sweep
 from snapmgr.contract.errors import InUseError, SnapmgrError
-from snapmgr.retention import Candidate, Decision, Plan, Policy, plan
+from snapmgr.retention import Candidate, Decision, Policy, PrunePlan, plan
 
 if TYPE_CHECKING:
     from snapmgr.catalog.store import Entry
@@ -28,7 +28,7 @@ _MISSING = "not found in its storage"
 class Pruned:
     """What a prune did (or would do)."""
 
-    plan: Plan
+    plan: PrunePlan
     deleted: tuple[str, ...]
     kept_in_use: tuple[str, ...]
     failures: tuple[SnapmgrError, ...]
@@ -50,7 +50,7 @@ def to_candidate(entry: Entry, *, in_use: bool = False) -> Candidate:
     )
 
 
-def plan_prune(ctx: Context, job: Job, now: datetime) -> Plan:
+def plan_prune(ctx: Context, job: Job, now: datetime) -> PrunePlan:
     """Return what the job's policy keeps and deletes, with reasons; changes nothing.
 
     A snapshot that somebody deleted by hand, or whose storage does not answer, takes nobody's place: those that are
@@ -70,7 +70,7 @@ def plan_prune(ctx: Context, job: Job, now: datetime) -> Plan:
         missing = [Decision(id=one.id, reasons=(*one.reasons, _MISSING)) for one in lost if one.id not in there]
         return tuple(sorted((*held, *missing), key=lambda one: taken_at[one.id], reverse=True))
 
-    return Plan(keep=merge(held.keep, lost.keep), delete=merge(held.delete, lost.delete))
+    return PrunePlan(keep=merge(held.keep, lost.keep), delete=merge(held.delete, lost.delete))
 
 
 def prune(ctx: Context, job: Job) -> Pruned:
