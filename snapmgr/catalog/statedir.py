@@ -68,7 +68,7 @@ def _refuse_changeable(folder: Path, status: os.stat_result) -> None:
     why = changeable(status)
     if why is not None:
         raise CatalogError(
-            f"the state directory cannot be trusted: others could choose what snapmgr deletes, as of {folder} {why}",
+            f"the state directory cannot be trusted: others could change {folder}: {why}",
             hint=f"chown {os.geteuid()} {folder} && chmod go-w {folder}",
         )
 
