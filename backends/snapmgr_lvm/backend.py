@@ -116,11 +116,11 @@ class LvmBackend(Reverting):
         return gauges.of_volume(group, origin, cow_bytes=plan.size_bytes if plan is not None else None)
 
     def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
-        """See `snapmgr.api.Filling.gauges`."""
+        """See `snapmgr.api.CapacityReporting.gauges`."""
         return tuple(gauge for pool in pools for gauge in gauges.of_group(self._read(pool)))
 
     def relieve(self, ref: SnapshotRef) -> str | None:
-        """Enlarge a classic snapshot's CoW table; see `snapmgr.api.Filling.relieve`."""
+        """Enlarge a classic snapshot's CoW table; see `snapmgr.api.CapacityReporting.relieve`."""
         return gauges.relieve(self._config, self._runner, ref)
 
     def _plan_cow(self, group: Group, origin: LogicalVolume) -> CowPlan:

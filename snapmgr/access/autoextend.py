@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.abilities import Filling
+from snapmgr.contract.abilities import CapacityReporting
 from snapmgr.contract.errors import SnapmgrError
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ def relieved(ctx: Context, manifest: Manifest) -> Iterator[None]:
 
     What goes wrong with that is told, and ends nothing: whether the snapshot was lost shows afterwards.
     """
-    watched: list[tuple[Filling, SnapshotRef]] = []
+    watched: list[tuple[CapacityReporting, SnapshotRef]] = []
     for member in manifest.members:
         backend = ctx.backend(member.ref.backend)
-        if isinstance(backend, Filling):
+        if isinstance(backend, CapacityReporting):
             watched.append((backend, member.ref))
     if not watched:
         yield
@@ -50,7 +50,7 @@ def relieved(ctx: Context, manifest: Manifest) -> Iterator[None]:
         thread.join()
 
 
-def _watch(ctx: Context, watched: list[tuple[Filling, SnapshotRef]], over: threading.Event) -> None:
+def _watch(ctx: Context, watched: list[tuple[CapacityReporting, SnapshotRef]], over: threading.Event) -> None:
     told: set[str] = set()
     while True:
         for backend, ref in watched:

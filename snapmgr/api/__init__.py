@@ -4,8 +4,8 @@ Only plugins and the contract suite import this package; the rest of snapmgr imp
 """
 
 from snapmgr.contract.abilities import (
+    CapacityReporting,
     ClientMount,
-    Filling,
     FolderCloning,
     Provisioner,
     Remounting,
@@ -74,12 +74,12 @@ __all__ = [
     "BlockDevice",
     "BusyError",
     "Capabilities",
+    "CapacityReporting",
     "ClientMount",
     "ClientOptions",
     "CommandError",
     "Completed",
     "ConfigError",
-    "Filling",
     "FireError",
     "FolderCloning",
     "Found",

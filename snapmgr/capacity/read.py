@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.capacity.series import PoolFill, add_samples
 from snapmgr.catalog.manifest import decode, encode
-from snapmgr.contract.abilities import Filling, ScratchAttaching
+from snapmgr.contract.abilities import CapacityReporting, ScratchAttaching
 from snapmgr.contract.errors import CatalogError, NotFoundError, SnapmgrError
 from snapmgr.system.files import read_file, write_file
 
@@ -77,7 +77,7 @@ def peek(ctx: Context, pool: Pool) -> PoolFill | None:
     Writes nothing down. Raises what the storage raises.
     """
     backend = ctx.backend(pool.backend)
-    if not isinstance(backend, Filling):
+    if not isinstance(backend, CapacityReporting):
         return None
     return add_samples(read_fill(ctx.catalog, pool), pool, backend.gauges((pool,)), datetime.now(UTC))
 
@@ -105,7 +105,7 @@ def _pools(manifests: Iterable[Manifest]) -> dict[Pool, None]:
 def lost_members(ctx: Context, pool: Pool) -> set[tuple[str, str, str]]:
     """Return the snapshots in a pool that ran full, by their identity. Raises what the storage raises."""
     backend = ctx.backend(pool.backend)
-    if not isinstance(backend, Filling):
+    if not isinstance(backend, CapacityReporting):
         return set()
     return {one.ref.identity for one in backend.gauges((pool,)) if one.ref is not None and not one.valid}
 

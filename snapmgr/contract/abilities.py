@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class Filling(Protocol):
+class CapacityReporting(Protocol):
     """A storage that loses snapshots, or cannot write origins, when some space is full."""
 
     def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:

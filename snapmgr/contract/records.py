@@ -180,7 +180,7 @@ class SnapshotRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Gauge(Reservoir):
-    """How full a reservoir of a pool is, as `Filling.gauges` read it."""
+    """How full a reservoir of a pool is, as `CapacityReporting.gauges` read it."""
 
     pool: Pool
     ref: SnapshotRef | None = None

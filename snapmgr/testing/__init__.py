@@ -17,13 +17,13 @@ from __future__ import annotations
 import pytest
 
 # Before they are imported, or their asserts would say nothing but that they failed.
-_PARTS = ("attaching", "crashing", "filling", "locating", "removing", "taking")
+_PARTS = ("attaching", "capacity", "crashing", "locating", "removing", "taking")
 pytest.register_assert_rewrite(*(f"snapmgr.testing.{part}" for part in _PARTS))
 
 # ruff: noqa: E402
 from snapmgr.testing.attaching import AttachingContract
+from snapmgr.testing.capacity import CapacityContract
 from snapmgr.testing.crashing import CrashingContract
-from snapmgr.testing.filling import FillingContract
 from snapmgr.testing.lab import FolderLab, Lab
 from snapmgr.testing.locating import LocatingContract
 from snapmgr.testing.removing import RemovingContract
@@ -34,6 +34,6 @@ __all__ = ["BackendContract", "FolderLab", "Lab", "fingerprint", "plant"]
 
 
 class BackendContract(
-    LocatingContract, TakingContract, AttachingContract, RemovingContract, FillingContract, CrashingContract
+    LocatingContract, TakingContract, AttachingContract, RemovingContract, CapacityContract, CrashingContract
 ):
     """Every test of the contract; subclass it as ``TestSomething`` and override the fixture `lab`."""

@@ -1,4 +1,4 @@
-"""The contract of the optional abilities `Filling` and `ScratchAttaching`."""
+"""The contract of the optional abilities `CapacityReporting` and `ScratchAttaching`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from contextlib import suppress
 
 import pytest
 
-from snapmgr.api import Filling, Gauge, NotFoundError, ScratchAttaching, StorageError
+from snapmgr.api import CapacityReporting, Gauge, NotFoundError, ScratchAttaching, StorageError
 from snapmgr.testing.lab import Contract, Lab, new_record
 from snapmgr.testing.trees import plant
 
 
-class FillingContract(Contract):
+class CapacityContract(Contract):
     """What holds for a backend that says it has these abilities; others have nothing to show."""
 
     def test_gauges(self, lab: Lab) -> None:
         """What can run full is named, sound and of what is there; its snapshots are those of the inventory."""
         backend = lab.backend()
-        if not isinstance(backend, Filling):
+        if not isinstance(backend, CapacityReporting):
             return
         assert backend.gauges(()) == ()
         origin = lab.make_origin()
