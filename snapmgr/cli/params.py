@@ -106,7 +106,7 @@ class MountName(SnapshotName):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        """Return the mount points, and the ids of what is mounted, that begin with `incomplete`."""
+        """Return the mount points and the ids of mounted snapshots that begin with `incomplete`."""
         from snapmgr.catalog.store import Catalog
         from snapmgr.contract.errors import SnapmgrError
 

@@ -48,7 +48,8 @@ Examples:
 
 \b
 EXPRESSION has systemd's syntax, for cron too: see systemd.time(7), CALENDAR EVENTS.
-Exit code 7: a requirement is missing: neither systemd nor cron runs here.
+Exit code 7: a requirement is missing: a program (neither systemd nor cron is
+here), or the privilege to write the files.
 """
 )
 @click.argument("job", type=JobName())

@@ -111,7 +111,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """"incremental": fetch only changes and apply them to a clone of the last backup, which makes a full one."""
     tool_options: tuple[Text, ...] = ()
     parallel: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4
-    """How many files the tool copies at once."""
+    """How many files the tool copies in parallel."""
     throttle_bytes: Size | None = msgspec.field(default=None, name="throttle")
     """Bytes a second that the tool may read; None: no limit."""
     checksums: bool = False

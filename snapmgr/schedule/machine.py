@@ -236,7 +236,7 @@ def _owner(path: Path, job: str) -> Literal["nobody", "ours", "foreign"]:
 def _refuse_foreign(path: Path, job: str) -> None:
     if _owner(path, job) == "foreign":
         raise SnapmgrError(
-            f"{path} was not written by snapmgr: it lacks our first line, or is not a regular file",
+            f"{path} was not written by snapmgr: its first line differs, or it is not a regular file",
             hint="inspect it and move it away",
         )
 

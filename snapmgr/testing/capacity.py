@@ -33,7 +33,7 @@ class CapacityContract(Contract):
             # Only a snapshot can be lost, and it is in the inventory.
             assert (gauge.ref is not None) == (gauge.when_full == "snapshot_lost")
         shared = [gauge.name for gauge in gauges if gauge.ref is None]
-        assert len(set(shared)) == len(shared), "what is shared is known by its name"
+        assert len(set(shared)) == len(shared), "shared reservoirs have unique names"
         there = {found.ref for found in lab.found(first.pool) if found.kind == "snapshot"}
         assert {gauge.ref for gauge in gauges if gauge.ref is not None} <= there
 

@@ -110,7 +110,7 @@ def fingerprint(folder: Path) -> dict[bytes, tuple[object, ...]]:
     """Return, for every entry below `folder` by its relative name, everything that a snapshot has to preserve.
 
     Kind and mode, owner, modification time, size and content, aim, device, extended attributes, and for hard links the
-    first of the file's names. Access times and the sizes of folders are no part of it.
+    first of the file's names. Access times and sizes of folders are not included.
     """
     root = os.fsencode(folder)
     result: dict[bytes, tuple[object, ...]] = {}
