@@ -1,5 +1,7 @@
 """Directory trees, handled by descriptors: walk, measure, copy, compare, remove.
 
+Import its modules; the package itself loads nothing. Uses `contract`.
+
 Every step is relative to an open folder, and never through a symlink or into another mount. So names that are not
 UTF-8, very long paths, and folders that somebody replaces meanwhile do no harm.
 
