@@ -25,9 +25,10 @@ from snapmgr.contract.errors import (
     StorageError,
 )
 from snapmgr.contract.records import AttachRecord
-from snapmgr.system.blockdev import lies_in
-from snapmgr.system.host import boot_id, signals_held, this_process
+from snapmgr.system.boot import boot_id
+from snapmgr.system.host import signals_held, this_process
 from snapmgr.system.mount import mount_attachment, remove_point, require_own, unmount
+from snapmgr.system.paths import lies_in
 from snapmgr.system.probe import require_pools_answer
 
 if TYPE_CHECKING:

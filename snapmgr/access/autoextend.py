@@ -22,7 +22,7 @@ EVERY_S = 5.0
 
 @contextmanager
 def auto_extended(ctx: Context, manifest: Manifest) -> Iterator[None]:
-    """While the context lasts, give a snapshot more room as it capacities up, where its backend can and is told to.
+    """While the context lasts, give a snapshot more room as it fills up, where its backend can and is told to.
 
     What goes wrong with that is told, and ends nothing: whether the snapshot was lost shows afterwards.
     """

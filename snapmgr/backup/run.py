@@ -18,7 +18,7 @@ from snapmgr.catalog.manifest import Manifest, Member, new_id
 from snapmgr.contract.errors import LaterStepError, LostError, SnapmgrError
 from snapmgr.source.locate import locate_source
 from snapmgr.source.volumes import name_excluded
-from snapmgr.system.host import machine_id
+from snapmgr.system.boot import machine_id
 from snapmgr.system.probe import require_answer
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from snapmgr.doctor.diagnose import diagnose, is_of
 from snapmgr.doctor.look import look
 from snapmgr.doctor.rebuild import Adoption
 from snapmgr.restore.unfinished import Unfinished
+from snapmgr.system.boot import boot_id
 from snapmgr.system.files import read_file, sync_folder, write_file
-from snapmgr.system.host import boot_id
 from snapmgr.system.probe import require_pools_answer
 
 if TYPE_CHECKING:

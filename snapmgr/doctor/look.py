@@ -25,8 +25,9 @@ from snapmgr.doctor.rebuild import claimed_by, job_of
 from snapmgr.restore.inplace.run import unfinished_inplace
 from snapmgr.restore.unfinished import unfinished_restores
 from snapmgr.system.blockdev import find_target
+from snapmgr.system.boot import boot_id, machine_id
 from snapmgr.system.files import BEGUN, is_abandoned, read_file
-from snapmgr.system.host import boot_id, is_alive, machine_id
+from snapmgr.system.host import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

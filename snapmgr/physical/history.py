@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from snapmgr.catalog.physical import BinlogMark
 from snapmgr.mysql.connect.client import connect
-from snapmgr.system.host import boot_id
-from snapmgr.tree.kernel import generation
+from snapmgr.system.boot import boot_id
+from snapmgr.system.kernel import generation
 
 if TYPE_CHECKING:
     from snapmgr.catalog.physical import PhysicalRecord

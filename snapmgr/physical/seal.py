@@ -17,8 +17,9 @@ import msgspec
 
 from snapmgr.contract.errors import NotFoundError, StorageError
 from snapmgr.physical.prepare.crew import Crew, Piece
+from snapmgr.system.paths import shown
 from snapmgr.tree.facts import facts_of
-from snapmgr.tree.walk import open_file, open_folder, reach, shown, walk
+from snapmgr.tree.walk import open_file, open_folder, reach, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable

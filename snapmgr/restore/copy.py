@@ -13,11 +13,11 @@ from snapmgr.access.attach import place_of
 from snapmgr.contract.errors import StorageError
 from snapmgr.contract.units import format_size
 from snapmgr.mysql.datadir.relocation import LISTS, absolute_folders, absolute_names, relocated_options
-from snapmgr.system.blockdev import lies_in
+from snapmgr.system.kernel import sync_file_system
+from snapmgr.system.paths import lies_in, shown
 from snapmgr.tree.compare import compare
 from snapmgr.tree.copy import TreeCopy, can_share
-from snapmgr.tree.kernel import sync_file_system
-from snapmgr.tree.walk import FOLDER_FLAGS, Survey, reach, shown, survey
+from snapmgr.tree.walk import FOLDER_FLAGS, Survey, reach, survey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

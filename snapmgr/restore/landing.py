@@ -28,9 +28,10 @@ from snapmgr.catalog.manifest import HIDDEN_NAME, RestoreRecord, decode, encode
 from snapmgr.contract.errors import BusyError, CatalogError, MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.restore.destination import LOST, require_empty
 from snapmgr.system.host import signals_held, this_process
+from snapmgr.system.paths import shown
 from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.hiddenfolder import lock, make_folder, make_hidden, move_up, read_record, remove_hidden, write_record
-from snapmgr.tree.walk import FOLDER_FLAGS, shown
+from snapmgr.tree.walk import FOLDER_FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,8 @@ from snapmgr.mysql.lock.levels import DURABILITY, REDO_AT_COMMIT
 from snapmgr.mysql.lock.position import one_line
 from snapmgr.mysql.lock.replication import applies_in_parallel, read_channels
 from snapmgr.system.blockdev import find_target
-from snapmgr.system.host import Process, boot_id
+from snapmgr.system.boot import boot_id
+from snapmgr.system.host import Process
 
 if TYPE_CHECKING:
     from snapmgr.config.model import Job

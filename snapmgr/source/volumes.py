@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from snapmgr.config.plugins import list_plugins
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, SnapmgrError, StorageError
 from snapmgr.contract.records import NotMine
-from snapmgr.system.blockdev import find_target, lies_in
+from snapmgr.system.blockdev import find_target
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from snapmgr.config.model import Job

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from snapmgr.contract.errors import CatalogError, NotFoundError
 from snapmgr.system.files import read_file, write_file
-from snapmgr.tree.kernel import rename_new
+from snapmgr.system.kernel import rename_new
 from snapmgr.tree.walk import FOLDER_FLAGS, remove
 
 _RECORD = "record.json"
@@ -91,7 +91,7 @@ def move_up(fd: int, name: str, parent_fd: int) -> None:
 
 def _rename(fd: int, name: str, parent_fd: int) -> None:
     try:
-        rename_new(fd, name, parent_fd)
+        rename_new(name, name, fd, parent_fd)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.contract.errors import StorageError
+from snapmgr.system.paths import shown
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -21,11 +22,6 @@ _BLOCK_BYTES = 512
 STUB_INODE = 2
 """Of the empty folder, with a device number of its own, that a btrfs snapshot has in place of a nested subvolume:
 BTRFS_EMPTY_SUBVOL_DIR_OBJECTID of linux/btrfs_tree.h. It is made up anew each time, with the times of then."""
-
-
-def shown(path: str) -> str:
-    """Return a path that can be printed whatever bytes it consists of."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from snapmgr.mysql.binlog.events import MYSQL_ENCRYPTED_MAGIC
 from snapmgr.mysql.binlog.gtid import GtidError, MysqlGtidSet
 from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.lock.position import read_gtid
-from snapmgr.system.blockdev import lies_in
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

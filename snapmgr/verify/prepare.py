@@ -23,7 +23,7 @@ from snapmgr.mysql.server.program import server_for
 from snapmgr.mysql.server.throwaway import copy_server
 from snapmgr.physical.apply import make_ready
 from snapmgr.system.host import signals_held
-from snapmgr.tree.kernel import sync_file_system
+from snapmgr.system.kernel import sync_file_system
 
 if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Lease, Manifest

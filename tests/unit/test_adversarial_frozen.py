@@ -13,7 +13,8 @@ import pytest
 
 from snapmgr.cli.main import main
 from snapmgr.mysql.lock.freeze import thaw_leftovers
-from snapmgr.system.host import boot_id, start_ticks
+from snapmgr.system.boot import boot_id
+from snapmgr.system.host import start_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,8 +18,9 @@ from snapmgr.contract.records import Mount
 from snapmgr.mysql.datadir.copy import IsolatedCopy
 from snapmgr.mysql.server.development import check_options, development_options, end_server, port_problem, unneeded
 from snapmgr.mysql.server.program import ServerBinary
+from snapmgr.system.boot import boot_id
 from snapmgr.system.command import end_process, let_go, start_held
-from snapmgr.system.host import boot_id, this_process
+from snapmgr.system.host import this_process
 from support.processes import children, ended, wait_until
 from support.sample import NOW, lease, manifest
 

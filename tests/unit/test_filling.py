@@ -28,7 +28,7 @@ from snapmgr.doctor.facts import Facts, PoolFacts
 from snapmgr.doctor.fix import fix
 from snapmgr.doctor.look import look as look_around
 from snapmgr.keep.delete import examine
-from snapmgr.system.host import boot_id
+from snapmgr.system.boot import boot_id
 from support.sample import NOW, POOL, lease, manifest
 
 GIB = 1 << 30

@@ -238,7 +238,7 @@ def test_headroom_is_of_the_pool_for_thin_and_of_the_group_for_classic_snapshots
     ("percents", "when_full", "words"),
     [
         ((80.0, 10.0), "queue", "data are 80.0 % full .* stall for 60 s and then fail"),
-        ((80.0, 10.0), "error", "data are 80.0 % full .* fail at once"),
+        ((80.0, 10.0), "error", "data are 80.0 % full .* fail immediately"),
         ((10.0, 80.0), "queue", "metadata are 80.0 % full .* become read-only"),
     ],
 )

@@ -25,7 +25,8 @@ from snapmgr.restore.inplace import remount
 from snapmgr.restore.inplace import run as module
 from snapmgr.restore.inplace.plan import plan_inplace
 from snapmgr.restore.inplace.run import restore_inplace, take_up, unfinished_inplace
-from snapmgr.system.host import boot_id, machine_id, this_process
+from snapmgr.system.boot import boot_id, machine_id
+from snapmgr.system.host import this_process
 from support.revertible import KILLED, World
 from support.sample import lease
 from support.sample import manifest as sample

@@ -15,8 +15,9 @@ from snapmgr.mysql.connect.identity import identify
 from snapmgr.mysql.lock.freeze import frozen
 from snapmgr.mysql.lock.levels import LockNeeds, choose
 from snapmgr.mysql.lock.quiesce import LockBounds, locked
+from snapmgr.system.boot import boot_id
 from snapmgr.system.command import dying_with_us, find_program, running
-from snapmgr.system.host import Process, boot_id
+from snapmgr.system.host import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

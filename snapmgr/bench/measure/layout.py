@@ -1,20 +1,16 @@
-"""Where the blocks of a file are, by FIEMAP: its extents as filefrag counts them, and how often a reader must jump.
-
-Numbers and layouts are those of linux/fiemap.h.
-"""
+"""Where the blocks of a file are, by FIEMAP: its extents as filefrag counts them, and how often a reader must jump."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import struct
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.contract.errors import StorageError
+from snapmgr.system.kernel import EXTENT_UNWRITTEN, Extent, extents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,42 +18,7 @@ if TYPE_CHECKING:
 POINTS = 2000
 """Most extents that a document has, for a map."""
 
-_FIEMAP = 0xC020660B
-_HEADER = struct.Struct("=QQIIII")
-_EXTENT = struct.Struct("=QQQQQIIII")
-_AT_ONCE = 4096
-_SYNC = 0x1
-_LAST = 0x1
-_UNKNOWN = 0x2
-_DELAYED = 0x4
-_ENCODED = 0x8
-_INLINE = 0x200
-_UNWRITTEN = 0x800
-_SHARED = 0x2000
 _GIB = 1 << 30
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Extent:
-    """A piece of a file that is in one piece on its device, as the file system tells it; all in bytes."""
-
-    logical: int
-    """Offset in the file."""
-    physical: int
-    """Offset on the device (for btrfs: in its own address space)."""
-    length: int
-    """In the file: of a compressed extent more than it takes on the device."""
-    flags: int = 0
-
-    @property
-    def placed(self) -> bool:
-        """Whether it is on the device at a known place: not in the inode, nor still in memory."""
-        return not self.flags & (_UNKNOWN | _DELAYED | _INLINE)
-
-    @property
-    def encoded(self) -> bool:
-        """Whether it is compressed or encrypted: then its length on the device is not known."""
-        return bool(self.flags & _ENCODED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +90,11 @@ def read_layout(path: Path) -> BlockLayout:
     Raises StorageError if its file system does not tell (tmpfs), OSError if it cannot be opened.
     """
     with open(path, "rb", buffering=0) as file:
-        extents = read_extents(file.fileno())
+        found = read_extents(file.fileno())
         status = os.fstat(file.fileno())
     # btrfs has no device of its own here, but a number with the major 0.
     device = Path(f"/sys/dev/block/{os.major(status.st_dev)}:{os.minor(status.st_dev)}/dm")
-    return lay_out(extents, size_bytes=status.st_size, mapped=device.exists())
+    return lay_out(found, size_bytes=status.st_size, mapped=device.exists())
 
 
 def read_extents(fd: int) -> list[Extent]:
@@ -141,35 +102,23 @@ def read_extents(fd: int) -> list[Extent]:
 
     Raises StorageError where it does not tell.
     """
-    found: list[Extent] = []
-    start, flags = 0, _SYNC
-    buffer = bytearray(_HEADER.size + _AT_ONCE * _EXTENT.size)
-    while True:
-        _HEADER.pack_into(buffer, 0, start, (1 << 64) - 1 - start, flags, 0, _AT_ONCE, 0)
-        try:
-            fcntl.ioctl(fd, _FIEMAP, buffer)
-        except OSError as error:
-            if error.errno in {errno.EOPNOTSUPP, errno.ENOTTY, errno.EBADR}:
-                raise StorageError("this file system does not tell where a file's blocks are (FIEMAP)") from None
-            raise
-        count = _HEADER.unpack_from(buffer)[3]
-        view = memoryview(buffer)[_HEADER.size : _HEADER.size + count * _EXTENT.size]
-        for logical, physical, length, _, _, extent_flags, _, _, _ in _EXTENT.iter_unpack(view):
-            found.append(Extent(logical=logical, physical=physical, length=length, flags=extent_flags))
-        if not count or found[-1].flags & _LAST:
-            return found
-        start, flags = found[-1].logical + found[-1].length, 0
+    try:
+        return list(extents(fd))
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            raise StorageError("this file system does not tell where a file's blocks are (FIEMAP)") from None
+        raise
 
 
 def lay_out(extents: Sequence[Extent], *, size_bytes: int, mapped: bool = False) -> BlockLayout:
     """Given a file's extents in order, return its layout."""
-    written = [one for one in extents if not one.flags & _UNWRITTEN]
+    written = [one for one in extents if not one.flags & EXTENT_UNWRITTEN]
     runs = _runs([one for one in written if one.placed])
     return BlockLayout(
         size_bytes=size_bytes,
         mapped_bytes=sum(one.length for one in extents),
-        unwritten_bytes=sum(one.length for one in extents if one.flags & _UNWRITTEN),
-        shared_bytes=sum(one.length for one in extents if one.flags & _SHARED),
+        unwritten_bytes=sum(one.length for one in extents if one.flags & EXTENT_UNWRITTEN),
+        shared_bytes=sum(one.length for one in extents if one.shared),
         encoded=sum(1 for one in extents if one.encoded),
         extents=_filefrag_extents(extents),
         gaps=max(len(runs) - 1, 0),

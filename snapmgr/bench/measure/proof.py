@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.tree.kernel import sync_file_system
+from snapmgr.system.kernel import sync_file_system
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.system.blockdev import find_target
+from snapmgr.system.kernel import clone_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from snapmgr.bench.model import Workbench
 
-# linux/btrfs.h: BTRFS_IOC_SNAP_CREATE_V2 with BTRFS_SUBVOL_RDONLY, and BTRFS_IOC_SNAP_DESTROY; linux/fs.h: FICLONE.
+# linux/btrfs.h: BTRFS_IOC_SNAP_CREATE_V2 with BTRFS_SUBVOL_RDONLY, and BTRFS_IOC_SNAP_DESTROY.
 _SNAP_CREATE_V2 = 0x50009417
 _SNAP_DESTROY = 0x5000940F
-_FICLONE = 0x40049409
 _READ_ONLY = 1 << 1
 _CREATE = struct.Struct("=qQQ32x4040s")
 _DESTROY = struct.Struct("=q4088s")
@@ -122,7 +122,7 @@ class _ReflinkCall(_Beside):
                 os.mkdir(copy / folder)
             for file in files:
                 with open(os.path.join(path, file), "rb") as old, open(copy / file, "xb") as new:
-                    fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+                    clone_file(old.fileno(), new.fileno())
         return time.monotonic() - start
 
     def delete(self, name: str) -> float:

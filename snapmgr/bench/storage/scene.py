@@ -24,12 +24,13 @@ from snapmgr.bench.measure.memory import bounded, remove_group
 from snapmgr.contract.errors import MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.contract.records import ProvisionOrder
 from snapmgr.mysql.lock.guard import guarded
-from snapmgr.system.blockdev import lies_in, parse_mountinfo, read_mounts
+from snapmgr.system.blockdev import parse_mountinfo, read_mounts
 from snapmgr.system.command import CommandRunner
 from snapmgr.system.files import is_abandoned, replace_file, space_hint
 from snapmgr.system.host import Process, is_alive, signals_held, this_process
 from snapmgr.system.mount import mount_device, remove_point
 from snapmgr.system.mountapi import may_mount
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

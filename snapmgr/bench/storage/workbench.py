@@ -24,7 +24,7 @@ from snapmgr.contract.backend import Readying
 from snapmgr.contract.errors import MissingRequirementError, StorageError
 from snapmgr.contract.records import AttachRecord, NotMine
 from snapmgr.system.blockdev import find_target
-from snapmgr.system.host import boot_id
+from snapmgr.system.boot import boot_id
 from snapmgr.system.mount import KernelMounter, mounted
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 from snapmgr.contract.errors import MissingRequirementError, NotQuiescedError
 from snapmgr.mysql.connect.openfiles import write_flags
-from snapmgr.system.blockdev import lies_in
 from snapmgr.system.host import start_ticks
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from snapmgr.mysql.datadir.layout import data_files
 from snapmgr.mysql.datadir.plainfile import open_plain, read_isl
 from snapmgr.mysql.datadir.settings import FOLDER_SETTINGS
 from snapmgr.mysql.datadir.tablespace import dictionary_paths, page_size
-from snapmgr.system.blockdev import lies_in
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection

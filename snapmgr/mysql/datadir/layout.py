@@ -17,7 +17,8 @@ from snapmgr.mysql.connect.openfiles import kind_of, open_files
 from snapmgr.mysql.datadir.engines import ENGINE_FILES, SYSTEM_SCHEMAS, count_tables
 from snapmgr.mysql.datadir.plainfile import read_isl
 from snapmgr.mysql.datadir.settings import PATH_SETTINGS, SETTINGS, key_settings, source_settings
-from snapmgr.system.blockdev import lies_in, read_mounts
+from snapmgr.system.blockdev import read_mounts
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

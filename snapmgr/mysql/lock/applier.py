@@ -18,7 +18,8 @@ from snapmgr.contract.errors import NotQuiescedError, SnapmgrError
 from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
 from snapmgr.mysql.lock.guard import drop_record, guarded, remove_dead_groups, write_record
 from snapmgr.mysql.lock.replication import read_channels
-from snapmgr.system.host import Process, boot_id, is_alive, start_ticks
+from snapmgr.system.boot import boot_id
+from snapmgr.system.host import Process, is_alive, start_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

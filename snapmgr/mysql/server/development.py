@@ -27,9 +27,9 @@ from snapmgr.mysql.server.keyring import provide_keys
 from snapmgr.mysql.server.log import describe_end, lacks_keys
 from snapmgr.mysql.server.options import throwaway_options
 from snapmgr.mysql.server.rundir import COVER_FAILED, as_user, check_reachable, covered, make_run_dir, owner_of
-from snapmgr.system.blockdev import lies_in
 from snapmgr.system.command import end_process, let_go, start_held
 from snapmgr.system.host import is_alive, this_process
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -16,8 +16,8 @@ from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.datadir.settings import BY_FILE, COMPONENT, MARIADB_KEYS, RING
 from snapmgr.mysql.server.options import plugin_folder
 from snapmgr.mysql.server.rundir import as_user
-from snapmgr.system.blockdev import lies_in
 from snapmgr.system.command import CommandRunner
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,8 +11,7 @@ from snapmgr.contract.errors import ConfigError, InUseError, MissingRequirementE
 from snapmgr.mysql.connect.identity import process_name, server_processes
 from snapmgr.physical.prepare.ownership import stamps
 from snapmgr.physical.tools.choose import read_info, tool_for
-from snapmgr.system.blockdev import lies_in
-from snapmgr.tree.walk import shown
+from snapmgr.system.paths import lies_in, shown
 
 if TYPE_CHECKING:
     from snapmgr.physical.tools.request import BackupInfo

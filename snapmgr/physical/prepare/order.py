@@ -10,7 +10,7 @@ from snapmgr.physical.prepare.choice import Choice, Facts, ResultPlace, Strategy
 from snapmgr.physical.prepare.inplace import ApplySettings
 from snapmgr.physical.prepare.places import PreparePlaces, choose_places
 from snapmgr.physical.prepare.writeback import Written
-from snapmgr.tree.walk import shown
+from snapmgr.system.paths import shown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from snapmgr.contract.errors import MissingRequirementError, StorageError
 from snapmgr.system import mountapi
 from snapmgr.system.mount import unmount
+from snapmgr.system.paths import shown
 from snapmgr.tree.attributes import Handle, keep
-from snapmgr.tree.walk import FOLDER_FLAGS, shown
+from snapmgr.tree.walk import FOLDER_FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

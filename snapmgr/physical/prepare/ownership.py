@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import StorageError
-from snapmgr.tree.walk import FOLDER_FLAGS, open_file, reach, shown, walk
+from snapmgr.system.paths import shown
+from snapmgr.tree.walk import FOLDER_FLAGS, open_file, reach, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

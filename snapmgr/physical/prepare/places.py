@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, StorageError
-from snapmgr.system.blockdev import MountTree, lies_in, read_mounts
+from snapmgr.system.blockdev import MountTree, read_mounts
 from snapmgr.system.mount import require_own
-from snapmgr.tree.walk import shown
+from snapmgr.system.paths import lies_in, shown
 
 if TYPE_CHECKING:
     from snapmgr.physical.prepare.choice import ResultPlace

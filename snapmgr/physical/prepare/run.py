@@ -23,7 +23,7 @@ from snapmgr.physical.prepare.scratchcopy import Tree, copy_to_scratch
 from snapmgr.physical.prepare.workfolder import WorkFolder, work_folder
 from snapmgr.physical.prepare.writeback import Written, outline_of, write_back
 from snapmgr.physical.tools.choose import read_info, tool_for
-from snapmgr.tree.kernel import sync_file_system
+from snapmgr.system.kernel import sync_file_system
 
 if TYPE_CHECKING:
     from collections.abc import Callable

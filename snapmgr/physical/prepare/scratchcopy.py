@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import SnapmgrError, StorageError
 from snapmgr.physical.prepare.crew import Crew, Piece, pieces
+from snapmgr.system.paths import shown
 from snapmgr.tree.attributes import Handle, keep
-from snapmgr.tree.walk import is_full, open_file, open_folder, reach, shown, walk
+from snapmgr.tree.walk import is_full, open_file, open_folder, reach, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,11 +24,12 @@ from snapmgr.contract.errors import (
     SnapmgrError,
     StorageError,
 )
-from snapmgr.system.blockdev import lies_in, read_mounts
+from snapmgr.system.blockdev import read_mounts
 from snapmgr.system.host import signals_held
 from snapmgr.system.mount import unmount
+from snapmgr.system.paths import lies_in, shown
 from snapmgr.tree.hiddenfolder import lock, make_hidden, move_up, read_record, remove_hidden, write_record
-from snapmgr.tree.walk import FOLDER_FLAGS, deep_trees, shown
+from snapmgr.tree.walk import FOLDER_FLAGS, deep_trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,7 +21,8 @@ from snapmgr.physical.prepare.scratchcopy import (
     read_steps,
     write_all,
 )
-from snapmgr.tree.walk import open_file, open_folder, reach, shown, walk
+from snapmgr.system.paths import shown
+from snapmgr.tree.walk import open_file, open_folder, reach, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

@@ -13,7 +13,7 @@ from snapmgr.contract.errors import BusyError, InUseError, MissingRequirementErr
 from snapmgr.keep.delete import examine as examine_deletion
 from snapmgr.mysql.lock.stopped import server_process
 from snapmgr.restore.inplace.remount import lies_on, mounts_of, require_free
-from snapmgr.system.host import machine_id
+from snapmgr.system.boot import machine_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

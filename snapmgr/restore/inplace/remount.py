@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from snapmgr.catalog.inplace import MountRecord
 from snapmgr.contract.errors import CommandError, InUseError, SnapmgrError, StorageError
-from snapmgr.system.blockdev import lies_in
 from snapmgr.system.mount import remove_point, unmount
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -361,7 +361,7 @@ def test_folders_are_cloned_with_shared_blocks(fs_type):
         subprocess.run(["sync", "-f", source], check=True)
         free = os.statvfs(system.point).f_bfree
         # What a killed one left.
-        (system.point / ".b.snapmgr-cloning" / "half").mkdir(parents=True)
+        (system.point / ".snapmgr-clone-3e23e8160039594a" / "half").mkdir(parents=True)
         backend.clone_folder(str(source), str(target))
         subprocess.run(["sync", "-f", source], check=True)
         assert (free - os.statvfs(system.point).f_bfree) * 4096 < 32 << 20

@@ -17,9 +17,9 @@ from snapmgr.contract.errors import StorageError
 from snapmgr.restore import copy as replica
 from snapmgr.restore.run import RestoreDiffersError, restore
 from snapmgr.restore.unfinished import unfinished_restores
+from snapmgr.system.kernel import rename_new
 from snapmgr.testing import trees
 from snapmgr.tree import hiddenfolder
-from snapmgr.tree.kernel import rename_new
 from support.restored import LARGE_BYTES, require_nothing_left
 from support.storage import loop_filesystem
 
