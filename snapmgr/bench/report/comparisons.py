@@ -1,4 +1,4 @@
-"""Ratios of an experiment for the report: stack against stack, and moment against moment within a stack. Pure."""
+"""Computes the ratios of an experiment for the report: between stacks, and between moments of a stack. Pure."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def moment_families(
             for stack, ours in stacks.items()
         ]
         rows = [row for row in rows if row]
-        # What is 0 everywhere says enough in the table of all figures.
+        # A figure that is 0 everywhere appears only in the table of all figures.
         if not any(bar["median"] for row in rows for bar in row["bars"]):
             continue
         shown.append(
