@@ -1,4 +1,4 @@
-"""Whether a snapshot still holds what was taken: somebody may have made it writable, changed it, and closed it again.
+"""Checks that a snapshot was not changed since: somebody may have made it writable, changed it and closed it again.
 
 btrfs itself tells. A subvolume's root notes the transaction that made it (otransid) and the last one that changed an
 inode of it (ctransid); in an untouched snapshot the second is the older one. Deduplication (FIDEDUPERANGE, as bees and
@@ -16,7 +16,7 @@ from snapmgr_btrfs import kernel
 if TYPE_CHECKING:
     from snapmgr_btrfs.folder import Entry
 
-WHY = "it was made writable by hand, changed, and made read-only again: what it holds is not what was taken"
+WHY = "it was made writable by hand, changed, and made read-only again: it no longer holds what was taken"
 
 
 def is_altered(folder_fd: int, entry: Entry) -> bool:

@@ -1,4 +1,4 @@
-"""An armed btrfs snapshot: everything open and checked, so that firing is one ioctl a volume."""
+"""Fires btrfs snapshots: everything is open and checked, so that firing is one ioctl a volume."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from snapmgr.api import FireError, Intent, Shot, SnapshotRef, StorageError
-from snapmgr_btrfs import folder, kernel
+from snapmgr.api.kernel import sync_file_system
+from snapmgr_btrfs import folder
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -53,18 +54,18 @@ class ArmedSnapshot:
         self._resources.close()
 
     def sync(self) -> None:
-        """Flush all dirty data: what is still dirty is written inside the snapshot call, under the lock."""
+        """Flush all dirty data: the snapshot call writes the rest, under the lock."""
         pools = {member.intent.pool.id: member for member in self._members}
         for member in pools.values():
             try:
-                kernel.syncfs(member.folder_fd)
+                sync_file_system(member.folder_fd)
             except OSError as error:
                 raise StorageError(
                     f"cannot sync the file system at {member.intent.pool.hint}: {error.strerror}"
                 ) from None
 
     def fire(self, deadline: float) -> tuple[Shot, ...]:
-        """Take the snapshots: one ioctl each. Looking up what they are called comes after the last one."""
+        """Take the snapshots: one ioctl each. Their ids are looked up after the last one."""
         taken: list[tuple[Member, int, int]] = []
         failure: FireError | None = None
         for member in self._members:

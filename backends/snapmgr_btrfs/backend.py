@@ -1,4 +1,4 @@
-"""The btrfs backend; docs/reference/backends/btrfs.md: its guarantees; `snapmgr.api.Backend` is the contract."""
+"""Provides the btrfs backend: docs/reference/backends/btrfs.md lists its guarantees."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class BtrfsBackend:
         self._mounter = mounter
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return what this machine lacks: the library, btrfs in the kernel, a kernel that is new enough, root."""
+        """Return what is missing here: the library, btrfs in the kernel, a kernel that is new enough, root."""
         reasons = [library.problem()]
         if not _kernel_knows_btrfs():
             reasons.append(
@@ -165,7 +165,7 @@ class BtrfsBackend:
         return top, folder_fd
 
     def settle(self, refs: tuple[SnapshotRef, ...], timeout_s: float) -> None:
-        """Check that the snapshots are read-only and of what they should be, and wait until they are on disk."""
+        """Check that the snapshots are read-only and have the right origins, and wait until they are on disk."""
         deadline = time.monotonic() + timeout_s
         for ref in refs:
             with self._snapshot(ref, write=False) as (top, _, entry):
@@ -197,7 +197,7 @@ class BtrfsBackend:
         """Return device and subvolume to mount: a new writable clone ``attach.RECORD``, or the snapshot itself."""
         ref, name = record.ref, folder.clone_name(record.id)
         if folder.record_id_of(name) is None:
-            raise StorageError(f"{record.id!r} is no record's id", hint="16 hex digits")
+            raise StorageError(f"{record.id!r} is not the id of an attachment", hint="use 16 hex digits")
         lib = library.load()
         with self._snapshot(ref, write=record.writable) as (top, folder_fd, entry):
             if not entry.read_only or alteration.is_altered(folder_fd, entry):
@@ -304,7 +304,7 @@ def _require_free(folder_fd: int, name: str) -> None:
         os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
     except FileNotFoundError:
         return
-    raise StorageError(f"{name} exists already in snapmgr's folder", hint="snapmgr doctor shows what it is")
+    raise StorageError(f"{name} exists already in snapmgr's folder", hint="`snapmgr doctor` shows it")
 
 
 def _open_origin(lib: Library, top: TopLevel, volume: Volume) -> int:

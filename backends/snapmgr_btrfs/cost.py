@@ -1,4 +1,4 @@
-"""What a snapshot costs: cheaply from quota groups, exactly by asking who else refers to each extent."""
+"""Measures a snapshot's cost: cheaply from quota groups, exactly by finding every owner of each extent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def quota_exclusive(folder: Path, subvolume_id: int) -> int | None:
     """Given /sys/fs/btrfs/UUID, return the quota group's exclusive bytes (data and metadata); None if not known.
 
-    Simple quotas ("squota") count by who wrote a block first, which is not what a deletion frees.
+    Simple quotas ("squota") charge a block to its first writer, which does not tell what a deletion frees.
     """
     groups = folder / "qgroups"
     try:

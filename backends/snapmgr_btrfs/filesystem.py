@@ -1,4 +1,4 @@
-"""A btrfs file system as a pool: its devices, its top level mounted privately, our folder, who has it mounted."""
+"""Opens a btrfs file system as a pool: its devices, its top level mounted privately, our folder, its other mounts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TopLevel:
             return None
         except OSError as error:
             raise StorageError(
-                f"{name} at the top of {self.device} is no folder that snapmgr can use: {error.strerror}",
+                f"{name} at the top of {self.device} is not a folder that snapmgr can use: {error.strerror}",
                 hint="remove it, or choose another name: [backend.btrfs] folder",
             ) from None
         found = os.fstat(fd)
@@ -59,7 +59,7 @@ class TopLevel:
             raise StorageError(
                 f"the folder {name} at the top of {self.device} is open to others than root "
                 f"(owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o})",
-                hint="look what is in it, then: chown root and chmod 0700",
+                hint="look at its contents, then: chown root and chmod 0700",
             )
         return fd
 
@@ -94,7 +94,7 @@ def open_top(mounter: Mounter, runner: Runner, pool: Pool, folder_name: str, *, 
             except StorageError as error:
                 tried.append(str(error))
                 continue
-            # A copy of the device (an LV's snapshot, dd) bears the same UUID; what counts is what was mounted.
+            # A copy of the device (an LV's snapshot, dd) has the same UUID; the mounted one counts.
             if kernel.fs_uuid(private.fd) != pool.id:
                 tried.append(f"{device} holds another file system")
                 continue
@@ -105,15 +105,15 @@ def open_top(mounter: Mounter, runner: Runner, pool: Pool, folder_name: str, *, 
     raise StorageError(
         f"the btrfs file system {pool.id} (last seen at {pool.hint}) is not there"
         + (f": {'; '.join(tried)}" if tried else ""),
-        hint="attach its disk; `btrfs filesystem show` lists what there is",
+        hint="attach its disk; `btrfs filesystem show` lists the file systems",
     )
 
 
 def _candidates(runner: Runner, pool: Pool) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield device nodes to try: the kernel's word if it is mounted anywhere, the hint, then a search.
 
-    With those that a search finds come options that name all of them, since without udev the kernel knows only those
-    that it was told of.
+    The nodes that a search finds come with options that name all of them: without udev the kernel knows only the
+    devices that were registered with it.
     """
     known = [f"/dev/{name.replace('!', '/')}" for name in _sysfs_devices(pool.id)]
     for path in dict.fromkeys((*known, pool.hint)):

@@ -1,4 +1,4 @@
-"""What lies in our folder: snapshots, writable clones, notes; how each is named and told from what is not ours.
+"""Defines the entries of our folder: snapshots, writable clones, notes; their names, and how they prove to be ours.
 
     ID                 a snapshot of one volume; ID@1, ID@2 … when it covers several volumes of this file system
     ID.json            its note (the manifest)
@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def parent_uuid(self) -> str | None:
-        """The UUID of what it is a snapshot of."""
+        """The UUID of its origin."""
         return library.uuid_text(self.info.parent_uuid)
 
     @property
@@ -76,7 +76,7 @@ def check_snapshot_id(snapshot_id: str) -> None:
 
 
 def intents(volumes: tuple[Volume, ...], snapshot_id: str) -> tuple[Intent, ...]:
-    """Return what a snapshot of `volumes` will make: its own id as the name, numbered where a pool has several."""
+    """Return the intents of a snapshot of `volumes`: its own id as the name, numbered where a pool has several."""
     found = []
     for volume in volumes:
         mates = [other.id for other in volumes if other.pool.id == volume.pool.id]
@@ -86,7 +86,7 @@ def intents(volumes: tuple[Volume, ...], snapshot_id: str) -> tuple[Intent, ...]
 
 
 def snapshot_id_of(name: str) -> str | None:
-    """Given a name in the folder, return the snapshot's id, or None if it is no snapshot's name."""
+    """Given a name in the folder, return the snapshot's id, or None if it is another name."""
     match = _SNAPSHOT.fullmatch(name)
     return None if match is None or record_id_of(name) is not None or name.endswith(_NOTE_SUFFIX) else match["id"]
 
@@ -147,7 +147,7 @@ def subvolumes(lib: Library, folder: int) -> Iterator[Entry]:
 
 
 def clones_of(lib: Library, folder: int, native_id: str) -> list[str]:
-    """Return the names of the writable clones of a snapshot; only what is named like one is looked at."""
+    """Return the names of the writable clones of a snapshot; entries with other names are not opened."""
     names = [name for name in sorted(os.listdir(folder)) if record_id_of(name) is not None]
     return [entry.name for entry in _among(lib, folder, names) if entry.parent_uuid == native_id]
 

@@ -1,4 +1,4 @@
-"""What the folder holds, as the core wants to know it. `classify` is pure: from names and facts to findings."""
+"""Lists the contents of the folder for the core. `classify` is pure: from names and facts to findings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def classify(
     top_has_uuid: bool,
     altered: frozenset[str] = frozenset(),
 ) -> Iterator[Found]:
-    """Given the folder's names, its subvolumes and the notes, yield what is ours.
+    """Given the folder's names, its subvolumes and the notes, yield everything of ours.
 
     Args:
         pool: the file system.

@@ -1,4 +1,4 @@
-"""The btrfs system calls that libbtrfsutil's Python binding does not offer; layouts are those of linux/btrfs.h."""
+"""Makes the btrfs system calls that libbtrfsutil's Python binding does not offer; layouts as in linux/btrfs.h."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import os
 import struct
 import uuid
 from typing import TYPE_CHECKING, NamedTuple
+
+from snapmgr.api.kernel import flags_of, set_flags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,13 +23,10 @@ _TREE_SEARCH_V2 = 0xC0709411
 _LOGICAL_INO_V2 = 0xC038943B
 _SYNC = 0x9408
 _WAIT_SYNC = 0x40089416
-_GETFLAGS = 0x80086601
-_SETFLAGS = 0x40086602
 _GET_SUBVOL_INFO = 0x81F8943C
 
 _SUBVOLUME_BY_ID = 1 << 4
 _IGNORE_OFFSET = 1
-_NOCOW_FLAG = 0x00800000
 _LOCKING_FLAGS = 0x10 | 0x20  # FS_IMMUTABLE_FL, FS_APPEND_FL
 _INODE_ITEM = 1
 _EXTENT_DATA = 108
@@ -50,8 +49,6 @@ _CONTAINER = struct.Struct("=IIII")
 _SEARCH_BUFFER = 1 << 18
 _OWNERS_BUFFER = 1 << 16
 _OWNERS_BUFFER_MAX = 1 << 24
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Device(NamedTuple):
@@ -101,27 +98,11 @@ def path_in_subvolume(fd: int) -> str:
     return os.fsdecode(bytes(buffer[16:]).partition(b"\0")[0].rstrip(b"/"))
 
 
-def is_nocow(fd: int) -> bool:
-    """Return whether a file or folder has the NOCOW flag (chattr +C)."""
-    buffer = bytearray(8)
-    fcntl.ioctl(fd, _GETFLAGS, buffer)
-    return bool(struct.unpack_from("=I", buffer)[0] & _NOCOW_FLAG)
-
-
 def unlock(fd: int) -> None:
     """Take the flags from a folder that keep it from being removed (chattr +i, +a). Raises OSError."""
-    buffer = bytearray(8)
-    fcntl.ioctl(fd, _GETFLAGS, buffer)
-    (flags,) = struct.unpack_from("=I", buffer)
+    flags = flags_of(fd)
     if flags & _LOCKING_FLAGS:
-        fcntl.ioctl(fd, _SETFLAGS, struct.pack("=Q", flags & ~_LOCKING_FLAGS))
-
-
-def syncfs(fd: int) -> None:
-    """Write all dirty data of the file system and commit. Raises OSError."""
-    if _libc.syncfs(fd) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        set_flags(fd, flags & ~_LOCKING_FLAGS)
 
 
 def commit(fd: int) -> None:
@@ -134,12 +115,12 @@ def commit(fd: int) -> None:
 
 
 def wait_commit(fd: int, transaction: int) -> None:
-    """Return when `transaction` is on disk; at once if it is already. Cannot be interrupted; lets other threads run."""
+    """Return when `transaction` is on disk, now if it is already. Cannot be interrupted; lets other threads run."""
     fcntl.ioctl(fd, _WAIT_SYNC, struct.pack("=Q", transaction))
 
 
 def destroy(fd: int, subvolume_id: int) -> None:
-    """Delete the subvolume with this id, wherever it is called what: no swap of names can make it hit another one.
+    """Delete the subvolume with this id, whatever its path is: no swap of names can make it hit another one.
 
     `fd` is open on a mount of the top level. Raises OSError: ENOTEMPTY with subvolumes in it, EPERM while it is sent.
     """

@@ -1,4 +1,4 @@
-"""libbtrfsutil's Python binding: typed as far as we use it, imported lazily, with what to install where it lacks."""
+"""Wraps libbtrfsutil's Python binding: typed as far as we use it, imported lazily; an error says what to install."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HINT = "apt-get install libbtrfsutil-dev gcc python3-dev, then pip install 'sna
 
 
 class SubvolumeInfo(Protocol):
-    """What the file system says of a subvolume; UUIDs are 16 bytes, all zero where there is none."""
+    """The file system's facts of a subvolume; UUIDs are 16 bytes, all zero where there is none."""
 
     id: int
     parent_id: int
@@ -39,7 +39,7 @@ class Library(Protocol):
         """Return the id of the subvolume that holds `path`."""
 
     def subvolume_info(self, path: int | str, id: int = 0) -> SubvolumeInfo:  # noqa: A002 - the library's own name
-        """Return what is known of the subvolume whose own folder `path` is, or of the one with `id`."""
+        """Return the facts of the subvolume whose own folder `path` is, or of the one with `id`."""
 
     def subvolume_path(self, path: int, id: int = 0) -> str:  # noqa: A002 - the library's own name
         """Return the path of subvolume `id` from the top of the file system."""

@@ -1,4 +1,4 @@
-"""From a target to its subvolume: nothing is mounted and nothing is changed for it."""
+"""Finds the subvolume of a target, without mounting or changing anything."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.api import MissingRequirementError, NotMine, Pool, StorageError, Volume
+from snapmgr.api.kernel import is_nocow
 from snapmgr_btrfs import kernel, library
 
 if TYPE_CHECKING:
@@ -59,9 +60,9 @@ def _locate(lib: Library, target: Target, folder_name: str, fd: int) -> Volume |
             hint="make a snapshot of it with btrfs subvolume snapshot, and use that in its place: it has one",
         )
     if any(info.received_uuid):
-        # The kernel copies the mark to read-only snapshots, and what bears it is never touched by us.
+        # The kernel copies the mark to read-only snapshots, and we never touch a subvolume with it.
         return NotMine(
-            reason=f"the subvolume of {target.path} bears the mark of btrfs receive, and so would its snapshots",
+            reason=f"the subvolume of {target.path} has the mark of btrfs receive, and so would its snapshots",
             hint="use a writable snapshot of it (btrfs subvolume snapshot) in its place: that has none",
         )
     if info.id == library.TOP_LEVEL_ID and not subpath:
@@ -118,7 +119,7 @@ def _warnings(target: Target, fd: int) -> tuple[str, ...]:
 
 def _count_nocow(fd: int) -> int:
     """Count NOCOW files and folders at the target, on the next level and the one below, as far as the limit goes."""
-    count, looked_at, level = int(kernel.is_nocow(fd)), 0, ["."]
+    count, looked_at, level = int(is_nocow(fd)), 0, ["."]
     for _ in range(2):
         below: list[str] = []
         for folder in level:
@@ -143,7 +144,7 @@ def _nocow_at(folder: int, name: str) -> bool:
     with suppress(OSError):
         fd = os.open(name, _LOOKING, dir_fd=folder)
         try:
-            return kernel.is_nocow(fd)
+            return is_nocow(fd)
         finally:
             os.close(fd)
     return False

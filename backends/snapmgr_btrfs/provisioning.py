@@ -1,4 +1,4 @@
-"""A btrfs made anew on a blank device: see `snapmgr.api.Provisioner`."""
+"""Makes a btrfs on a blank device: see `snapmgr.api.Provisioner`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from snapmgr.api import Provisioned, StorageMaker
 
-# What the origin may fill, so that a copy of all of it still fits, and btrfs keeps room for its metadata.
+# The share that the origin may fill: a copy of all of it still fits, and btrfs keeps room for its metadata.
 _SHARE = 0.45
 
 

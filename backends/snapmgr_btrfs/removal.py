@@ -1,4 +1,4 @@
-"""Deleting: by UUID and subvolume id, never by a name alone, and never what is mounted."""
+"""Deletes subvolumes: by UUID and subvolume id, never by a name alone, and never a mounted one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def remove_snapshot(lib: Library, top: TopLevel, folder_fd: int | None, ref: Sna
     if clones:
         raise InUseError(
             f"the snapshot {ref.name} is attached: {', '.join(clones)} on {top.device}",
-            hint="snapmgr umount it first; snapmgr doctor removes what a crash left",
+            hint="`snapmgr umount` it first; `snapmgr doctor --fix` removes leftovers of a crash",
         )
     destroy(top, entry, idle=True)
     folder.remove_note(folder_fd, entry.name)
@@ -57,7 +57,7 @@ def _find(lib: Library, folder_fd: int, ref: SnapshotRef) -> Entry | None:
     if named.uuid != ref.native_id:
         raise StorageError(
             f"{ref.name} in snapmgr's folder is not the snapshot {ref.native_id} but {named.uuid}: not deleted",
-            hint="somebody put something else there; move it away and run snapmgr doctor",
+            hint="another subvolume took its place; move it away and run `snapmgr doctor`",
         )
     return named
 
@@ -71,16 +71,16 @@ def _path_elsewhere(lib: Library, top: TopLevel, native_id: str) -> str | None:
 
 
 def remove_clone(lib: Library, top: TopLevel, folder_fd: int, record_id: str, native_id: str) -> None:
-    """Delete the writable clone of `record_id` if it is one of the snapshot `native_id`; nothing there is no error."""
+    """Delete the writable clone of `record_id` if its parent is the snapshot `native_id`; idempotent."""
     clone = folder.look(lib, folder_fd, folder.clone_name(record_id))
     if clone is not None:
         if clone.parent_uuid != native_id:
             raise StorageError(
-                f"{clone.name} in snapmgr's folder is no clone of the snapshot {native_id}: not deleted",
+                f"{clone.name} in snapmgr's folder is not a clone of the snapshot {native_id}: not deleted",
                 hint="somebody put it there; delete or move it by hand",
             )
         _unlock(lib, folder_fd, clone)
-        # What another mount namespace merely still shows (it was made while we had it mounted) is no use of it.
+        # A mount that another mount namespace merely inherited (it was made while we had it mounted) does not count.
         destroy(top, clone, idle=False)
     commit(top)
 
@@ -99,7 +99,7 @@ def _unlock(lib: Library, folder_fd: int, clone: Entry) -> None:
 def destroy(top: TopLevel, entry: Entry, *, idle: bool) -> None:
     """Delete a subvolume of the folder. InUseError while it is mounted or sent, StorageError if it holds others.
 
-    `idle`: whether a mount in another namespace that nobody there uses keeps it, too.
+    `idle`: whether an unused mount in another namespace keeps it, too.
     """
     path = f"/{top.folder_name}/{entry.name}"
     points = filesystem.users(top.mounts, top.uuid, path, entry.info.id)
@@ -142,13 +142,13 @@ def wait_for_space(lib: Library, top: TopLevel, subvolume_id: int | None, timeou
     while True:
         waiting = lib.deleted_subvolumes(top.fd)
         if not waiting or (subvolume_id is not None and subvolume_id not in waiting):
-            # What the cleaner let go is free to use after one more commit.
+            # Space that the cleaner released can be used after one more commit.
             commit(top)
             return
         now = time.monotonic()
         if now >= deadline:
             message = f"the space of a deleted snapshot on {top.device} was not free after {format_duration(timeout_s)}"
-            raise StorageError(message, hint="btrfs goes on in the background: `btrfs subvolume sync` waits for it")
+            raise StorageError(message, hint="btrfs continues in the background: `btrfs subvolume sync` waits for it")
         if now >= wake_at:
             commit(top)
             wake_at = now + _WAKE_EVERY_S

@@ -1,4 +1,4 @@
-"""After the lock: whether the snapshots are what they should be, and on disk."""
+"""Checks after the lock that the snapshots are the right ones, and waits until they are on disk."""
 
 from __future__ import annotations
 

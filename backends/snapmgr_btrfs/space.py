@@ -1,4 +1,4 @@
-"""How full a btrfs file system is, from sysfs: btrfs allocates data and metadata apart, and either can run out."""
+"""Reads the usage of a btrfs file system from sysfs: data and metadata are allocated apart, and either can run out."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Space:
 
     name: str
     size_bytes: int
-    """Allocated, and what the unallocated space could still add."""
+    """Allocated, with the unallocated space that could be added."""
     used_bytes: int
     """In use or set aside."""
 
     @property
     def free_bytes(self) -> int:
-        """What can still be written."""
+        """Bytes that can still be written."""
         return max(self.size_bytes - self.used_bytes, 0)
 
 

@@ -1,4 +1,4 @@
-"""What a mounted JuiceFS client says of itself: its `.config` and `.stats`, and what waits in its cache folder."""
+"""Reads a mounted JuiceFS client's `.config` and `.stats`, and finds the blocks that wait in its cache folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.api import Mount, StorageError, format_size
-from snapmgr_juicefs.tree import shown
+from snapmgr.api.kernel import holder, lies_in, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,14 +29,14 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """A mount of a volume. No key and no password is ever kept of what it says."""
+    """A mount of a volume. Keys and passwords in its configuration are never kept."""
 
     mount: Mount
     name: str
     """The volume's."""
     uuid: str
     subdir: str
-    """What of the volume is mounted: "" for all, else "/folder"."""
+    """The part of the volume that is mounted: "" for all, else "/folder"."""
     pid: int
     read_only: bool
     writeback: bool
@@ -54,7 +54,7 @@ class Client:
         return self.mount.point
 
     def inside(self, path: str) -> str:
-        """Given a real path in the mount, return what it is in the volume: "/folder/…"."""
+        """Given a real path in the mount, return its path in the volume: "/folder/…"."""
         return os.path.normpath(f"{self.subdir}/{os.path.relpath(path, self.point)}")
 
     def outside(self, path: str) -> str | None:
@@ -74,17 +74,8 @@ class Client:
         return staged(self.cache_dirs)
 
     def read_dirs(self) -> tuple[str, ...]:
-        """Return the folders in which it keeps what it has read: any of their files may be removed at any time."""
+        """Return the folders of its read cache: any of their files may be removed at any time."""
         return tuple(os.path.join(folder, _READ) for folder in self.cache_dirs)
-
-    def is_gone(self) -> bool:
-        """Whether its process has ended."""
-        return not os.path.exists(f"/proc/{self.pid}")
-
-
-def lies_in(path: str, folder: str) -> bool:
-    """Whether a path is a folder or in it."""
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def staged(cache_dirs: Sequence[str]) -> dict[str, int]:
@@ -126,7 +117,7 @@ def recognise(mount: Mount) -> Client:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
-            f"the JuiceFS client at {shown(mount.point)} does not say what it is: {error!r}",
+            f"the JuiceFS client at {shown(mount.point)} has a .config that cannot be understood: {error!r}",
             hint="is it the Community Edition, 1.2 or newer?",
         ) from None
 
@@ -164,26 +155,17 @@ def own_mount(path: str, mounts: Sequence[Mount]) -> Mount | None:
     see `translate`.
     """
     held = holder(path, mounts)
-    if held is None or held.fs_type != FS_TYPE:
+    if held.fs_type != FS_TYPE:
         return None
     if held.root == "/":
         return held
     return next((mount for mount in mounts if mount.device == held.device and mount.root == "/"), None)
 
 
-def holder(path: str, mounts: Sequence[Mount]) -> Mount | None:
-    """Return the mount that holds a real path: longest point, latest of equals."""
-    held = [mount for mount in mounts if lies_in(path, mount.point)]
-    if not held:
-        return None
-    longest = max(len(mount.point) for mount in held)
-    return [mount for mount in held if len(mount.point) == longest][-1]
-
-
 def translate(path: str, mounts: Sequence[Mount], own: Mount) -> str:
     """Given a real path and the client's own mount of it, return the path in that mount."""
     held = holder(path, mounts)
-    if held is None or held is own:
+    if held is own:
         return path
     return os.path.normpath(os.path.join(own.point, held.root.lstrip("/"), os.path.relpath(path, held.point)))
 
@@ -211,7 +193,7 @@ def sessions(status: str) -> list[dict[str, Any]]:
 def wait_uploaded(client: Client, timeout_s: float | None, tell: Callable[[int], None] | None = None) -> None:
     """Return when all that is staged now in a client's cache is uploaded; None: as long as it makes progress.
 
-    What others write meanwhile is not waited for. Raises StorageError at the limit, or if the client is gone.
+    It does not wait for later writes. Raises StorageError at the limit, or if the client is gone.
     """
     waiting = client.staged()
     started = progressed = time.monotonic()

@@ -1,4 +1,4 @@
-"""``[backend.juicefs]`` of the configuration."""
+"""Defines the table ``[backend.juicefs]`` of the configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class JuicefsConfig:
     program: str | None = None
     """Path of the client program. Default: ``juicefs`` in the PATH, or beside this Python."""
     meta_url: str | None = None
-    """Where the volume's metadata are, without a password. Default: as the running client was started. For what the
+    """Address of the volume's metadata, without a password. Default: as the running client was started. For what the
     mount does not tell: quotas, other clients, garbage; and for private mounts."""
     meta_urls: dict[str, str] = field(default_factory=dict)
     """The same for several volumes, by name or UUID."""
@@ -27,6 +27,6 @@ class JuicefsConfig:
     ask_metadata: bool = True
     """Ask the metadata engine for quotas, and whether other machines have the volume mounted: two short programs."""
     skip_trash: bool = False
-    """Delete snapshots past the volume's trash: their space is free at once, and nobody gets them back."""
+    """Delete snapshots past the volume's trash: their space is free immediately, and they cannot be recovered."""
     cache_root: str = "/var/tmp"  # noqa: S108 - each mount makes a folder of its own there, closed to others
     """Where private mounts have their caches."""

@@ -1,8 +1,8 @@
-"""Remembers clones that were interrupted: what they had made belongs to nothing and is only removed a day later.
+"""Remembers interrupted clones: their parts belong to nothing and can be removed only a day later.
 
-A clone grows out of sight and appears when it is whole. If its client dies before, what there is of it stays in the
-metadata engine ("detached nodes"), and ``juicefs gc --delete`` removes it only when it is 24 hours old (cmd/gc.go). So
-the times are kept in a file of the store until then.
+A clone grows out of sight and appears when it is whole. If its client dies before, its parts stay in the metadata
+engine ("detached nodes"), and ``juicefs gc --delete`` removes them only when they are 24 hours old (cmd/gc.go). So the
+times are kept in a file of the store until then.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.api import StorageError, format_duration
-from snapmgr_juicefs import store
+from snapmgr.api.copystore import read as read_file
+from snapmgr.api.copystore import write as write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NAME = "interrupted.json"
 _DAY_S = 24 * 3600.0
-# The clone may have gone on for a while after its box was found unfinished.
+# The clone may have continued for a while after its copy folder was found unfinished.
 _DUE_S = _DAY_S + 600.0
 _KEPT_AT_MOST = 100
 
@@ -31,24 +32,24 @@ def note(store_fd: int, now: float) -> None:
 
 
 def read(store_fd: int) -> list[float]:
-    """Return when clones were found interrupted, and are not cleared up after yet."""
+    """Return when clones were found interrupted that were not cleaned up yet."""
     with suppress(OSError, ValueError, TypeError):
-        return sorted(float(time) for time in json.loads(store.read(store_fd, NAME)))
+        return sorted(float(time) for time in json.loads(read_file(store_fd, NAME)))
     return []
 
 
 def is_due(times: Sequence[float], now: float) -> bool:
-    """Whether the oldest of them can be cleared up after."""
+    """Return whether the oldest of them can be cleaned up."""
     return any(now - time >= _DUE_S for time in times)
 
 
 def forget_due(store_fd: int, now: float) -> None:
-    """Forget those that were cleared up after at `now`. Raises StorageError."""
+    """Forget those that were cleaned up at `now`. Raises StorageError."""
     _write(store_fd, [time for time in read(store_fd) if now - time < _DUE_S])
 
 
 def warning(times: Sequence[float], now: float) -> str | None:
-    """Return what is to be said of those that have to wait; None if there are none."""
+    """Return a warning about those that have to wait; None if there are none."""
     if not times:
         return None
     left_s = max(times[0] + _DUE_S - now, 0.0)
@@ -59,6 +60,6 @@ def warning(times: Sequence[float], now: float) -> str | None:
 
 def _write(store_fd: int, times: list[float]) -> None:
     try:
-        store.write(store_fd, NAME, json.dumps(times).encode())
+        write_file(store_fd, NAME, json.dumps(times).encode())
     except StorageError as error:
         raise StorageError(f"cannot note an interrupted clone: {error.message}", hint=error.hint) from error

@@ -1,4 +1,4 @@
-"""Finds a volume's mounts, its store and the address of its metadata, and says what is to be known about it."""
+"""Finds a volume's mounts, its store and the address of its metadata, and warns about its risks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.api import Mount, NotMine, Pool, StorageError, Target, Volume, format_duration
+from snapmgr.api.copystore import unsuitable
+from snapmgr.api.kernel import lies_in, shown
 from snapmgr_juicefs import client as clients
 from snapmgr_juicefs import private
 from snapmgr_juicefs.program import Address, parse_address, read_password, running_address, running_gc
-from snapmgr_juicefs.tree import Flushed, shown
+from snapmgr_juicefs.tree import Flushed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +26,7 @@ _DAY_HOURS = 24.0
 
 
 def address_of(client: Client, config: JuicefsConfig) -> Address | None:
-    """Return where a volume's metadata are: as configured, else as its running client was told; None if unknown.
+    """Return the address of a volume's metadata: as configured, else as its client was started; None if unknown.
 
     Raises StorageError for a configured address with a password in it, and for a password file that others can read.
     """
@@ -77,19 +79,11 @@ def locate(target: Target, mounts: Sequence[Mount], config: JuicefsConfig, backe
 
 
 def _unusable(store: str, path: str, own: Mount, config: JuicefsConfig) -> str | None:
-    if os.path.isabs(config.store) or not clients.lies_in(store, own.point) or store == own.point:
+    if os.path.isabs(config.store) or not lies_in(store, own.point) or store == own.point:
         return f"the store {shown(config.store)} is not a path below the top of the mount"
-    try:
-        store.encode()
-    except UnicodeEncodeError:
-        return f"the store {shown(store)} has a name that is not UTF-8"
-    if clients.lies_in(path, store):
-        return f"{shown(path)} lies inside the store {shown(store)}"
     if path == own.point:
         return f"{shown(path)} is the whole mount: there is no place beside it for the store"
-    if clients.lies_in(store, path):
-        return f"the store {shown(store)} lies inside {shown(path)}"
-    return None
+    return unsuitable(store, path)
 
 
 def find_store(pool: Pool, mounts: Sequence[Mount]) -> tuple[Client, str]:
@@ -99,7 +93,7 @@ def find_store(pool: Pool, mounts: Sequence[Mount]) -> tuple[Client, str]:
     """
     uuid, _, path = pool.id.partition(":")
     for found in clients.clients(mounts, first=pool.hint):
-        if found.uuid != uuid or clients.lies_in(found.point, private.root()):
+        if found.uuid != uuid or lies_in(found.point, private.root()):
             continue
         store = found.outside(path)
         if store is not None:
@@ -111,12 +105,12 @@ def find_store(pool: Pool, mounts: Sequence[Mount]) -> tuple[Client, str]:
 
 
 def warnings(found: Client, config: JuicefsConfig, program: Juicefs, now: float) -> tuple[str, ...]:
-    """Return what is to be known about a volume: no dumps of its metadata, other machines that use it."""
+    """Return warnings about a volume: no dumps of its metadata, other machines that use it."""
     said = [dumps_warning(found, config, now)]
     if found.trash_days and not config.skip_trash:
         days = f"{found.trash_days} day{'s' if found.trash_days > 1 else ''}"
         said.append(
-            f"the volume {found.name} keeps what is deleted in its trash for {days}: "
+            f"the volume {found.name} keeps deleted files in its trash for {days}: "
             "space of deleted snapshots comes back only then"
         )
     if running_gc():
@@ -171,20 +165,20 @@ def _others(found: Client, config: JuicefsConfig, program: Juicefs) -> str | Non
         return None
     return (
         f"{found.name} is mounted elsewhere, too ({', '.join(map(shown, others[:3]))}"
-        f"{' and others' if len(others) > 3 else ''}): what those clients have not uploaded yet "  # noqa: PLR2004
-        "nobody here can wait for"
+        f"{' and others' if len(others) > 3 else ''}): this machine cannot "  # noqa: PLR2004
+        "wait for uploads of those clients"
     )
 
 
 def refuse_full(seen: Flushed, store: str, found: Client, config: JuicefsConfig, program: Juicefs) -> None:
-    """Raise StorageError if a clone of what was seen has no room: it counts with its full size, whatever it shares."""
+    """Raise StorageError if a clone of a flushed tree has no room: it counts with its full size, whatever it shares."""
     size, entries = seen.counted_bytes, seen.files + seen.folders
     try:
         room = os.statvfs(store)
     except OSError as error:
         raise StorageError(f"cannot look at {shown(store)}: {error.strerror}") from error
     limits = [(f"the volume {found.name}", room.f_bavail * room.f_frsize, room.f_favail)]
-    with suppress(StorageError):  # what the mount itself does not tell is told by the clone, if need be
+    with suppress(StorageError):  # a limit that is not known here makes the clone fail
         address = address_of(found, config) if config.ask_metadata else None
         inside = found.inside(store)
         limits.extend(
@@ -194,7 +188,7 @@ def refuse_full(seen: Flushed, store: str, found: Client, config: JuicefsConfig,
                 entries if quota.free_inodes is None else quota.free_inodes,
             )
             for quota in (program.quotas(address) if address is not None else ())
-            if clients.lies_in(inside, quota.path)
+            if lies_in(inside, quota.path)
         )
     for name, free_bytes, free_inodes in limits:
         if free_bytes < size or free_inodes < entries:

@@ -1,7 +1,7 @@
 """Mounts a volume once more, privately: in a folder of our own, with a cache of its own, until a context ends.
 
-Each such mount has a folder ROOT/ID with the mount point, a record, and a lock on the record that its owner holds. What
-has a record and no owner was left by a killed process: see `abandoned` and `clear`.
+Each such mount has a folder ROOT/ID with the mount point, a record, and a lock on the record that its owner holds. A
+killed process leaves a record without an owner: see `abandoned` and `clear`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.api import ClientOptions, CommandError, StorageError, format_size
+from snapmgr.api.kernel import lies_in, shown
 from snapmgr_juicefs import client as clients
-from snapmgr_juicefs.tree import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,12 +35,12 @@ _RECORD = "record.json"
 _POINT = "mnt"
 _UNMOUNT_S = 30.0
 _END_S = 120.0
-# Nobody has a file open in it any more; asked to end, a client that does not come off its mount ends after 30 s.
+# No file in it is open any more. A client that was asked to end and does not leave its mount ends after 30 s.
 _END_BY_ITSELF_S = 5.0
 _POLL_S = 0.05
 _MOUNT_S = 90.0
-# A client queues a hundred staged blocks for each upload at once, 2,000 by default. Those that find the queue full wait
-# for a look at all of them, which comes once a minute, or after an upload delay if that is less (cached_store.go).
+# A client queues a hundred staged blocks for each parallel upload, 2,000 by default. Blocks that find the queue full
+# wait for the next scan, which comes once a minute, or after an upload delay if that is less (cached_store.go).
 _QUEUED = 2000
 _LOOK_S = 1.0
 # At once: each takes a block of memory.
@@ -50,7 +50,7 @@ _MAX_UPLOADS = "--max-uploads"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What is on disk about a private mount before it is made."""
+    """The record of a private mount, on disk before it is made."""
 
     id: str
     uuid: str
@@ -100,7 +100,7 @@ class PrivateClient:
 
     @property
     def options(self) -> ClientOptions:
-        """What it was mounted with."""
+        """Its mount options."""
         return self._options
 
     def counters(self) -> dict[str, float]:
@@ -108,7 +108,7 @@ class PrivateClient:
         return self._place.client().counters()
 
     def settle(self, timeout_s: float, tell: Callable[[int], None] | None = None) -> None:
-        """Wait for the uploads. Where a delay or the client's queue holds them back, the volume is mounted anew."""
+        """Wait for the uploads. Where a delay or the client's queue holds them back, the volume is mounted again."""
         staged = len(self._place.client().staged())
         if staged > _QUEUED or (staged and self._delayed):
             self._place.unmount()
@@ -147,7 +147,7 @@ class _Place:
     def mount(self, options: ClientOptions) -> None:
         if self._address is None:
             raise StorageError(
-                "it is not known where the volume's metadata are", hint="set meta_url in [backend.juicefs]"
+                "the address of the volume's metadata is not known", hint="set meta_url in [backend.juicefs]"
             )
         log = os.path.join(self.folder, "client.log")
         arguments = ["-d", "--no-usage-report", "--no-syslog", "--log", log, "--backup-meta", "0", "--enable-xattr"]
@@ -170,7 +170,7 @@ class _Place:
             ) from error
 
     def mount_to_upload(self, options: ClientOptions) -> None:
-        """Mount it so that what is staged in the cache folder is uploaded at once, all of it."""
+        """Mount it so that all blocks that are staged in the cache folder are uploaded now."""
         given = any(word.partition("=")[0] == _MAX_UPLOADS for word in options.extra)
         extra = options.extra if given else (*options.extra, _MAX_UPLOADS, _UPLOADS)
         self.mount(replace(options, writeback=True, upload_delay_s=_LOOK_S, extra=extra))
@@ -300,7 +300,7 @@ def _leave(place: _Place, options: ClientOptions) -> None:
                 place.unmount()
             place.upload()
             place.unmount()
-            # What was still in memory is staged by now, if it is not uploaded.
+            # Blocks that were still in memory are staged by now, if they are not uploaded.
             place.upload()
             place.unmount()
     except StorageError as error:
@@ -322,7 +322,7 @@ def _write(folder: str, record: Record) -> int:
 
 
 def abandoned(uuid: str) -> list[Record]:
-    """Return the private mounts of a volume, or what is left of them, whose owners are gone."""
+    """Return the private mounts of a volume, or their leftovers, whose owners are gone."""
     found = []
     with suppress(OSError):
         for name in sorted(os.listdir(root())):
@@ -349,7 +349,7 @@ def _taken(name: str) -> Iterator[Record | None]:
 
 
 def clear(identity: str, program: Juicefs, runner: Runner, mounter: Mounter, address: Address | None) -> None:
-    """Upload what an abandoned private mount left in its cache, unmount and remove it; nothing if it has an owner."""
+    """Upload the rest of an abandoned private mount's cache, unmount and remove it; nothing if it has an owner."""
     with _taken(identity) as record:
         if record is None or record.id != identity:
             return
@@ -362,14 +362,14 @@ def clear(identity: str, program: Juicefs, runner: Runner, mounter: Mounter, add
 
 
 def forget(folder: str, program: Juicefs, runner: Runner, mounter: Mounter) -> None:
-    """Remove what is left of private mounts whose caches were in `folder`, and whose owners are gone.
+    """Remove the leftovers of private mounts whose caches were in `folder`, and whose owners are gone.
 
     Nothing is uploaded: `folder` goes, and the volume with it.
     """
     with suppress(FileNotFoundError):
         for name in sorted(os.listdir(root())):
             with _taken(name) as record:
-                if record is not None and clients.lies_in(record.cache_dir, folder):
+                if record is not None and lies_in(record.cache_dir, folder):
                     place = _Place(replace(record, own_cache=False), program, runner, mounter, None)
                     place.unmount()
                     place.remove()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.api import CommandError, MissingRequirementError, StorageError
-from snapmgr_juicefs.tree import shown
+from snapmgr.api.kernel import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +46,7 @@ def find_juicefs(configured: str | None) -> str | None:
 
 
 def complaint(text: str) -> str:
-    """Given what the program wrote, return the last thing that it complained of, without time and place."""
+    """Given the program's output, return its last complaint, without time and place."""
     plain = _COLOUR.sub("", text)
     found = _COMPLAINT.findall(plain)
     return str(found[-1]) if found else plain.strip()
@@ -54,7 +54,7 @@ def complaint(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where a volume's metadata are; `repr` shows no password, as none is in the URL."""
+    """The address of a volume's metadata; `repr` shows no password, as none is in the URL."""
 
     url: str
     environment: Mapping[str, str]
@@ -65,7 +65,7 @@ class Address:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What must not be shown."""
+        """Texts that must not be shown."""
         return tuple(self.environment.values())
 
 
@@ -88,11 +88,11 @@ class Juicefs:
         return found
 
     def command(self, *arguments: str) -> list[str]:
-        """Return a command line whose program ends when we do: the client then stops what it did for it."""
+        """Return a command line whose program ends when we do: the client then stops its work for it."""
         return ["setpriv", "--pdeathsig", "KILL", "--", self.path, "--no-agent", *arguments]
 
     def run(self, *arguments: str, timeout_s: float = _LONG_S, address: Address | None = None) -> Completed:
-        """Run it to its end. Raises StorageError with what it complained of."""
+        """Run it to its end. Raises StorageError with its complaint."""
         environment = dict(address.environment) if address is not None else None
         secrets = address.secrets if address is not None else ()
         try:
@@ -113,13 +113,13 @@ class Juicefs:
         self.run(*clone_arguments(source, target))
 
     def remove(self, path: str, *, skip_trash: bool) -> None:
-        """Remove a folder with all that is in it; one that is gone is no error."""
+        """Remove a folder with all that is in it; a missing one is not an error."""
         if not os.path.lexists(path):
             return
         try:
             self.run("rmr", *(["--skip-trash"] if skip_trash else []), path)
         except StorageError:
-            # Somebody else may have removed it at the same time.
+            # Another process may have removed it at the same time.
             if os.path.lexists(path):
                 raise
 
@@ -130,7 +130,7 @@ class Juicefs:
             size, folders, files = lines[1].rsplit(",", 3)[1:]
             return int(size), int(folders), int(files)
         except (IndexError, ValueError):
-            raise StorageError(f"`juicefs summary` of {shown(path)} said nothing that can be understood") from None
+            raise StorageError(f"`juicefs summary` of {shown(path)} printed nothing that can be understood") from None
 
     def status(self, address: Address) -> str:
         """Return what ``juicefs status`` prints; it may hold keys and is never shown."""
@@ -141,7 +141,7 @@ class Juicefs:
         return parse_quotas(self.run("quota", "list", address.url, timeout_s=10.0, address=address).stdout)
 
     def gc(self, address: Address) -> str:
-        """Look for what nothing refers to and remove it; return the last line of what it said."""
+        """Remove objects that nothing refers to; return the last line of its output."""
         done = self.run("gc", "--delete", address.url, address=address)
         return complaint(_COLOUR.sub("", done.stderr).strip().rpartition("\n")[2])
 
@@ -153,7 +153,7 @@ def clone_arguments(source: str, target: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """What a folder of the volume, with all below it, may hold; None: any number."""
+    """The room in a folder of the volume, with all below it; None: no limit."""
 
     path: str
     free_bytes: int | None
@@ -185,7 +185,7 @@ def parse_quotas(text: str) -> list[Quota]:
     return found
 
 
-# What is not limited, as the columns say it.
+# How the columns say that there is no limit.
 _NO_LIMIT = {"unlimited", "unchanged", ""}
 
 
@@ -234,8 +234,8 @@ def running_address(client: Client) -> str | None:
         folder = os.readlink(f"{_PROC}/{client.pid}/cwd")
     except OSError:
         return None
-    # The client writes its command line anew, with a masked password, with spaces between the words, and cut off after
-    # some 250 bytes. What follows the URL must be the mount point, or this is not the process that we were told of.
+    # The client replaces its command line: the password is masked, the words have spaces between them, and the end is
+    # cut off after some 250 bytes. What follows the URL must be the mount point, or this is another process.
     found = _MOUNT_COMMAND.search(line)
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""A volume anew on a blank device: ext4 with the objects, the metadata (SQLite) and the client's cache, and a mount.
+"""Makes a volume on a blank device: ext4 with the objects, the metadata (SQLite) and the client's cache, and a mount.
 
 See `snapmgr.api.Provisioner`. All that the volume reads and writes is on the one device, as an object store on another
-machine would have it on its own: what is compared is what the client makes of the load, without a network.
+machine would have it on its own: a benchmark compares the client's handling of the load, without a network.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.api import StorageError, StorageMaker, provisioned, unmake
-from snapmgr_juicefs import client, private
+from snapmgr import api
+from snapmgr.api import StorageError
+from snapmgr_juicefs import client
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from snapmgr.api import Mounter, Provisioned, ProvisionOrder, Runner, StorageMaker
 
-    from snapmgr.api import Mounter, Provisioned, ProvisionOrder, Runner
-    from snapmgr_juicefs.program import Juicefs
-
-# What the origin may fill: what is overwritten is written anew, and compaction writes that once more.
+# The share that the origin may fill: overwriting writes new objects, and compaction writes them once more.
 _SHARE = 0.3
 _CACHE_SHARE = 0.1
 _LEAST_BYTES = 256 << 20
@@ -32,26 +30,7 @@ _END_S = 5.0
 _KILLED_S = 10.0
 
 
-class Provisioning:
-    """What makes of the backend a `snapmgr.api.Provisioner`."""
-
-    _runner: Runner
-    _mounter: Mounter
-    _program: Juicefs
-
-    def provision(self, device: str, order: ProvisionOrder) -> AbstractContextManager[Provisioned]:
-        """Make this storage on a blank device; see `snapmgr.api.Provisioner`."""
-        maker = StorageMaker(self._runner, self._mounter, device, order)
-        return provisioned(self, device, order, lambda: _make(maker, self._program.path))
-
-    def unprovision(self, device: str, order: ProvisionOrder) -> None:
-        """Take it down; see `snapmgr.api.Provisioner`."""
-        private.forget(os.path.realpath(order.point), self._program, self._runner, self._mounter)
-        _end_client(self._runner, self._mounter, order)
-        unmake(self._runner, self._mounter, device, order)
-
-
-def _make(maker: StorageMaker, program: str) -> Provisioned:
+def make(maker: StorageMaker, program: str) -> Provisioned:
     """Make the file system and the volume, mount both; the path is a folder of the volume."""
     order = maker.order
     options = maker.options({"block_size": None})
@@ -66,7 +45,7 @@ def _make(maker: StorageMaker, program: str) -> Provisioned:
         os.mkdir(os.path.join(base, folder), 0o700)
     free_bytes = maker.free_bytes()
     block = ("--block-size", options.get("block_size", "4M"))
-    # Without a trash what is deleted is gone, and its space free.
+    # Without a trash a deletion frees the space.
     store = ("--storage", "file", "--bucket", f"{base}/objects/", "--trash-days", "0", *block)
     maker.run(program, "--no-agent", "format", *store, url, f"bench-{order.id}", timeout_s=_MOUNT_S)
     cache = ("--cache-dir", f"{base}/cache", "--cache-size", f"{int(free_bytes * _CACHE_SHARE) >> 20}M")
@@ -78,6 +57,12 @@ def _make(maker: StorageMaker, program: str) -> Provisioned:
     cache_dirs = client.recognise(maker.mounted(path)).read_dirs()
     maker.run("mkdir", path)
     return maker.made(path, capacity_bytes=free_bytes * _SHARE, cache_dirs=cache_dirs)
+
+
+def unmake(runner: Runner, mounter: Mounter, device: str, order: ProvisionOrder) -> None:
+    """Unmount the volume, end its client, and unmount the file system below."""
+    _end_client(runner, mounter, order)
+    api.unmake(runner, mounter, device, order)
 
 
 def _end_client(runner: Runner, mounter: Mounter, order: ProvisionOrder) -> None:

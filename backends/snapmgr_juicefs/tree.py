@@ -2,91 +2,38 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from snapmgr.api import StorageError
+from snapmgr.api.copystore import entries, subfolder
+from snapmgr.api.kernel import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_RENAME_NOREPLACE = 1
+    from snapmgr.api.copystore import Entry
+
 _BLOCK_BYTES = 4096
-# Each flush of a dirty file waits for the object store; the client takes 20 uploads at once by itself.
+# Each flush of a dirty file waits for the object store; the client makes 20 uploads in parallel.
 _FLUSHERS = 16
 # The walks recurse, with a descriptor a level: Python's limit (1000 calls) and that of open files are not far beyond.
 _DEEPEST = 400
 
 
-def shown(path: str) -> str:
-    """Return a path that can be printed whatever bytes it consists of."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A name in a folder and what kind it seemed to have when the folder was read."""
-
-    name: str
-    is_folder: bool
-    is_file: bool
-
-
-def entries(fd: int) -> list[Entry]:
-    """Return what is in the folder `fd` now, read by a descriptor of its own; nothing if it was removed meanwhile."""
-    own_fd = -1
-    try:
-        own_fd = os.open(".", FOLDER_FLAGS, dir_fd=fd)
-        with os.scandir(own_fd) as listed:
-            return [
-                Entry(
-                    name=entry.name,
-                    is_folder=entry.is_dir(follow_symlinks=False),
-                    is_file=entry.is_file(follow_symlinks=False),
-                )
-                for entry in listed
-            ]
-    except FileNotFoundError:
-        # Local file systems show a removed folder as an empty one.
-        return []
-    finally:
-        if own_fd >= 0:
-            os.close(own_fd)
-
-
-@contextmanager
-def folder(name: str, dir_fd: int | None = None) -> Iterator[int]:
-    """Open a folder, no symlink, until the context ends."""
-    fd = os.open(name, FOLDER_FLAGS, dir_fd=dir_fd)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def rename_new(old: str, new: str, old_dir_fd: int, new_dir_fd: int) -> None:
-    """Rename unless the new name is taken (renameat2(2)); FileExistsError if it is."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(old_dir_fd, os.fsencode(old), new_dir_fd, os.fsencode(new), _RENAME_NOREPLACE):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), old)
-
-
 @dataclass(kw_only=True)
 class Flushed:
-    """What a walk saw while it flushed."""
+    """The result of a walk that flushed."""
 
     files: int = 0
     folders: int = 0
     counted_bytes: int = 0
-    """What a clone counts as in the volume and its quotas, whatever it shares: each size, in blocks, holes included."""
+    """The size of a clone in the volume and its quotas, whatever it shares: each file in blocks, holes included."""
     links: dict[int, list[str]] = field(default_factory=dict)
     """Names of each file, relative to the tree, that has several in it."""
     specials: dict[str, os.stat_result] = field(default_factory=dict)
@@ -100,9 +47,9 @@ class Flushed:
 def flush(root_fd: int, path: str) -> Flushed:
     """Write out every file and folder of a tree (fsync), several at once; `path` is for messages.
 
-    A clone holds what the metadata engine knows, and that is what was flushed: ``syncfs`` does not reach the client,
-    and what a program has written to a file that it keeps open is in the client's memory alone. Mounts inside are left
-    out, what vanishes meanwhile too. Raises StorageError if anything cannot be flushed.
+    A clone holds only flushed data, which the metadata engine knows: ``syncfs`` does not reach the client, and data in
+    a file that a program keeps open are in the client's memory alone. Mounts inside are left out, as are entries that
+    vanish meanwhile. Raises StorageError if anything cannot be flushed.
     """
     try:
         with ThreadPoolExecutor(_FLUSHERS, thread_name_prefix="flush") as pool:
@@ -147,12 +94,20 @@ class _Flush:
         for entry in listed:
             if not entry.is_folder:
                 continue
-            with suppress(FileNotFoundError, NotADirectoryError), folder(entry.name, fd) as child:
-                if os.fstat(child).st_dev == self._device:
-                    self.run(child, f"{path}{entry.name}/")
-                else:
-                    self.seen.hidden.add(f"{path}{entry.name}/")
+            with suppress(FileNotFoundError, NotADirectoryError):
+                self._folder(fd, entry.name, f"{path}{entry.name}/")
         os.fsync(fd)
+
+    def _folder(self, dir_fd: int, name: str, path: str) -> None:
+        with ExitStack() as stack:
+            try:
+                child = stack.enter_context(subfolder(name, dir_fd))
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                self.seen.hidden.add(path)
+                return
+            self.run(child, path)
 
     def _file(self, dir_fd: int, entry: Entry) -> tuple[str, os.stat_result] | None:
         with suppress(FileNotFoundError):
@@ -185,15 +140,15 @@ class _Flush:
 
 
 def _counted(size_bytes: int) -> int:
-    """Return what the volume counts an entry of this size as: blocks of 4 KiB, one at least."""
+    """Return the room of an entry of this size in the volume: blocks of 4 KiB, one at least."""
     return max(-(-size_bytes // _BLOCK_BYTES), 1) * _BLOCK_BYTES
 
 
 def complete(root_fd: int, seen: Flushed, path: str) -> None:
-    """Given what a walk over the origin saw, give its clone what the client leaves out, and see that all is there.
+    """Given the walk over the origin, complete its clone where the client leaves something out, and compare the two.
 
     Each name of a file becomes a file of its own; with the metadata in Redis special files are missing (1.4.2). Folders
-    keep their times. Raises StorageError if the clone lacks anything, OSError.
+    keep their times. Raises StorageError if anything is missing in the clone, OSError.
     """
     for name, status in seen.specials.items():
         with suppress(FileExistsError), _unchanged(root_fd, os.path.dirname(name)):
@@ -213,7 +168,7 @@ def complete(root_fd: int, seen: Flushed, path: str) -> None:
 @contextmanager
 def _unchanged(root_fd: int, path: str) -> Iterator[None]:
     """Leave a folder's times as they are."""
-    with folder(path or ".", root_fd) as fd:
+    with subfolder(path or ".", root_fd) as fd:
         times = os.fstat(fd)
         yield
         os.utime(fd, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -231,5 +186,5 @@ def _compare(fd: int, seen: Flushed, path: str, inside: str) -> None:
         )
     for entry in listed:
         if entry.is_folder:
-            with folder(entry.name, fd) as child:
+            with subfolder(entry.name, fd) as child:
                 _compare(child, seen, path, f"{inside}{entry.name}/")

@@ -1,4 +1,4 @@
-"""An armed LVM snapshot: everything checked, so that firing is one ``lvcreate`` a volume."""
+"""Fires LVM snapshots: everything is checked, so that firing is one ``lvcreate`` a volume."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Self
 
 from snapmgr.api import CommandError, FireError, Intent, MissingRequirementError, Shot, StorageError
+from snapmgr.api.kernel import sync_file_system
 from snapmgr_lvm import dm, kernel, marks
 from snapmgr_lvm.inventory import snapshot_ref
 from snapmgr_lvm.report import read_group
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from snapmgr.api import Held, Pool, Runner, SnapshotRef
     from snapmgr_lvm.report import Group
 
-# lvcreate does what the reading of a group does, and writes the metadata twice: 2 to 2.5 times as long, measured.
+# lvcreate reads a group as we do, and writes the metadata twice: 2 to 2.5 times as long, measured.
 _STALL_FACTOR = 2.5
 
 
@@ -45,7 +46,7 @@ class LvmArmed:
         snapshot_id: ours.
         members: the volumes, in order.
         read_s: how long reading the groups took just now, for the forecast.
-        resources: what is open, closed at the end.
+        resources: everything open, closed at the end.
     """
 
     def __init__(
@@ -72,15 +73,18 @@ class LvmArmed:
         self._resources.close()
 
     def sync(self) -> None:
-        """Flush the origins' file systems: what is still dirty LVM writes under the lock, when it freezes them."""
+        """Flush the origins' file systems: LVM writes the rest under the lock, when it freezes them."""
         for member in self._members:
-            kernel.syncfs(member.fd, member.path)
+            try:
+                sync_file_system(member.fd)
+            except OSError as error:
+                raise StorageError(f"cannot sync the file system at {member.path}: {error.strerror}") from None
 
     def get_ready(self) -> None:
         """Start the processes that are to become lvcreate: see `snapmgr.api.Readying`."""
         with suppress(CommandError, MissingRequirementError):  # `fire` tries again, and says why
-            # A rehearsal: what is used for the first time after a fork has its pages copied, which can take longer than
-            # all the rest that we do under the lock (in User Mode Linux, tens of milliseconds).
+            # A rehearsal: the first use of memory after a fork copies its pages, which can take longer than all else
+            # that we do under the lock (in User Mode Linux, tens of milliseconds).
             with self._runner.hold(["true"]) as nothing:
                 nothing.run()
             self._hold()
@@ -135,7 +139,7 @@ class LvmArmed:
 
 
 def _nobody_waits() -> None:
-    """Stand in for what the core sets."""
+    """Stand in for the core's callback."""
 
 
 def open_origin(pool: Pool, path: str, number: str | None, name: str) -> int:

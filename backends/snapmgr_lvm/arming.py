@@ -1,4 +1,4 @@
-"""What is checked before a snapshot is taken, and the command that takes it."""
+"""Checks a volume before a snapshot, and composes the command that takes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_group(group: Group) -> None:
     """Raise StorageError if LVM would refuse to change the volume group, or should."""
     if group.missing_pvs:
         raise StorageError(
-            f"the volume group {group.name} lacks {group.missing_pvs} of its physical volumes",
+            f"the volume group {group.name} misses {group.missing_pvs} of its physical volumes",
             hint="see: pvs, vgs -o +vg_missing_pv_count",
         )
     if group.exported or not group.writable:
@@ -73,7 +73,7 @@ def check_pool(config: LvmConfig, group: Group, origin: LogicalVolume) -> None:
         if percent >= limit * 100:
             # Half as much again, in whole extents.
             more = max(size_bytes // 2 // group.extent_bytes, 1) * group.extent_bytes
-            fail = "fail at once" if pool.when_full == "error" else "stall for 60 s and then fail"
+            fail = "fail immediately" if pool.when_full == "error" else "stall for 60 s and then fail"
             then = (
                 f"once they are full, writes to all its volumes {fail}"
                 if option == "--size"

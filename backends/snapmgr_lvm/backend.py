@@ -1,4 +1,5 @@
-"""The LVM backend; docs/reference/backends/lvm.md says what it guarantees, `snapmgr.api.Backend` is the contract."""
+"""Provides the LVM backend: docs/reference/backends/lvm.md lists its guarantees, `snapmgr.api.Backend` is the
+contract."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ class LvmBackend(Reverting):
         self._scratch = Scratch(config, runner, mounter)
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return what this machine lacks: LVM's programs, device-mapper in the kernel, root."""
+        """Return what is missing here: LVM's programs, device-mapper in the kernel, root."""
         reasons = []
         absent = [program for program in _PROGRAMS if shutil.which(program, path=_PATH) is None]
         if absent:
@@ -119,9 +120,9 @@ class LvmBackend(Reverting):
         """See `snapmgr.api.CapacityReporting.gauges`."""
         return tuple(gauge for pool in pools for gauge in gauges.of_group(self._read(pool)))
 
-    def relieve(self, ref: SnapshotRef) -> str | None:
-        """Enlarge a classic snapshot's CoW table; see `snapmgr.api.CapacityReporting.relieve`."""
-        return gauges.relieve(self._config, self._runner, ref)
+    def auto_extend(self, ref: SnapshotRef) -> str | None:
+        """Enlarge a classic snapshot's CoW table; see `snapmgr.api.CapacityReporting.auto_extend`."""
+        return gauges.auto_extend(self._config, self._runner, ref)
 
     def _plan_cow(self, group: Group, origin: LogicalVolume) -> CowPlan:
         writes = sizing.measure_writes(origin.device)
@@ -142,7 +143,7 @@ class LvmBackend(Reverting):
                 name = marks.snapshot_name(snapshot_id, number)
                 if group.by_name(name) is not None:
                     raise StorageError(
-                        f"there is a logical volume {group.name}/{name} already", hint="snapmgr doctor shows what it is"
+                        f"there is a logical volume {group.name}/{name} already", hint="`snapmgr doctor` shows it"
                     )
                 arming.check_origin(group, origin)
                 cow: CowPlan | None = None
@@ -193,7 +194,7 @@ class LvmBackend(Reverting):
             yield group, origin, kind
 
     def settle(self, refs: tuple[SnapshotRef, ...], timeout_s: float) -> None:
-        """Check that the snapshots are read-only and of what they should be, and mark them as settled."""
+        """Check that the snapshots are read-only and have the right origins, and mark them as settled."""
         deadline = time.monotonic() + timeout_s
         for ref in dict.fromkeys(refs):
             # LVM writes its metadata, and the thin pool its own, before lvcreate returns.
@@ -291,12 +292,12 @@ class LvmBackend(Reverting):
         _, volume = self._snapshot(record.ref)
         return self._scratch.problem(record) if volume.is_classic_snapshot else None
 
-    def delete(self, ref: SnapshotRef, *, wait: Literal["name", "space"] = "name") -> None:  # noqa: ARG002 - LVM frees at once
+    def delete(self, ref: SnapshotRef, *, wait: Literal["name", "space"] = "name") -> None:  # noqa: ARG002 - LVM frees it immediately
         """Remove the snapshot by its UUID, also if it was renamed."""
         group = self._read(ref.pool)
         origin, volume = group.by_uuid(ref.volume_id), group.by_uuid(ref.native_id)
         if origin is not None and origin.suspended:
-            # An earlier removal was cut short: whoever else works on the group has its lock, and we have just read it.
+            # An earlier removal was cut short: another process would hold the group's lock, and we have just read it.
             removal.resume(self._runner, group, origin)
         if volume is None:
             if group.by_name(ref.name) is not None:
@@ -320,7 +321,7 @@ class LvmBackend(Reverting):
         removal.remove(self._runner, group, volume)
 
     def repair(self, found: Found) -> None:
-        """Let a suspended origin go on, or remove what was begun and not finished."""
+        """Resume a suspended origin, or remove a half-made volume."""
         devices = orphans.candidates(found.pool)
         group = self._read(found.pool)
         if found.record_id is not None:
@@ -343,7 +344,7 @@ class LvmBackend(Reverting):
                 removal.remove(self._runner, group, volume)
 
     def usage(self, ref: SnapshotRef, *, exact: bool = False) -> Usage:
-        """Return what was written to a classic snapshot's CoW table; if exact, the blocks that only a thin one has."""
+        """Return the bytes in a classic snapshot's CoW table; if exact, the blocks that only a thin one has."""
         group, volume = self._snapshot(ref)
         return cost.usage(self._runner, group, volume, exact=exact)
 

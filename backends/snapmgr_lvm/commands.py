@@ -1,4 +1,4 @@
-"""Changing LVM: its commands are never ended by us."""
+"""Runs the commands that change LVM: we never end them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``[backend.lvm]``."""
+"""Defines the table ``[backend.lvm]`` of the configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNKS_BYTES = tuple(1 << power for power in range(12, 20))
 
 @dataclass(frozen=True, kw_only=True)
 class LvmConfig:
-    """What can be set for LVM. Sizes and durations are texts, as everywhere: "20%", "10G", "24h"."""
+    """The settings for LVM. Sizes and durations are texts, as everywhere: "20%", "10G", "24h"."""
 
     kind: Literal["auto", "classic", "thin"] = "auto"
     """"auto": a thin snapshot of a thin volume, a classic one of any other. "classic" of a thin volume is possible."""
@@ -34,7 +34,7 @@ class LvmConfig:
     pool_metadata_limit: str = "80%"
     """The same for its metadata."""
     scratch_dir: str = "/var/tmp/snapmgr"  # noqa: S108 - made 0700 by us, and checked
-    """Where attachments of classic snapshots keep what is written to them. Not on a snapshotted volume."""
+    """Folder for the writes to attachments of classic snapshots. Not on a snapshotted volume."""
     scratch_size: str = "20%"
     """How much may be written to one attachment: a share of the origin, or a size. Taken only as it is written."""
     auto_extend: bool = False
@@ -53,7 +53,7 @@ class LvmConfig:
         if _named("cow_lifetime", self.cow_lifetime, parse_duration) <= 0:
             raise ValueError("cow_lifetime: must be above 0")
         if self.chunk_size != "auto" and _named("chunk_size", self.chunk_size, parse_size) not in _CHUNKS_BYTES:
-            raise ValueError(f"chunk_size: {self.chunk_size!r} is no power of 2 from 4K to 512K")
+            raise ValueError(f"chunk_size: {self.chunk_size!r} is not a power of 2 from 4K to 512K")
         for key in ("scratch_dir", "luks_key_file"):
             path = getattr(self, key)
             if path is not None and not path.startswith("/"):
@@ -84,7 +84,7 @@ def size_of(text: str, whole_bytes: int) -> int:
 def _share(key: str, text: str) -> float:
     found = _PERCENT.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f'{key}: {text!r} is no share: write "80%"')
+        raise ValueError(f'{key}: {text!r} is not a share: write "80%"')
     return float(found[1]) / 100
 
 
@@ -93,7 +93,7 @@ def _size_or_share(key: str, text: str) -> None:
         if _share(key, text) <= 0:
             raise ValueError(f"{key}: must be above 0%")
     elif text.strip().isdecimal():
-        # A few bytes, where a share was meant: such a snapshot is lost at once.
+        # A few bytes, where a share was meant: such a snapshot is lost immediately.
         raise ValueError(f'{key}: {text!r} has no unit: write "{text.strip()}%" for a share, or "{text.strip()}G"')
     elif _named(key, text, parse_size) <= 0:
         raise ValueError(f"{key}: must be above 0")

@@ -1,4 +1,4 @@
-"""What a snapshot costs."""
+"""Measures the cost of a snapshot."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Device-mapper by the kernel's ioctls (linux/dm-ioctl.h) and sysfs.
+"""Talks to device-mapper by the kernel's ioctls (linux/dm-ioctl.h) and sysfs.
 
 Not by ``dmsetup create``: that sends udev's rules a cookie, they probe the device, and /dev/disk/by-uuid leads to it
-from then on, as it has the file system UUID of the origin; an fstab would mount it in the origin's place. A device that
-is made without a cookie is none of theirs, but for its link in /dev/mapper. Works without udevd as well.
+from then on, as it has the file system UUID of the origin; an fstab would mount it in the origin's place. The rules
+ignore a device that is made without a cookie, but for its link in /dev/mapper. Works without udevd as well.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def lvm_uuid(group_uuid: str, volume_uuid: str) -> str:
 def volume_of(uuid: str) -> tuple[str, str] | None:
     """Given a device-mapper UUID, return those of volume group and logical volume, as LVM writes them.
 
-    None if it is no logical volume's; the layers below one have a suffix.
+    None if it does not belong to a logical volume; the layers below one have a suffix.
     """
     found = _LVM_UUID.fullmatch(uuid)
     return (hyphenate(found[1]), hyphenate(found[2])) if found else None
@@ -163,14 +163,14 @@ def device_number(device: int) -> str:
 
 
 def create(name: str, uuid: str, target: Target) -> Device:
-    """Make a device with a table of one target. Raises StorageError; what a failure left is found by `uuid`.
+    """Make a device with a table of one target. Raises StorageError; leftovers of a failure are found by `uuid`.
 
     Raises MissingRequirementError without the right.
     """
     try:
         _ask(_DEV_CREATE, name=name, uuid=uuid)
         _ask(_TABLE_LOAD, uuid=uuid, target=target)
-        # Without the flag that asks to suspend it: goes on, with the new table.
+        # Without the flag to suspend it, this resumes it with the new table.
         _ask(_DEV_SUSPEND, uuid=uuid)
     except OSError as error:
         raise StorageError(
@@ -190,12 +190,12 @@ def require_unmounted(device: Device, mounts: tuple[Mount, ...]) -> None:
 
 
 def remove(device: Device) -> None:
-    """Remove a device of ours; idempotent. Somebody's brief look at it (blkid, udev) is waited for, some seconds.
+    """Remove a device of ours; idempotent. Waits some seconds for a program that briefly has it open (blkid, udev).
 
     Raises InUseError, StorageError otherwise.
     """
     path = NODES / "mapper" / device.name
-    # As `node` makes it; udev takes its own away. First: killed in between, nothing must be left that nobody looks for.
+    # As `node` makes it; udev removes its own. First: a kill in between must not leave a node that no code looks for.
     if not path.is_symlink() and _is_node(path, device):
         path.unlink(missing_ok=True)
     deadline = time.monotonic() + _PATIENCE_S
@@ -241,7 +241,7 @@ def _is_node(path: Path, device: Device) -> bool:
 
 
 def snapshot_status(device: Device) -> SnapshotStatus:
-    """Return the state of a "snapshot" target. Raises StorageError if the device is no such thing, or is gone."""
+    """Return the state of a "snapshot" target. Raises StorageError if the device has another target, or is gone."""
     try:
         answer = _ask(_TABLE_STATUS, uuid=device.uuid, room=_ROOM_BYTES)
     except OSError as error:
@@ -252,10 +252,10 @@ def snapshot_status(device: Device) -> SnapshotStatus:
 
 
 def parse_snapshot_status(kind: str, text: str) -> SnapshotStatus:
-    """Given a target's kind and status, "USED/TOTAL METADATA" in sectors or "Invalid", return what it says."""
+    """Given a target's kind and status, "USED/TOTAL METADATA" in sectors or "Invalid", return the state."""
     found = re.fullmatch(r"(\d+)/(\d+) \d+|([A-Z][A-Za-z ]*)", text.strip())
     if kind != "snapshot" or found is None:
-        raise StorageError(f"this is no status of a snapshot: {kind} {text!r}")
+        raise StorageError(f"this is not the status of a snapshot: {kind} {text!r}")
     return SnapshotStatus(
         used_bytes=int(found[1] or 0) * SECTOR_BYTES,
         total_bytes=int(found[2] or 0) * SECTOR_BYTES,
@@ -322,7 +322,7 @@ def _in_use(device: Device) -> InUseError:
 
 
 def _ask(command: int, *, name: str = "", uuid: str = "", target: Target | None = None, room: int = 0) -> bytes:
-    """Do one ioctl of device-mapper, with `room` bytes for what it answers beside its head; return head and answer.
+    """Do one ioctl of device-mapper, with `room` bytes for the answer behind its head; return head and answer.
 
     Once a device is there it is asked for by its UUID alone. Raises OSError, MissingRequirementError without the right.
     """

@@ -1,9 +1,9 @@
-"""How full everything is that LVM's snapshots can fill up, and more room for a classic snapshot that is filling up.
+"""Reads the usage of everything that LVM's snapshots can fill up, and enlarges a classic snapshot's CoW table.
 
-What happens when something is full: a classic snapshot's CoW table: the snapshot is lost, the origin goes on. A thin
+The consequences of full storage: a classic snapshot's CoW table: the snapshot is lost, the origin continues. A thin
 pool's data: writes to all its volumes, the origin's too, stall for 60 s (dm-thin-pool's no_space_timeout) and then
-fail; with ``--errorwhenfull y`` they fail at once. Its metadata: all its volumes become read-only, and the pool must be
-repaired. The volume group: no classic snapshot can be taken, and none can be given more room.
+fail; with ``--errorwhenfull y`` they fail immediately. Its metadata: all its volumes become read-only, and the pool
+must be repaired. The volume group: no classic snapshot can be taken, and none can be given more room.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def of_volume(group: Group, origin: LogicalVolume, *, cow_bytes: int | None) -> 
 
     Args:
         group: the volume's.
-        origin: what is to be snapshotted.
-        cow_bytes: what a snapshot of it will take of the group's free space; None for a thin snapshot.
+        origin: the volume to snapshot.
+        cow_bytes: the part of the group's free space that a snapshot of it takes; None for a thin snapshot.
     """
     reservoirs: list[Reservoir] = []
     pool = group.by_uuid(origin.pool_uuid) if origin.is_thin else None
@@ -73,7 +73,7 @@ def of_volume(group: Group, origin: LogicalVolume, *, cow_bytes: int | None) -> 
     return tuple(reservoirs)
 
 
-def relieve(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | None:
+def auto_extend(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | None:
     """Extend the CoW table of a classic snapshot that is filling up, if `config.auto_extend`; see `CapacityReporting`.
 
     Raises NotFoundError if it is gone, StorageError if there is no room or LVM refuses.
@@ -86,7 +86,7 @@ def relieve(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | None:
         raise NotFoundError(f"the snapshot {ref.name} is not in {group.name} any more")
     origin = group.by_uuid(volume.origin_uuid)
     percent = volume.snap_percent
-    # What is lost is not saved by more room.
+    # More room does not save a lost snapshot.
     if not volume.is_classic_snapshot or origin is None or volume.invalid or percent is None:
         return None
     more = growth_bytes(group, origin, volume)
@@ -145,7 +145,7 @@ def _space(group: Group, *, wanted_bytes: int) -> Gauge:
 def _cow_table(group: Group, volume: LogicalVolume) -> Iterator[Gauge]:
     lost = volume.invalid
     if marks.value(volume, "id") is None or (volume.snap_percent is None and not lost):
-        return  # not active: that it overflowed is told when it is
+        return  # not active: an overflow shows when it is
     yield Gauge(
         name=f"CoW table of {group.name}/{volume.name}",
         size_bytes=volume.size_bytes,

@@ -1,4 +1,4 @@
-"""What of a volume group is ours: snapshots, clones, and what was begun and not finished."""
+"""Lists everything of ours in a volume group: snapshots, clones, and half-made volumes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pool_of(group: Group) -> Pool:
 
 
 def snapshot_ref(group: Group, volume: LogicalVolume) -> SnapshotRef:
-    """Return the reference of a volume that bears a snapshot's mark."""
+    """Return the reference of a volume with a snapshot's mark."""
     return SnapshotRef(
         backend="lvm",
         snapshot_id=marks.value(volume, "id") or "",
@@ -45,10 +45,10 @@ def require_snapshot(group: Group, ref: SnapshotRef) -> LogicalVolume:
 
 
 def read(group: Group) -> Iterator[Found]:
-    """Return all that bears our mark, and first what is suspended: that has to be cured before anything is removed.
+    """Return all that has our mark, suspended volumes first: they have to be resumed before anything is removed.
 
-    Whoever suspended it is gone, as whoever changes a group has its lock, and it was read under that lock. It is cured
-    without any snapshot of ours as well: it may be the last one whose removal was cut short.
+    The process that suspended it is gone: a process that changes a group has its lock, and the group was read under
+    that lock. It is resumed even without any snapshot of ours: the removal of the last one may have been cut short.
     """
     marked = [volume for volume in group.volumes if marks.MARK in volume.tags]
     yield from _suspended(group, marked)
@@ -75,7 +75,7 @@ def _suspended(group: Group, marked: list[LogicalVolume]) -> Iterator[Found]:
 
 
 def describe(group: Group, volume: LogicalVolume) -> Found | None:
-    """Say what a volume with our mark is; None for what bears the mark and is nothing that we make."""
+    """Describe a volume with our mark; None for one that we never make."""
     pool, snapshot_id = pool_of(group), marks.value(volume, "id")
     record_id = marks.value(volume, "attachment")
     if snapshot_id is None:
@@ -84,7 +84,7 @@ def describe(group: Group, volume: LogicalVolume) -> Found | None:
         return _describe_clone(group, volume, snapshot_id, record_id)
     problem = _problem(volume)
     if problem is not None and marks.value(volume, "state") != "made":
-        return None  # it was a snapshot once, or somebody copied the tags
+        return None  # it was a snapshot once, or a user copied the tags
     if problem is not None:
         return Found(kind="debris", pool=pool, name=volume.name, snapshot_id=snapshot_id, why=problem)
     ref, note = snapshot_ref(group, volume), marks.read_note(volume.tags)
@@ -98,7 +98,7 @@ def _problem(volume: LogicalVolume) -> str | None:
     """Return why a volume with a snapshot's mark is none."""
     origin = marks.value(volume, "origin")
     if volume.is_thin:
-        return None if origin else "it bears the mark of a snapshot, but of none in particular"
+        return None if origin else "it has the mark of a snapshot, but does not name its origin"
     if not volume.is_classic_snapshot:
         return CUT_SHORT
     return None if volume.origin_uuid == origin else "it is a snapshot of another volume than its mark says"
@@ -112,7 +112,7 @@ def _describe_clone(group: Group, volume: LogicalVolume, snapshot_id: str, recor
         pool=pool_of(group),
         name=volume.name,
         snapshot_id=snapshot_id,
-        # Of a snapshot that is gone no more is known, and its clone is to be removed all the same.
+        # No more is known of a missing snapshot, and its clone has to be removed all the same.
         ref=snapshot_ref(group, parent)
         if parent is not None
         else SnapshotRef(

@@ -1,23 +1,13 @@
-"""The few system calls that this backend makes."""
+"""Asks the kernel about device-mapper, the devices below others and our rights."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
 
-from snapmgr.api import StorageError
-
-_libc = ctypes.CDLL(None, use_errno=True)
 _SYSFS = Path("/sys/dev/block")
 _CAP_SYS_ADMIN = 21
-
-
-def syncfs(fd: int, path: str) -> None:
-    """Write all dirty data of a file system to its device. Raises StorageError."""
-    if _libc.syncfs(fd) != 0:
-        raise StorageError(f"cannot sync the file system at {path}: {os.strerror(ctypes.get_errno())}")
 
 
 def holds(number: str, volume_number: str) -> bool:

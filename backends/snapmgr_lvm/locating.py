@@ -1,4 +1,4 @@
-"""From a target to its logical volume. Nothing is changed for it."""
+"""Finds the logical volume of a target, without changing anything."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def find_place(target: Target) -> Place | NotMine:
     found = dm.volume_of(device.dm_uuid or "")
     if found is None or len(target.devices) > 1:
         top = target.devices[0]
-        return NotMine(reason=f"{target.path} is on {top.path} ({_chain(top)}), which is no logical volume")
+        return NotMine(reason=f"{target.path} is on {top.path} ({_chain(top)}), which is not a logical volume")
     if target.mount.fs_type not in _FILE_SYSTEMS:
         return NotMine(
             reason=f"{target.path} is on {target.mount.fs_type}: snapshots of its logical volume were never tried",
@@ -110,7 +110,7 @@ def choose_kind(config: LvmConfig, volume: LogicalVolume) -> Kind | NotMine:
     thin = volume.is_thin
     if config.kind == "thin" and not thin:
         return NotMine(
-            reason=f'{name} is no thin volume, and kind is "thin"', hint='set kind = "auto" in [backend.lvm]'
+            reason=f'{name} is not a thin volume, and kind is "thin"', hint='set kind = "auto" in [backend.lvm]'
         )
     return "thin" if thin and config.kind != "classic" else "classic"
 
@@ -118,7 +118,7 @@ def choose_kind(config: LvmConfig, volume: LogicalVolume) -> Kind | NotMine:
 def _where(target: Target) -> tuple[str, str]:
     """Return where the volume's own root folder is seen, and the target's path from there.
 
-    Of a bind mount of a part of it the target itself, as the root may be nowhere to be seen.
+    For a bind mount of a part of it, return the target itself: the root may not be visible anywhere.
     """
     below = os.path.relpath(target.path, target.mount.point)
     inner = os.path.normpath(os.path.join(target.mount.root.lstrip("/"), below))
@@ -138,7 +138,7 @@ def _warnings(target: Target, group: Group, volume: LogicalVolume) -> tuple[str,
 
 
 def _scratch_warnings(config: LvmConfig, target: Target) -> tuple[str, ...]:
-    """Say early what attaching would refuse: found out at a restore it is too late."""
+    """Report early what attaching would refuse: at a restore it is too late."""
     folder = Path(config.scratch_dir)
     there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     if dm.device_number(there.stat().st_dev) != target.mount.device:

@@ -1,4 +1,4 @@
-"""Who holds LVM's locks: its programs wait for them without a limit, so what hangs is most often another one of them.
+"""Finds the holders of LVM's locks. Its programs wait for them without a limit: one that hangs often waits for another.
 
 Its file locking (lvm2: lib/locking/file_locking.c) is flock(2) on ``V_GROUP`` in its locking_dir, held from reading the
 metadata to the end of the change.

@@ -1,4 +1,4 @@
-"""LUKS containers on attachments: what is on the logical volume itself when its file system is encrypted.
+"""Opens LUKS containers on attachments: the logical volume holds one when its file system is encrypted.
 
 By libcryptsetup, and not by ``cryptsetup open``: only the library can open one in private. Otherwise udev probes what
 is in it, and /dev/disk/by-uuid leads there, and no more to the origin's file system of the same UUID.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from snapmgr_lvm.dm import Device
 
 FS_TYPE = "crypto_LUKS"
-"""What blkid calls a container."""
+"""blkid's name for a container."""
 
 _LIBRARY = "libcryptsetup.so.12"
 # libcryptsetup.h
@@ -34,7 +34,7 @@ _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 def open_container(device: str, record_id: str, key_file: str | None) -> str:
-    """Open the container on an attachment's device and return the device of what is in it.
+    """Open the container on an attachment's device and return the device of its content.
 
     Deriving the key may take seconds, by design. Raises MissingRequirementError without a key file, or without the
     library; StorageError if the key does not fit, or the container cannot be opened.
@@ -82,7 +82,7 @@ def close_container(mounter: Mounter, record_id: str) -> None:
         return
     dm.require_unmounted(container, mounter.mounts())
     _load().crypt_deactivate_by_name(None, container.name.encode(), ctypes.c_uint32(0))
-    # Half-made, or busy: the latter is told.
+    # Half-made, or busy: only the latter is an error.
     left = find_container(record_id)
     if left is not None:
         dm.remove(left)
@@ -109,7 +109,7 @@ def _load() -> ctypes.CDLL:
 
 @contextmanager
 def _context(library: ctypes.CDLL, device: str) -> Iterator[tuple[ctypes.c_void_p, list[str]]]:
-    """Yield the library's context of a device, and the list that what it says of errors goes to."""
+    """Yield the library's context of a device, and the list that collects its error messages."""
     said: list[str] = []
 
     def log(level: int, text: bytes, _: object) -> None:

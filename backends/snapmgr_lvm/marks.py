@@ -1,4 +1,4 @@
-"""Our mark on logical volumes: names and tags, and the note that is kept in tags.
+"""Defines our mark on logical volumes: names and tags, and the note that is kept in tags.
 
 Every volume of ours has the tag ``snapmgr``. Beside it a snapshot has ``snapmgr.id=ID``, ``snapmgr.origin=LV-UUID`` and
 ``snapmgr.state=made|settled``; an attachment ``snapmgr.attachment=RECORD-ID`` and ``snapmgr.of=LV-UUID``; a note
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MARK = "snapmgr"
 ATTACHMENT = "snapmgr.attachment."
-"""What the names of all that is made for attachments begin with."""
+"""The prefix of the names of all objects of attachments."""
 NOTE_MAX_BYTES = 64 << 10
 State = Literal["made", "settled"]
 
@@ -55,9 +55,9 @@ def snapshot_name(snapshot_id: str, number: int) -> str:
 
 
 def attachment_name(record_id: str) -> str:
-    """Return the name of what is made for an attachment. Raises StorageError if it is no record's id."""
+    """Return the name of an attachment's object. Raises StorageError if the id is malformed."""
     if not _RECORD_ID.fullmatch(record_id):
-        raise StorageError(f"{record_id!r} is no record's id", hint="16 hex digits")
+        raise StorageError(f"{record_id!r} is not the id of an attachment", hint="use 16 hex digits")
     return f"{ATTACHMENT}{record_id}"
 
 
@@ -120,7 +120,7 @@ def read_note(tags: Iterable[str]) -> bytes | None:
 
 
 def _unpack(data: bytes) -> bytes | None:
-    # Somebody else may have written it: never more than a note can have.
+    # Anyone may have written it: never take more than a note can have.
     unpacker = zlib.decompressobj()
     note = unpacker.decompress(data, NOTE_MAX_BYTES + 1)
     return note if unpacker.eof and len(note) <= NOTE_MAX_BYTES else None

@@ -1,4 +1,4 @@
-"""Devices of our volumes that LVM does not know any more: a command of LVM was killed between its metadata and them.
+"""Removes devices of our volumes that LVM does not know any more: a command of LVM was killed halfway.
 
 LVM never removes them, and its own removal of the volume leaves half-made ones alone. They hold a name, and may lead to
 room that belongs to another volume by now.
@@ -28,7 +28,7 @@ _OURS = re.compile(r"(?<!-)-snapmgr\.")
 def candidates(pool: Pool) -> tuple[Device, ...]:
     """Return the devices of volumes with our names in a volume group, layers included.
 
-    To be asked before the group is read: what is being made meanwhile is in its metadata then.
+    Call it before the group is read: a volume that is made meanwhile is in the metadata then.
     """
     prefix = dm.lvm_uuid(pool.id, "")
     return tuple(one for one in dm.devices("") if one.uuid.startswith(prefix) and _OURS.search(one.name))
@@ -38,7 +38,7 @@ def found(group: Group, before: tuple[Device, ...]) -> Iterator[Found]:
     """Yield those of `before` whose volume was not in the group when it was read after them."""
     known = {dm.lvm_uuid(group.uuid, volume.uuid) for volume in group.volumes}
     for device in before:
-        # What was being removed is gone by now.
+        # Devices that were being removed are gone by now.
         if _volume_part(device.uuid) not in known and dm.find(device.uuid) is not None:
             yield Found(kind="debris", pool=pool_of(group), name=device.name, why=WHY)
 
@@ -52,7 +52,7 @@ def remove(group: Group, before: tuple[Device, ...], name: str) -> None:
 
 
 def remove_layers(group_uuid: str, volume_uuid: str) -> None:
-    """Remove what is left of the devices of a volume that was just removed. Errors as `remove`."""
+    """Remove the leftover devices of a volume that was just removed. Errors as `remove`."""
     prefix = dm.lvm_uuid(group_uuid, volume_uuid)
     # Those without a suffix stand on the others.
     for device in sorted(dm.devices(""), key=lambda one: one.uuid):

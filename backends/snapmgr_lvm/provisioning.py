@@ -1,7 +1,7 @@
-"""A volume group of its own on a blank device, an origin in it with a file system: see `snapmgr.api.Provisioner`.
+"""Makes a volume group on a blank device, with an origin and its file system: see `snapmgr.api.Provisioner`.
 
 Classic: the origin is three quarters of the group, and the rest is for snapshots. Thin: a pool takes all of it. The
-group's name is the order's, and nobody else's: all that bears it may be removed.
+group's name belongs to the order alone: everything with that name may be removed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _METADATA_SHARE = 1 / 500
 _LEAST_METADATA_BYTES = 16 * _MIB
 # Of the pool: the origin and a copy of all of it fit.
 _THIN_SHARE = 0.45
-# A quarter of the group holds a third of its other three quarters, less what the table itself takes.
+# A quarter of the group holds a third of its other three quarters, less the table's own records.
 _CLASSIC_SHARE = 0.3
 _FILE_SYSTEM_SHARE = 0.9
 _TIMEOUT_S = 1800.0
-# LVM's exit code for what is not there.
+# LVM's exit code for a missing object.
 _ABSENT = 5
 _REMOVE_S = 20.0
 
@@ -60,7 +60,7 @@ def make(maker: StorageMaker) -> Provisioned:
     maker.discard()
     name = group_name(order)
     size = ("--setphysicalvolumesize", f"{order.size_bytes}b")
-    # Forced twice: the group of an earlier run may be on it, which nobody uses.
+    # Forced twice: an unused group of an earlier run may be on it.
     maker.run("pvcreate", "--yes", "--force", "--force", "--zero", "y", "--dataalignment", "1m", *size, device)
     maker.run("vgcreate", "--yes", "--physicalextentsize", "4m", name, device)
     origin_bytes = _make_thin(maker, order) if thin else _make_classic(maker, order)
@@ -107,7 +107,7 @@ def _extents(maker: StorageMaker, order: ProvisionOrder) -> int:
 
 
 def unprovision(runner: Runner, mounter: Mounter, scratch: Scratch, device: str, order: ProvisionOrder) -> None:
-    """Take down all that bears the order's name, however far it came, and the attachments of its snapshots."""
+    """Take down everything with the order's name, finished or not, and the attachments of its snapshots."""
     name = group_name(order)
     # A killed command of LVM may have left the origin suspended: unmounting would hang.
     for volume in _devices(name):
@@ -148,7 +148,7 @@ def _remove_devices(name: str) -> None:
 
 
 def _forget_nodes(name: str) -> None:
-    """Remove the links to devices that are gone: without udev nobody does."""
+    """Remove the links to devices that are gone: without udev no other program does."""
     folder = Path("/dev", name)
     with suppress(OSError):
         for link in folder.iterdir():

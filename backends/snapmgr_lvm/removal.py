@@ -1,4 +1,4 @@
-"""Removing volumes: by their UUID, and only when nobody has them open."""
+"""Removes volumes: by their UUID, and only when no process has them open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from snapmgr.api import Runner
     from snapmgr_lvm.report import Group, LogicalVolume
 
-# udev's rules, and whoever looks at a new or closed device, have it open for a moment.
+# udev's rules, and programs that probe a new or closed device, have it open for a moment.
 _PATIENCE_S = 5.0
 _POLL_S = 0.2
 # Removing a thin snapshot frees its blocks one by one.
@@ -22,7 +22,7 @@ _REMOVE_TIMEOUT_S = 600.0
 
 
 def remove(runner: Runner, group: Group, volume: LogicalVolume) -> None:
-    """Remove a volume. Raises InUseError if somebody has it open, StorageError if LVM refuses; gone is no error."""
+    """Remove a volume. Idempotent. Raises InUseError if it is open, StorageError if LVM refuses."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -35,7 +35,7 @@ def remove(runner: Runner, group: Group, volume: LogicalVolume) -> None:
         except CommandError as error:
             failure = error
         else:
-            # What a killed command had begun to make for it LVM leaves.
+            # LVM leaves volumes that a killed command had begun to make for it.
             orphans.remove_layers(group.uuid, volume.uuid)
             return
         now = read_group(runner, pool_of(group)).by_uuid(volume.uuid)
@@ -57,7 +57,7 @@ def resume(runner: Runner, group: Group, volume: LogicalVolume) -> None:
     failure: CommandError | None = None
     try:
         for device in loaded_ahead(runner, group, volume):
-            # What the killed command meant to do, a merge for one: resumed, it would go live.
+            # The plan of the killed command, for example a merge: resumed, it would go live.
             runner.run(["dmsetup", "clear", device])
         runner.run(["lvchange", "--yes", "--refresh", name], abandon=True)
     except CommandError as error:
@@ -74,8 +74,8 @@ def resume(runner: Runner, group: Group, volume: LogicalVolume) -> None:
 def loaded_ahead(runner: Runner, group: Group, volume: LogicalVolume) -> list[str]:
     """Return the devices of a volume and its snapshots that have a second table loaded, beside the one in use.
 
-    A command that was killed after it had loaded them, and before it suspended anything, leaves nothing else. Whoever
-    resumes such a device later, any command of LVM, brings to life what was given up long ago.
+    A command that was killed after it had loaded them, and before it suspended anything, leaves nothing else. Any
+    later command of LVM that resumes such a device carries out a plan that was given up long ago.
     """
     family = {one.uuid for one in group.volumes if volume.uuid in (one.uuid, one.origin_uuid)}
     uuids = tuple(dm.lvm_uuid(group.uuid, uuid) for uuid in family)

@@ -1,4 +1,4 @@
-"""Reading LVM: its JSON reports as typed records. Nothing else of what its programs print is ever read."""
+"""Reads LVM's JSON reports as typed records. Nothing else that its programs print is ever read."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LogicalVolume:
     """Without the brackets of hidden ones."""
     uuid: str
     size_bytes: int
-    """Of a classic snapshot: its CoW table, not what it shows."""
+    """Of a classic snapshot: its CoW table, not its virtual size."""
     tags: frozenset[str]
     roles: frozenset[str]
     """"public", "private", "origin", "snapshot", "thinsnapshot", …"""
@@ -88,7 +88,7 @@ class LogicalVolume:
     writable: bool
     suspended: bool
     opened: bool
-    """Somebody has the device open: a mount, or another device-mapper device."""
+    """The device is open: by a mount, or another device-mapper device."""
     skip_activation: bool
     device: str | None
     """"MAJOR:MINOR" if it is active."""
@@ -167,7 +167,7 @@ def read_group(runner: Runner, pool: Pool) -> Group:
             hint="are its disks connected? see: pvs, vgs -o +vg_uuid",
         )
     if _is_set(heads[0]["vg_exported"]):
-        # LVM hides what is in it: that must not look as if it were gone.
+        # LVM hides its contents, which must not look as if they were gone.
         name = heads[0]["vg_name"]
         raise StorageError(f"the volume group {name} is exported", hint=f"vgimport {name}")
     volumes: dict[str, LogicalVolume] = {}
@@ -226,7 +226,7 @@ def parse_report(text: str, kind: str) -> list[dict[str, str]]:
 
 
 def _is_set(value: str) -> bool:
-    # With --binary: "1", "0", and "-1" where it cannot be told.
+    # With --binary: "1", "0", and "-1" where it is not known.
     return value not in ("", "0", "-1")
 
 

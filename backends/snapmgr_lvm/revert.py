@@ -1,13 +1,13 @@
-"""Putting an origin back to one of its snapshots: ``lvconvert --merge``, which uses a snapshot up.
+"""Puts an origin back to one of its snapshots: ``lvconvert --merge``, which uses a snapshot up.
 
-- Classic: the chunks of the CoW table are written back to the origin, by the kernel, while LVM only watches. Whoever is
-  killed, and after a reboot, it goes on. The snapshot goes with it.
-- Thin: the origin gets the snapshot's blocks at once. To keep a snapshot, a copy of it (a thin snapshot of the
+- Classic: the chunks of the CoW table are written back to the origin, by the kernel, while LVM only watches. It
+  continues after any process was killed, and after a reboot. The snapshot is used up.
+- Thin: the origin gets the snapshot's blocks immediately. To keep a snapshot, a copy of it (a thin snapshot of the
   snapshot) is made before, and takes its place afterwards: same data, name and tags, but a UUID of its own. Merging the
-  copy instead would not do: LVM merges into what a snapshot was made of, which for the copy is the snapshot.
+  copy instead would not do: LVM merges into the origin of a snapshot, and the copy's origin is the snapshot.
 
 The origin keeps its name, UUID, tags and flags. A tag on it, ``snapmgr.reverting=TOKEN.KIND``, tells that it was begun:
-so a snapshot that is gone is told from one that was removed. The copy has ``snapmgr.copy=TOKEN`` until it is the
+so a snapshot that was used up differs from one that was removed. The copy has ``snapmgr.copy=TOKEN`` until it is the
 snapshot, and then ``snapmgr.copied=TOKEN``.
 """
 
@@ -46,7 +46,7 @@ class Reverting:
     _runner: Runner
 
     def revert_plan(self, ref: SnapshotRef) -> RevertPlan:
-        """Return what a merge would mean."""
+        """Return the consequences of a merge."""
         group = read_group(self._runner, ref.pool)
         snapshot, origin = require_snapshot(group, ref), _require_origin(group, ref)
         classic = snapshot.is_classic_snapshot
@@ -56,7 +56,7 @@ class Reverting:
             number=origin.device or "",
             consumes=classic,
             write_bytes=_chunk_data_bytes(snapshot) if classic else 0,
-            loses=tuple(lacking_room(group, origin, snapshot)) if classic else (),
+            loses=tuple(missing_room(group, origin, snapshot)) if classic else (),
             blocked=tuple(_obstacles(group, origin, snapshot)),
             remarks=tuple(_remarks(group, origin, snapshot)),
         )
@@ -83,8 +83,8 @@ class Reverting:
                 )
             if kind == "thin" and _copy(group, token) is None:
                 change(self._runner, _copy_command(group, snapshot, token))
-            # In the background: the kernel copies, and nobody needs to wait for it but us. Looking every 15 s, as is
-            # usual, LVM would see the end of it late.
+            # In the background: the kernel copies, and we wait for it. LVM's default is to look every 15 s, which would
+            # notice the end late.
             background = ("--background", "--interval", "1")
             change(self._runner, ["lvconvert", "--yes", "--merge", *background, f"{group.name}/{snapshot.name}"])
         except StorageError:
@@ -134,19 +134,19 @@ class Reverting:
     # ------------------------------------------------------------------------------------------------------- commands
 
     def _make_usable(self, group: Group, origin: LogicalVolume) -> None:
-        """Mend what a killed lvconvert may have left: a suspended origin, none in the kernel, or one about to merge."""
+        """Repair the leftovers of a killed lvconvert: a suspended origin, none in the kernel, or one about to merge."""
         if not origin.active:
             change(self._runner, ["lvchange", "--yes", "--activate", "y", f"{group.name}/{origin.name}"])
         elif origin.suspended or loaded_ahead(self._runner, group, origin):
             resume(self._runner, group, origin)
 
     def _push(self, group: Group, origin: LogicalVolume) -> None:
-        """Let a merge go on whose start was put off because the origin was open, or that nobody watches any more."""
+        """Continue a merge that was postponed because the origin was open, or that no process watches any more."""
         name = f"{group.name}/{origin.name}"
         if not origin.active:
             change(self._runner, ["lvchange", "--yes", "--activate", "y", name])
         elif origin.suspended or not origin.opened:
-            # Also what a killed lvconvert left suspended goes on by this.
+            # This also resumes devices that a killed lvconvert left suspended.
             change(self._runner, ["lvchange", "--yes", "--refresh", name])
         change(self._runner, ["lvchange", "--yes", "--poll", "y", name])
 
@@ -210,7 +210,7 @@ def _copy(group: Group, token: str) -> LogicalVolume | None:
 
 
 def _copy_command(group: Group, snapshot: LogicalVolume, token: str) -> list[str]:
-    # Without ``snapmgr.id`` it is no snapshot yet.
+    # Without ``snapmgr.id`` it is not a snapshot yet.
     own = (marks.MARK, f"snapmgr.copy={token}", f"snapmgr.of={snapshot.uuid}", *marks.old_note_tags(snapshot.tags))
     flags = ("--permission", "r", "--setactivationskip", "y")
     name = f"snapmgr.revert.{token}"
@@ -278,10 +278,10 @@ def _chunk_data_bytes(snapshot: LogicalVolume) -> int:
 def needed_bytes(snapshot: LogicalVolume, sibling: LogicalVolume) -> int:
     """Return the most that a merge of `snapshot` adds to the CoW table of `sibling`, a snapshot of the same origin.
 
-    What is written back are the chunks that changed since `snapshot`; the sibling has those that changed since it.
-    Where that is later they are among the former, where it is earlier all of the former are among them: in both cases
-    the sibling needs what it has less of. That holds for chunks of its own size or smaller ones; of larger ones the
-    parts are written back that were not touched, too.
+    The merge writes back the chunks that changed since `snapshot`; the sibling holds those that changed since it was
+    made. A later sibling holds a part of the former, an earlier one holds them all: in both cases it needs the
+    difference. That is true for chunks of its own size or smaller ones; of larger ones the merge also writes back the
+    parts that were not touched.
     """
     chunks = -(-_chunk_data_bytes(snapshot) // max(snapshot.chunk_bytes, 1))
     has = int(max(0.0, (sibling.snap_percent or 0.0) / 100 - _PERCENT_ERROR) * sibling.size_bytes)
@@ -294,7 +294,7 @@ def needed_bytes(snapshot: LogicalVolume, sibling: LogicalVolume) -> int:
     return more * (sibling.chunk_bytes + _EXCEPTION_BYTES) + (sibling.chunk_bytes if more else 0)
 
 
-def lacking_room(group: Group, origin: LogicalVolume, snapshot: LogicalVolume) -> Iterator[Reason]:
+def missing_room(group: Group, origin: LogicalVolume, snapshot: LogicalVolume) -> Iterator[Reason]:
     """Return the snapshots of the same origin, ours or not, whose CoW tables might overflow by a merge."""
     for sibling in group.volumes:
         if sibling.uuid == snapshot.uuid or not sibling.is_classic_snapshot or sibling.origin_uuid != origin.uuid:

@@ -1,4 +1,4 @@
-"""Attachments of classic snapshots, which are never written: a CoW table of our own over them, in a scratch file.
+"""Attaches classic snapshots without ever writing to them: over each lies a CoW table of our own, in a scratch file.
 
 For the attachment RECORD there are, in this order: the note ``RECORD.json`` and the sparse file ``RECORD.cow`` in the
 scratch folder; a loop device on the file, which the kernel takes down with its last user; and over snapshot and loop
@@ -15,8 +15,9 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError, Found, Reason, SnapmgrError, SnapshotRef, StorageError, format_size
-from snapmgr_lvm import dm, loop, marks, scratchfolder
+from snapmgr.api import CommandError, Found, Reason, SnapmgrError, SnapshotRef, StorageError, attach_loop, format_size
+from snapmgr.api.kernel import loops, release_loop
+from snapmgr_lvm import dm, marks, scratchfolder
 from snapmgr_lvm.config import size_of
 from snapmgr_lvm.inventory import pool_of, snapshot_ref
 
@@ -45,7 +46,7 @@ class Scratch:
         self._mounter = mounter
 
     def attach(self, record: AttachRecord, snapshot: LogicalVolume, group: Group) -> str:
-        """Make a writable view of a classic snapshot and return its device. What a failure leaves, `detach` removes.
+        """Make a writable view of a classic snapshot and return its device. `detach` removes leftovers of a failure.
 
         Raises StorageError if the snapshot is lost or there is no scratch space.
         """
@@ -70,7 +71,9 @@ class Scratch:
             )
             file_fd = scratchfolder.make_file(folder_fd, record.id, size_bytes)
             stack.callback(os.close, file_fd)
-            loop_path = stack.enter_context(loop.configured(file_fd, name))
+            # No crash leaves the loop device: it lives as long as we, or the device-mapper device, have it open.
+            loop_fd, loop_path = attach_loop(file_fd, name)
+            stack.callback(os.close, loop_fd)
             # N: not persistent. The snapshot is opened for reading only (drivers/md/dm-snap.c, snapshot_ctr).
             target = dm.Target(
                 sectors=below.size_bytes // dm.SECTOR_BYTES,
@@ -96,7 +99,7 @@ class Scratch:
     def found(self, group: Group) -> Iterator[Found]:
         """Yield the attachments of a volume group's snapshots, whole or not: devices, and files without a device.
 
-        What is too little to say what it is of counts as the group's.
+        Debris that is too incomplete to name its group counts as this group's.
         """
         devices = {
             record_id: device
@@ -132,7 +135,7 @@ class Scratch:
         return tuple(record_id for record_id, below in found if record_id and below and below[1] == native_id)
 
     def problem(self, record: AttachRecord) -> Reason | None:
-        """Return why what an attachment shows is not to be believed; None if it is."""
+        """Return why the data of an attachment cannot be trusted; None if they can."""
         device = dm.find(_dm_uuid(record.id))
         if device is None or not device.size_bytes:
             return Reason(what=f"the attachment {record.id} has no device any more", hint="attach the snapshot again")
@@ -160,11 +163,11 @@ class Scratch:
             below = _stands_on(device)
             if device.name != name or (native_id and below is not None and below[1] != native_id):
                 raise StorageError(
-                    f"the device {device.name} is not what attachment {record_id} made",
+                    f"the device {device.name} was not made by attachment {record_id}",
                     hint=f"look at it: dmsetup table {device.name}; lsblk -s /dev/{device.kernel_name}",
                 )
             # scratch_dir may have been changed in the configuration since.
-            folders |= {os.path.dirname(one.file) for one in loop.loops() if os.path.basename(one.path) in device.below}
+            folders |= {os.path.dirname(one.file) for one in loops() if os.path.basename(one.path) in device.below}
             dm.require_unmounted(device, self._mounter.mounts())
             dm.remove(device)
         for folder in sorted(folders):
@@ -179,8 +182,9 @@ class Scratch:
                 raise StorageError(
                     f"the scratch files {folder}/{record_id}.* are of another snapshot, {note.native_id}"
                 )
-            for one in loop.on_file(folder, f"{record_id}.cow"):
-                loop.release(one)
+            for one in loops():
+                if one.file == os.path.join(folder, f"{record_id}.cow"):
+                    release_loop(one)
             scratchfolder.remove(folder_fd, record_id)
 
     def _active_device(self, snapshot: LogicalVolume, group: Group) -> Device:
@@ -213,7 +217,7 @@ class Scratch:
                 if file.read().strip() == origin:
                     raise StorageError(
                         f"the scratch folder {folder} is on {group.name}/{snapshot.origin_name}, the origin of the "
-                        f"snapshot: what is written there fills the snapshot",
+                        f"snapshot: writes there fill the snapshot",
                         hint="set scratch_dir in [backend.lvm] to a folder on another volume",
                     )
 
@@ -246,8 +250,8 @@ class Scratch:
 def _spend_first_chunk(device: str) -> None:
     """Write an attachment's last chunk as it is, so that the scratch file begins with it.
 
-    It begins with what is written first, which would be the file system's superblock; and whoever probes the loop
-    device then (``udevadm trigger``) takes it for the origin, and lets /dev/disk/by-uuid lead there.
+    The file begins with the first write, which would otherwise be the file system's superblock: a program that probes
+    the loop device (``udevadm trigger``) would take it for the origin, and let /dev/disk/by-uuid lead there.
     """
     try:
         fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
@@ -288,7 +292,7 @@ def _stands_on(device: Device) -> tuple[str, str] | None:
 
 
 def _describe(group: Group, record_id: str, note: scratchfolder.Note | None, native_id: str | None) -> Found:
-    """Return what is known of an attachment; debris if that is not enough to detach it by a record."""
+    """Return the known facts of an attachment; debris if they do not suffice to detach it by a record."""
     pool, name = pool_of(group), marks.attachment_name(record_id)
     snapshot = group.by_uuid(native_id)
     if snapshot is not None:

@@ -1,4 +1,4 @@
-"""The folder of scratch files: for each attachment ``RECORD.json``, what it is of, and ``RECORD.cow``, its writes.
+"""Keeps the folder of scratch files: for each attachment ``RECORD.json``, its snapshot, and ``RECORD.cow``, its writes.
 
 The note is there before anything else of an attachment, and goes last: whatever a crash leaves has a name.
 """
@@ -30,7 +30,7 @@ _HINT = "set scratch_dir in [backend.lvm] to a folder of root's own"
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """What an attachment is of, written down before anything is made for it."""
+    """The note of an attachment's snapshot, on disk before anything is made for it."""
 
     format: int = _FORMAT
     record_id: str
@@ -47,8 +47,8 @@ class Note:
 def opened(path: str, *, make: bool) -> Iterator[int | None]:
     """Yield a descriptor of the folder, locked: shared, or with `make` for ourselves; None if it is not there.
 
-    So nobody takes for abandoned what is being made. With `make` it is made (0700; its parents 0755). Raises
-    StorageError if others could put something else in its place or look into it, or if it cannot be had.
+    So nobody takes files in the making for abandoned. With `make` it is made (0700; its parents 0755). Raises
+    StorageError if others could put something else in its place or look into it, or if it cannot be opened.
     """
     if make:
         _make(path)
@@ -138,7 +138,7 @@ def remove(folder_fd: int, record_id: str) -> None:
 
 
 def free_bytes(folder_fd: int) -> int:
-    """Return the room on the folder's file system, less what its files may still take."""
+    """Return the room on the folder's file system, less the further growth of its files."""
     room = os.fstatvfs(folder_fd)
     promised = 0
     for record_id in records(folder_fd):
@@ -178,7 +178,7 @@ def _require_private(path: str, fd: int) -> None:
             f"user {status.st_uid} and has mode {stat.S_IMODE(status.st_mode):04o}",
             hint=f"is it yours? chown {os.geteuid()} {path} && chmod 0700 {path}; else {_HINT}",
         )
-    # Also the folders that a symlink on the way stands in: whoever may write there could lead us elsewhere.
+    # Also the folders that a symlink on the way stands in: a user who may write there could lead us elsewhere.
     for folder in dict.fromkeys((*Path(path).parents, *Path(os.path.realpath(path)).parents)):
         above = folder.stat()
         loose = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX

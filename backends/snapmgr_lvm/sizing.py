@@ -1,7 +1,7 @@
-"""How large the CoW table of a classic snapshot is made. Pure, but for `measure_writes`.
+"""Decides the size of a classic snapshot's CoW table. Pure, but for `measure_writes`.
 
 A CoW table (dm-snapshot's persistent exception store) is a header, and then areas: one chunk of exceptions, 16 bytes
-each, and the chunks that they tell of. A chunk of the origin takes room at its *first* write after the snapshot; later
+each, and the chunks that they describe. A chunk of the origin takes room at its *first* write after the snapshot; later
 writes to it take none. So a table for every chunk of the origin can never overflow.
 """
 
@@ -45,13 +45,13 @@ class CowPlan:
 
     @property
     def about(self) -> str:
-        """What is written down about it, for people."""
+        """A note about it, for people."""
         return f"CoW table {format_size(self.size_bytes)}, chunks of {format_size(self.chunk_bytes)}: {self.why}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Writes:
-    """What was written to a device since it is there."""
+    """The bytes written to a device since it exists."""
 
     written_bytes: int
     age_s: float
@@ -59,7 +59,7 @@ class Writes:
 
 
 def measure_writes(device: str | None, sysfs: Path = Path("/sys"), proc: Path = Path("/proc")) -> Writes | None:
-    """Given "253:4", return what was written to that device since the boot; None where the kernel does not say."""
+    """Given "253:4", return the bytes written to that device since the boot; None where the kernel does not tell."""
     with suppress(OSError, ValueError, IndexError):
         # Documentation/admin-guide/iostats.rst: the 7th field is sectors written.
         sectors = int((sysfs / "dev/block" / str(device) / "stat").read_text().split()[6])
@@ -82,7 +82,7 @@ def plan_cow(
         config: `cow_size`, `cow_lifetime` and `chunk_size`.
         group: the origin's, as it is now.
         origin: an active volume.
-        writes: what was written to it, for a forecast without earlier snapshots.
+        writes: the bytes written to it, for a forecast without earlier snapshots.
         now: aware.
     """
     chunk_bytes = config.chunk_bytes
@@ -126,7 +126,7 @@ def whole_table_bytes(origin_bytes: int, chunk_bytes: int, extent_bytes: int) ->
 
 
 def growth_bytes(group: Group, origin: LogicalVolume, snapshot: LogicalVolume) -> int:
-    """Return by how much a snapshot's CoW table would be enlarged: by half, or up to what the whole origin needs.
+    """Return by how much a snapshot's CoW table would be enlarged: by half, or up to the need of the whole origin.
 
     0 if it has that already. Whole extents.
     """

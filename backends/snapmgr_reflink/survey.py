@@ -1,4 +1,4 @@
-"""Looks through a directory tree: what is in it, what hinders a copy, what of it is shared."""
+"""Walks a directory tree: counts its entries, notes obstacles to a copy, measures the blocks that it does not share."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import stat
 from dataclasses import dataclass, field
 
-from snapmgr.api import StorageError
-from snapmgr_reflink import kernel
-from snapmgr_reflink.tree import FOLDER_FLAGS, entries, folder, shown
+from snapmgr.api import StorageError, kernel
+from snapmgr.api.copystore import FOLDER_FLAGS, entries, subfolder
+from snapmgr.api.kernel import shown
 
 _NAMED_AT_MOST = 8
 # The walks recurse, with two descriptors a level in a copy: Python's limit (1000 calls) and the usual one of open files
@@ -19,7 +19,7 @@ _DEEPEST = 400
 
 @dataclass(kw_only=True)
 class Survey:
-    """What a walk over a tree saw."""
+    """The result of a walk over a tree."""
 
     files: int = 0
     folders: int = 0
@@ -37,7 +37,7 @@ class Survey:
 
 
 def survey(root_fd: int, *, extents: bool) -> Survey:
-    """Walk a tree; count extents (FIEMAP, one call a file) only if asked. What vanishes meanwhile is skipped."""
+    """Walk a tree; count extents (FIEMAP, one call a file) only if asked. Entries that vanish meanwhile are skipped."""
     seen = Survey()
     _Surveyor(seen, root_fd, extents=extents).walk(root_fd, "")
     return seen
@@ -78,7 +78,7 @@ class _Surveyor:
                 self._seen.excluded.append(path + name)
 
     def _folder(self, fd: int, name: str, path: str) -> None:
-        with folder(name, fd) as child:
+        with subfolder(name, fd) as child:
             # On btrfs a nested subvolume has a device number of its own without being a mount.
             if os.fstat(child).st_dev != self._device:
                 self._seen.excluded.append(path + name)
@@ -132,7 +132,14 @@ def exclusive_bytes(fd: int) -> int | None:
 def _file_exclusive_bytes(fd: int, info: os.stat_result) -> int | None:
     if info.st_blocks == 0:
         return 0
-    extents = kernel.exclusive_extents(fd)
-    if extents is None:
-        return info.st_blocks * 512
-    return None if extents.encoded else extents.exclusive_bytes
+    total, encoded = 0, False
+    try:
+        for extent in kernel.extents(fd):
+            if not extent.shared:
+                total += extent.length
+                encoded = encoded or extent.encoded
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return info.st_blocks * 512
+        raise
+    return None if encoded else total

@@ -10,66 +10,16 @@ import errno
 import os
 import stat
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from snapmgr.api import FireError, format_size
-from snapmgr_reflink import kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from snapmgr.api import StorageError, format_size, kernel
+from snapmgr.api.copystore import entries, subfolder
+from snapmgr.api.kernel import shown
 
 Method = Literal["reflink", "copy"]
 
-FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
 # Between two looks at the clock in a plain copy; a disk that manages 100 MB/s writes it in 0.3 s.
 _COPY_STEP_BYTES = 32 << 20
-
-
-def shown(path: str) -> str:
-    """Return a path that can be printed whatever bytes it consists of."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
-@contextmanager
-def folder(name: str, dir_fd: int) -> Iterator[int]:
-    """Open a subdirectory, as `kernel.open_beneath` does, until the context ends."""
-    fd = kernel.open_beneath(name, dir_fd, FOLDER_FLAGS)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A name in a folder and what kind it seemed to have when the folder was read."""
-
-    name: str
-    is_folder: bool
-    is_file: bool
-
-
-def entries(fd: int) -> list[Entry]:
-    """Return what is in the folder `fd` now.
-
-    Read by a descriptor of its own: btrfs shows a descriptor only entries from before it was opened (Linux 6.5), and a
-    forked child would share the position in the list.
-    """
-    own_fd = os.open(".", FOLDER_FLAGS | os.O_CLOEXEC, dir_fd=fd)
-    try:
-        with os.scandir(own_fd) as listed:
-            return [
-                Entry(
-                    name=entry.name,
-                    is_folder=entry.is_dir(follow_symlinks=False),
-                    is_file=entry.is_file(follow_symlinks=False),
-                )
-                for entry in listed
-            ]
-    finally:
-        os.close(own_fd)
 
 
 class TreeCopy:
@@ -95,7 +45,7 @@ class TreeCopy:
     def run(self, source_fd: int, copy_fd: int) -> None:
         """Copy all in the folder `source_fd` and its own attributes into the empty folder `copy_fd`.
 
-        Raises FireError that names the entry: it changed meanwhile, cannot be copied, or the deadline has passed.
+        Raises StorageError that names the entry if it changed meanwhile, cannot be copied, or the deadline has passed.
         """
         self._device = os.fstat(source_fd).st_dev
         self._root_fd = copy_fd
@@ -119,24 +69,24 @@ class TreeCopy:
 
     def _check_time(self, path: str) -> None:
         if time.monotonic() > self._deadline:
-            raise FireError(
+            raise StorageError(
                 f"the copy was not finished in time: {shown(path)} was next",
                 hint="allow more time, or defragment: each extent costs about 14 µs",
             )
 
-    def _failure(self, error: OSError, path: str) -> FireError:
+    def _failure(self, error: OSError, path: str) -> StorageError:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
-            return FireError(
+            return StorageError(
                 f"{shown(path)} changed or vanished while it was copied",
                 hint="a copy of files is consistent only if nothing writes to the directory meanwhile",
             )
         if error.errno == errno.EXDEV:
-            return FireError(
+            return StorageError(
                 f"{shown(path)} is another mount or subvolume, or the store is on another file system",
                 hint="try again: it has appeared since the directory was looked at",
             )
         if error.errno in (errno.EINVAL, errno.ETXTBSY, errno.EOPNOTSUPP) and self._method == "reflink":
-            return FireError(
+            return StorageError(
                 f"the file system refuses to clone {shown(path)}: {error.strerror}",
                 hint="swap files, and files of other checksum or NOCOW settings, cannot be cloned",
             )
@@ -144,13 +94,13 @@ class TreeCopy:
         if error.errno == errno.ENOSPC:
             room = os.fstatvfs(self._root_fd)
             said = f"{said}: {format_size(room.f_bfree * room.f_frsize)} and {room.f_ffree} inodes are free"
-        return FireError(f"cannot copy {shown(path)}: {said}", hint=_HINTS.get(error.errno or 0))
+        return StorageError(f"cannot copy {shown(path)}: {said}", hint=_HINTS.get(error.errno or 0))
 
     def _folder(self, source_fd: int, copy_fd: int, name: str, path: str) -> None:
         os.mkdir(name, 0o700, dir_fd=copy_fd)
-        with folder(name, copy_fd) as copy:
+        with subfolder(name, copy_fd) as copy:
             try:
-                with folder(name, source_fd) as source:
+                with subfolder(name, source_fd) as source:
                     if os.fstat(source).st_dev == self._device:
                         self._fill(source, copy, f"{path}{name}/")
                         return

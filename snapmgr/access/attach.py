@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.access.autoextend import relieved
-from snapmgr.capacity.lost import refuse_lost
-from snapmgr.catalog.inplace import refuse_reverted
+from snapmgr.access.autoextend import auto_extended
+from snapmgr.capacity.lost import require_not_overflowed
+from snapmgr.catalog.inplace import refuse_inplace_target
 from snapmgr.catalog.manifest import Lease, LeasePart
 from snapmgr.contract.errors import (
     ConfigError,
@@ -25,11 +25,10 @@ from snapmgr.contract.errors import (
     StorageError,
 )
 from snapmgr.contract.records import AttachRecord
-from snapmgr.mysql.server.lasting import end_server
-from snapmgr.mysql.server.rundir import remove_folder
-from snapmgr.system.blockdev import lies_in
-from snapmgr.system.host import boot_id, signals_held, this_process
+from snapmgr.system.boot import boot_id
+from snapmgr.system.host import signals_held, this_process
 from snapmgr.system.mount import mount_attachment, remove_point, require_own, unmount
+from snapmgr.system.paths import lies_in
 from snapmgr.system.probe import require_pools_answer
 
 if TYPE_CHECKING:
@@ -57,7 +56,8 @@ def attach(
 
     Writable means a clone: the original never changes. The members of a set are mounted in folders of the point.
     Without root nothing can be mounted, so there a clone's own folder is the point. Raises StorageError for a snapshot
-    that is not READY, or where a symlink leads out of it, LostError for one that ran full, and what the backend raises.
+    that is not READY, or where a symlink leads out of it, LostError for one that overflowed (it stays as it is: see
+    `snapmgr.capacity.lost.removing_if_lost`), and what the backend raises.
     """
     manifest = entry.manifest
     manifest.require_ready("attached")
@@ -121,8 +121,8 @@ def _new_lease(
 
 def _require_sound(ctx: Context, lease: Lease, manifest: Manifest) -> None:
     _require_answer(ctx, lease)
-    refuse_reverted(ctx.catalog, manifest.id)
-    refuse_lost(ctx, manifest)
+    refuse_inplace_target(ctx.catalog, manifest.id)
+    require_not_overflowed(ctx, manifest)
 
 
 @contextmanager
@@ -276,6 +276,8 @@ def release(ctx: Context, lease: Lease) -> None:
             if part.folder:
                 remove_point(point)
         if lease.server is not None:
+            from snapmgr.mysql.server.rundir import remove_folder  # noqa: PLC0415 - only a clone has a server
+
             remove_folder(lease.server.folder)
         # A folder that somebody named may have been there before.
         if Path(lease.point).parent == ctx.config.scratch_dir.absolute():
@@ -285,7 +287,11 @@ def release(ctx: Context, lease: Lease) -> None:
 
 def _kill_server(lease: Lease) -> None:
     process = lease.server.process if lease.server is not None else None
-    if process is not None and not end_server(process, kill=True):
+    if process is None:
+        return
+    from snapmgr.mysql.server.development import end_server  # noqa: PLC0415 - only a clone has a server
+
+    if not end_server(process, kill=True):
         raise InUseError(
             f"the server on {lease.point} (pid {process.pid}) does not die: it hangs in the kernel",
             hint=f"see /proc/{process.pid}/stack and the kernel log",
@@ -333,7 +339,7 @@ def attached(ctx: Context, entry: Entry, *, writable: bool = True, why: Purpose 
     """
     lease = attach(ctx, entry, writable=writable, why=why)
     try:
-        with relieved(ctx, entry.manifest):
+        with auto_extended(ctx, entry.manifest):
             yield lease
     finally:
         try:

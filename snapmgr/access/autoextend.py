@@ -21,7 +21,7 @@ EVERY_S = 5.0
 
 
 @contextmanager
-def relieved(ctx: Context, manifest: Manifest) -> Iterator[None]:
+def auto_extended(ctx: Context, manifest: Manifest) -> Iterator[None]:
     """While the context lasts, give a snapshot more room as it fills up, where its backend can and is told to.
 
     What goes wrong with that is told, and ends nothing: whether the snapshot was lost shows afterwards.
@@ -55,7 +55,7 @@ def _watch(ctx: Context, watched: list[tuple[CapacityReporting, SnapshotRef]], o
     while True:
         for backend, ref in watched:
             try:
-                said = backend.relieve(ref)
+                said = backend.auto_extend(ref)
             except SnapmgrError as error:
                 said = f"warning: {error.message}"
             if said is not None and said not in told:

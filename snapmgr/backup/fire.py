@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from snapmgr.backup.directory import fingerprint
+from snapmgr.backup.flush import flush_until_short
 from snapmgr.catalog.manifest import Position, QuiesceRecord, SourcePosition
 from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.contract.records import FireError
@@ -16,7 +17,7 @@ from snapmgr.contract.units import format_duration
 from snapmgr.mysql.lock.applier import applier_stopped
 from snapmgr.mysql.lock.freeze import frozen
 from snapmgr.mysql.lock.lockless import lockless
-from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.mysql.lock.quiesce import LockBounds, locked
 from snapmgr.mysql.lock.replication import name_inexact
 from snapmgr.mysql.lock.stopped import stopped
 
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.backend import Armed
     from snapmgr.contract.records import Shot
-    from snapmgr.mysql.lock.levels import Choice
-    from snapmgr.source.locate import LiveServer, Source
+    from snapmgr.mysql.lock.levels import LockChoice
+    from snapmgr.source.locate import SnapshotSource
+    from snapmgr.source.server import LiveServer
 
-_SYNC_TRIES = 8
-_SYNC_GAIN = 0.9
 # A directory has no lock whose time could run out; this bounds a storage call that hangs.
 _DIRECTORY_FIRE_S = 3600.0
 # What a try for the lock takes beside waiting for it: looking at the server, flushing dirty data.
@@ -49,12 +49,12 @@ class Evidence:
     sources: tuple[SourcePosition, ...] = ()
 
 
-def fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger) -> Evidence:
+def fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: Trigger) -> Evidence:
     """Hold the source still as it needs it, let the helper take the snapshot, and let go.
 
     Raises NotQuiescedError if it was not provably held still, what the storage raises, and MissingRequirementError.
     """
-    sync = partial(_sync_until_short, armed, job.sync_target_s)
+    sync = partial(flush_until_short, armed, job.sync_target_s)
     if source.live is not None and source.choice is not None:
         with _standing_applier(ctx, job, source.live):
             if source.choice.level == "crash-consistent":
@@ -70,12 +70,12 @@ def fire(ctx: Context, job: Job, source: Source, armed: Armed, trigger: Trigger)
             trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
             source.refuse_new_places()
             return Evidence(shots=trigger.shots(), quiesce=still.record(), position=None)
-    if source.staged is not None:
+    if source.tool_backup is not None:
         trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
-        source.staged.require_unchanged()
+        source.tool_backup.require_unchanged()
         proof = "no file changed from the seal to after the snapshot"
         evidence = _still_evidence(trigger, "a finished backup, sealed", proof)
-        return replace(evidence, position=source.staged.position, sources=source.staged.sources)
+        return replace(evidence, position=source.tool_backup.position, sources=source.tool_backup.sources)
     atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
     unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
     with unchanged:
@@ -92,7 +92,9 @@ def _still_evidence(trigger: Trigger, why: str, proof: str) -> Evidence:
     )
 
 
-def _fire_unlocked(job: Job, live: LiveServer, choice: Choice, trigger: Trigger, sync: Callable[[], None]) -> Evidence:
+def _fire_unlocked(
+    job: Job, live: LiveServer, choice: LockChoice, trigger: Trigger, sync: Callable[[], None]
+) -> Evidence:
     with lockless(live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync) as free:
         trigger.fire(free.deadline)
         free.prove()
@@ -101,7 +103,7 @@ def _fire_unlocked(job: Job, live: LiveServer, choice: Choice, trigger: Trigger,
 
 
 def _fire_locked(
-    ctx: Context, job: Job, live: LiveServer, choice: Choice, *, trigger: Trigger, sync: Callable[[], None]
+    ctx: Context, job: Job, live: LiveServer, choice: LockChoice, *, trigger: Trigger, sync: Callable[[], None]
 ) -> Evidence:
     with locked(
         live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync, tell=ctx.tell
@@ -141,8 +143,8 @@ def _standing_applier(ctx: Context, job: Job, live: LiveServer) -> AbstractConte
     )
 
 
-def _bounds(job: Job) -> Bounds:
-    return Bounds(
+def _bounds(job: Job) -> LockBounds:
+    return LockBounds(
         lock_wait_s=job.lock_wait_s,
         lock_attempts=job.lock_attempts,
         lock_hold_s=job.lock_hold_s,
@@ -183,18 +185,3 @@ def _refuse_long_stall(armed: Armed, lock_hold_s: float) -> None:
             f"longer than the lock may be held ({format_duration(lock_hold_s)})",
             hint="raise lock_hold in the job if writers can stand it",
         )
-
-
-def _sync_until_short(armed: Armed, target_s: float) -> None:
-    """Flush until a flush is quick: what is dirty at the lock is written under the lock.
-
-    Or until it gets no shorter: then somebody dirties as fast as the storage writes, and further flushes only delay us.
-    """
-    last_s = float("inf")
-    for _ in range(_SYNC_TRIES):
-        start = time.monotonic()
-        armed.sync()
-        took_s = time.monotonic() - start
-        if took_s <= target_s or took_s > last_s * _SYNC_GAIN:
-            return
-        last_s = took_s

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.access.attach import attached, copies, place_of
 from snapmgr.access.deletion import remove_traces, require_storage_answers
-from snapmgr.capacity.lost import require_believable
+from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.catalog.manifest import Manifest, encode
 from snapmgr.catalog.store import Entry
 from snapmgr.contract.errors import LaterStepError, SnapmgrError, VerificationError
@@ -61,7 +61,7 @@ def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
     try:
         # To be attached it has to look READY; on disk it is not yet.
         entry = Entry(manifest=manifest.with_state("ready"), verification=None)
-        with attached(ctx, entry, writable=False, why="position") as lease:
+        with removing_if_lost(ctx, manifest), attached(ctx, entry, writable=False, why="position") as lease:
             there = copies(lease, manifest)
             base = place_of(os.path.join(server.datadir, server.log_bin), there)
             index = server.settings.get("log_bin_index", f"{server.log_bin}.index")
@@ -70,7 +70,7 @@ def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
             tail = read_tail(
                 base, index=place_of(os.path.join(server.datadir, index), there), gtid_purged=server.gtid_purged
             )
-            require_believable(ctx, lease, manifest)
+            require_sound_reads(ctx, lease, manifest)
             return replace(manifest, position=tail.position)
     except BinlogError as error:
         remove_traces(ctx, manifest)

@@ -13,12 +13,12 @@ from snapmgr.backup.fire import fire
 from snapmgr.backup.publish import publish
 from snapmgr.backup.sweep import sweep
 from snapmgr.backup.trigger import Trigger
-from snapmgr.capacity.read import look_at_gauges
+from snapmgr.capacity.read import sample_capacity
 from snapmgr.catalog.manifest import Manifest, Member, new_id
 from snapmgr.contract.errors import LaterStepError, LostError, SnapmgrError
 from snapmgr.source.locate import locate_source
 from snapmgr.source.volumes import name_excluded
-from snapmgr.system.host import machine_id
+from snapmgr.system.boot import machine_id
 from snapmgr.system.probe import require_answer
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.backend import Armed
     from snapmgr.contract.records import Volume
-    from snapmgr.source.locate import Source
+    from snapmgr.source.locate import SnapshotSource
     from snapmgr.source.toolbackup import ToolBackup
 
 # How long a helper may take to come back after a failure, when no lock is held any more.
@@ -36,7 +36,7 @@ _REAP_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BackupPlan:
     """What a backup would do, for --dry-run."""
 
     job: str
@@ -51,17 +51,17 @@ class Plan:
     warnings: tuple[str, ...]
 
 
-def plan_backup(ctx: Context, job: Job) -> Plan:
+def plan_backup(ctx: Context, job: Job) -> BackupPlan:
     """Return what `backup` would do; locks nothing, writes nothing."""
     source = locate_source(ctx, job)
     level, why = ("none", "a plain directory") if job.source == "directory" else ("stopped", "asked for by the job")
     if job.source == "physical":
-        from snapmgr.physical.run import plan_fill  # noqa: PLC0415 - for few jobs
+        from snapmgr.physical.run import plan_tool_backup  # noqa: PLC0415 - for few jobs
 
-        level, why = "none", plan_fill(ctx, job).words
+        level, why = "none", plan_tool_backup(ctx, job).words
     if source.choice is not None:
         level, why = source.choice.name, source.choice.why
-    return Plan(
+    return BackupPlan(
         job=job.name,
         path=source.path,
         backend=source.backend.name,
@@ -94,7 +94,7 @@ def backup(ctx: Context, job: Job) -> Manifest:
                 require_answer(volume.path)
             manifest = _take(ctx, job, source)
         # The first sample of its room.
-        look_at_gauges(ctx, (manifest,))
+        sample_capacity(ctx, (manifest,))
     if left:
         raise LaterStepError(
             f"snapshot {manifest.id} is READY, but {_remarks(left)}",
@@ -121,7 +121,7 @@ def _remarks(left: tuple[SnapmgrError, ...]) -> str:
     return "; ".join(lost)
 
 
-def _take(ctx: Context, job: Job, source: Source) -> Manifest:
+def _take(ctx: Context, job: Job, source: SnapshotSource) -> Manifest:
     now = datetime.now(UTC)
     manifest = Manifest(
         id=new_id(job.name, now),
@@ -136,7 +136,7 @@ def _take(ctx: Context, job: Job, source: Source) -> Manifest:
         excluded=name_excluded(source.shares, source.absent),
         absent=source.absent,
         server=source.server,
-        physical=source.staged.record if source.staged is not None else None,
+        physical=source.tool_backup.record if source.tool_backup is not None else None,
     )
     backend = source.backend
     ctx.tell(f"{manifest.id}: arming: {backend.name}, {', '.join(volume.shown for volume in source.volumes)}")

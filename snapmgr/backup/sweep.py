@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from snapmgr.access.attach import release
 from snapmgr.access.deletion import delete, intended_pools, remove_traces
 from snapmgr.backup.publish import publish
-from snapmgr.capacity.lost import settle_losses
-from snapmgr.catalog.inplace import refuse_reverting
+from snapmgr.capacity.lost import mark_all_lost
+from snapmgr.catalog.inplace import refuse_unfinished_inplace
 from snapmgr.catalog.manifest import Manifest
 from snapmgr.contract.errors import SnapmgrError, StorageError
 from snapmgr.system.host import is_alive
@@ -29,7 +29,7 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
     StorageError if the helper of an earlier run still hangs in its storage call: another one would join it; BusyError
     if a restore in place of the job's source was cut short.
     """
-    refuse_reverting(ctx.catalog, job)
+    refuse_unfinished_inplace(ctx.catalog, job)
     manifests = [entry.manifest for entry in ctx.catalog.entries(job)[0]]
     for manifest in manifests:
         _refuse_hanging(manifest)
@@ -53,7 +53,7 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
         elif manifest.state == "deleting":
             ctx.tell(f"{manifest.id}: finishing its deletion")
             attempt(partial(delete, ctx, manifest.id))
-    lost = settle_losses(ctx, [entry.manifest for entry in ctx.catalog.entries(job)[0]])
+    lost = mark_all_lost(ctx, [entry.manifest for entry in ctx.catalog.entries(job)[0]])
     return (*failures, *lost)
 
 

@@ -1,91 +1,109 @@
-"""Snapshots that were lost because their space ran out: marked BROKEN, their storage deleted."""
+"""Snapshots that are lost because their own space ran out: refused, marked BROKEN, their storage deleted."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from snapmgr.capacity.read import attachment_problem, look_at_gauges
-from snapmgr.capacity.series import PoolFill, loss_of, lost_series, was_lost
+from snapmgr.capacity.read import attachment_problem, sample_capacity
+from snapmgr.capacity.series import PoolCapacity, overflow_reason, overflowed_series, was_overflowed
 from snapmgr.contract.errors import LostError, MissingRequirementError, SnapmgrError
 from snapmgr.contract.records import PoolKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from snapmgr.catalog.manifest import Lease, Manifest
     from snapmgr.context import Context
 
 
-def refuse_lost(ctx: Context, manifest: Manifest) -> None:
-    """Raise LostError if a snapshot ran full; it is BROKEN then."""
-    error = lose(ctx, manifest, look_at_gauges(ctx, (manifest,)))
-    if error is not None:
-        raise error
+def require_not_overflowed(ctx: Context, manifest: Manifest) -> None:
+    """Sample the storage of a snapshot; raise LostError if its own space ran out. Changes nothing else."""
+    why = overflow_reason(manifest, sample_capacity(ctx, (manifest,)))
+    if why is not None:
+        raise _lost(manifest, why)
 
 
-def lose(ctx: Context, manifest: Manifest, fills: Mapping[PoolKey, PoolFill]) -> LostError | None:
-    """If a snapshot ran full, mark it BROKEN, remove what is lost unless it is in use, and return the error.
+@contextmanager
+def removing_if_lost(ctx: Context, manifest: Manifest) -> Iterator[None]:
+    """Mark a snapshot BROKEN and delete its storage if the context ends by finding it lost.
 
-    The job's lock is not needed: as a reader we keep deleters away, and nobody else changes a READY manifest but who
-    pins it. What is in use is removed by a later run of the job.
+    Attaching only refuses a lost snapshot; the command that uses it decides, by this step, that it goes.
     """
-    why = loss_of(manifest, fills)
+    try:
+        yield
+    except LostError:
+        mark_lost(ctx, manifest, sample_capacity(ctx, (manifest,)))
+        raise
+
+
+def mark_lost(ctx: Context, manifest: Manifest, capacities: Mapping[PoolKey, PoolCapacity]) -> LostError | None:
+    """If a snapshot's space ran out, mark it BROKEN, delete its storage unless it is in use, and return the error.
+
+    The job's lock is not needed: as a reader we keep deleters away, and nobody else changes a READY manifest except to
+    pin it. A later run of the job deletes what is in use now.
+    """
+    why = overflow_reason(manifest, capacities)
     if why is None:
         return None
     with ctx.catalog.reading(manifest.id):
-        there = ctx.catalog.load(manifest.id).manifest
-        if there.state in ("ready", "pending") and there.proved_at is not None:
-            ctx.catalog.write(there.with_state("broken", reason=why))
+        stored = ctx.catalog.load(manifest.id).manifest
+        if stored.state in ("ready", "pending") and stored.proved_at is not None:
+            ctx.catalog.write(stored.with_state("broken", reason=why))
     try:
-        _remove_lost(ctx, manifest, fills)
+        _delete_lost(ctx, manifest, capacities)
     except SnapmgrError as error:
-        ctx.tell(f"{manifest.id}: what is left of it could not be removed now: {error.message}")
+        ctx.tell(f"{manifest.id}: its storage could not be deleted now: {error.message}")
+    return _lost(manifest, why)
+
+
+def _lost(manifest: Manifest, why: str) -> LostError:
     return LostError(
         f"snapshot {manifest.id} is lost: {why}",
-        hint="use another one; give the next one more room (cow_size), or keep it for a shorter time",
+        hint="use another one; give the next one more space (cow_size), or keep it for a shorter time",
     )
 
 
-def _remove_lost(ctx: Context, manifest: Manifest, fills: Mapping[PoolKey, PoolFill]) -> None:
-    """Remove the storage of what ran full; idempotent. Raises InUseError while somebody has it attached.
+def _delete_lost(ctx: Context, manifest: Manifest, capacities: Mapping[PoolKey, PoolCapacity]) -> None:
+    """Delete the storage of the members whose space ran out; idempotent. Raises InUseError while one is attached.
 
-    Other members of a set stay until somebody deletes them: they may be the last copy of what they hold.
+    Other members of a set stay until somebody deletes them: they may be the last copy of their data.
     """
     with ctx.catalog.deleting(manifest.id):
         for member in manifest.members:
-            if lost_series((member,), fills):
+            if overflowed_series((member,), capacities):
                 ctx.backend(member.ref.backend).delete(member.ref)
 
 
-def settle_losses(ctx: Context, manifests: Iterable[Manifest]) -> tuple[SnapmgrError, ...]:
-    """Look at the storage of a job's snapshots; those that ran full become BROKEN. Return an error for each.
+def mark_all_lost(ctx: Context, manifests: Iterable[Manifest]) -> tuple[SnapmgrError, ...]:
+    """Sample the storage of a job's snapshots; mark those BROKEN whose space ran out. Return an error for each.
 
-    The job's lock must be held. What was lost earlier and could not be removed is removed; an error for what is still
-    in use.
+    The job's lock must be held. Snapshots that were lost earlier and could not be deleted are deleted; an error for
+    each that is still in use.
     """
-    manifests = [one for one in manifests if one.state == "ready" or was_lost(one)]
-    fills = look_at_gauges(ctx, manifests)
+    manifests = [one for one in manifests if one.state == "ready" or was_overflowed(one)]
+    capacities = sample_capacity(ctx, manifests)
     failures: list[SnapmgrError] = []
     for manifest in manifests:
         try:
             if manifest.state == "broken":
-                if lost_series(manifest.members, fills):
-                    _remove_lost(ctx, manifest, fills)
-            elif (lost := lose(ctx, manifest, fills)) is not None:
+                if overflowed_series(manifest.members, capacities):
+                    _delete_lost(ctx, manifest, capacities)
+            elif (lost := mark_lost(ctx, manifest, capacities)) is not None:
                 ctx.tell(f"warning: {lost.message}")
                 failures.append(lost)
         except SnapmgrError as error:
-            ctx.tell(f"could not be cleared up now, and will be tried again: {error.message}")
+            ctx.tell(f"could not be cleaned up now, and will be tried again: {error.message}")
             failures.append(error)
     return tuple(failures)
 
 
-def require_believable(ctx: Context, lease: Lease, manifest: Manifest) -> None:
-    """Raise LostError or MissingRequirementError if what was read through an attachment is not to be believed.
+def require_sound_reads(ctx: Context, lease: Lease, manifest: Manifest) -> None:
+    """Raise LostError or MissingRequirementError if data that was read through an attachment cannot be trusted.
 
-    Asked after the use and before its result counts: writes to scratch space that is full still seem to succeed.
+    Call it after the use and before its result counts: writes to full scratch space still seem to succeed.
     """
     problem = attachment_problem(ctx, lease)
     if problem is not None:
-        refuse_lost(ctx, manifest)
+        require_not_overflowed(ctx, manifest)
         raise MissingRequirementError(f"{manifest.id}: {problem.what}", hint=problem.hint)

@@ -1,7 +1,7 @@
-"""Looking at how full storage is: samples for forecasts, and snapshots that were lost because their room ran full.
+"""Samples the capacity of pools, and keeps the samples for forecasts.
 
-The samples of a pool are kept in ``STATE/gauges``, a file each: beside the manifests rather than in them, because what
-all snapshots of a pool share is sampled as well, and because nobody's lock is needed. A lost file costs the forecast
+They are kept in ``STATE/capacity``, one file a pool: beside the manifests rather than in them, because capacity that
+all snapshots of a pool share is sampled as well, and because this needs nobody's lock. A lost file costs the forecast
 until there are two samples again.
 """
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from snapmgr.capacity.series import PoolFill, add_samples
+from snapmgr.capacity.series import PoolCapacity, add_samples
 from snapmgr.catalog.manifest import decode, encode
 from snapmgr.contract.abilities import CapacityReporting, ScratchAttaching
 from snapmgr.contract.errors import CatalogError, NotFoundError, SnapmgrError
@@ -27,51 +27,48 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.records import Pool, PoolKey, Reason
 
-Fills = dict["PoolKey", PoolFill]
+Capacities = dict["PoolKey", PoolCapacity]
 
 
-def read_fill(catalog: Catalog, pool: Pool) -> PoolFill | None:
+def read_capacity(catalog: Catalog, pool: Pool) -> PoolCapacity | None:
     """Return what was seen of a pool; None if nothing was, or if it cannot be read (it begins anew then)."""
     path = _path(catalog, pool)
     with suppress(NotFoundError, CatalogError):
-        fill = decode(read_file(path), PoolFill, str(path))
-        if (fill.backend, fill.pool_id) == pool.key:
-            return fill
+        capacity = decode(read_file(path), PoolCapacity, str(path))
+        if (capacity.backend, capacity.pool_id) == pool.key:
+            return capacity
     return None
 
 
-def read_fills(catalog: Catalog, manifests: Iterable[Manifest]) -> Fills:
-    """Return what was seen of the pools of READY snapshots.
-
-    Raises MissingRequirementError without the right to look.
-    """
-    fills = {}
+def read_capacities(catalog: Catalog, manifests: Iterable[Manifest]) -> Capacities:
+    """Return the samples of the pools of READY snapshots. Raises MissingRequirementError without the right to look."""
+    capacities = {}
     for pool in _pools(manifests):
-        fill = read_fill(catalog, pool)
-        if fill is not None:
-            fills[pool.key] = fill
-    return fills
+        capacity = read_capacity(catalog, pool)
+        if capacity is not None:
+            capacities[pool.key] = capacity
+    return capacities
 
 
-def look_at_gauges(ctx: Context, manifests: Iterable[Manifest]) -> Fills:
+def sample_capacity(ctx: Context, manifests: Iterable[Manifest]) -> Capacities:
     """Ask the storage of these snapshots how full it is, where it can run full, and write down a sample.
 
     Each pool is asked once. One that does not answer is told, and says nothing.
     """
-    fills = {}
+    capacities = {}
     for pool in _pools(manifests):
         try:
-            fill = peek(ctx, pool)
+            capacity = sample_pool(ctx, pool)
         except SnapmgrError as error:
             ctx.tell(f"warning: how full {pool.hint} is cannot be told: {error.message}")
             continue
-        if fill is not None:
-            fills[pool.key] = fill
-            _write_fill(ctx, pool, fill)
-    return fills
+        if capacity is not None:
+            capacities[pool.key] = capacity
+            _write(ctx, pool, capacity)
+    return capacities
 
 
-def peek(ctx: Context, pool: Pool) -> PoolFill | None:
+def sample_pool(ctx: Context, pool: Pool) -> PoolCapacity | None:
     """Ask a pool how full it is, and return it with what was known before; None where nothing can run full.
 
     Writes nothing down. Raises what the storage raises.
@@ -79,14 +76,14 @@ def peek(ctx: Context, pool: Pool) -> PoolFill | None:
     backend = ctx.backend(pool.backend)
     if not isinstance(backend, CapacityReporting):
         return None
-    return add_samples(read_fill(ctx.catalog, pool), pool, backend.gauges((pool,)), datetime.now(UTC))
+    return add_samples(read_capacity(ctx.catalog, pool), pool, backend.gauges((pool,)), datetime.now(UTC))
 
 
-def _write_fill(ctx: Context, pool: Pool, fill: PoolFill) -> None:
+def _write(ctx: Context, pool: Pool, capacity: PoolCapacity) -> None:
     path = _path(ctx.catalog, pool)
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_file(path, encode(fill))
+        write_file(path, encode(capacity))
     except (CatalogError, OSError) as error:
         # Only the forecast suffers.
         ctx.tell(f"warning: the sample of how full {pool.hint} is could not be kept: {error}")
@@ -95,7 +92,7 @@ def _write_fill(ctx: Context, pool: Pool, fill: PoolFill) -> None:
 def _path(catalog: Catalog, pool: Pool) -> Path:
     # An id may be a path.
     name = hashlib.sha256(f"{pool.backend}\0{pool.id}".encode(errors="surrogateescape")).hexdigest()[:32]
-    return catalog.path / "gauges" / f"{name}.json"
+    return catalog.path / "capacity" / f"{name}.json"
 
 
 def _pools(manifests: Iterable[Manifest]) -> dict[Pool, None]:

@@ -37,7 +37,7 @@ _Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class CapacitySample:
     """How full something was."""
 
     at: _Time
@@ -46,13 +46,13 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class CapacitySeries:
     """One thing that can run full, and how full it was."""
 
     name: str
     """For people, and what is shared is known by it: "data of the thin pool vg0/pool"."""
     when_full: Literal["snapshot_lost", "origin_errors", "no_snapshots"]
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[CapacitySample, ...] = ()
     """Oldest first, at most `SAMPLES_KEPT`."""
     native_id: str = ""
     """`SnapshotRef.native_id` of the snapshot whose own room it is; "" for what is shared."""
@@ -67,7 +67,7 @@ class Series:
     """When it was first seen that it had run full; it was after the last sample."""
 
     @property
-    def last(self) -> Sample | None:
+    def last(self) -> CapacitySample | None:
         """The newest sample."""
         return self.samples[-1] if self.samples else None
 
@@ -81,24 +81,24 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolFill:
+class PoolCapacity:
     """All that can run full in one pool."""
 
     backend: str
     pool_id: str
-    series: tuple[Series, ...] = ()
+    series: tuple[CapacitySeries, ...] = ()
     schema: int = SCHEMA
 
-    def of_snapshot(self, native_id: str) -> Series | None:
+    def of_snapshot(self, native_id: str) -> CapacitySeries | None:
         """Return the series of a snapshot's own room."""
         return next((one for one in self.series if native_id and one.native_id == native_id), None)
 
-    def of_name(self, name: str) -> Series | None:
+    def of_name(self, name: str) -> CapacitySeries | None:
         """Return the series of something shared."""
         return next((one for one in self.series if one.name == name and not one.native_id), None)
 
     @property
-    def shared(self) -> tuple[Series, ...]:
+    def shared(self) -> tuple[CapacitySeries, ...]:
         """The series of what all snapshots of the pool share."""
         return tuple(one for one in self.series if not one.native_id)
 
@@ -122,7 +122,7 @@ class Forecast:
         return f"full in {format_duration(left_s)}" if left_s > 0 else "may be full by now"
 
 
-def add_samples(old: PoolFill | None, pool: Pool, gauges: Iterable[Gauge], now: datetime) -> PoolFill:
+def add_samples(old: PoolCapacity | None, pool: Pool, gauges: Iterable[Gauge], now: datetime) -> PoolCapacity:
     """Return what is known of a pool after another look; what is not in it any more is forgotten.
 
     Something that ran full gets no further sample: its last one is of when it still was good.
@@ -138,19 +138,19 @@ def add_samples(old: PoolFill | None, pool: Pool, gauges: Iterable[Gauge], now: 
             one = add_sample(known, gauge, now)
         else:
             one = replace(
-                known or Series(name=gauge.name, when_full=gauge.when_full),
+                known or CapacitySeries(name=gauge.name, when_full=gauge.when_full),
                 size_bytes=gauge.size_bytes,
                 full_since=known.full_since if known is not None and known.full_since is not None else now,
             )
         series.append(replace(one, native_id=native_id, snapshot_id=snapshot_id, volume_ids=gauge.volume_ids))
-    return PoolFill(backend=pool.backend, pool_id=pool.id, series=tuple(series))
+    return PoolCapacity(backend=pool.backend, pool_id=pool.id, series=tuple(series))
 
 
-def add_sample(known: Series | None, read: Reservoir, now: datetime) -> Series:
+def add_sample(known: CapacitySeries | None, read: Reservoir, now: datetime) -> CapacitySeries:
     """Return the series of something that is not lost, after another look."""
     earlier = (one for one in known.samples if one.at <= now) if known is not None else ()
-    fresh = Sample(at=now, used_bytes=read.used_bytes, size_bytes=read.size_bytes)
-    return Series(
+    fresh = CapacitySample(at=now, used_bytes=read.used_bytes, size_bytes=read.size_bytes)
+    return CapacitySeries(
         name=read.name,
         when_full=read.when_full,
         samples=thin((*earlier, fresh)),
@@ -160,7 +160,7 @@ def add_sample(known: Series | None, read: Reservoir, now: datetime) -> Series:
     )
 
 
-def thin(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+def thin(samples: Sequence[CapacitySample]) -> tuple[CapacitySample, ...]:
     """Return at most `SAMPLES_KEPT` of `samples`: the first, the last, and the denser the younger."""
     kept = list(samples)
     while len(kept) > SAMPLES_KEPT:
@@ -174,7 +174,7 @@ def thin(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     return tuple(kept)
 
 
-def forecast(series: Series, now: datetime, since: datetime | None = None) -> Forecast:
+def forecast(series: CapacitySeries, now: datetime, since: datetime | None = None) -> Forecast:
     """Return when `series` will be full, by the straight line through its samples of the last week.
 
     Args:
@@ -219,9 +219,9 @@ def _slope(points: Sequence[tuple[datetime, int]]) -> float | None:
     return over / sum((time - middle) ** 2 for time in times)
 
 
-def loss_of(manifest: Manifest, fills: Mapping[PoolKey, PoolFill]) -> str | None:
+def overflow_reason(manifest: Manifest, capacities: Mapping[PoolKey, PoolCapacity]) -> str | None:
     """Return why a snapshot is lost, as the reason of its manifest, or None; of a set one lost member is enough."""
-    for series in lost_series(manifest.members, fills):
+    for series in overflowed_series(manifest.members, capacities):
         now_lost = series.full_since
         if now_lost is not None:
             good = series.last.at if series.last is not None else manifest.taken_at or manifest.created_at
@@ -232,12 +232,14 @@ def loss_of(manifest: Manifest, fills: Mapping[PoolKey, PoolFill]) -> str | None
     return None
 
 
-def lost_series(members: Iterable[Member], fills: Mapping[PoolKey, PoolFill]) -> tuple[Series, ...]:
-    """Return the room of those members of a snapshot that are lost, as far as they are still in the storage."""
-    return tuple(series for series in own_series(members, fills) if series.full_since is not None)
+def overflowed_series(
+    members: Iterable[Member], capacities: Mapping[PoolKey, PoolCapacity]
+) -> tuple[CapacitySeries, ...]:
+    """Return the space of those members of a snapshot that overflowed, as far as they are still in the storage."""
+    return tuple(series for series in own_series(members, capacities) if series.full_since is not None)
 
 
-def was_lost(manifest: Manifest) -> bool:
+def was_overflowed(manifest: Manifest) -> bool:
     """Whether a snapshot is BROKEN because it ran full."""
     return manifest.state == "broken" and (manifest.reason or "").startswith(_OVERFLOWED)
 
@@ -252,7 +254,7 @@ WHEN_FULL = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class CapacityLimits:
     """From when on somebody should look."""
 
     share: float
@@ -261,13 +263,13 @@ class Limits:
     """A forecast says that it will be full before that."""
 
 
-def limits_of(job: Job, now: datetime, next_due: datetime | None = None) -> Limits:
+def capacity_limits(job: Job, now: datetime, next_due: datetime | None = None) -> CapacityLimits:
     """Return from when on storage is too full for a job."""
     until = now + timedelta(seconds=job.capacity_warn_within_s)
-    return Limits(share=job.capacity_warn_share, until=max(until, next_due) if next_due is not None else until)
+    return CapacityLimits(share=job.capacity_warn_share, until=max(until, next_due) if next_due is not None else until)
 
 
-def alarm(series: Series, foreseen: Forecast, limits: Limits, now: datetime) -> str | None:
+def alarm(series: CapacitySeries, foreseen: Forecast, limits: CapacityLimits, now: datetime) -> str | None:
     """Return in words what is alarming, or None.
 
     A volume group may well be given away to its last byte: it matters whether the next snapshot has room.
@@ -291,7 +293,7 @@ def alarm(series: Series, foreseen: Forecast, limits: Limits, now: datetime) -> 
     return f"{describe(series, foreseen, now)}: then {then}"
 
 
-def describe(series: Series, foreseen: Forecast, now: datetime) -> str:
+def describe(series: CapacitySeries, foreseen: Forecast, now: datetime) -> str:
     """Return for people how full something is: "data of … is 81 % full (8.1 GiB of 10.0 GiB), full in 5 h 40 min"."""
     last = series.last
     if series.full_since is not None:
@@ -309,30 +311,30 @@ def describe(series: Series, foreseen: Forecast, now: datetime) -> str:
 class Reading:
     """How full one thing is, and what is to be said of it."""
 
-    series: Series
+    series: CapacitySeries
     forecast: Forecast
     alarm: str | None
     """What is alarming, in words."""
 
 
-def read_gauges(
-    manifests: Iterable[Manifest], fills: Mapping[PoolKey, PoolFill], limits: Limits, now: datetime
+def readings_of(
+    manifests: Iterable[Manifest], capacities: Mapping[PoolKey, PoolCapacity], limits: CapacityLimits, now: datetime
 ) -> tuple[Reading, ...]:
     """Return what can run full of the storage of these snapshots: what they share, then the own room of each."""
     manifests = list(manifests)
     volumes: dict[PoolKey, set[str]] = {}
     for member in (member for manifest in manifests for member in manifest.members):
         volumes.setdefault(member.ref.pool.key, set()).add(member.ref.volume_id)
-    found: list[tuple[Series, datetime | None]] = [
+    found: list[tuple[CapacitySeries, datetime | None]] = [
         (series, None)
         for key, ids in volumes.items()
-        if key in fills
-        for series in fills[key].shared
+        if key in capacities
+        for series in capacities[key].shared
         # A job on one thin pool has nothing to do with another one in the same volume group.
         if not series.volume_ids or not ids.isdisjoint(series.volume_ids)
     ]
     for manifest in manifests:
-        found += [(series, manifest.taken_at) for series in own_series(manifest.members, fills)]
+        found += [(series, manifest.taken_at) for series in own_series(manifest.members, capacities)]
     readings = []
     for series, since in found:
         foreseen = forecast(series, now, since)
@@ -340,12 +342,12 @@ def read_gauges(
     return tuple(readings)
 
 
-def own_series(members: Iterable[Member], fills: Mapping[PoolKey, PoolFill]) -> tuple[Series, ...]:
+def own_series(members: Iterable[Member], capacities: Mapping[PoolKey, PoolCapacity]) -> tuple[CapacitySeries, ...]:
     """Return what is known of the own room of a snapshot's members."""
     found = []
     for member in members:
-        fill = fills.get(member.ref.pool.key)
-        series = fill.of_snapshot(member.ref.native_id) if fill is not None else None
+        capacity = capacities.get(member.ref.pool.key)
+        series = capacity.of_snapshot(member.ref.native_id) if capacity is not None else None
         if series is not None:
             found.append(series)
     return tuple(found)

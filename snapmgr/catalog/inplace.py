@@ -1,6 +1,6 @@
 """Stores the record of an in-place restore, from before anything is unmounted until everything is mounted again.
 
-``STATE/reversions/TOKEN.json``. While it exists, no run of its jobs takes, prunes or deletes snapshots.
+``STATE/inplace/TOKEN.json``. While it exists, no run of its jobs takes, prunes or deletes snapshots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MERGED = "merged into its origin"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mounted:
+class MountRecord:
     """How a file system was mounted, to mount it again in the same way."""
 
     point: Annotated[str, msgspec.Meta(pattern=r"\A/")]
@@ -43,7 +43,7 @@ class Mounted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class OriginRecord:
     """One origin of the restore."""
 
     ref: SnapshotRef
@@ -52,12 +52,12 @@ class Part:
     """`RevertPlan.origin`."""
     device: Annotated[str, msgspec.Meta(pattern=r"\A/dev/")]
     """`RevertPlan.device`."""
-    mounts: tuple[Mounted, ...]
+    mounts: tuple[MountRecord, ...]
     """In the order in which they were mounted."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reversion:
+class InplaceRecord:
     """A running or unfinished in-place restore."""
 
     token: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
@@ -70,7 +70,7 @@ class Reversion:
     holder: Process
     user: str
     began_at: datetime
-    parts: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1)]
+    parts: Annotated[tuple[OriginRecord, ...], msgspec.Meta(min_length=1)]
     step: Step = "unmounting"
     """"unmounting": nothing is changed yet; "merging": everything is unmounted; "merged": the data are restored."""
     merged_at: datetime | None = None
@@ -82,7 +82,7 @@ class Reversion:
         return ", ".join(part.origin for part in self.parts)
 
 
-def reversions(catalog: Catalog) -> tuple[Reversion, ...]:
+def inplace_records(catalog: Catalog) -> tuple[InplaceRecord, ...]:
     """Return the running and unfinished in-place restores, oldest first.
 
     Raises CatalogError for a record that cannot be read, as it must not be ignored.
@@ -94,7 +94,7 @@ def reversions(catalog: Catalog) -> tuple[Reversion, ...]:
     found = []
     for path in paths:
         try:
-            record = decode(read_file(path), Reversion, str(path))
+            record = decode(read_file(path), InplaceRecord, str(path))
         except NotFoundError:
             continue
         if path.stem != record.token:
@@ -103,7 +103,7 @@ def reversions(catalog: Catalog) -> tuple[Reversion, ...]:
     return tuple(sorted(found, key=lambda record: record.began_at))
 
 
-def write_reversion(catalog: Catalog, record: Reversion) -> None:
+def write_inplace(catalog: Catalog, record: InplaceRecord) -> None:
     """Store a record durably."""
     folder = _folder(catalog)
     try:
@@ -113,26 +113,26 @@ def write_reversion(catalog: Catalog, record: Reversion) -> None:
     write_file(folder / f"{record.token}.json", encode(record))
 
 
-def drop_reversion(catalog: Catalog, record: Reversion) -> None:
+def drop_inplace(catalog: Catalog, record: InplaceRecord) -> None:
     """Remove the record of a restore that is complete or undone; idempotent."""
     drop_file(_folder(catalog) / f"{record.token}.json")
 
 
-def refuse_reverting(catalog: Catalog, *jobs: str) -> None:
+def refuse_unfinished_inplace(catalog: Catalog, *jobs: str) -> None:
     """Raise BusyError if an in-place restore of an origin of `jobs` is running or unfinished."""
-    for record in reversions(catalog):
+    for record in inplace_records(catalog):
         if set(jobs) & set(record.jobs):
             raise _unfinished(record)
 
 
-def refuse_reverted(catalog: Catalog, snapshot_id: str) -> None:
+def refuse_inplace_target(catalog: Catalog, snapshot_id: str) -> None:
     """Raise BusyError if an in-place restore from this snapshot is running or unfinished."""
-    for record in reversions(catalog):
+    for record in inplace_records(catalog):
         if record.snapshot_id == snapshot_id:
             raise _unfinished(record)
 
 
-def _unfinished(record: Reversion) -> BusyError:
+def _unfinished(record: InplaceRecord) -> BusyError:
     if is_alive(record.holder):
         return BusyError(
             f"an in-place restore of {record.origins} from {record.snapshot_id} is running (pid {record.holder.pid})",
@@ -145,4 +145,4 @@ def _unfinished(record: Reversion) -> BusyError:
 
 
 def _folder(catalog: Catalog) -> Path:
-    return catalog.path / "reversions"
+    return catalog.path / "inplace"

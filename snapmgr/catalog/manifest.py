@@ -21,7 +21,7 @@ from snapmgr.system.host import Process
 SCHEMA = 1
 _FIRST_YEAR, _LAST_YEAR = 1970, 9000
 HIDDEN_NAME = re.compile(r"\.snapmgr-restore-(?P<token>[0-9a-f]{16})")
-"""`Restoration.hidden`."""
+"""`RestoreRecord.hidden`."""
 
 State = Literal["pending", "ready", "deleting", "broken"]
 Purpose = Literal["mount", "verify", "prepare", "restore", "position", "clone"]
@@ -298,7 +298,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restoration:
+class RestoreRecord:
     """A running or unfinished restore: on disk before anything is created, with a copy in its hidden folder."""
 
     token: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]

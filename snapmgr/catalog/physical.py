@@ -1,4 +1,4 @@
-"""Defines a manifest's record of a physical backup, whose files were copied by the server's own tool."""
+"""The manifest's record of a physical backup: files copied by a server's own tool, then snapshotted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ State = Literal["raw", "redo-applied", "prepared"]
 
 @dataclass(frozen=True, kw_only=True)
 class BinlogMark:
-    """A position in a binary log, with a digest of everything before it."""
+    """A place in a binary log, and a digest of the log before it."""
 
     file: str
     offset: int
@@ -21,21 +21,21 @@ class BinlogMark:
 
 @dataclass(frozen=True, kw_only=True)
 class PhysicalRecord:
-    """How the files were made, and the facts that the next increment needs."""
+    """The origin of the files, and all that the next increment depends on."""
 
     tool: ToolName
     tool_version: str
     kind: Literal["full", "incremental"]
-    """What the tool copied. The snapshot has all data in either case."""
+    """The tool's last backup. The snapshot holds all data in either case."""
     state: State
     to_lsn: int
-    """It includes all changes up to here; the next increment starts here."""
+    """End of the backup; the next increment begins here."""
     from_lsn: int = 0
-    """Where its increment started; 0: a full copy."""
+    """Begin of its increment; 0: a full backup."""
     base: str | None = None
-    """The snapshot whose clone its increment was applied to. It may no longer exist."""
+    """The snapshot to whose clone the increment was applied. It may be gone by now."""
     full_because: str | None = None
-    """Why it is a full copy although the job is incremental."""
+    """Why an incremental job made a full backup."""
     datadir: str = ""
     """Datadir of the live server."""
     identity: str = ""
@@ -45,11 +45,11 @@ class PhysicalRecord:
     binlog: BinlogMark | None = None
     """End of the server's binary log when the tool had finished; None without one."""
     fetched_bytes: int = 0
-    """Bytes that the tool wrote."""
+    """Size of the tool's output."""
     size_bytes: int = 0
-    """Size of all files of the snapshot."""
+    """Size of the snapshot's files."""
     files: int = 0
-    fill_s: float = 0.0
+    copy_s: float = 0.0
     apply_s: float = 0.0
     seal_s: float = 0.0
     fingerprint: str = ""

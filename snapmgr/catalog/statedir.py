@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import CatalogError, MissingRequirementError
-from snapmgr.system.host import lasting_machine_id
+from snapmgr.system.boot import lasting_machine_id
 from snapmgr.system.trust import changeable, exchangeable
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@
     STATE/appliers/PID                  a replica with stopped appliers, and the process that starts them again
     STATE/machine                       the machine that it belongs to: two machines must not share it
     STATE/restores/TOKEN.json           an unfinished restore (`snapmgr.restore.landing`)
-    STATE/reversions/TOKEN.json         an unfinished in-place restore (`snapmgr.catalog.inplace`)
+    STATE/inplace/TOKEN.json            an unfinished in-place restore (`snapmgr.catalog.inplace`)
     STATE/snapshots/ID/tool.log         output of the tool of a physical backup
     STATE/tool-logs/JOB.log             the same for the active or last failed run
     STATE/gauges/POOL.json              samples of the storage's capacity (`snapmgr.capacity.read`)
@@ -29,7 +29,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from snapmgr.catalog.manifest import Lease, Manifest, Restoration, Schedule, Verification, decode, decode_number, encode
+from snapmgr.catalog.manifest import (
+    Lease,
+    Manifest,
+    RestoreRecord,
+    Schedule,
+    Verification,
+    decode,
+    decode_number,
+    encode,
+)
 from snapmgr.catalog.statedir import claim, require_sound
 from snapmgr.contract.errors import (
     BusyError,
@@ -51,7 +60,7 @@ _SHOWN = 4
 # Files whose writer was killed before the rename.
 _BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
 
-_Record = TypeVar("_Record", Lease, Schedule, Restoration)
+_Record = TypeVar("_Record", Lease, Schedule, RestoreRecord)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,16 +346,16 @@ class Catalog:
 
     # ---- restores
 
-    def restorations(self) -> tuple[list[Restoration], list[Damaged]]:
+    def restorations(self) -> tuple[list[RestoreRecord], list[Damaged]]:
         """Return the running and unfinished restores, oldest first, and the files that cannot be read."""
-        restorations, damaged = _read_all(self._restores, Restoration, lambda record: record.token)
+        restorations, damaged = _read_all(self._restores, RestoreRecord, lambda record: record.token)
         return sorted(restorations, key=lambda record: record.began_at), damaged
 
-    def write_restoration(self, record: Restoration) -> None:
+    def write_restoration(self, record: RestoreRecord) -> None:
         """Store a restore durably, before anything is created."""
         write_file(self._restores / f"{record.token}.json", encode(record))
 
-    def drop_restoration(self, record: Restoration) -> None:
+    def drop_restoration(self, record: RestoreRecord) -> None:
         """Remove the record of a restore that is complete or undone; idempotent."""
         drop_file(self._restores / f"{record.token}.json")
 

@@ -14,7 +14,7 @@ from snapmgr.contract.errors import ConfigError, InterruptedRunError, SnapmgrErr
 from snapmgr.contract.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from snapmgr.backup.run import Plan
+    from snapmgr.backup.run import BackupPlan
     from snapmgr.cli.session import Session
     from snapmgr.config.model import Job
     from snapmgr.context import Context
@@ -146,7 +146,7 @@ def _summary(outcome: Outcome) -> str:
         record = manifest.physical
         applied = f", applied in {format_duration(record.apply_s)}" if record.base else ""
         parts.append(
-            f"{record.kind}, {format_size(record.fetched_bytes)} fetched in {format_duration(record.fill_s)}{applied}"
+            f"{record.kind}, {format_size(record.fetched_bytes)} fetched in {format_duration(record.copy_s)}{applied}"
         )
     if outcome.verification is not None:
         parts.append(f"verified in {format_duration(outcome.verification.duration_s)}")
@@ -168,7 +168,7 @@ def _run_document(session: Session, outcome: Outcome) -> dict[str, Any]:
     return document | {"snapshot": taken, "pruned": pruned(outcome.pruned)}
 
 
-def _plan_lines(plan: Plan) -> list[str]:
+def _plan_lines(plan: BackupPlan) -> list[str]:
     volumes = ", ".join(volume.shown for volume in plan.volumes)
     lines = [
         f"{plan.job}: would snapshot {plan.path} with {plan.backend}, volume {volumes}",

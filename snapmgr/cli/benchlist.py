@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from snapmgr.bench.model import ProfileName, Scenario
     from snapmgr.cli.session import Session
 
-# No target is named: as much room as any profile asks for.
+# No target is given, so no profile runs out of room.
 _ROOM_BYTES = 1 << 60
 
 
@@ -29,19 +29,19 @@ Example:
 @json_option
 @click.pass_obj
 def list_(session: Session) -> int:
-    """List scenarios and storages, and what is missing for them here.
+    """List scenarios and storages, and their missing requirements.
 
-    Time and space are of one sample, on a disk of 100 MB/s and 1,000 IOPS; a run makes some for each storage.
+    Time and space are for one sample on a disk of 100 MB/s and 1,000 IOPS; a run takes several per storage.
     """
     from snapmgr.bench.scenarios import scenarios
-    from snapmgr.bench.storage.stacks import STACKS, lacking
+    from snapmgr.bench.storage.stacks import STACKS, missing_requirements
 
     found = [_scenario(scenario) for scenario in scenarios()]
     stacks: list[dict[str, Any]] = [
         {
             "name": stack.name,
             "title": stack.title,
-            "missing": [{"what": reason.what, "hint": reason.hint} for reason in lacking(stack)],
+            "missing": [{"what": reason.what, "hint": reason.hint} for reason in missing_requirements(stack)],
         }
         for stack in STACKS.values()
     ]
@@ -51,7 +51,7 @@ def list_(session: Session) -> int:
     lines = []
     for one in found:
         lines += [f"{one['name']}: {one['title']}"]
-        lines += [f"  readings: {', '.join(one['readings'])}"] if one["readings"] else []
+        lines += [f"  variants: {', '.join(one['variants'])}"] if one["variants"] else []
         lines += [f"  {_profile(name, facts)}" for name, facts in one["profiles"].items()]
         lines += [f"  missing: {reason['what']} ({reason['hint']})" for reason in one["missing"]]
         lines.append("")
@@ -75,7 +75,7 @@ def _scenario(scenario: Scenario) -> dict[str, Any]:
     return {
         "name": scenario.name,
         "title": scenario.title,
-        "readings": list(scenario.readings),
+        "variants": list(scenario.variants),
         "missing": [{"what": reason.what, "hint": reason.hint} for reason in scenario.missing()],
         "profiles": {profile: _needs(scenario, profile) for profile in PROFILES},
     }
@@ -83,11 +83,13 @@ def _scenario(scenario: Scenario) -> dict[str, Any]:
 
 def _needs(scenario: Scenario, profile: ProfileName) -> dict[str, Any]:
     from snapmgr.bench.measure.memory import memory_bytes
-    from snapmgr.bench.run.plan import Wish, sized
+    from snapmgr.bench.run.plan import Options, sized
     from snapmgr.contract.errors import ConfigError
 
     try:
-        parameters, needs = sized(scenario, Wish(profile=profile), memory_bytes=memory_bytes(), room_bytes=_ROOM_BYTES)
+        parameters, needs = sized(
+            scenario, Options(profile=profile), memory_bytes=memory_bytes(), room_bytes=_ROOM_BYTES
+        )
     except ConfigError as error:
         return {"refused": error.message}
     return {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from snapmgr.backup.run import BackupPlan
 from snapmgr.contract.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from snapmgr.backup.run import Plan
     from snapmgr.capacity.series import Reading
     from snapmgr.catalog.manifest import Lease, Manifest, Verification
     from snapmgr.catalog.store import Entry
@@ -167,7 +167,7 @@ def _physical(manifest: Manifest) -> dict[str, Any] | None:
         "fetched_bytes": record.fetched_bytes,
         "size_bytes": record.size_bytes,
         "files": record.files,
-        "fill_s": record.fill_s,
+        "copy_s": record.copy_s,
         "apply_s": record.apply_s,
         "seal_s": record.seal_s,
         "fingerprint": record.fingerprint,
@@ -272,7 +272,7 @@ def show_server(lease: Lease) -> str:
     return f"{server.program} at {where}, pid {server.process.pid}"
 
 
-def backup_plan(plan: Plan | None) -> dict[str, Any] | None:
+def backup_plan(plan: BackupPlan | None) -> dict[str, Any] | None:
     """Return the document of a backup's plan."""
     if plan is None:
         return None

@@ -7,38 +7,39 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from snapmgr.catalog.inplace import refuse_inplace_target
 from snapmgr.cli.documents import iso, show_time
 from snapmgr.cli.output import end_document, print_lines
 from snapmgr.contract.errors import EXIT_OK, ConfigError, SnapmgrError, gravest
 from snapmgr.contract.units import format_size
+from snapmgr.restore.inplace.plan import plan_inplace
+from snapmgr.restore.inplace.run import restore_inplace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from snapmgr.cli.session import Session
-    from snapmgr.restore.inplace.plan import OriginPlan, Plan
-    from snapmgr.restore.inplace.run import Reverted
+    from snapmgr.restore.inplace.plan import InplacePlan, OriginPlan
+    from snapmgr.restore.inplace.run import InplaceResult
 
 _NAMES_SHOWN = 12
 
 
 def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry_run: bool) -> int:
     """Restore the origins of a snapshot in place, or print what that would mean; return the exit code."""
-    from snapmgr.catalog.inplace import refuse_reverted
-    from snapmgr.restore.inplace.plan import plan_revert
-    from snapmgr.restore.inplace.run import revert, take_up
+    from snapmgr.restore.inplace.run import take_up
 
     ctx = session.context()
     entry = ctx.catalog.resolve(name)
     if dry_run:
-        refuse_reverted(ctx.catalog, entry.manifest.id)
+        refuse_inplace_target(ctx.catalog, entry.manifest.id)
     else:
         done = take_up(ctx, entry.manifest.id)
         if done is not None:
             return _finish(session, done, entry.manifest.source)
         # Taking up an interrupted restore may have undone it, which changes the catalog.
         entry = ctx.catalog.load(entry.manifest.id)
-    plan = plan_revert(ctx, entry, force=force)
+    plan = plan_inplace(ctx, entry, force=force)
     lines = list(_say(plan))
     if dry_run:
         return _show(session, plan, lines)
@@ -50,10 +51,10 @@ def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry
         session.console.warn(line)
     if not yes:
         _ask(plan)
-    return _finish(session, revert(ctx, plan, force=force), entry.manifest.source)
+    return _finish(session, restore_inplace(ctx, plan, force=force), entry.manifest.source)
 
 
-def _say(plan: Plan) -> Iterator[str]:
+def _say(plan: InplacePlan) -> Iterator[str]:
     manifest = plan.entry.manifest
     for origin in plan.origins:
         yield (
@@ -93,7 +94,7 @@ def _beside(origin: OriginPlan) -> str:
     )
 
 
-def _ask(plan: Plan) -> None:
+def _ask(plan: InplacePlan) -> None:
     """Ask for confirmation. Raises ConfigError without a terminal, SnapmgrError for another answer."""
     if not sys.stdin.isatty():
         raise ConfigError("an in-place restore needs confirmation, and there is no terminal to ask", hint="add --yes")
@@ -103,7 +104,7 @@ def _ask(plan: Plan) -> None:
         raise SnapmgrError("nothing was changed: the answer was not the requested word")
 
 
-def _show(session: Session, plan: Plan, lines: list[str]) -> int:
+def _show(session: Session, plan: InplacePlan, lines: list[str]) -> int:
     for obstacle in plan.obstacles:
         session.console.fail(obstacle)
     code = gravest([obstacle.exit_code for obstacle in plan.obstacles])
@@ -114,7 +115,7 @@ def _show(session: Session, plan: Plan, lines: list[str]) -> int:
     return code
 
 
-def _finish(session: Session, done: Reverted, source: str) -> int:
+def _finish(session: Session, done: InplaceResult, source: str) -> int:
     if session.json:
         _document(session, EXIT_OK, plan=None, done=done)
         return EXIT_OK
@@ -133,18 +134,18 @@ def _finish(session: Session, done: Reverted, source: str) -> int:
     return EXIT_OK
 
 
-def _document(session: Session, code: int, *, plan: Plan | None, done: Reverted | None) -> None:
+def _document(session: Session, code: int, *, plan: InplacePlan | None, done: InplaceResult | None) -> None:
     session.document(
         code,
         dry_run=plan is not None,
         in_place=True,
         snapshot_id=plan.entry.manifest.id if plan is not None else done.snapshot_id if done is not None else None,
         plan=_plan_document(plan) if plan is not None else None,
-        reverted=_done_document(done) if done is not None else None,
+        restored=_done_document(done) if done is not None else None,
     )
 
 
-def _done_document(done: Reverted) -> dict[str, Any]:
+def _done_document(done: InplaceResult) -> dict[str, Any]:
     return {
         "origins": list(done.origins),
         "mounted": list(done.mounted),
@@ -153,7 +154,7 @@ def _done_document(done: Reverted) -> dict[str, Any]:
     }
 
 
-def _plan_document(plan: Plan) -> dict[str, Any]:
+def _plan_document(plan: InplacePlan) -> dict[str, Any]:
     return {
         "consumes": plan.consumes,
         "rules": list(plan.rules),

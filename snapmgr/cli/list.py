@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from snapmgr.capacity.read import Capacities
 from snapmgr.cli.output import clean, format_table, is_terminal, print_lines
 from snapmgr.cli.params import JobName, json_option
 from snapmgr.contract.errors import EXIT_OK, ConfigError
@@ -15,7 +16,6 @@ from snapmgr.contract.errors import EXIT_OK, ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from snapmgr.capacity.read import Fills
     from snapmgr.catalog.manifest import Lease, Manifest
     from snapmgr.catalog.store import Catalog, Entry
     from snapmgr.cli.session import Session
@@ -60,11 +60,11 @@ def command(session: Session, job: str | None) -> int:
 
 
 def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog) -> None:
-    from snapmgr.capacity.read import read_fills
+    from snapmgr.capacity.read import read_capacities
     from snapmgr.cli.documents import show_held, show_time, show_verified
 
     now = datetime.now(UTC)
-    fills = read_fills(catalog, (entry.manifest for entry in entries if entry.manifest.state == "ready"))
+    capacities = read_capacities(catalog, (entry.manifest for entry in entries if entry.manifest.state == "ready"))
     rows = [
         (
             entry.manifest.short_id,
@@ -77,7 +77,7 @@ def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog) -> None:
             ", ".join(
                 [
                     *_notes(entry, [lease for lease in leases if lease.snapshot_id == entry.manifest.id]),
-                    *_capacity(entry.manifest, fills, now),
+                    *_capacity(entry.manifest, capacities, now),
                 ]
             ),
         )
@@ -93,12 +93,12 @@ def _print(entries: list[Entry], leases: list[Lease], catalog: Catalog) -> None:
         print_lines(format_table(_HEADS, rows))
 
 
-def _capacity(manifest: Manifest, fills: Fills, now: datetime) -> Iterator[str]:
+def _capacity(manifest: Manifest, capacities: Capacities, now: datetime) -> Iterator[str]:
     from snapmgr.capacity.series import forecast, own_series
 
     if manifest.state != "ready":
         return
-    for series in own_series(manifest.members, fills):
+    for series in own_series(manifest.members, capacities):
         words = forecast(series, now, manifest.taken_at).words(now)
         yield f"{series.share:.0%} full" + (f", {words}" if words else "")
 

@@ -62,6 +62,7 @@ def command(
     if snapshot is None:
         raise click.UsageError("Missing argument 'ID'.")
     from snapmgr.access.attach import attach, data_path
+    from snapmgr.capacity.lost import removing_if_lost
     from snapmgr.cli.documents import mount
 
     ctx = session.context()
@@ -77,7 +78,8 @@ def command(
             where = f"at {point}" if point else f"in a new folder of {ctx.config.scratch_dir}"
             print_lines([f"would mount {what} of {manifest.id} {where}"])
         return EXIT_OK
-    lease = attach(ctx, entry, writable=not read_only, why="mount", point=point, for_s=for_s)
+    with removing_if_lost(ctx, entry.manifest):
+        lease = attach(ctx, entry, writable=not read_only, why="mount", point=point, for_s=for_s)
     if session.json:
         session.document(EXIT_OK, dry_run=False, mount=mount(lease), snapshot_id=entry.manifest.id)
     else:

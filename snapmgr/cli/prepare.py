@@ -11,8 +11,8 @@ import click
 
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import DurationText, SizeText, SnapshotOrFolder, dry_run_option, json_option
-from snapmgr.cli.preparefolder import RESULTS, STRATEGIES, Wishes, is_path, prepare_path, prepare_snapshot_backup
-from snapmgr.cli.preparetune import TunableCommand, tune_path, tune_snapshot
+from snapmgr.cli.toolbackup import RESULTS, STRATEGIES, PrepareOptions, is_path, prepare_path, prepare_snapshot_backup
+from snapmgr.cli.tune import TunableCommand, tune_path, tune_snapshot
 from snapmgr.contract.errors import EXIT_OK, ConfigError
 from snapmgr.contract.units import format_duration, format_size
 
@@ -30,9 +30,9 @@ Examples:
   snapmgr prepare latest                          # in the scratch directory
   snapmgr prepare nightly@latest /mnt/ready --use-memory 4G
   cp -a "$(snapmgr --quiet prepare latest)/." /srv/new
-  snapmgr prepare /backup/full --dry-run          # a tool's backup: the ways
-  snapmgr prepare /backup/full /srv/ready         # … the shortest one
-  snapmgr prepare /jfs/full --result storage      # … beside it
+  snapmgr prepare /backup/full --dry-run          # a tool's backup: the plan
+  snapmgr prepare /backup/full /srv/ready         # … prepared to a folder
+  snapmgr prepare /jfs/full --result storage      # … beside the backup
   snapmgr prepare /jfs/full --mount-option writeback --mount-option cache-size=4G
   snapmgr prepare /jfs/full --tune=10m            # … which settings are best?
 """,
@@ -44,18 +44,17 @@ Examples:
     "pool_bytes",
     metavar="SIZE",
     type=SizeText(),
-    help='Buffer pool ("4G"); else by verify.memory of the job, or by what is free.',
+    help='Buffer pool ("4G").  [default: verify.memory of the job, or by free memory]',
 )
 @click.option(
     "--strategy",
     type=click.Choice(STRATEGIES),
-    help="PATH: where it is prepared: on a clone in the storage, on a copy on local scratch, or on an overlay.  "
-    "[default: auto, the shortest]",
+    help="PATH: prepare on a clone in the storage, on a copy on local scratch, or on an overlay.  [default: auto]",
 )
 @click.option(
-    "--result", type=click.Choice(RESULTS), help="PATH: where the result is to lie; else where it comes to be."
+    "--result", type=click.Choice(RESULTS), help="PATH: place of the result.  [default: as the strategy leaves it]"
 )
-@click.option("--tool-option", "tool_options", metavar="OPT", multiple=True, help="PATH: an option of the tool.")
+@click.option("--tool-option", "tool_options", metavar="OPT", multiple=True, help="PATH: further option for the tool.")
 @click.option(
     "--mount-option",
     "mount_options",
@@ -75,8 +74,8 @@ Examples:
     "tune_s",
     metavar="[=TIME]",
     type=DurationText(),
-    help="Prepare nothing, but measure for TIME at most (30m) which settings are the fastest on clones in the "
-    "storage; PATH, or the ID of a physical job's snapshot.",
+    help="Do not prepare: measure for at most TIME (30m) which settings are fastest on clones in the storage. For a "
+    "PATH, or the ID of a physical job's snapshot.",
 )
 @click.option(
     "--report",
@@ -104,16 +103,18 @@ def command(
 ) -> int:
     """Mount a recovered, cleanly shut-down copy of a datadir, and print its path.
 
-    ID: a throwaway server recovers a writable clone and shuts it down; started once more it must find nothing to
-    recover. The snapshot does not change. The clone stays until "snapmgr umount". A server on it needs the options
-    that are printed: a my.cnf may name the live server's folders.
+    ID: a throwaway server recovers a writable clone and shuts it down; a second start must find nothing to recover.
+    The snapshot does not change. The clone stays until "snapmgr umount". Start a server on it with the printed
+    options: a my.cnf may name the live server's folders.
 
-    PATH, which holds a slash: any finished backup folder of mariadb-backup or xtrabackup; the ID of a physical backup
-    that is still raw means the same. Its tool prepares a copy, at DIR or in a fresh folder, and the backup never
-    changes. What fails or is interrupted leaves only the tool's log in the scratch directory. What is killed leaves a
-    folder ".snapmgr-prepare-…", which the next prepare of the same backup removes.
+    PATH (with a slash): a finished backup folder of mariadb-backup or xtrabackup, or the ID of a physical backup that
+    is still raw. Its tool prepares a copy, at DIR or in a fresh folder; the backup never changes. --strategy auto
+    clones it in local storage; in storage behind a client (JuiceFS) it copies the data to scratch if they fit, else
+    it takes an overlay if the changes fit there, else a clone. A failed prepare leaves only the tool's log in the
+    scratch directory. A killed one leaves a folder ".snapmgr-prepare-…", which the next prepare of the same backup
+    removes.
     """
-    wishes = Wishes(
+    options = PrepareOptions(
         strategy=strategy,
         result=result,
         use_memory_bytes=pool_bytes,
@@ -127,17 +128,17 @@ def command(
         if folder is not None:
             raise click.UsageError("--tune keeps no result: it takes no DIR.")
         tune = tune_path if is_path(snapshot) else tune_snapshot
-        return tune(session, snapshot, wishes, time_s=tune_s, report=report, dry_run=dry_run)
+        return tune(session, snapshot, options, time_s=tune_s, report=report, dry_run=dry_run)
     if is_path(snapshot):
-        return prepare_path(session, snapshot, folder, wishes, dry_run=dry_run)
+        return prepare_path(session, snapshot, folder, options, dry_run=dry_run)
     ctx = session.context()
     entry = ctx.catalog.resolve(snapshot)
     if entry.manifest.physical is not None and entry.manifest.physical.state != "prepared":
-        return prepare_snapshot_backup(session, ctx, entry, folder, wishes, dry_run=dry_run)
-    if given := wishes.given():
+        return prepare_snapshot_backup(session, ctx, entry, folder, options, dry_run=dry_run)
+    if given := options.given():
         raise click.UsageError(
-            f"{given[0]} is for backups that their tool has yet to prepare: a raw physical one, or a folder, named by "
-            "a path with a slash."
+            f"{given[0]} is for tool backups that are not prepared yet: a raw physical snapshot, or a folder named "
+            "by a path with a slash."
         )
     return _recover_snapshot(session, ctx, entry, folder, pool_bytes=pool_bytes, dry_run=dry_run)
 

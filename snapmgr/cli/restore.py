@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from snapmgr.cli.session import Session
-    from snapmgr.restore.copy import Place, Restored
+    from snapmgr.restore.copy import FolderTarget, RestoreResult
 
 _EXTERNAL_SHOWN = 10
 
@@ -102,7 +102,7 @@ def command(
     return EXIT_OK
 
 
-def _document(session: Session, restored: Restored, error: Any) -> None:  # noqa: ANN401
+def _document(session: Session, restored: RestoreResult, error: Any) -> None:  # noqa: ANN401
     session.document(
         error.exit_code if error else EXIT_OK,
         error,
@@ -116,7 +116,7 @@ def _document(session: Session, restored: Restored, error: Any) -> None:  # noqa
     )
 
 
-def _report(restored: Restored) -> list[str]:
+def _report(restored: RestoreResult) -> list[str]:
     contents = restored.contents_compared and restored.copied_files
     checked = "attributes and copied contents compared" if contents else "attributes compared"
     others = [
@@ -139,30 +139,30 @@ def _report(restored: Restored) -> list[str]:
     ]
 
 
-def _show_places(places: Sequence[Place]) -> list[str]:
+def _show_places(places: Sequence[FolderTarget]) -> list[str]:
     return [f"  {place.original} -> {place.path}" for place in places]
 
 
-def _warn(session: Session, restored: Restored) -> None:
+def _warn(session: Session, restored: RestoreResult) -> None:
     for path in restored.excluded:
         session.console.warn(f"the snapshot does not include {path}, a separate volume or mount")
-    for lead in restored.leads[:_EXTERNAL_SHOWN]:
+    for lead in restored.external_paths[:_EXTERNAL_SHOWN]:
         what = "a path of the source" if lead.live else "outside of the restored data"
         session.console.warn(f"{lead.where} points to {lead.to}, {what}")
-    more = len(restored.leads) - _EXTERNAL_SHOWN
+    more = len(restored.external_paths) - _EXTERNAL_SHOWN
     if more > 0:
         session.console.warn(f"{more} more external paths (--json lists them)")
 
 
-def _say_next(session: Session, restored: Restored, *, mysql: bool) -> None:
+def _say_next(session: Session, restored: RestoreResult, *, mysql: bool) -> None:
     if not mysql:
         return
-    if restored.leads:
+    if restored.external_paths:
         session.console.tell(
             "next: change these paths, or move the old folders away, before you start a server on it: it would "
             "open the files that they point to (docs/how-to/restore.md)"
         )
-    if any(lead.where.endswith(".isl") for lead in restored.leads):
+    if any(lead.where.endswith(".isl") for lead in restored.external_paths):
         session.console.tell(
             "the redo log also contains the external tablespaces' paths, so recovery works only at the old paths: use "
             "the recovered files of `snapmgr prepare` instead, or restore to the original place"

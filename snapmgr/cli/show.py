@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from snapmgr.capacity.read import read_capacities
+from snapmgr.capacity.series import capacity_limits, readings_of
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import SnapshotName, json_option
 from snapmgr.contract.errors import EXIT_OK, SnapmgrError
@@ -65,14 +67,12 @@ def command(session: Session, snapshot: str) -> int:
 
 def _readings(ctx: Context, manifest: Manifest, now: datetime) -> tuple[Reading, ...]:
     """Return how full its own space was when it was last sampled, judged by its job's limits or the defaults."""
-    from snapmgr.capacity.read import read_fills
-    from snapmgr.capacity.series import limits_of, read_gauges
     from snapmgr.config.model import Job
 
     if manifest.state != "ready":
         return ()
     job = ctx.config.jobs.get(manifest.job) or Job(source=manifest.source)
-    found = read_gauges((manifest,), read_fills(ctx.catalog, (manifest,)), limits_of(job, now), now)
+    found = readings_of((manifest,), read_capacities(ctx.catalog, (manifest,)), capacity_limits(job, now), now)
     return tuple(one for one in found if one.series.native_id)
 
 
@@ -159,7 +159,7 @@ def _fetched(record: PhysicalRecord) -> Iterator[str]:
     checkpoint = f", checkpoint at LSN {record.to_lsn}," if record.to_lsn else ""
     yield (
         f"fetched     {what}{checkpoint} by {record.tool} {record.tool_version}: "
-        f"{format_size(record.fetched_bytes)} in {format_duration(record.fill_s)}"
+        f"{format_size(record.fetched_bytes)} in {format_duration(record.copy_s)}"
     )
     if record.base is not None:
         yield f"            applied to a clone of {record.base} in {format_duration(record.apply_s)}"

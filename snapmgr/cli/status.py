@@ -46,7 +46,7 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     status reads only the state directory: it is quick, takes no lock, and queries neither storage nor server. The
     capacity that it prints was sampled by the last backup, prune or verify.
     """
-    from snapmgr.capacity.read import read_fills
+    from snapmgr.capacity.read import read_capacities
     from snapmgr.cli.documents import mount
     from snapmgr.doctor.rebuild import job_of
     from snapmgr.doctor.status import judge
@@ -63,11 +63,11 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     problems = session.damaged([*damaged, *damaged_schedules, *damaged_leases])
     by_job = {schedule.job: schedule for schedule in schedules}
     now, zone = datetime.now(UTC), local_zone()
-    fills = read_fills(catalog, (entry.manifest for entry in entries if entry.manifest.state == "ready"))
+    capacities = read_capacities(catalog, (entry.manifest for entry in entries if entry.manifest.state == "ready"))
     found = []
     for job in chosen:
         of_job = [entry for entry in entries if entry.manifest.job == job.name]
-        found.append(judge(job, of_job, by_job.get(job.name), now, zone, fills=fills))
+        found.append(judge(job, of_job, by_job.get(job.name), now, zone, capacities=capacities))
     orphans = [] if jobs else [name for name in by_job if name not in session.config().jobs]
     bad = [one for one in found if one.problems]
     code = 1 if bad or problems or orphans else EXIT_OK

@@ -67,7 +67,7 @@ parallel = 4
 # throttle = "50M"                     # bytes a second
 # tool_options = ["--kill-long-queries-timeout=20"]
 # checksums = true                     # the seal reads all files
-# fill_limit = "1d"
+# tool_time_limit = "1d"
 # [job.staged.prepare]                 # as `snapmgr prepare --tune` finds it
 """
 

@@ -116,7 +116,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Bytes a second that the tool may read; None: no limit."""
     checksums: bool = False
     """Whether the seal reads every file for its checksum, before and after the snapshot."""
-    fill_limit_s: Duration = msgspec.field(default=86400.0, name="fill_limit")
+    tool_time_limit_s: Duration = msgspec.field(default=86400.0, name="tool_time_limit")
     """How long the tool may take."""
     prepare: Prepare = Prepare()
     # all
@@ -186,7 +186,7 @@ KEY_SOURCES: dict[str, frozenset[str]] = {
             "parallel",
             "throttle",
             "checksums",
-            "fill_limit",
+            "tool_time_limit",
             "prepare",
         ),
         frozenset({"physical"}),

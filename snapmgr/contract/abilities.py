@@ -35,7 +35,7 @@ class CapacityReporting(Protocol):
         there raises StorageError.
         """
 
-    def relieve(self, ref: SnapshotRef) -> str | None:
+    def auto_extend(self, ref: SnapshotRef) -> str | None:
         """Extend a snapshot's own space if it is filling up and the configuration allows it.
 
         Returns in words what was done, None if nothing was needed. Raises StorageError if no space is left to extend

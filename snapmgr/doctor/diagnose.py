@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from snapmgr.access.note import decode_note
-from snapmgr.capacity.series import was_lost
+from snapmgr.capacity.series import was_overflowed
 from snapmgr.catalog.manifest import GONE
 from snapmgr.contract.errors import CatalogError
 from snapmgr.doctor.deadruns import dead_runs
@@ -141,7 +141,7 @@ def _members(facts: Facts, view: _View) -> Iterator[Finding]:
     altered = {one.ref.identity for one in view.found if one.kind == "debris" and one.ref is not None}
     for entry in facts.entries:
         manifest = entry.manifest
-        if manifest.id in facts.reverting:
+        if manifest.id in facts.inplace:
             continue
         refs = [member.ref for member in manifest.members]
         missing = [
@@ -205,7 +205,7 @@ def _broken(facts: Facts, view: _View, entry: Entry) -> Iterator[Finding]:
         elif there:
             yield rest_of_set(entry, there)
         return
-    if was_lost(manifest) and len(manifest.members) > 1:
+    if was_overflowed(manifest) and len(manifest.members) > 1:
         lost = lost_members(facts, entry)
         if lost:
             what = f"{', '.join(lost)} of {manifest.id} ran full, and is still there"
@@ -235,7 +235,7 @@ def is_of(manifest: Manifest, one: Found) -> bool:
 def _stored(facts: Facts, view: _View) -> Iterator[Finding]:
     """Say what is in the storage and should not be, or that nobody knows."""
     for one in view.found:
-        if one.snapshot_id in facts.reverting:
+        if one.snapshot_id in facts.inplace:
             continue
         if one.kind == "attachment":
             yield from _clone(facts, view, one)

@@ -8,8 +8,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from snapmgr.capacity.read import read_fill
-from snapmgr.capacity.series import WHEN_FULL, add_sample, alarm, forecast, limits_of
+from snapmgr.capacity.read import read_capacity
+from snapmgr.capacity.series import WHEN_FULL, add_sample, alarm, capacity_limits, forecast
 from snapmgr.config.plugins import list_plugins, make_backend
 from snapmgr.contract.errors import SnapmgrError
 from snapmgr.contract.units import format_size
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from snapmgr.contract.records import Pool, Volume
     from snapmgr.doctor.finding import Level
     from snapmgr.mysql.server.program import ServerBinary
-    from snapmgr.source.locate import Source
+    from snapmgr.source.locate import SnapshotSource
 
 
 def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Pool]]:
@@ -184,10 +184,10 @@ def _examine_stopped(job: Job) -> Iterator[Finding]:
 
 
 def _examine_tool(ctx: Context, job: Job) -> Iterator[Finding]:
-    from snapmgr.physical.run import plan_fill  # noqa: PLC0415 - for few jobs
+    from snapmgr.physical.run import plan_tool_backup  # noqa: PLC0415 - for few jobs
 
     try:
-        plan = plan_fill(ctx, job)
+        plan = plan_tool_backup(ctx, job)
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
         # The error names one privilege at most; this all of them, with the statement.
@@ -242,7 +242,7 @@ def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[F
         yield of_error("job", job.name, error)
 
 
-def _caveats(source: Source) -> Iterator[str]:
+def _caveats(source: SnapshotSource) -> Iterator[str]:
     for path in source.absent:
         yield f"not in a snapshot: the logs in {path}, which {source.backend.name} cannot take"
     for path in name_excluded(source.shares, source.absent):
@@ -252,14 +252,14 @@ def _caveats(source: Source) -> Iterator[str]:
 
 def _examine_headroom(ctx: Context, job: Job, volume: Volume) -> Iterator[Finding]:
     now = datetime.now(UTC)
-    known = read_fill(ctx.catalog, volume.pool)
+    known = read_capacity(ctx.catalog, volume.pool)
     for reservoir in ctx.backend(volume.backend).headroom(volume):
         series = add_sample(known.of_name(reservoir.name) if known is not None else None, reservoir, now)
         foreseen = forecast(series, now)
         what = f"{reservoir.name}: {format_size(reservoir.used_bytes)} of {format_size(reservoir.size_bytes)} used"
         if foreseen.full_at is not None:
             what += f", {foreseen.words(now)}"
-        if alarm(series, foreseen, limits_of(job, now), now) is None:
+        if alarm(series, foreseen, capacity_limits(job, now), now) is None:
             yield _finding(job, "ok", what)
             continue
         if reservoir.wanted_bytes:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from snapmgr.capacity.series import Limits, PoolFill
+    from snapmgr.capacity.series import CapacityLimits, PoolCapacity
     from snapmgr.catalog.manifest import Lease
     from snapmgr.catalog.store import Entry
     from snapmgr.contract.errors import SnapmgrError
@@ -25,7 +25,7 @@ class PoolFacts:
     pool: Pool
     found: tuple[Found, ...] = ()
     error: SnapmgrError | None = None
-    fill: PoolFill | None = None
+    capacity: PoolCapacity | None = None
     """How full it is, where it can run full."""
     expected: bool = True
     """Whether a manifest or a person names it; else the first backup has yet to make it."""
@@ -68,7 +68,7 @@ class Facts:
     exists: bool = True
     jobs: frozenset[str] = frozenset()
     """Those that are configured."""
-    limits: Mapping[str, Limits] = field(default_factory=dict)
+    limits: Mapping[str, CapacityLimits] = field(default_factory=dict)
     """From when on storage is too full, by job."""
     entries: tuple[Entry, ...] = ()
     leases: tuple[LeaseFacts, ...] = ()
@@ -82,7 +82,7 @@ class Facts:
     """Record ids of clones that are mounted somewhere."""
     restores: tuple[Unfinished, ...] = ()
     """What restores left that were cut short, those in place among them."""
-    reverting: frozenset[str] = frozenset()
+    inplace: frozenset[str] = frozenset()
     """Snapshots that are being restored in place, or that was cut short: between the storage and their manifests."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Snapshots that another state directory on this machine knows, and which."""

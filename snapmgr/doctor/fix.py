@@ -15,7 +15,7 @@ from snapmgr.access.note import store_note
 from snapmgr.access.resume import resume_servers
 from snapmgr.backup.publish import publish
 from snapmgr.backup.sweep import SETTLE_S, finish_pending
-from snapmgr.capacity.lost import settle_losses
+from snapmgr.capacity.lost import mark_all_lost
 from snapmgr.catalog.manifest import GONE, Lease
 from snapmgr.catalog.store import Entry
 from snapmgr.contract.errors import BusyError, CatalogError, LostError, NotFoundError, SnapmgrError, StorageError
@@ -24,8 +24,8 @@ from snapmgr.doctor.diagnose import diagnose, is_of
 from snapmgr.doctor.look import look
 from snapmgr.doctor.rebuild import Adoption
 from snapmgr.restore.unfinished import Unfinished
+from snapmgr.system.boot import boot_id
 from snapmgr.system.files import read_file, sync_folder, write_file
-from snapmgr.system.host import boot_id
 from snapmgr.system.probe import require_pools_answer
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _mark_broken(ctx: Context, entry: Entry) -> None:
 
 
 def _mark_lost(ctx: Context, entry: Entry) -> None:
-    for error in settle_losses(ctx, (entry.manifest,)):
+    for error in mark_all_lost(ctx, (entry.manifest,)):
         if not isinstance(error, LostError):
             raise error
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapmgr.capacity.series import alarm, forecast, loss_of, lost_series, own_series
+from snapmgr.capacity.series import alarm, forecast, overflow_reason, overflowed_series, own_series
 from snapmgr.doctor.finding import Cure, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from snapmgr.capacity.series import PoolFill
+    from snapmgr.capacity.series import PoolCapacity
     from snapmgr.catalog.store import Entry
     from snapmgr.contract.records import PoolKey, SnapshotRef
     from snapmgr.doctor.facts import Facts
@@ -20,11 +20,11 @@ MORE_ROOM = "delete it if it is not needed, or give it more room; see docs/how-t
 
 def losses(facts: Facts) -> dict[str, Finding]:
     """Return a finding, with its cure, for each READY snapshot that ran full, by its id."""
-    fills = _fills(facts)
+    capacities = _capacities(facts)
     found = {}
     for entry in facts.entries:
         manifest = entry.manifest
-        why = loss_of(manifest, fills) if manifest.state == "ready" else None
+        why = overflow_reason(manifest, capacities) if manifest.state == "ready" else None
         if why is not None:
             found[manifest.id] = Finding(
                 area="storage",
@@ -40,7 +40,7 @@ def losses(facts: Facts) -> dict[str, Finding]:
 
 def lost_members(facts: Facts, entry: Entry) -> tuple[str, ...]:
     """Return the names of a snapshot's members that ran full and are still there."""
-    lost = {series.native_id for series in lost_series(entry.manifest.members, _fills(facts))}
+    lost = {series.native_id for series in overflowed_series(entry.manifest.members, _capacities(facts))}
     return tuple(member.ref.name for member in entry.manifest.members if member.ref.native_id in lost)
 
 
@@ -59,12 +59,12 @@ def rest_of_set(entry: Entry, there: Sequence[SnapshotRef]) -> Finding:
 
 def fullness(facts: Facts) -> Iterator[Finding]:
     """Say which snapshots will soon run full, and which pools did."""
-    fills = _fills(facts)
+    capacities = _capacities(facts)
     for entry in facts.entries:
         if entry.manifest.state == "ready":
-            yield from _filling(facts, entry, fills)
+            yield from _filling(facts, entry, capacities)
     for pool in facts.pools:
-        for series in pool.fill.shared if pool.fill is not None else ():
+        for series in pool.capacity.shared if pool.capacity is not None else ():
             # How full it is otherwise is said of each job.
             if series.full_since is not None:
                 what = f"{series.name} ran full or is damaged: the database itself cannot write"
@@ -72,10 +72,10 @@ def fullness(facts: Facts) -> Iterator[Finding]:
                 yield Finding(area="storage", subject=pool.pool.title, level="problem", what=what, hint=hint)
 
 
-def _filling(facts: Facts, entry: Entry, fills: dict[PoolKey, PoolFill]) -> Iterator[Finding]:
+def _filling(facts: Facts, entry: Entry, capacities: dict[PoolKey, PoolCapacity]) -> Iterator[Finding]:
     manifest = entry.manifest
     limits = facts.limits.get(manifest.job)
-    for series in own_series(manifest.members, fills) if limits is not None else ():
+    for series in own_series(manifest.members, capacities) if limits is not None else ():
         foreseen = forecast(series, facts.now, manifest.taken_at)
         what = alarm(series, foreseen, limits, facts.now) if limits is not None else None
         if what is not None and series.full_since is None:
@@ -89,5 +89,5 @@ def _filling(facts: Facts, entry: Entry, fills: dict[PoolKey, PoolFill]) -> Iter
             )
 
 
-def _fills(facts: Facts) -> dict[PoolKey, PoolFill]:
-    return {one.pool.key: one.fill for one in facts.pools if one.fill is not None}
+def _capacities(facts: Facts) -> dict[PoolKey, PoolCapacity]:
+    return {one.pool.key: one.capacity for one in facts.pools if one.capacity is not None}

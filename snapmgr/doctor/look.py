@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.access.attach import part_point
-from snapmgr.capacity.read import attachment_problem, peek
-from snapmgr.capacity.series import limits_of
-from snapmgr.catalog.inplace import reversions
+from snapmgr.capacity.read import attachment_problem, sample_pool
+from snapmgr.capacity.series import capacity_limits
+from snapmgr.catalog.inplace import inplace_records
 from snapmgr.catalog.manifest import GONE, SCHEMA
 from snapmgr.config.plugins import list_plugins
 from snapmgr.contract.errors import CatalogError, ConfigError, NotFoundError, SnapmgrError
@@ -25,8 +25,9 @@ from snapmgr.doctor.rebuild import claimed_by, job_of
 from snapmgr.restore.inplace.run import unfinished_inplace
 from snapmgr.restore.unfinished import unfinished_restores
 from snapmgr.system.blockdev import find_target
+from snapmgr.system.boot import boot_id, machine_id
 from snapmgr.system.files import BEGUN, is_abandoned, read_file
-from snapmgr.system.host import boot_id, is_alive, machine_id
+from snapmgr.system.host import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -72,7 +73,7 @@ def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -
         now=now,
         exists=catalog.path.exists(),
         jobs=frozenset(ctx.config.jobs),
-        limits={job.name: limits_of(job, now) for job in ctx.config.jobs.values()},
+        limits={job.name: capacity_limits(job, now) for job in ctx.config.jobs.values()},
         entries=tuple(sorted((*entries, *sound), key=lambda entry: entry.manifest.created_at)),
         leases=tuple(_lease_facts(ctx, lease, mounts) for lease in leases),
         files=(
@@ -91,7 +92,7 @@ def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -
         mounted=frozenset(record for mount in mounts for record in _RECORD_ID.findall(mount.root)),
         elsewhere=_known_elsewhere(seen, us),
         restores=tuple(one for one in (*unfinished_restores(ctx), *unfinished_inplace(ctx)) if not one.active),
-        reverting=frozenset(one.snapshot_id for one in reversions(ctx.catalog)),
+        inplace=frozenset(one.snapshot_id for one in inplace_records(ctx.catalog)),
     )
 
 
@@ -121,7 +122,7 @@ def _read_pools(ctx: Context, pools: Iterable[Pool], named: Iterable[Pool]) -> I
     for pool, expected in everywhere.values():
         try:
             found = ctx.backend(pool.backend).inventory((pool,))
-            yield PoolFacts(pool=pool, found=found, fill=peek(ctx, pool), expected=expected)
+            yield PoolFacts(pool=pool, found=found, capacity=sample_pool(ctx, pool), expected=expected)
         except SnapmgrError as error:
             yield PoolFacts(pool=pool, error=error, expected=expected)
 
@@ -294,7 +295,7 @@ def _stray_files(catalog: Catalog, known: set[str], damaged: list[Damaged]) -> I
     snapshots = [path for path in _listed(catalog.path / "snapshots") if path.is_dir() and not path.is_symlink()]
     for folder in (
         catalog.path,
-        *(catalog.path / name for name in ("leases", "schedules", "restores", "reversions", "gauges")),
+        *(catalog.path / name for name in ("leases", "schedules", "restores", "inplace", "capacity")),
         *snapshots,
     ):
         for path in _listed(folder):

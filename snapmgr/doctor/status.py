@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.capacity.series import limits_of, read_gauges, was_lost
+from snapmgr.capacity.series import capacity_limits, readings_of, was_overflowed
 from snapmgr.catalog.inplace import MERGED
 from snapmgr.contract.errors import ConfigError
 from snapmgr.contract.units import format_duration
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import tzinfo
 
-    from snapmgr.capacity.series import PoolFill, Reading
+    from snapmgr.capacity.series import PoolCapacity, Reading
     from snapmgr.catalog.manifest import Schedule
     from snapmgr.catalog.store import Entry
     from snapmgr.config.model import Job
@@ -69,7 +69,7 @@ def judge(
     now: datetime,
     zone: tzinfo,
     *,
-    fills: Mapping[PoolKey, PoolFill] | None = None,
+    capacities: Mapping[PoolKey, PoolCapacity] | None = None,
 ) -> JobStatus:
     """Say how `job` stands at `now`: pure.
 
@@ -79,7 +79,7 @@ def judge(
         schedule: when it is to run, if it was scheduled.
         now: aware.
         zone: the machine's time zone, which the schedule's times are in.
-        fills: how full its storage was.
+        capacities: how full its storage was.
 
     A scheduled job is due at the first time of its schedule after its newest READY snapshot, or after the schedule was
     installed; it is overdue when `grace_s`, and what the timer may be late, have passed and there is no newer one. What
@@ -111,8 +111,8 @@ def judge(
         problems.append(_failure(job, failed))
     problems += _unfinished(job, entries, newest, now)
     problems += _unverified(job, believed, now)
-    limits = limits_of(job, now, next_due)
-    gauges = read_gauges((entry.manifest for entry in ready), fills or {}, limits, now)
+    limits = capacity_limits(job, now, next_due)
+    gauges = readings_of((entry.manifest for entry in ready), capacities or {}, limits, now)
     problems += [_filling(job, one) for one in gauges if one.alarm is not None]
     return JobStatus(
         job=job.name,
@@ -189,7 +189,7 @@ def _failed(entries: list[Entry], newest: Entry | None) -> Entry | None:
 
 def _failure(job: Job, failed: Entry) -> Problem:
     manifest = failed.manifest
-    if was_lost(manifest):
+    if was_overflowed(manifest):
         return Problem(
             kind="lost", what=f"the newest snapshot ({manifest.id}) is lost: {manifest.reason}", hint=_again(job)
         )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from snapmgr.access.deletion import delete, remove_traces
 from snapmgr.access.storage_check import look
-from snapmgr.capacity.series import was_lost
-from snapmgr.catalog.inplace import refuse_reverting
+from snapmgr.capacity.series import was_overflowed
+from snapmgr.catalog.inplace import refuse_unfinished_inplace
 from snapmgr.catalog.manifest import GONE
 from snapmgr.catalog.store import attached_error
 from snapmgr.contract.errors import InUseError, SnapmgrError, StorageError
@@ -98,13 +98,13 @@ def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
 def _was_ready(manifest: Manifest) -> bool:
     """Whether a BROKEN snapshot was READY until its storage, or a part of that, was gone or ran full."""
     gone = manifest.state == "broken" and (manifest.reason or "").startswith(GONE)
-    return gone or was_lost(manifest)
+    return gone or was_overflowed(manifest)
 
 
 def _may_be_wanted(manifest: Manifest, presence: Presence) -> bool:
     """Whether there is something of such a snapshot that is not known to be worthless."""
     alone = len(manifest.members) == 1
-    return presence != "gone" and not (alone and was_lost(manifest))
+    return presence != "gone" and not (alone and was_overflowed(manifest))
 
 
 def _protections(ready: list[Entry], presences: dict[str, Presence]) -> dict[str, tuple[str, ...]]:
@@ -146,7 +146,7 @@ def delete_snapshots(
     with ExitStack() as locks:
         for job in sorted({verdict.entry.manifest.job for verdict in verdicts}):
             locks.enter_context(ctx.catalog.job_lock(job))
-            refuse_reverting(ctx.catalog, job)
+            refuse_unfinished_inplace(ctx.catalog, job)
         now = examine(ctx, shown)
         refusals = [_refusal_now(ctx, verdict, shown[verdict.id], force=force) for verdict in now]
         if any(refusals):

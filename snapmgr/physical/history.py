@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from snapmgr.catalog.physical import BinlogMark
 from snapmgr.mysql.connect.client import connect
-from snapmgr.system.host import boot_id
-from snapmgr.tree.kernel import generation
+from snapmgr.system.boot import boot_id
+from snapmgr.system.kernel import generation
 
 if TYPE_CHECKING:
     from snapmgr.catalog.physical import PhysicalRecord
     from snapmgr.mysql.connect.client import Connection
-    from snapmgr.source.locate import LiveServer
+    from snapmgr.source.server import LiveServer
 
 # Many events, with their times and server id: two histories do not agree in them.
 _TAIL_BYTES = 64 << 10

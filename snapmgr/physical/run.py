@@ -1,4 +1,4 @@
-"""Filling: the server's own tool copies its files to the staging folder, where they are applied and sealed.
+"""Makes a tool backup: the server's own tool copies its files to the staging folder, where they are applied and sealed.
 
 Whatever came, full or incremental, the staging folder ends up with all data: a snapshot of it restores by itself.
 """
@@ -19,17 +19,25 @@ from snapmgr.catalog.physical import PhysicalRecord, State
 from snapmgr.contract.abilities import FolderCloning
 from snapmgr.contract.errors import ConfigError, NotFoundError, NotQuiescedError, StorageError
 from snapmgr.mysql.connect.identity import program_of
-from snapmgr.mysql.datadir.layout import PATH_SETTINGS
+from snapmgr.mysql.datadir.settings import PATH_SETTINGS
 from snapmgr.physical.apply import ShownProgress
 from snapmgr.physical.history import break_since, identity, mark, run_of
+from snapmgr.physical.seal import compare, seal
 from snapmgr.physical.staging import Staging
-from snapmgr.source.locate import probe_server
-from snapmgr.source.volumes import Wanted, choose_backend
-from snapmgr.stage.leftout import require_all_tables
-from snapmgr.stage.owner import give_owner
-from snapmgr.stage.request import FullError
-from snapmgr.stage.seal import compare, seal
-from snapmgr.stage.tool import ApplyRequest, BrokenChainError, Filled, FillRequest, Tool, choose_tool, require_tool
+from snapmgr.physical.tools.choose import (
+    ApplyRequest,
+    BrokenChainError,
+    CopyRequest,
+    Tool,
+    ToolBackup,
+    choose_tool,
+    require_tool,
+)
+from snapmgr.physical.tools.leftout import require_all_tables
+from snapmgr.physical.tools.request import FullError
+from snapmgr.physical.tools.stagefolder import give_owner
+from snapmgr.source.server import probe_server
+from snapmgr.source.volumes import SourceNeeds, choose_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +46,8 @@ if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Manifest, Position, SourcePosition
     from snapmgr.config.model import Job
     from snapmgr.context import Context
-    from snapmgr.source.locate import LiveServer
-    from snapmgr.stage.seal import Fingerprint
+    from snapmgr.physical.seal import Fingerprint
+    from snapmgr.source.server import LiveServer
 
 _SHOWN = 5
 # Folders of the live server.
@@ -71,7 +79,7 @@ class SealedBackup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FillPlan:
+class ToolBackupPlan:
     """What would be fetched."""
 
     tool: Tool
@@ -90,7 +98,7 @@ class FillPlan:
         return f"{self.tool.name} fetches all data{why}"
 
 
-def plan_fill(ctx: Context, job: Job) -> FillPlan:
+def plan_tool_backup(ctx: Context, job: Job) -> ToolBackupPlan:
     """Look at the server and at the last backup; changes nothing. Raises MissingRequirementError without the tool."""
     live = probe_server(job)
     live.abilities.refuse_cluster()
@@ -100,7 +108,7 @@ def plan_fill(ctx: Context, job: Job) -> FillPlan:
     base, why = None, None
     if job.mode == "incremental":
         base, why = _find_base(ctx, job, tool, live)
-    return FillPlan(tool=tool, live=live, base=base, full_because=why)
+    return ToolBackupPlan(tool=tool, live=live, base=base, full_because=why)
 
 
 def _find_base(ctx: Context, job: Job, tool: Tool, live: LiveServer) -> tuple[Manifest | None, str | None]:
@@ -129,17 +137,19 @@ def _find_base(ctx: Context, job: Job, tool: Tool, live: LiveServer) -> tuple[Ma
 
 @contextmanager
 def staged(ctx: Context, job: Job) -> Iterator[SealedBackup]:
-    """Let the tool fill the job's staging folder; when the context ends the folder is removed. The job's lock is held.
+    """Let the tool copy the server into the job's staging folder, which is removed when the context ends.
 
-    Raises what `plan_fill` raises, StorageError if the tool fails or storage is full, with nothing left.
+    The caller holds the job's lock.
+
+    Raises what `plan_tool_backup` raises, StorageError if the tool fails or storage is full, with nothing left.
     """
-    plan = plan_fill(ctx, job)
+    plan = plan_tool_backup(ctx, job)
     folder = Staging(ctx, job, plan.live.identity.datadir)
     folder.begin()
     try:
         # Before anything is fetched: that no storage could take it shows now.
-        choose_backend(ctx, job, Wanted(path=str(folder.path)))
-        yield _Filling(ctx, job, plan, folder).run()
+        choose_backend(ctx, job, SourceNeeds(path=str(folder.path)))
+        yield _ToolBackupRun(ctx, job, plan, folder).run()
     finally:
         folder.end()
 
@@ -163,16 +173,16 @@ def _unusable() -> Iterator[None]:
 class _Fetched:
     """What the tool fetched, and the state of the staging folder's data then."""
 
-    filled: Filled
+    made: ToolBackup
     state: State
-    fill_s: float
+    copy_s: float
     apply_s: float
 
 
-class _Filling:
-    """One fill of a staging folder."""
+class _ToolBackupRun:
+    """Makes one tool backup in a staging folder."""
 
-    def __init__(self, ctx: Context, job: Job, plan: FillPlan, folder: Staging) -> None:
+    def __init__(self, ctx: Context, job: Job, plan: ToolBackupPlan, folder: Staging) -> None:
         self._ctx = ctx
         self._job = job
         self._plan = plan
@@ -196,9 +206,9 @@ class _Filling:
             if why is not None:
                 self._ctx.tell(f"a full backup: {why}")
             begun = time.monotonic()
-            filled = self._fill(self._folder.data, 0)
-            fetched = _Fetched(filled=filled, state=filled.state, fill_s=time.monotonic() - begun, apply_s=0.0)
-        filled = fetched.filled
+            made = self._back_up(self._folder.data, 0)
+            fetched = _Fetched(made=made, state=made.state, copy_s=time.monotonic() - begun, apply_s=0.0)
+        made = fetched.made
         sealed_at = time.monotonic()
         give_owner(self._folder.data, self._live.identity.uid, self._live.identity.gid)
         self._ctx.tell(f"sealing {self._folder.data}")
@@ -208,22 +218,22 @@ class _Filling:
             progress=partial(self._ctx.progress, "sealing"),
         )
         record = PhysicalRecord(
-            tool=filled.tool,
-            tool_version=filled.tool_version,
+            tool=made.tool,
+            tool_version=made.tool_version,
             kind="full" if base is None else "incremental",
             state=fetched.state,
-            from_lsn=filled.from_lsn,
-            to_lsn=filled.to_lsn,
+            from_lsn=made.from_lsn,
+            to_lsn=made.to_lsn,
             base=base.id if base is not None else None,
             full_because=why if base is None else None,
             datadir=self._live.identity.datadir,
             identity=identity(self._live),
             run=run_of(self._live),
             binlog=mark(self._live),
-            fetched_bytes=filled.size_bytes,
+            fetched_bytes=made.size_bytes,
             size_bytes=fingerprint.size_bytes,
             files=fingerprint.files,
-            fill_s=fetched.fill_s,
+            copy_s=fetched.copy_s,
             apply_s=fetched.apply_s,
             seal_s=time.monotonic() - sealed_at,
             fingerprint=fingerprint.digest,
@@ -231,18 +241,18 @@ class _Filling:
         return SealedBackup(
             path=str(self._folder.data),
             server=server_of(self._live, str(self._folder.data)),
-            position=filled.position,
-            sources=filled.sources,
+            position=made.position,
+            sources=made.sources,
             record=record,
             seal=fingerprint,
         )
 
-    def _fill(self, folder: Path, from_lsn: int) -> Filled:
+    def _back_up(self, folder: Path, from_lsn: int) -> ToolBackup:
         folder.mkdir(mode=0o700)
         what = f"what changed since LSN {from_lsn}" if from_lsn else "all data"
         self._ctx.tell(f"{self._tool.name} fetches {what} into {folder}")
-        filled = self._tool.fill(
-            FillRequest(
+        made = self._tool.back_up(
+            CopyRequest(
                 folder=str(folder),
                 log=str(self._log),
                 credentials=self._live.credentials,
@@ -251,12 +261,12 @@ class _Filling:
                 throttle=self._throttle(),
                 parallel=self._job.parallel,
                 options=self._job.tool_options,
-                time_limit_s=self._job.fill_limit_s,
+                time_limit_s=self._job.tool_time_limit_s,
                 progress=ShownProgress(self._ctx),
             )
         )
-        require_all_tables(str(folder), self._live.identity.datadir, str(self._log), filled)
-        return filled
+        require_all_tables(str(folder), self._live.identity.datadir, str(self._log), made)
+        return made
 
     def _throttle(self) -> int:
         """Return the job's limit in the tool's counting: chunks a second."""
@@ -270,16 +280,16 @@ class _Filling:
         with _unusable():
             self._clone(base, record)
         cloned = time.monotonic()
-        filled = self._fill(self._folder.increment, record.to_lsn)
-        filled_at = time.monotonic()
+        made = self._back_up(self._folder.increment, record.to_lsn)
+        copied_at = time.monotonic()
         self._ctx.tell(f"applying it to a clone of {base.id}")
         with _unusable():
             self._apply(str(self._folder.increment))
         return _Fetched(
-            filled=filled,
+            made=made,
             state="redo-applied" if self._tool.name == "xtrabackup" else "prepared",
-            fill_s=filled_at - cloned,
-            apply_s=time.monotonic() - filled_at + cloned - begun,
+            copy_s=copied_at - cloned,
+            apply_s=time.monotonic() - copied_at + cloned - begun,
         )
 
     def _clone(self, base: Manifest, record: PhysicalRecord) -> None:
@@ -304,7 +314,7 @@ class _Filling:
                 redo_only=True,
                 use_memory_bytes=self._job.prepare.use_memory_bytes or self._job.verify.memory_bytes,
                 options=self._job.prepare.tool_options,
-                time_limit_s=self._job.fill_limit_s,
+                time_limit_s=self._job.tool_time_limit_s,
                 progress=ShownProgress(self._ctx),
             )
         )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import ConfigError, StorageError
 from snapmgr.source.toolbackup import staging_root
-from snapmgr.system.blockdev import lies_in
+from snapmgr.system.boot import machine_id
 from snapmgr.system.files import space_hint, write_file
-from snapmgr.system.host import machine_id
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from snapmgr.config.model import Job

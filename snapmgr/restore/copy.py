@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 from snapmgr.access.attach import place_of
 from snapmgr.contract.errors import StorageError
 from snapmgr.contract.units import format_size
-from snapmgr.mysql.datadir.relocation import LISTS, absolute_folders, absolute_names, server_options
-from snapmgr.system.blockdev import lies_in
+from snapmgr.mysql.datadir.relocation import LISTS, absolute_folders, absolute_names, relocated_options
+from snapmgr.system.kernel import sync_file_system
+from snapmgr.system.paths import lies_in, shown
 from snapmgr.tree.compare import compare
 from snapmgr.tree.copy import TreeCopy, can_share
-from snapmgr.tree.kernel import sync_file_system
-from snapmgr.tree.walk import FOLDER_FLAGS, Survey, reach, shown, survey
+from snapmgr.tree.walk import FOLDER_FLAGS, Survey, reach, survey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from snapmgr.catalog.manifest import Manifest
     from snapmgr.context import Context
-    from snapmgr.restore.folder_map import Arrangement, Piece
+    from snapmgr.restore.folder_map import FolderMap, MappedFolder
     from snapmgr.restore.landing import Landing
 
 # What a copy takes beside data: inode, folder entry, extent records.
@@ -33,12 +33,12 @@ _RESERVE_BYTES = 4 << 20
 _MIB = 1 << 20
 _PROGRESS_EVERY_S = 0.1
 _DIFFERENCES_KEPT = 1000
-_LEADS_KEPT = 1000
+_PATHS_KEPT = 1000
 DIFFERS_FILE = "SNAPMGR-RESTORE-DIFFERS.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class FolderTarget:
     """A folder of the source, and where it is restored to."""
 
     original: str
@@ -46,7 +46,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lead:
+class ExternalPath:
     """Something in the restored tree that names a path outside of it."""
 
     where: str
@@ -56,14 +56,14 @@ class Lead:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restored:
+class RestoreResult:
     """What a restore did."""
 
     snapshot_id: str
     dest: str
     data_path: str
     """The datadir, or the directory."""
-    places: tuple[Place, ...]
+    places: tuple[FolderTarget, ...]
     """Every folder of the source, its own first."""
     files: int
     links: int
@@ -80,28 +80,28 @@ class Restored:
     differences: tuple[str, ...]
     options: tuple[str, ...]
     """What a server on it has to be told; empty for directories and where no server was asked."""
-    leads: tuple[Lead, ...]
+    external_paths: tuple[ExternalPath, ...]
     excluded: tuple[str, ...]
     duration_s: float
 
 
-def list_places(arrangement: Arrangement, dest: str) -> tuple[Place, ...]:
+def list_targets(arrangement: FolderMap, dest: str) -> tuple[FolderTarget, ...]:
     """Return where every folder of the source goes in `dest`."""
-    return tuple(Place(original=path, path=arrangement.moved(path, dest)) for path in arrangement.there)
+    return tuple(FolderTarget(original=path, path=arrangement.moved(path, dest)) for path in arrangement.there)
 
 
-class Replica:
+class TreeRestore:
     """The copy of an attached snapshot in a landing; made by `restore`."""
 
-    def __init__(self, ctx: Context, manifest: Manifest, place: Landing, arrangement: Arrangement) -> None:
+    def __init__(self, ctx: Context, manifest: Manifest, place: Landing, arrangement: FolderMap) -> None:
         self._ctx = ctx
         self._manifest = manifest
         self._place = place
         self._dest = place.record.dest
         self._arrangement = arrangement
-        self._leads: list[Lead] = []
+        self._external: list[ExternalPath] = []
 
-    def make(self, *, read_back: bool) -> Restored:
+    def make(self, *, read_back: bool) -> RestoreResult:
         """Copy, sync and compare; return what was done. Raises StorageError; a difference is in the result."""
         start = time.monotonic()
         with ExitStack() as stack:
@@ -126,12 +126,12 @@ class Replica:
             self._sync()
         server = self._manifest.server
         places, absent = self._arrangement.there.keys(), self._manifest.absent
-        options = server_options(server, self._moved, places=places, absent=absent) if server is not None else ()
-        return Restored(
+        options = relocated_options(server, self._moved, places=places, absent=absent) if server is not None else ()
+        return RestoreResult(
             snapshot_id=self._manifest.id,
             dest=self._dest,
             data_path=self._moved(self._manifest.path),
-            places=list_places(self._arrangement, self._dest),
+            places=list_targets(self._arrangement, self._dest),
             files=tally.files,
             links=tally.links,
             folders=tally.folders,
@@ -144,7 +144,7 @@ class Replica:
             contents_compared=read_back,
             differences=tuple(differences),
             options=options,
-            leads=tuple(self._leads[:_LEADS_KEPT]),
+            external_paths=tuple(self._external[:_PATHS_KEPT]),
             excluded=self._manifest.excluded,
             duration_s=time.monotonic() - start,
         )
@@ -152,11 +152,11 @@ class Replica:
     def _moved(self, path: str) -> str:
         return self._arrangement.moved(path, self._dest)
 
-    def _can_share(self, sources: Mapping[Piece, int]) -> bool:
+    def _can_share(self, sources: Mapping[MappedFolder, int]) -> bool:
         # On a set of volumes some may be on the destination's file system and others not: each file tries for itself.
         return any(can_share(source_fd, self._place.hidden_fd) for source_fd in sources.values())
 
-    def _measure(self, sources: Mapping[Piece, int], *, share: bool) -> Survey:
+    def _measure(self, sources: Mapping[MappedFolder, int], *, share: bool) -> Survey:
         """Measure the trees. Raises StorageError if there is no room for a copy."""
         seen = Survey(entries=0, allocated_bytes=0)
         data_bytes = 0
@@ -182,7 +182,7 @@ class Replica:
             )
         return seen
 
-    def _copy(self, copy: TreeCopy, piece: Piece, source_fd: int) -> None:
+    def _copy(self, copy: TreeCopy, piece: MappedFolder, source_fd: int) -> None:
         tree_fd = self._place.tree_fd
         if piece.target and not self._is_inner(piece):
             os.mkdir(piece.target, 0o700, dir_fd=tree_fd)
@@ -193,7 +193,7 @@ class Replica:
         for path, aim in copy.tally.leads:
             self._note(os.path.join(self._dest, piece.target, path), aim)
 
-    def _is_inner(self, piece: Piece) -> bool:
+    def _is_inner(self, piece: MappedFolder) -> bool:
         return "/" in piece.target or any(
             other is not piece and piece.target in self._arrangement.apart(other) for other in self._arrangement.pieces
         )
@@ -205,7 +205,7 @@ class Replica:
         # A directory may hold any links; a datadir's are all followed by its server.
         if not inside and (live or self._manifest.source == "mysql"):
             # Names on disk need not be UTF-8; reports are.
-            self._leads.append(Lead(where=shown(where), to=shown(to), live=live))
+            self._external.append(ExternalPath(where=shown(where), to=shown(to), live=live))
 
     def _note_names(self) -> None:
         datadir = self._moved(self._manifest.path)
@@ -234,7 +234,7 @@ class Replica:
                 hint="look at the kernel's log: a device may be failing",
             ) from error
 
-    def _compare(self, sources: Mapping[Piece, int], contents: set[int], copied_bytes: int) -> list[str]:
+    def _compare(self, sources: Mapping[MappedFolder, int], contents: set[int], copied_bytes: int) -> list[str]:
         progress = _Progress(self._ctx, "comparing", copied_bytes)
         found: list[str] = []
         for piece, source_fd in sources.items():
@@ -269,7 +269,7 @@ class Replica:
 
 
 @contextmanager
-def _opened(manifest: Manifest, piece: Piece) -> Iterator[int]:
+def _opened(manifest: Manifest, piece: MappedFolder) -> Iterator[int]:
     try:
         fd = os.open(piece.source, FOLDER_FLAGS)
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from snapmgr.catalog.manifest import HIDDEN_NAME
 from snapmgr.contract.errors import ConfigError, MissingRequirementError
 from snapmgr.system.blockdev import read_mounts
-from snapmgr.tree.walk import FOLDER_FLAGS, shown
+from snapmgr.system.paths import shown
+from snapmgr.tree.walk import FOLDER_FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

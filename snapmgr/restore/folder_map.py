@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class MappedFolder:
     """A folder that is copied whole."""
 
     original: str
@@ -28,10 +28,10 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrangement:
+class FolderMap:
     """What is copied where, and where every folder of the source is afterwards."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[MappedFolder, ...]
     """An outer one before what goes into it."""
     there: Mapping[str, Path]
 
@@ -45,7 +45,7 @@ class Arrangement:
         )
         return os.path.normpath(os.path.join(dest, holder.target, os.path.relpath(copy, holder.source)))
 
-    def apart(self, outer: Piece) -> frozenset[str]:
+    def apart(self, outer: MappedFolder) -> frozenset[str]:
         """Return what of a piece is filled by others, from its own folder."""
         return frozenset(
             os.path.relpath(inner.target, outer.target or ".")
@@ -54,7 +54,7 @@ class Arrangement:
         )
 
 
-def arrange(there: Mapping[str, Path]) -> Arrangement:
+def map_folders(there: Mapping[str, Path]) -> FolderMap:
     """Given every folder of the source and where its copy is (the source's own first), say what goes where.
 
     What lies in another folder's copy comes with it. What lay in another folder, but on another volume, goes back into
@@ -73,18 +73,20 @@ def arrange(there: Mapping[str, Path]) -> Arrangement:
         targets[original] = _free(name, targets.values()) if len(bases) > 1 else ""
     for original in sorted(inner, key=len):
         targets[original] = os.path.join(targets[inner[original]], os.path.relpath(original, inner[original]))
-    pieces = tuple(Piece(original=original, source=roots[original], target=targets[original]) for original in targets)
-    return Arrangement(pieces=pieces, there=there)
+    pieces = tuple(
+        MappedFolder(original=original, source=roots[original], target=targets[original]) for original in targets
+    )
+    return FolderMap(pieces=pieces, there=there)
 
 
-def expected(manifest: Manifest) -> Arrangement:
+def expected_map(manifest: Manifest) -> FolderMap:
     """Return the same for a snapshot that is not attached: by what its manifest says."""
     member = manifest.members[0]
     there = {manifest.path: Path("/0", member.subpath)}
     for number, member in enumerate(manifest.members):
         for path, subpath in member.places.items():
             there.setdefault(path, Path("/", str(number), subpath))
-    return arrange(there)
+    return map_folders(there)
 
 
 def _within(path: Path, folder: Path) -> bool:

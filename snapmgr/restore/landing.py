@@ -1,55 +1,44 @@
 """Where a restore lands: a folder that holds nothing yet, and gets all of the restored tree or none of it.
 
-The tree is built in a hidden folder *inside* the destination, which nobody but us may enter, and moved up at the end.
-So the destination may be an empty mount point (which no rename could replace), nobody starts a server on half a
-datadir, and what an interrupted restore left is told from what anybody else put beside it.
+The tree is built in a hidden folder *inside* the destination that only we can enter, and moved up at the end. So the
+destination may be an empty mount point (which no rename could replace), no server starts on half a datadir, and the
+leftover of an interrupted restore is distinguished from files of others beside it.
 
 ::
 
-    DEST/.snapmgr-restore-TOKEN/record.json   what this is (the same as STATE/restores/TOKEN.json)
+    DEST/.snapmgr-restore-TOKEN/record.json   the record of the restore (the same as STATE/restores/TOKEN.json)
     DEST/.snapmgr-restore-TOKEN/tree/         what DEST will hold
     DEST/.snapmgr-restore-TOKEN/root/         an empty folder with the attributes that DEST will have
 
-Once record.json says "finishing", all is copied, checked and safe on disk: whatever happens from then on, the next one
-who comes by moves up what is left. Before that it is removed. An flock on DEST tells whether somebody is at work.
+Once record.json says "finishing", everything is copied, checked and durable: after an interruption the next restore or
+doctor moves up the rest. Before that it removes the folder. The holder of an flock on DEST is the only one at work.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import pwd
 import secrets
-import stat
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.catalog.manifest import HIDDEN_NAME, Restoration, decode, encode
-from snapmgr.contract.errors import (
-    BusyError,
-    CatalogError,
-    MissingRequirementError,
-    NotFoundError,
-    SnapmgrError,
-    StorageError,
-)
+from snapmgr.catalog.manifest import HIDDEN_NAME, RestoreRecord, decode, encode
+from snapmgr.contract.errors import BusyError, CatalogError, MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.restore.destination import LOST, require_empty
-from snapmgr.system.files import read_file, write_file
 from snapmgr.system.host import signals_held, this_process
+from snapmgr.system.paths import shown
 from snapmgr.tree.attributes import Handle, keep
-from snapmgr.tree.kernel import rename_new
-from snapmgr.tree.walk import FOLDER_FLAGS, remove, shown
+from snapmgr.tree.hiddenfolder import lock, make_folder, make_hidden, move_up, read_record, remove_hidden, write_record
+from snapmgr.tree.walk import FOLDER_FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from snapmgr.catalog.store import Catalog
 
-_TREE, _ROOT, _RECORD = "tree", "root", "record.json"
+_TREE, _ROOT = "tree", "root"
 _DEST_MODE = 0o755
 
 Outcome = Literal["active", "finished", "removed"]
@@ -58,17 +47,17 @@ Outcome = Literal["active", "finished", "removed"]
 class Landing:
     """A destination that is ours now; made by `landing`."""
 
-    def __init__(self, catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: int) -> None:
+    def __init__(self, catalog: Catalog, record: RestoreRecord, dest_fd: int, hidden_fd: int) -> None:
         self.record = record
         self.dest_fd = dest_fd
         self.hidden_fd = hidden_fd
         """Of the hidden folder: a place for trials."""
-        self.tree_fd = _made(hidden_fd, _TREE)
+        self.tree_fd = make_folder(hidden_fd, _TREE)
         self._catalog = catalog
 
     def take_root(self, source_fd: int) -> None:
         """Let DEST itself get the attributes of the folder `source_fd` at the end."""
-        fd = _made(self.hidden_fd, _ROOT)
+        fd = make_folder(self.hidden_fd, _ROOT)
         try:
             keep(Handle(source_fd), Handle(fd))
             os.fsync(fd)
@@ -95,11 +84,11 @@ def landing(
 ) -> Iterator[Landing]:
     """Own `dest` (from `choose_destination`) while the context lasts; leaving it unfinished removes all that was made.
 
-    What an earlier restore left there is cleared up first. Raises BusyError if another restore is at work there,
+    First finishes or removes the leftover of an earlier restore. Raises BusyError if another restore is running there,
     ConfigError if it is not empty, `FinishedMeanwhileError` if an earlier one only had to be moved up. `tell` takes a
     line for people.
     """
-    record = Restoration(
+    record = RestoreRecord(
         token=secrets.token_hex(8),
         snapshot_id=snapshot_id,
         dest=dest,
@@ -117,7 +106,7 @@ def landing(
             if _clear_earlier(catalog, record, dest_fd):
                 record = replace(record, made_dest=True)
                 catalog.write_restoration(record)
-            hidden_fd = _made(dest_fd, record.hidden)
+            hidden_fd = make_hidden(dest_fd, record.hidden)
         except PermissionError:
             raise MissingRequirementError(
                 f"no right to restore to {dest}", hint="run as root, or name a folder of yours"
@@ -125,10 +114,6 @@ def landing(
         except OSError as error:
             raise StorageError(f"cannot restore to {dest}: {error.strerror}") from error
         try:
-            # A default ACL of DEST would otherwise be given to every file.
-            with suppress(OSError):
-                os.removexattr(hidden_fd, "system.posix_acl_default")
-            os.fchmod(hidden_fd, 0o700)
             record = replace(record, inode=os.fstat(hidden_fd).st_ino)
             _write_record(hidden_fd, record)
             place = Landing(catalog, record, dest_fd, hidden_fd)
@@ -147,7 +132,7 @@ def landing(
                         _undo(catalog, record, dest_fd)
                     except (OSError, SnapmgrError) as error:
                         # Why we are here matters more, and the record stays.
-                        tell(f"could not clear up {dest} ({error}); later: snapmgr doctor --fix")
+                        tell(f"could not clean up {dest} ({error}); later: snapmgr doctor --fix")
         finally:
             if dest_fd >= 0:
                 os.close(dest_fd)
@@ -156,7 +141,7 @@ def landing(
 class FinishedMeanwhileError(SnapmgrError):
     """An earlier restore to the same folder was complete but for its last step, which is done now."""
 
-    def __init__(self, record: Restoration) -> None:
+    def __init__(self, record: RestoreRecord) -> None:
         super().__init__(
             f"{record.dest} holds {record.snapshot_id}: an interrupted restore was complete but for its last step, "
             "which is done now",
@@ -165,21 +150,11 @@ class FinishedMeanwhileError(SnapmgrError):
         self.record = record
 
 
-def _made(parent_fd: int, name: str) -> int:
-    with suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=parent_fd)
-    return os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
+def _write_record(hidden_fd: int, record: RestoreRecord) -> None:
+    write_record(hidden_fd, encode(record))
 
 
-def _in(hidden_fd: int) -> Path:
-    return Path(f"/proc/self/fd/{hidden_fd}", _RECORD)
-
-
-def _write_record(hidden_fd: int, record: Restoration) -> None:
-    write_file(_in(hidden_fd), encode(record))
-
-
-def _own(record: Restoration) -> int:
+def _own(record: RestoreRecord) -> int:
     """Make the destination if need be, and lock it. Return its descriptor."""
     if record.made_dest:
         with suppress(FileExistsError):
@@ -188,25 +163,23 @@ def _own(record: Restoration) -> int:
             os.chmod(record.dest, _DEST_MODE)
     fd = os.open(record.dest, FOLDER_FLAGS)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(f"another restore to {record.dest} is active", hint="wait for it to end") from None
-        _require_same(fd, record.dest)
+        _lock(fd, record.dest)
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def _require_same(fd: int, dest: str) -> None:
-    # It may have been made, and removed again, by one that ended just now.
+def _lock(fd: int, dest: str) -> None:
+    if not lock(fd):
+        raise BusyError(f"another restore to {dest} is active", hint="wait for it to end")
+    # Another restore may have made DEST and removed it again just now.
     now, ours = os.stat(dest, follow_symlinks=False), os.fstat(fd)
     if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
-        raise BusyError(f"{dest} was exchanged by somebody else", hint="try again")
+        raise BusyError(f"{dest} was replaced during the restore", hint="try again")
 
 
-def _clear_earlier(catalog: Catalog, record: Restoration, dest_fd: int) -> bool:
+def _clear_earlier(catalog: Catalog, record: RestoreRecord, dest_fd: int) -> bool:
     """Finish or remove what earlier restores left; return whether one of them had made DEST, which stays.
 
     DEST is locked by us: none of them is at work.
@@ -224,7 +197,7 @@ def _clear_earlier(catalog: Catalog, record: Restoration, dest_fd: int) -> bool:
     return any(found.made_dest for found in earlier)
 
 
-def _recognise(catalog: Catalog, dest_fd: int, name: str) -> Restoration | None:
+def _recognise(catalog: Catalog, dest_fd: int, name: str) -> RestoreRecord | None:
     match = HIDDEN_NAME.fullmatch(name)
     if match is None:
         return None
@@ -238,26 +211,23 @@ def _recognise(catalog: Catalog, dest_fd: int, name: str) -> Restoration | None:
         os.close(fd)
 
 
-def _known(catalog: Catalog, hidden_fd: int, token: str) -> Restoration | None:
-    """Given an open folder with a hidden one's name, return what it is of, or None if it is none of ours."""
-    info = os.fstat(hidden_fd)
-    if info.st_uid not in {0, os.geteuid()}:
+def _known(catalog: Catalog, hidden_fd: int, token: str) -> RestoreRecord | None:
+    """Given an open folder with a hidden one's name, return its restore; None if it is not ours."""
+    inode, data = os.fstat(hidden_fd).st_ino, read_record(hidden_fd)
+    if data is None:
         return None
-    try:
-        record = decode(read_file(_in(hidden_fd)), Restoration, _RECORD)
-    except NotFoundError:
-        # Killed before it was written, or when all else was removed already.
-        if not all(name.startswith(f".{_RECORD}.") for name in os.listdir(hidden_fd)):
-            return None
+    if not data:
         known = next((one for one in catalog.restorations()[0] if one.token == token), None)
-        return replace(known, inode=info.st_ino) if known is not None else None
+        return replace(known, inode=inode) if known is not None else None
+    try:
+        record = decode(data, RestoreRecord, "record.json")
     except CatalogError:
         return None
-    return record if (record.token, record.inode) == (token, info.st_ino) else None
+    return record if (record.token, record.inode) == (token, inode) else None
 
 
-def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
-    """Finish or remove what an earlier restore left; DEST is locked by us."""
+def _converge(catalog: Catalog, record: RestoreRecord, dest_fd: int) -> Outcome:
+    """Finish or remove the leftover of an earlier restore; we hold the lock on DEST."""
     with suppress(FileNotFoundError):
         hidden_fd = os.open(record.hidden, FOLDER_FLAGS, dir_fd=dest_fd)
         try:
@@ -265,8 +235,8 @@ def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
             known = _known(catalog, hidden_fd, record.token)
             if known is None:
                 raise StorageError(
-                    f"{record.dest}/{record.hidden} is not what a restore made: it is left alone",
-                    hint="look at it, and remove it by hand",
+                    f"{record.dest}/{record.hidden} was not made by a restore: it is left alone",
+                    hint="check it, and remove it manually",
                 )
             record = replace(known, dest=record.dest, made_dest=record.made_dest)
             if record.finishing:
@@ -279,8 +249,8 @@ def _converge(catalog: Catalog, record: Restoration, dest_fd: int) -> Outcome:
     return "removed"
 
 
-def _complete(catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: int) -> None:
-    """Move up what is still in the tree, give DEST its attributes, remove the hidden folder; idempotent."""
+def _complete(catalog: Catalog, record: RestoreRecord, dest_fd: int, hidden_fd: int) -> None:
+    """Move up the rest of the tree, give DEST its attributes, remove the hidden folder; idempotent."""
     with suppress(FileNotFoundError):
         tree_fd = os.open(_TREE, FOLDER_FLAGS, dir_fd=hidden_fd)
         try:
@@ -299,33 +269,16 @@ def _complete(catalog: Catalog, record: Restoration, dest_fd: int, hidden_fd: in
             root = os.fstat(root_fd)
         finally:
             os.close(root_fd)
-    # Its record last: without that nobody would know what the rest is.
-    remove(hidden_fd, _TREE)
-    remove(hidden_fd, _ROOT)
-    remove(dest_fd, record.hidden)
+    remove_hidden(dest_fd, record.hidden)
     if root is not None:
         os.utime(dest_fd, ns=(root.st_atime_ns, root.st_mtime_ns))
     os.fsync(dest_fd)
     catalog.drop_restoration(record)
 
 
-def _move(tree_fd: int, name: str, dest_fd: int, record: Restoration) -> None:
+def _move(tree_fd: int, name: str, dest_fd: int, record: RestoreRecord) -> None:
     try:
-        try:
-            rename_new(tree_fd, name, dest_fd)
-        except PermissionError:
-            # Its ".." changes: that takes the right to write to it, which only root has anyway.
-            mode = stat.S_IMODE(os.stat(name, dir_fd=tree_fd, follow_symlinks=False).st_mode)
-            os.chmod(name, mode | 0o700, dir_fd=tree_fd)
-            rename_new(tree_fd, name, dest_fd)
-            os.chmod(name, mode, dir_fd=dest_fd)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            # NFS and FUSE know no RENAME_NOREPLACE.
-            if name in os.listdir(dest_fd):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
-            os.rename(name, name, src_dir_fd=tree_fd, dst_dir_fd=dest_fd)
+        move_up(tree_fd, name, dest_fd)
     except FileExistsError:
         if name == LOST:
             # A new ext4 has its own.
@@ -339,33 +292,25 @@ def _move(tree_fd: int, name: str, dest_fd: int, record: Restoration) -> None:
         ) from None
 
 
-def _undo(catalog: Catalog, record: Restoration, dest_fd: int) -> None:
+def _undo(catalog: Catalog, record: RestoreRecord, dest_fd: int) -> None:
     if dest_fd >= 0:
         _remove(record, dest_fd)
     catalog.drop_restoration(record)
 
 
-def _remove(record: Restoration, dest_fd: int) -> None:
-    """Remove the hidden folder, its record last, and DEST if it was made for it and holds nothing else."""
-    with suppress(FileNotFoundError):
-        hidden_fd = os.open(record.hidden, FOLDER_FLAGS, dir_fd=dest_fd)
-        try:
-            remove(hidden_fd, _TREE)
-            remove(hidden_fd, _ROOT)
-        finally:
-            os.close(hidden_fd)
-        remove(dest_fd, record.hidden)
-        # Before the state directory forgets it: a power cut would bring it back, and nobody would know whose it is.
-        os.fsync(dest_fd)
+def _remove(record: RestoreRecord, dest_fd: int) -> None:
+    """Remove the hidden folder, and DEST if it was made for the restore and holds nothing else."""
+    # Durably, before the state directory forgets it: a power cut would bring it back, and nobody would know its owner.
+    remove_hidden(dest_fd, record.hidden)
     if record.made_dest:
         with suppress(OSError):
             os.rmdir(record.dest)
 
 
-def clear(catalog: Catalog, record: Restoration) -> Outcome:
-    """Finish or remove what an interrupted restore left; nothing else in its destination is touched. Idempotent.
+def clear(catalog: Catalog, record: RestoreRecord) -> Outcome:
+    """Finish or remove the leftover of an interrupted restore, and nothing else in its destination. Idempotent.
 
-    Returns "active" if it is under way after all. Raises StorageError if something is in the way.
+    Returns "active" if it is still running. Raises StorageError if something is in the way.
     """
     try:
         dest_fd = os.open(record.dest, FOLDER_FLAGS)
@@ -375,9 +320,7 @@ def clear(catalog: Catalog, record: Restoration) -> Outcome:
     except OSError as error:
         raise StorageError(f"cannot open {record.dest}: {error.strerror}") from None
     try:
-        try:
-            fcntl.flock(dest_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(dest_fd):
             return "active"
         with signals_held():
             return _converge(catalog, record, dest_fd)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.access.attach import attached, copies, release
-from snapmgr.capacity.lost import require_believable
+from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.contract.errors import ConfigError, SnapmgrError, VerificationError
 from snapmgr.mysql.lock.stopped import server_process
 from snapmgr.physical.apply import make_ready
-from snapmgr.restore.copy import DIFFERS_FILE, Place, Replica, Restored, list_places
+from snapmgr.restore.copy import DIFFERS_FILE, FolderTarget, RestoreResult, TreeRestore, list_targets
 from snapmgr.restore.destination import choose_destination
-from snapmgr.restore.folder_map import arrange, expected
+from snapmgr.restore.folder_map import expected_map, map_folders
 from snapmgr.restore.landing import FinishedMeanwhileError, landing
 from snapmgr.system.host import is_alive
 from snapmgr.system.probe import require_answer
@@ -36,7 +36,7 @@ _PREPARE_S = 86400.0
 class RestoreDiffersError(VerificationError):
     """What was restored is not what the snapshot holds; it is left where it is."""
 
-    def __init__(self, restored: Restored) -> None:
+    def __init__(self, restored: RestoreResult) -> None:
         found = restored.differences
         more = f"; and {len(found) - _DIFFERENCES_SHOWN} more" if len(found) > _DIFFERENCES_SHOWN else ""
         super().__init__(
@@ -48,21 +48,23 @@ class RestoreDiffersError(VerificationError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RestorePlan:
     """What a restore would do."""
 
     dest: str
-    places: tuple[Place, ...]
+    places: tuple[FolderTarget, ...]
     excluded: tuple[str, ...]
 
 
-def plan(ctx: Context, entry: Entry, dest: str) -> Plan:
+def plan(ctx: Context, entry: Entry, dest: str) -> RestorePlan:
     """Say what `restore` would do, and refuse what it would refuse at once. Looks only."""
     where = _destination(ctx, entry.manifest, dest)
-    return Plan(dest=where, places=list_places(expected(entry.manifest), where), excluded=entry.manifest.excluded)
+    return RestorePlan(
+        dest=where, places=list_targets(expected_map(entry.manifest), where), excluded=entry.manifest.excluded
+    )
 
 
-def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) -> Restored:
+def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) -> RestoreResult:
     """Copy all that a READY snapshot holds of its source to `dest`: an empty folder, or one that does not exist yet.
 
     The snapshot is only read. Blocks are shared where the file system can; `read_back` compares the contents of what
@@ -80,12 +82,13 @@ def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) ->
     _release_dead(ctx, manifest.id)
     try:
         with (
+            removing_if_lost(ctx, manifest),
             deep_trees(),
             landing(ctx.catalog, where, manifest.id, tell=ctx.tell) as place,
             attached(ctx, entry, writable=False, why="restore") as lease,
         ):
-            restored = Replica(ctx, manifest, place, arrange(copies(lease, manifest))).make(read_back=read_back)
-            require_believable(ctx, lease, manifest)
+            restored = TreeRestore(ctx, manifest, place, map_folders(copies(lease, manifest))).make(read_back=read_back)
+            require_sound_reads(ctx, lease, manifest)
             if not restored.differences:
                 _make_ready(ctx, manifest, place, restored)
             place.finish(msgspec.json.encode(restored).decode())
@@ -93,13 +96,13 @@ def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) ->
         if error.record.snapshot_id != manifest.id or not error.record.report:
             raise
         ctx.tell(error.message)
-        restored = msgspec.json.decode(error.record.report, type=Restored)
+        restored = msgspec.json.decode(error.record.report, type=RestoreResult)
     if restored.differences:
         raise RestoreDiffersError(restored)
     return restored
 
 
-def _make_ready(ctx: Context, manifest: Manifest, place: Landing, restored: Restored) -> None:
+def _make_ready(ctx: Context, manifest: Manifest, place: Landing, restored: RestoreResult) -> None:
     tree = os.readlink(f"/proc/self/fd/{place.tree_fd}")
     data = Path(tree, os.path.relpath(restored.data_path, restored.dest))
     make_ready(ctx, manifest, data, memory_bytes=_PREPARE_BYTES, time_limit_s=_PREPARE_S)

@@ -12,7 +12,7 @@ from snapmgr.system.host import is_alive
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from snapmgr.catalog.manifest import Restoration
+    from snapmgr.catalog.manifest import RestoreRecord
     from snapmgr.context import Context
 
 
@@ -40,7 +40,7 @@ def unfinished_restores(ctx: Context) -> tuple[Unfinished, ...]:
     return tuple(_unfinished(ctx, record) for record in ctx.catalog.restorations()[0])
 
 
-def _unfinished(ctx: Context, record: Restoration) -> Unfinished:
+def _unfinished(ctx: Context, record: RestoreRecord) -> Unfinished:
     active = is_alive(record.holder)
     hidden = os.path.join(record.dest, record.hidden)
     if active:

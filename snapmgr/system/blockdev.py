@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError, NotFoundError, StorageError
 from snapmgr.contract.records import BlockDevice, Mount, Target
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -130,11 +131,6 @@ def _first_on_the_way(path: str, mounts: Iterable[Mount]) -> Mount | None:
         if lies_in(path, mount.point) and (best is None or len(mount.point) <= len(best.point)):
             best = mount
     return best
-
-
-def lies_in(path: str, *folders: str) -> bool:
-    """Return whether `path` is one of the folders or below one, judged by names; all are absolute and normalised."""
-    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 def find_target(path: str, *, runner: Runner | None = None) -> Target:

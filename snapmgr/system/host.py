@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from snapmgr.system.boot import boot_id
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -25,28 +27,6 @@ class Process:
 
 _REGRESSED, _FIXED = (4, 9), (5, 6)
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-
-
-def boot_id() -> str:
-    """Return the kernel's id of this boot: mounts, loop devices and pids of another one are gone."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def machine_id() -> str:
-    """Return this machine's id (machine-id(5)), or its host name if it has none."""
-    return lasting_machine_id() or os.uname().nodename
-
-
-def lasting_machine_id() -> str | None:
-    """Return this machine's id (machine-id(5)); None if it has none, as in many containers, whose host names change."""
-    for path in (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id")):
-        try:
-            text = path.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            continue
-        if text and text != "uninitialized":
-            return text
-    return None
 
 
 def regression_side(kernel: str) -> Literal["before", "within", "after"]:

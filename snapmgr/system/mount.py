@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import InUseError, NotFoundError, StorageError
 from snapmgr.system import mountapi
-from snapmgr.system.blockdev import lies_in, read_mounts
+from snapmgr.system.blockdev import read_mounts
+from snapmgr.system.paths import lies_in
 from snapmgr.system.trust import exchangeable
 
 if TYPE_CHECKING:

@@ -40,9 +40,9 @@ class CapacityContract(Contract):
         backend.delete(first)
         left = {gauge.ref.identity for gauge in backend.gauges((second.pool,)) if gauge.ref is not None}
         assert first.identity not in left
-        assert backend.relieve(second) is None, "a fresh snapshot needs no more room"
+        assert backend.auto_extend(second) is None, "a fresh snapshot needs no more room"
         with suppress(NotFoundError):
-            assert backend.relieve(first) is None
+            assert backend.auto_extend(first) is None
         with lab.unreachable(second.pool), pytest.raises(StorageError):
             backend.gauges((second.pool,))
 

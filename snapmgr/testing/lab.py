@@ -17,8 +17,8 @@ import pytest
 from snapmgr.api import AttachRecord, NotMine
 from snapmgr.backup.trigger import Trigger
 from snapmgr.system.blockdev import find_target
+from snapmgr.system.boot import boot_id
 from snapmgr.system.command import CommandRunner
-from snapmgr.system.host import boot_id
 from snapmgr.system.mount import KernelMounter, mounted
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import stat
 import struct
 from typing import TYPE_CHECKING
 
-from snapmgr.tree.kernel import sync_file_system
+from snapmgr.system.kernel import sync_file_system
 
 if TYPE_CHECKING:
     from pathlib import Path

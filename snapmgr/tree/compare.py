@@ -7,8 +7,9 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from snapmgr.system.paths import shown
 from snapmgr.tree.attributes import Handle, differences
-from snapmgr.tree.walk import FOLDER_FLAGS, Step, allocated, shown, walk
+from snapmgr.tree.walk import FOLDER_FLAGS, Step, allocated, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator

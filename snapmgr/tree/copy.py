@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import StorageError
-from snapmgr.tree import kernel
+from snapmgr.system import kernel
+from snapmgr.system.paths import shown
 from snapmgr.tree.attributes import Handle, keep
-from snapmgr.tree.walk import FOLDER_FLAGS, Step, allocated, is_full, reach, shown, walk
+from snapmgr.tree.walk import FOLDER_FLAGS, Step, allocated, is_full, reach, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -127,7 +128,7 @@ class TreeCopy:
         self.tally.size_bytes += info.st_size
         if not info.st_size:
             return
-        if self._share and kernel.clone_file(source, copy):
+        if self._share and kernel.try_clone_file(source, copy):
             self.tally.shared_files += 1
             self._progress(allocated(info))
             return
@@ -226,7 +227,7 @@ def can_share(source_fd: int, scratch_fd: int) -> bool:
             copy = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=scratch_fd)
             try:
                 kernel.set_nocow(copy, nocow=kernel.is_nocow(source))
-                return kernel.clone_file(source, copy)
+                return kernel.try_clone_file(source, copy)
             finally:
                 os.close(copy)
                 os.unlink(name, dir_fd=scratch_fd)

@@ -11,20 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.contract.errors import StorageError
+from snapmgr.system.paths import shown
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
+    from contextlib import ExitStack
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES = 512
 STUB_INODE = 2
 """Inode of the empty folder, with its own device number, that a btrfs snapshot has in place of a nested subvolume:
 BTRFS_EMPTY_SUBVOL_DIR_OBJECTID of linux/btrfs_tree.h. It exists only in memory, so its times change."""
-
-
-def shown(path: str) -> str:
-    """Return a path that can be printed whatever bytes it consists of."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +136,26 @@ def reach(root_fd: int, path: str) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def open_folder(stack: ExitStack, path: str) -> int:
+    """Open a folder for as long as `stack` lasts. Raises StorageError."""
+    try:
+        fd = os.open(path, FOLDER_FLAGS)
+    except OSError as error:
+        raise StorageError(f"cannot open {shown(path)}: {error.strerror}") from None
+    stack.callback(os.close, fd)
+    return fd
+
+
+def open_file(root_fd: int, path: str, flags: int = os.O_RDONLY) -> int:
+    """Open a file, or a folder for reading, below `root_fd` step by step: no symlinks. Return its descriptor."""
+    above, _, name = path.rpartition("/")
+    folder_fd = reach(root_fd, above)
+    try:
+        return os.open(name or ".", flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
+    finally:
+        os.close(folder_fd)
 
 
 @contextmanager

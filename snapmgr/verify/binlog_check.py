@@ -10,7 +10,7 @@ from snapmgr.mysql.binlog.events import MYSQL_ENCRYPTED_MAGIC
 from snapmgr.mysql.binlog.gtid import GtidError, MysqlGtidSet
 from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.lock.position import read_gtid
-from snapmgr.system.blockdev import lies_in
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ENCRYPTED_HEADER_BYTES = 512
 
 
-class Findings:
+class BinlogFindings:
     """What was found right and what was found wrong, one sentence each."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Findings:
         self.failures: list[str] = []
 
 
-def check_binlog(manifest: Manifest, there: Mapping[str, Path], found: Findings) -> None:
+def check_binlog(manifest: Manifest, there: Mapping[str, Path], found: BinlogFindings) -> None:
     """Look where the snapshot's last binary log ends.
 
     Under a lock nothing is written, so that it is exactly the recorded offset. Without one it may hold more: the
@@ -62,7 +62,7 @@ def check_binlog(manifest: Manifest, there: Mapping[str, Path], found: Findings)
         )
 
 
-def compare_gtid(manifest: Manifest, connection: Connection, found: Findings) -> None:
+def compare_gtid(manifest: Manifest, connection: Connection, found: BinlogFindings) -> None:
     """Ask the started server for its GTIDs. Raises MysqlError."""
     position, server = manifest.position, manifest.server
     if position is None or server is None or not position.gtid:

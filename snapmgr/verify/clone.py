@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.access.attach import attach, copies, data_path, part_point, release, release_or_tell, room_wanted
-from snapmgr.capacity.lost import require_believable
+from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.catalog.manifest import CloneServer
 from snapmgr.config.model import Verify
 from snapmgr.contract.errors import ConfigError, InUseError
-from snapmgr.mysql.server.lasting import check_options, end_server, held_server, port_problem
+from snapmgr.mysql.server.development import check_options, end_server, held_server, port_problem
 from snapmgr.mysql.server.program import find_server, server_for
 from snapmgr.physical.apply import make_ready
 from snapmgr.restore.destination import choose_destination
@@ -133,8 +133,9 @@ def clone(ctx: Context, plan: ClonePlan) -> Lease:
     StorageError if the clone cannot be mounted.
     """
     manifest = plan.entry.manifest
-    lease = attach(ctx, plan.entry, writable=True, why="clone", point=plan.point)
-    with room_wanted(f"start a server on a clone of {manifest.id}"):
+    with removing_if_lost(ctx, manifest):
+        lease = attach(ctx, plan.entry, writable=True, why="clone", point=plan.point)
+    with removing_if_lost(ctx, manifest), room_wanted(f"start a server on a clone of {manifest.id}"):
         try:
             recorded, data = manifest.server, data_path(lease)
             make_ready(ctx, manifest, data, memory_bytes=plan.memory_bytes, time_limit_s=plan.time_limit_s)
@@ -162,7 +163,7 @@ def clone(ctx: Context, plan: ClonePlan) -> Lease:
                 server.run(plan.time_limit_s)
                 facts = replace(facts, server_uuid=server.uuid(), answered_at=datetime.now(UTC))
                 lease = _record(ctx, lease, facts)
-                require_believable(ctx, lease, manifest)
+                require_sound_reads(ctx, lease, manifest)
         except BaseException:
             release_or_tell(ctx, lease)
             raise

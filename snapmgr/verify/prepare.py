@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.access.attach import attach, copies, data_path, place_of, release_or_tell, room_wanted
-from snapmgr.access.autoextend import relieved
-from snapmgr.capacity.lost import require_believable
+from snapmgr.access.autoextend import auto_extended
+from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.config.model import Verify
 from snapmgr.contract.errors import ConfigError, VerificationError
 from snapmgr.mysql.datadir.origin import read_origin
 from snapmgr.mysql.datadir.plainfile import open_plain
-from snapmgr.mysql.datadir.relocation import server_options
+from snapmgr.mysql.datadir.relocation import relocated_options
 from snapmgr.mysql.lock.position import read_gtid
 from snapmgr.mysql.server.program import server_for
-from snapmgr.mysql.server.throwaway import run_folder, throwaway
+from snapmgr.mysql.server.throwaway import copy_server
 from snapmgr.physical.apply import make_ready
 from snapmgr.system.host import signals_held
-from snapmgr.tree.kernel import sync_file_system
+from snapmgr.system.kernel import sync_file_system
 
 if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Lease, Manifest
@@ -89,11 +89,12 @@ def prepare(
         )
     how = how or Verify()
     start = time.monotonic()
-    lease = attach(ctx, entry, writable=True, why="prepare", point=point)
-    with room_wanted(f"prepare snapshot {manifest.id}"):
+    with removing_if_lost(ctx, manifest):
+        lease = attach(ctx, entry, writable=True, why="prepare", point=point)
+    with removing_if_lost(ctx, manifest), room_wanted(f"prepare snapshot {manifest.id}"):
         try:
             recovery = _Recovery(ctx, manifest, lease, how, pool_bytes)
-            with relieved(ctx, manifest):
+            with auto_extended(ctx, manifest):
                 applied = make_ready(
                     ctx,
                     manifest,
@@ -103,7 +104,7 @@ def prepare(
                 )
                 recovered, last = recovery.run()
                 recovered |= applied
-            require_believable(ctx, lease, manifest)
+            require_sound_reads(ctx, lease, manifest)
             with signals_held():
                 lease = replace(lease, why="mount")
                 ctx.catalog.write_lease(lease)
@@ -118,7 +119,7 @@ def prepare(
         recovered=recovered,
         server_uuid=last.server_uuid,
         gtid=last.gtid,
-        options=recovery.server_options(),
+        options=recovery.relocated_options(),
         duration_s=time.monotonic() - start,
     )
 
@@ -171,11 +172,11 @@ class _Recovery:
             os.close(fd)
         return _RECOVERY.search(first.log) is not None, second
 
-    def server_options(self) -> tuple[str, ...]:
+    def relocated_options(self) -> tuple[str, ...]:
         """Return the options of a server that is to run on the clone."""
         if self._recorded is None:
             return ()
-        return server_options(
+        return relocated_options(
             self._recorded,
             lambda path: str(place_of(path, self._there) or path),
             places=self._there.keys(),
@@ -183,19 +184,16 @@ class _Recovery:
         )
 
     def _start(self) -> _Run:
-        with (
-            run_folder(self._ctx.config.scratch_dir) as run_dir,
-            throwaway(
-                self.binary,
-                self._data,
-                settings=self._recorded.settings if self._recorded else {},
-                memory_bytes=self._how.memory_bytes,
-                run_dir=run_dir,
-                options=self._options,
-                originals=self._there,
-                time_limit_s=self._how.time_limit_s,
-            ) as server,
-        ):
+        with copy_server(
+            self._data,
+            self._recorded,
+            binary=self.binary,
+            memory_bytes=self._how.memory_bytes,
+            options=self._options,
+            originals=self._there,
+            scratch_dir=self._ctx.config.scratch_dir,
+            time_limit_s=self._how.time_limit_s,
+        ) as server:
             with server.connect() as connection:
                 gtid = read_gtid(connection, self.binary.flavor)
                 mysql = self.binary.flavor == "mysql"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.access.attach import attached, copies, data_path, room_wanted
 from snapmgr.access.note import store_note
-from snapmgr.capacity.lost import require_believable
+from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.catalog.manifest import Verification
 from snapmgr.config.model import Verify
 from snapmgr.contract.errors import (
@@ -23,10 +23,9 @@ from snapmgr.contract.errors import (
 )
 from snapmgr.mysql.connect.client import MysqlError
 from snapmgr.mysql.server.check import check_tables, run_assertions
-from snapmgr.mysql.server.program import server_for
-from snapmgr.mysql.server.throwaway import run_folder, throwaway
+from snapmgr.mysql.server.throwaway import copy_server
 from snapmgr.physical.apply import make_ready
-from snapmgr.verify.binlog_check import Findings, check_binlog, compare_gtid
+from snapmgr.verify.binlog_check import BinlogFindings, check_binlog, compare_gtid
 
 if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Lease, Manifest
@@ -57,12 +56,16 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
     trial = _Trial(ctx, manifest, how)
     verification: Verification | None = None
     try:
-        with room_wanted(f"try snapshot {manifest.id}"), attached(ctx, entry) as lease:
+        with (
+            removing_if_lost(ctx, manifest),
+            room_wanted(f"try snapshot {manifest.id}"),
+            attached(ctx, entry) as lease,
+        ):
             try:
                 trial.run(lease)
             except (VerificationError, MysqlError) as error:
                 trial.failures.append(error.message)
-            require_believable(ctx, lease, manifest)
+            require_sound_reads(ctx, lease, manifest)
             # Before the clone goes: a clone that cannot be removed does not unsay what was found.
             verification = trial.record(time.monotonic() - start)
     except SnapmgrError as error:
@@ -91,7 +94,7 @@ class _Trial:
     """One try of one snapshot, and what it found so far."""
 
     def __init__(self, ctx: Context, manifest: Manifest, how: Verify) -> None:
-        self.found = Findings()
+        self.found = BinlogFindings()
         self.checks = self.found.checks
         self.failures = self.found.failures
         self._ctx = ctx
@@ -143,28 +146,26 @@ class _Trial:
         left_s = self._deadline - time.monotonic()
         if make_ready(self._ctx, self._manifest, data, memory_bytes=self._how.memory_bytes, time_limit_s=left_s):
             self.checks.append("the tool applied the redo log")
-        binary = server_for(recorded, data, self._how.server)
-        with run_folder(self._ctx.config.scratch_dir) as run_dir:
-            self._ctx.tell(f"starting {binary.flavor} {binary.version} on a clone")
-            with throwaway(
-                binary,
-                data,
-                settings=recorded.settings if recorded else {},
-                memory_bytes=self._how.memory_bytes,
-                run_dir=run_dir,
-                options=self._how.options,
-                # Absolute paths in the data lead to the live files, unless the clone's are put in their place.
-                originals=there,
-                time_limit_s=self._deadline - time.monotonic(),
-            ) as server:
-                self.checks.append(f"{binary.flavor} {binary.version} started and recovered")
-                with server.connect() as connection:
-                    compare_gtid(self._manifest, connection, self.found)
-                    self._check_tables(server, connection)
-                if self.failures and (lacking := server.lack_of_keys("what is encrypted could not be judged")):
-                    raise lacking
-                if not server.shutdown():
-                    self.failures.append("the server on the clone did not shut down cleanly")
+        with copy_server(
+            data,
+            recorded,
+            program=self._how.server,
+            memory_bytes=self._how.memory_bytes,
+            options=self._how.options,
+            # Absolute paths in the data lead to the live files, unless the clone's are put in their place.
+            originals=there,
+            scratch_dir=self._ctx.config.scratch_dir,
+            time_limit_s=self._deadline - time.monotonic(),
+            tell=self._ctx.tell,
+        ) as server:
+            self.checks.append(f"{server.binary.flavor} {server.binary.version} started and recovered")
+            with server.connect() as connection:
+                compare_gtid(self._manifest, connection, self.found)
+                self._check_tables(server, connection)
+            if self.failures and (lacking := server.missing_keys("what is encrypted could not be judged")):
+                raise lacking
+            if not server.shutdown():
+                self.failures.append("the server on the clone did not shut down cleanly")
 
     def _check_tables(self, server: ThrowawayServer, connection: Connection) -> None:
         how = self._how

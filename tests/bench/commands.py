@@ -1,6 +1,6 @@
 """Whole processes side by side on one btrfs: a snapshot, and a list of 1,000, by snapmgr, snapper and btrbk.
 
-    ./run bench-commands --snapshots 1000 --repeats 15
+    ./run measure commands --snapshots 1000 --repeats 15
 
 Each tool lists snapshots of its own. Interleaved, so that the machine's moods hit all; medians, and the ratio to
 snapmgr. A tool that is not installed (apt-get install snapper btrbk) is a row that says so.

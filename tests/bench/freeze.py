@@ -3,8 +3,8 @@
 Backups and pauses as long as a backup in turn, so that the machine's moods hit both. Prints a table and, with --json
 FILE, the raw samples.
 
-    ./run bench-freeze --sets 20 --writers 4
-    ./run bench-freeze --sets 20 --volumes 2     # data and redo log on two file systems
+    ./run measure freeze --sets 20 --writers 4
+    ./run measure freeze --sets 20 --volumes 2     # data and redo log on two file systems
 """
 
 from __future__ import annotations

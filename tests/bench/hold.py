@@ -3,8 +3,8 @@
 Interleaved: backup, bare call, bare call, backup, …, so that the machine's moods hit both. Prints a table and, with
 --json FILE, the raw samples.
 
-    ./run bench-hold --snapshots 100 --writers 4
-    ./run bench-hold --snapshots 30 --dirty-gib 1
+    ./run measure hold --snapshots 100 --writers 4
+    ./run measure hold --snapshots 30 --dirty-gib 1
 """
 
 from __future__ import annotations

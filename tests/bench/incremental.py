@@ -4,8 +4,8 @@ A MariaDB is changed between points, and at each one two jobs back it up, one in
 its own. Space is what the object store holds after compaction and garbage collection (JuiceFS), or what the files
 occupy by FIEMAP (XFS). Then every point of both is restored, and a server on it must have the tables of that time.
 
-    ./run bench-incremental
-    ./run bench-incremental --storage juicefs --points 10 --data 512M --change-every 20
+    ./run measure incremental
+    ./run measure incremental --storage juicefs --points 10 --data 512M --change-every 20
 """
 
 from __future__ import annotations

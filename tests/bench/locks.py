@@ -8,9 +8,9 @@ then equal the source. Cells that snapmgr must refuse are tried once.
 Results are appended to a file; a second start goes on with what is missing. Prints what is wrong at once, and ends with
 1 if anything was, or failed; the report is made of the file alone.
 
-    ./run bench-locks                                   # the whole matrix, some 600 snapshots
-    ./run bench-locks --cells 'mysql-9/*/innodb/*'
-    ./run bench-locks --report > table.md
+    ./run measure locks                                   # the whole matrix, some 600 snapshots
+    ./run measure locks --cells 'mysql-9/*/innodb/*'
+    ./run measure locks --report > table.md
 """
 
 from __future__ import annotations

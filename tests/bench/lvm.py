@@ -6,8 +6,8 @@ copy is started and compared with its recorded position and with what the writer
 (`./run guest`) where there is no device-mapper; else SNAPMGR_TEST_DEV must name a blank disk. Prints tables and, with
 --json FILE, the raw samples.
 
-    ./run bench-lvm --snapshots 20
-    ./run bench-lvm --snapshots 50 --no-check --kind thin --fs xfs
+    ./run measure lvm --snapshots 20
+    ./run measure lvm --snapshots 50 --no-check --kind thin --fs xfs
 """
 
 from __future__ import annotations

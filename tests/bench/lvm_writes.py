@@ -5,7 +5,7 @@ Writes are O_DIRECT|O_DSYNC, one at a time, on the device itself. What the disk 
 too (/sys/block/*/stat): that does not depend on the machine's mood, which times do. Boots a guest (`./run guest`) where
 there is no device-mapper; else SNAPMGR_TEST_DEV must name a blank disk.
 
-    ./run bench-lvm-writes --rounds 3
+    ./run measure lvm-writes --rounds 3
 """
 
 from __future__ import annotations

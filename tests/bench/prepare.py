@@ -6,11 +6,11 @@ durable; the ways take turns. The first result of each way in a cell is compared
 
 Samples are appended to a file; a second start goes on with what is missing. The table is made of the file alone.
 
-    ./run bench-prepare --list                                    # cells, ways, what is missing, how long it will take
-    ./run bench-prepare                                           # everything: some hours
-    ./run bench-prepare --cells 10gbit/15ms/data1/redo1 --ways default,scratch,auto --repeats 2
-    ./run bench-prepare --data 128M --redo 16M --cells data1/redo1 --repeats 1
-    ./run bench-prepare --report > table.md
+    ./run measure prepare --list                                    # cells, ways, missing samples, forecast
+    ./run measure prepare                                           # everything: some hours
+    ./run measure prepare --cells 10gbit/15ms/data1/redo1 --ways default,scratch,auto --repeats 2
+    ./run measure prepare --data 128M --redo 16M --cells data1/redo1 --repeats 1
+    ./run measure prepare --report > table.md
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ It has real LVM and real btrfs, on a file in memory that is as slow as a disk (t
 
 Each sample is on disk at once: what was interrupted goes on at the next start with the same --keep, in the same order.
 
-    ./run bench-published --list                            # what is there, what is missing, how long it will take
-    ./run bench-published                                   # everything: some hours
-    ./run bench-published --only repaired,printed
-    ./run bench-published --unpack tests/golden/bench/published.tar.xz   # go on with the samples that are committed
-    ./run bench-published --pack tests/golden/bench/published.tar.xz     # the samples, as they are committed
-    ./run bench-published --report tests/golden/bench/published.tar.xz   # the tables of
+    ./run measure published --list                            # what is there, what is missing, how long it will take
+    ./run measure published                                   # everything: some hours
+    ./run measure published --only repaired,printed
+    ./run measure published --unpack tests/golden/bench/published.tar.xz   # go on with the samples that are committed
+    ./run measure published --pack tests/golden/bench/published.tar.xz     # the samples, as they are committed
+    ./run measure published --report tests/golden/bench/published.tar.xz   # the tables of
     docs/explanation/published-experiments.md
 """
 
@@ -77,11 +77,11 @@ exec "$@"
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition:
-    """One experiment in one reading."""
+    """One experiment in one variant."""
 
     name: str
     scenario: str
-    reading: str
+    variant: str
     profile: str = "quick"
     size_bytes: int = _DATA_BYTES
     budget_s: int = _GUEST_S
@@ -92,24 +92,24 @@ class Repetition:
         """Return what is run in the guest."""
         return [
             *(str(_ROOT / ".venv/bin/snapmgr"), "bench", "run", self.scenario),
-            *("--reading", self.reading, "--profile", self.profile, "--size", str(self.size_bytes)),
+            *("--variant", self.variant, "--profile", self.profile, "--size", str(self.size_bytes)),
             *("--on", _DISK, "--stacks", ",".join(self.stacks), "--repeats", str(repeats)),
             *("--budget", f"{self.budget_s}s", "--seed", str(self.seed), "-o", str(results)),
         ]
 
 
 REPETITIONS = (
-    Repetition(name="repaired", scenario="random-update", reading="repaired"),
+    Repetition(name="repaired", scenario="random-update", variant="repaired"),
     # Once more, at other places: six pairs leave wide intervals for as many comparisons as the page makes.
-    Repetition(name="repaired-again", scenario="random-update", reading="repaired", seed=2),
-    Repetition(name="printed", scenario="random-update", reading="printed"),
-    Repetition(name="database", scenario="random-update", reading="database"),
+    Repetition(name="repaired-again", scenario="random-update", variant="repaired", seed=2),
+    Repetition(name="printed", scenario="random-update", variant="printed"),
+    Repetition(name="database", scenario="random-update", variant="database"),
     # 12 intervals of 5 s on a tree that does not fit into memory.
-    Repetition(name="blog", scenario="blog", reading="repaired", profile="standard", size_bytes=_DATA_BYTES),
-    Repetition(name="blog-printed", scenario="blog", reading="printed", profile="standard", size_bytes=_DATA_BYTES),
+    Repetition(name="blog", scenario="blog", variant="repaired", profile="standard", size_bytes=_DATA_BYTES),
+    Repetition(name="blog-printed", scenario="blog", variant="printed", profile="standard", size_bytes=_DATA_BYTES),
     # What a second load alone does. Two runs, so that two guests can share the work: give each some --repeats.
     *(
-        Repetition(name=name, scenario="blog", reading="repaired", profile="standard", stacks=(_CONTROL,), seed=number)
+        Repetition(name=name, scenario="blog", variant="repaired", profile="standard", stacks=(_CONTROL,), seed=number)
         for number, name in enumerate(("blog-control", "blog-control-again"), start=1)
     ),
 )
@@ -244,7 +244,7 @@ def figures(samples: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> int:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(
-        prog="./run bench-published", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="./run measure published", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = ",".join(one.name for one in REPETITIONS)
     parser.add_argument("--keep", type=Path, default=_KEEP, help=f"folder of results (default: {_KEEP})")

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from snapmgr.api.copystore import CopyStoreBackend
+
 _GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-backend.md"
 _BLOCKS = re.findall(r"^```python\n(.*?)^```$", _GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
@@ -33,3 +35,8 @@ def tmp_path(quiet: Path | None, tmp_path: Path) -> Path:
 def test_the_guide_defines_what_it_says() -> None:
     assert my_backend.CopyBackend.name == "copy"
     assert issubclass(globals()["TestCopyBackend"], globals()["BackendContract"])
+
+
+def test_a_backend_on_the_kit_is_short() -> None:
+    assert len(_BACKEND.splitlines()) <= 80
+    assert issubclass(my_backend.CopyBackend, CopyStoreBackend)

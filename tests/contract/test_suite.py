@@ -92,7 +92,7 @@ class _RemembersItsSnapshots(ReflinkBackend):
 
 
 class _DeletesWhatIsInUse(ReflinkBackend):
-    def _refuse_attached(self, store_fd, ref):
+    def _refuse_attached(self, store, ref):
         pass
 
 

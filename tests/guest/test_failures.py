@@ -296,7 +296,7 @@ def test_a_group_that_has_lost_a_disk_or_is_exported(disk: str) -> None:
         try:
             refused = scene.call("backup", "demo")
             assert refused.returncode == 1
-            assert "the volume group vg-two lacks 1 of its physical volumes" in refused.stderr
+            assert "the volume group vg-two misses 1 of its physical volumes" in refused.stderr
             _reads(scene, ids[0])
             scene.ok("delete", "--force", "--yes", ids[0])
         finally:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from support.lvmscene import Kind, LvmScene
 
 pytestmark = pytest.mark.needs("root", "mariadbd")
-# 20 of each were shown by `./run bench-lvm`; CI repeats a few. The contract suite has thin with XFS, classic with ext4.
+# `./run measure lvm` showed 20 of each; CI repeats a few. The contract suite has thin with XFS, classic with ext4.
 MANY = 10 if CAMPAIGN else 4
 FEW = 2
 PLACES = (("thin", "ext4", MANY), ("classic", "xfs", FEW))

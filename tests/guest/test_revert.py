@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.catalog.inplace import reversions
+from snapmgr.catalog.inplace import inplace_records
 from snapmgr.cli.main import main
 from snapmgr.testing.processes import spawn
 from support import lvm
@@ -67,7 +67,7 @@ class VolumeScene(Scene):
         """Whether doctor has nothing to complain of, no record is left, and the volume is mounted."""
         done = self.run("doctor")
         assert done.returncode == 0, done.stdout + done.stderr
-        return reversions(self.context().catalog) == () and self.origin.point.is_mount()
+        return inplace_records(self.context().catalog) == () and self.origin.point.is_mount()
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def _refuse_what_is_in_use(scene: VolumeScene) -> None:
         assert f"sleep (pid {holder.pid}" in held.stderr
         holder.kill()
     assert (scene.origin.point / "beside").exists()
-    assert reversions(scene.context().catalog) == ()
+    assert inplace_records(scene.context().catalog) == ()
 
 
 @pytest.mark.parametrize("kind", ["classic", "thin"])
@@ -250,7 +250,7 @@ def test_whoever_kills_it_the_next_call_or_doctor_converges(vg, kind, points):
             taken = scene.entries()[-1].manifest.id
             scene.write(b"2")
             assert _killed(scene, point), point
-            (record,) = reversions(scene.context().catalog)
+            (record,) = inplace_records(scene.context().catalog)
             if turn == 0:
                 refused = scene.run("backup", "demo")
                 assert refused.returncode == 3, refused.stderr
@@ -270,7 +270,7 @@ def test_whoever_kills_it_the_next_call_or_doctor_converges(vg, kind, points):
                 assert undone == (record.step == "merging")
                 assert undone or f"{taken} is completed" in done.stderr
                 assert scene.holds() == (b"2" if undone else b"1")
-            assert reversions(scene.context().catalog) == ()
+            assert inplace_records(scene.context().catalog) == ()
             assert lvm.run("dmsetup", "info", "-c", "--noheadings", "-o", "tables_loaded", mapped).strip() == "Live"
             assert not [name for name in vg.names() if name.startswith("snapmgr.revert.")]
             tags = next(row["lv_tags"] for row in vg.lvs("lv_name", "lv_tags") if row["lv_name"] == scene.origin.lv)

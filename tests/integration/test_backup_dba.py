@@ -87,7 +87,7 @@ def test_a_table_made_elsewhere_right_before_the_lock(
             made.append("t")
             scene.server.query(f"CREATE TABLE d.t (id INT) ENGINE={engine} DATA DIRECTORY '{folder}'")
 
-    monkeypatch.setattr(firing, "_sync_until_short", make)
+    monkeypatch.setattr(firing, "flush_until_short", make)
     with _elsewhere(scene) as folder:
         ctx = scene.context()
         try:

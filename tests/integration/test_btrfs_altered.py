@@ -61,7 +61,7 @@ def test_a_snapshot_that_was_changed_and_made_read_only_again_is_told_from_what_
     assert (found.kind, found.ref) == ("debris", ref)
     assert "made read-only again" in found.why
     for writable in (True, False):
-        with pytest.raises(AlteredError, match="not what was taken"):
+        with pytest.raises(AlteredError, match="it no longer holds what was taken"):
             BACKEND.attach(new_record(ref, writable=writable))
     BACKEND.repair(found)
     assert (folder / "first" / "file").read_text() == "changed!"

@@ -224,7 +224,7 @@ def test_a_foreign_clone_under_our_name_is_not_detached(disk, folder, origin):
     ref = _found(disk)["first"].ref
     record = new_record(ref)
     run("btrfs", "subvolume", "snapshot", origin, folder / f"attach.{record.id}")
-    with pytest.raises(StorageError, match="no clone of"):
+    with pytest.raises(StorageError, match="not a clone of"):
         BACKEND.detach(record)
     assert (folder / f"attach.{record.id}" / "file").exists()
 
@@ -287,11 +287,11 @@ def test_a_folder_of_another_user_a_symlink_and_a_file_are_refused(disk, origin)
     place.rmdir()
     (disk.point / "elsewhere").mkdir(0o700)
     place.symlink_to("elsewhere")
-    with pytest.raises(StorageError, match="no folder that snapmgr can use"):
+    with pytest.raises(StorageError, match="not a folder that snapmgr can use"):
         BACKEND.arm((volume,), "s")
     place.unlink()
     place.write_text("a file")
-    with pytest.raises(StorageError, match="no folder that snapmgr can use"):
+    with pytest.raises(StorageError, match="not a folder that snapmgr can use"):
         BACKEND.inventory((volume.pool,))
     assert list((disk.point / "elsewhere").iterdir()) == []
 

@@ -17,7 +17,7 @@ import pytest
 
 from snapmgr.backup.run import backup
 from snapmgr.keep.prune import prune
-from snapmgr.system.host import lasting_machine_id
+from snapmgr.system.boot import lasting_machine_id
 from support.btrfs import run
 from support.scene import Scene, btrfs_scene
 from support.storage import loop_filesystem, work_folder
@@ -155,10 +155,10 @@ def test_a_snapshot_that_was_changed_by_hand_is_noticed_and_stays(storage: Stora
         assert "writable" in storage.refused("doctor")
         run("btrfs", "property", "set", data, "ro", "true")
         assert "made read-only again" in storage.refused("doctor")
-    assert "not what was taken" in storage.refused("mount", first)
+    assert "no longer holds what was taken" in storage.refused("mount", first)
     done = storage.scene.run("verify", first)
     assert done.returncode == 6, done.stderr
-    assert "not what was taken" in done.stderr
+    assert "no longer holds what was taken" in done.stderr
     # It is VERIFIED no more, and does not count as the newest.
     (entry,) = storage.scene.entries()
     assert entry.verification is not None
@@ -227,7 +227,7 @@ def test_a_mount_over_the_folder_of_snapshots_deletes_nothing_and_is_named(stora
         if storage.kind == "xfs":
             # btrfs looks through its own mount of the top level.
             assert done.returncode == 1
-            assert "is no store of copies" in storage.refused("mount", first)
+            assert "is not a store of copies" in storage.refused("mount", first)
     assert storage.scene.run("verify", first).returncode == 0
 
 

@@ -10,9 +10,9 @@ from snapmgr.contract.errors import NotQuiescedError
 from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import identify
-from snapmgr.mysql.lock.levels import Needs, choose
+from snapmgr.mysql.lock.levels import LockNeeds, choose
 from snapmgr.mysql.lock.lockless import lockless
-from snapmgr.mysql.lock.quiesce import Bounds
+from snapmgr.mysql.lock.quiesce import LockBounds
 from support.exactness import take_and_check
 from support.kinds import KINDS, each_kind
 from support.scene import btrfs_scene
@@ -62,8 +62,8 @@ def test_ddl_without_a_lock_is_seen(server: PrivateServer) -> None:
     credentials = Credentials(socket=server.socket, user="root")
     with connect(credentials) as connection:
         abilities = probe_abilities(connection, identify(connection))
-    choice = choose("crash-consistent", abilities, Needs(engines={"InnoDB": 1}, settings=_DURABLE))
-    bounds = Bounds(lock_wait_s=1, lock_attempts=1, lock_hold_s=3)
+    choice = choose("crash-consistent", abilities, LockNeeds(engines={"InnoDB": 1}, settings=_DURABLE))
+    bounds = LockBounds(lock_wait_s=1, lock_attempts=1, lock_hold_s=3)
     with lockless(credentials, abilities, choice, bounds, check=lambda _: None, sync=lambda: None) as free:
         name, _ = _TIME_LIMIT[server.kind.flavor]
         with server.connect(init_command=f"SET SESSION {name} = 0") as other, other.cursor() as cursor:

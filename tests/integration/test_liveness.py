@@ -21,8 +21,8 @@ from snapmgr.catalog.manifest import QuiesceRecord
 from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Connection, Credentials, connect
 from snapmgr.mysql.connect.identity import identify
-from snapmgr.mysql.lock.levels import Needs, choose
-from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.mysql.lock.levels import LockNeeds, choose
+from snapmgr.mysql.lock.quiesce import LockBounds, locked
 from support.freezing import frozen_file_system
 from support.kinds import each_kind, kinds
 from support.locksite import (
@@ -210,8 +210,8 @@ def held(site: LockSite, hold_s: float) -> Iterator[tuple[HeldLock, Connection]]
     credentials = Credentials(socket=str(site.server.socket), user=ACCOUNT)
     with connect(credentials) as connection:
         abilities = probe_abilities(connection, identify(connection))
-    bounds = Bounds(lock_wait_s=5, lock_attempts=1, lock_hold_s=hold_s)
-    choice = choose("auto", abilities, Needs())
+    bounds = LockBounds(lock_wait_s=5, lock_attempts=1, lock_hold_s=hold_s)
+    choice = choose("auto", abilities, LockNeeds())
     with locked(credentials, abilities, choice, bounds, check=lambda _: None, sync=lambda: None) as lock:
         yield lock, lock._connection
 
@@ -254,7 +254,7 @@ def test_all_of_ours_stopped_before_it_is_granted(site: LockSite) -> None:
             waited_s = told("write after it was granted", site.write_s())
             assert 0.3 < waited_s < SERVER_HOLD_S + SLACK_S
             assert site.ddl_s() < SLACK_S
-        site.require_failure(run, (4,), "we did not run", "lost", "not granted")
+        site.require_failure(run, (4,), "snapmgr itself was stopped", "lost", "not granted")
 
 
 @kinds("mysql-9")

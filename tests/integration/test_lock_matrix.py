@@ -1,4 +1,4 @@
-"""A selection of `./run bench-locks`: all values; in a campaign each two of them that can meet do so in a cell."""
+"""A selection of `./run measure locks`: all values; in a campaign each two of them that can meet do so in a cell."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import btrfsutil
 
-from snapmgr.tree.kernel import sync_file_system
+from snapmgr.system.kernel import sync_file_system
 
 if TYPE_CHECKING:
     from pathlib import Path

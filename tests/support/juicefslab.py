@@ -38,7 +38,7 @@ class JuicefsLab(FolderLab):
         return self.volume_.point / ".snapmgr-juicefs"
 
     def impostor(self, ref: SnapshotRef) -> Callable[[], bool]:
-        """Put a clone of the snapshot's box in its place."""
+        """Put a clone of the snapshot's copy folder in its place."""
         place = self.store / ref.name
         aside = self.folder / f"aside-{secrets.token_hex(4)}"
         place.rename(aside)

@@ -14,7 +14,7 @@ from snapmgr.access.attach import attached, copies, data_path
 from snapmgr.config.model import Verify
 from snapmgr.mysql.server.program import server_for
 from snapmgr.mysql.server.throwaway import run_folder, throwaway
-from snapmgr.verify.binlog_check import Findings, check_binlog, compare_gtid
+from snapmgr.verify.binlog_check import BinlogFindings, check_binlog, compare_gtid
 from support.kinds import KINDS
 from support.load import check_invariant
 from support.scene import Scene
@@ -105,13 +105,13 @@ def _undo(kind: str) -> tuple[str, ...]:
     return ("--innodb-undo-tablespaces=2",) if KINDS[kind].flavor == "mariadb" else ()
 
 
-def check(ctx: Context, taken: Taken, kind: str) -> Findings:
+def check(ctx: Context, taken: Taken, kind: str) -> BinlogFindings:
     """Start a server on a clone, as verify does, and compare it with the record and with what was acknowledged.
 
-    Raises InvariantError; what else is wrong is in `Findings.failures`.
+    Raises InvariantError; what else is wrong is in `BinlogFindings.failures`.
     """
     entry = ctx.catalog.load(taken.manifest.id)
-    manifest, found = entry.manifest, Findings()
+    manifest, found = entry.manifest, BinlogFindings()
     assert manifest.server is not None
     with attached(ctx, entry) as lease, run_folder(ctx.config.scratch_dir) as run_dir:
         there = copies(lease, manifest)

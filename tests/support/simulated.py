@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from snapmgr.stage.tuning.rungs import Limits, Settings
+from snapmgr.physical.tuning.rungs import RungSettings, TuningLimits
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -27,7 +27,7 @@ class SimulatedStorage:
     default_cache_bytes: int = 200 * MIB
     tool_s: float = 2.0
 
-    def seconds(self, settings: Settings) -> float:
+    def seconds(self, settings: RungSettings) -> float:
         """Return what a prepare takes from a cold cache, until all is uploaded."""
         memory = settings.use_memory_bytes or 100 * MIB
         short = max(0.0, 1 - memory / self.touched_bytes)
@@ -47,14 +47,14 @@ class SimulatedStorage:
             fsyncs, settle = self.fsync_s, 0.0
         return self.tool_s + warm_up + reads + writes + (15 + 76 * short) * fsyncs + settle
 
-    def bottleneck(self, settings: Settings) -> str:
+    def bottleneck(self, settings: RungSettings) -> str:
         """Return what a verdict might call it."""
         if not settings.writeback:
             return "upload"
         return "unknown" if settings.warm_up else "download"
 
 
-LIMITS = Limits(
+LIMITS = TuningLimits(
     data_bytes=2 * GIB,
     memory_bytes=4 * GIB,
     private=True,

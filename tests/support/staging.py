@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import ServerIdentity, identify
-from snapmgr.stage.tool import ApplyRequest, Filled, FillRequest, Tool, choose_tool
+from snapmgr.physical.tools.choose import ApplyRequest, CopyRequest, Tool, ToolBackup, choose_tool
 from support.kinds import KINDS
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def tool_of(server: PrivateServer) -> Tool:
     )
 
 
-def request(server: PrivateServer, folder: Path, name: str = "full", **changes: Any) -> FillRequest:
+def request(server: PrivateServer, folder: Path, name: str = "full", **changes: Any) -> CopyRequest:
     """Return a request for a backup into the new folder `name` in `folder`, with `changes`; its log lies beside it."""
     (folder / name).mkdir(exist_ok=True)
     given: dict[str, Any] = {
@@ -41,7 +41,7 @@ def request(server: PrivateServer, folder: Path, name: str = "full", **changes: 
         "credentials": Credentials(socket=server.socket, user="root"),
         "identity": who(server),
     }
-    return FillRequest(**given | changes)
+    return CopyRequest(**given | changes)
 
 
 def apply_to(server: PrivateServer, folder: Path, increment: Path | None = None) -> None:
@@ -58,12 +58,12 @@ def clone(source: Path, target: Path, server: PrivateServer) -> None:
         os.chown(path, info.st_uid, info.st_gid)
 
 
-def fill_with_what_is_granted(server: PrivateServer, asked: FillRequest) -> tuple[Filled, list[str]]:
-    """Do what each error says until none comes; return what was filled, and the privileges that it took."""
+def back_up_with_grants(server: PrivateServer, asked: CopyRequest) -> tuple[ToolBackup, list[str]]:
+    """Do what each error says until none comes; return the backup, and the privileges that it took."""
     granted: list[str] = []
     for _ in range(8):
         try:
-            return tool_of(server).fill(asked), sorted(granted)
+            return tool_of(server).back_up(asked), sorted(granted)
         except MissingRequirementError as error:
             granted += (error.hint or "").removeprefix("GRANT ").partition(" ON ")[0].split(", ")
             server.query((error.hint or "").rstrip(";"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snapmgr.contract.errors import MissingRequirementError
-from snapmgr.mysql.datadir.copy import absolute_paths, prepare_copy
+from snapmgr.mysql.datadir.copy import absolute_paths, isolate_copy
 from snapmgr.mysql.datadir.layout import read_files
 from snapmgr.mysql.datadir.plainfile import open_plain, read_isl
 
@@ -25,19 +25,19 @@ def test_an_index_that_is_a_symlink_is_not_written_through(datadir: Path, target
     victim.write_text("root:x:0:0\n./other/line\n")
     (datadir / "binlog.index").symlink_to(target)
     with pytest.raises(MissingRequirementError, match="regular file|outside"):
-        prepare_copy(str(datadir), {"log_bin_basename": "binlog"}, {})
+        isolate_copy(str(datadir), {"log_bin_basename": "binlog"}, {})
     assert victim.read_text() == "root:x:0:0\n./other/line\n"
 
 
 def test_an_index_that_is_a_fifo_is_not_waited_for(datadir: Path) -> None:
     os.mkfifo(datadir / "binlog.index")
-    with pytest.raises(MissingRequirementError, match="no regular file"):
-        prepare_copy(str(datadir), {"log_bin_basename": "binlog"}, {})
+    with pytest.raises(MissingRequirementError, match="not a regular file"):
+        isolate_copy(str(datadir), {"log_bin_basename": "binlog"}, {})
 
 
 def test_a_system_tablespace_that_is_none_has_no_page_size(datadir: Path) -> None:
     os.mkfifo(datadir / "ibdata1")
-    assert "innodb_page_size" not in prepare_copy(str(datadir), {}, {}).settings
+    assert "innodb_page_size" not in isolate_copy(str(datadir), {}, {}).settings
 
 
 @pytest.mark.parametrize("content", [b"", b"\0", b"\0/x", b"\xff\xfe", b"/a" * 100_000, b"\n\n"])

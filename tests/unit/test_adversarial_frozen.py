@@ -13,7 +13,8 @@ import pytest
 
 from snapmgr.cli.main import main
 from snapmgr.mysql.lock.freeze import thaw_leftovers
-from snapmgr.system.host import boot_id, start_ticks
+from snapmgr.system.boot import boot_id
+from snapmgr.system.host import start_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ def test_a_planted_record_is_not_obeyed(
         assert _state(pid) == "T"
         os.chown(catalog.path.parent / folder, 0, -1)
         main(["--config", str(config), "doctor"])
-        assert f"(pid {pid}) frozen; it goes on now" in capsys.readouterr().err
+        assert f"(pid {pid}) frozen; it is resumed now" in capsys.readouterr().err
         assert _state(pid) == "S"
 
 

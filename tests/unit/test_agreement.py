@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from snapmgr.catalog.manifest import Manifest, Position, QuiesceRecord, ServerRecord
-from snapmgr.verify.binlog_check import Findings, check_binlog, compare_gtid, logs_absent
+from snapmgr.verify.binlog_check import BinlogFindings, check_binlog, compare_gtid, logs_absent
 
 UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 
@@ -44,9 +44,9 @@ class Answers:
         return self.answer
 
 
-def compared(one: Manifest, answer: str | None) -> tuple[Findings, list[str]]:
+def compared(one: Manifest, answer: str | None) -> tuple[BinlogFindings, list[str]]:
     connection: Any = Answers(answer)
-    found = Findings()
+    found = BinlogFindings()
     compare_gtid(one, connection, found)
     return found, connection.asked
 
@@ -70,7 +70,7 @@ def test_the_log_ends_at_the_position_or_behind_it_where_nothing_was_locked(tmp_
     (tmp_path / "log").mkdir()
     if content is not None:
         (tmp_path / "log/b.000002").write_bytes(content)
-    found = Findings()
+    found = BinlogFindings()
     there = {"/live/data": tmp_path / "data", "/live/log": tmp_path / "log"}
     check_binlog(manifest(level=level), there, found)
     assert (len(found.checks), len(found.failures)) == ((1, 0) if right else (0, 1))
@@ -78,7 +78,7 @@ def test_the_log_ends_at_the_position_or_behind_it_where_nothing_was_locked(tmp_
 
 def test_logs_that_are_not_in_the_snapshot_are_no_failure(tmp_path):
     one = manifest(absent=("/live/log",))
-    found = Findings()
+    found = BinlogFindings()
     check_binlog(one, {"/live/data": tmp_path}, found)
     assert found.failures == []
     assert "not in it" in found.checks[0]
@@ -110,7 +110,7 @@ def test_gtid_sets_are_compared_and_not_their_spelling():
 
 
 def test_without_a_position_nothing_is_compared(tmp_path):
-    found = Findings()
+    found = BinlogFindings()
     check_binlog(replace(manifest(), position=None), {"/live/data": tmp_path}, found)
     assert (found.checks, found.failures) == ([], [])
     assert compared(replace(manifest(), position=None), "x")[1] == []

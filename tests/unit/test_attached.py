@@ -24,7 +24,7 @@ def outcomes(monkeypatch):
             raise error
 
     monkeypatch.setattr(attach, "attach", lambda *_args, **_options: "the lease")
-    monkeypatch.setattr(attach, "relieved", lambda *_args: nullcontext())
+    monkeypatch.setattr(attach, "auto_extended", lambda *_args: nullcontext())
     monkeypatch.setattr(attach, "release", release)
     return SimpleNamespace(left=left, seen=seen)
 

@@ -15,20 +15,23 @@ import pytest
 from snapmgr.catalog.manifest import CloneServer, Lease, decode, encode
 from snapmgr.contract.errors import CatalogError, ConfigError
 from snapmgr.contract.records import Mount
-from snapmgr.mysql.datadir.copy import Copy
-from snapmgr.mysql.server.lasting import check_options, end_server, lasting_options, port_problem, unneeded
+from snapmgr.mysql.datadir.copy import IsolatedCopy
+from snapmgr.mysql.server.development import check_options, development_options, end_server, port_problem, unneeded
 from snapmgr.mysql.server.program import ServerBinary
+from snapmgr.system.boot import boot_id
 from snapmgr.system.command import end_process, let_go, start_held
-from snapmgr.system.host import boot_id, this_process
+from snapmgr.system.host import this_process
 from support.processes import children, ended, wait_until
 from support.sample import NOW, lease, manifest
 
-COPY = Copy(datadir="/clone", home="/clone", settings={}, paths={}, log_bin_options=("--skip-log-bin",), covers=())
+COPY = IsolatedCopy(
+    datadir="/clone", home="/clone", settings={}, paths={}, log_bin_options=("--skip-log-bin",), covers=()
+)
 
 
 def _options(flavor="mariadb", version="10.11.6", port=3307, options=()):
     binary = ServerBinary(path="/nowhere/sbin/server", flavor=flavor, version=version)
-    return lasting_options(
+    return development_options(
         binary, COPY, memory_bytes=256 << 20, run_dir="/r", socket="/r/s", uid=5, port=port, options=options
     )
 
@@ -73,7 +76,7 @@ def test_the_last_option_wins():
     ],
 )
 def test_options_that_would_belie_the_record_are_refused(option):
-    with pytest.raises(ConfigError, match="cannot be given"):
+    with pytest.raises(ConfigError, match="is not allowed"):
         check_options([option])
 
 

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from snapmgr.capacity.series import (
     SAMPLES_KEPT,
-    Limits,
-    PoolFill,
-    Sample,
-    Series,
+    CapacityLimits,
+    CapacitySample,
+    CapacitySeries,
+    PoolCapacity,
     add_samples,
     alarm,
     describe,
     forecast,
-    loss_of,
-    read_gauges,
+    overflow_reason,
+    readings_of,
     thin,
 )
 from snapmgr.catalog.manifest import decode, encode
@@ -31,15 +31,15 @@ from support.sample import NOW, POOL, manifest
 GIB, MIB = 1 << 30, 1 << 20
 HOUR = timedelta(hours=1)
 OWN = manifest().members[0].ref
-LIMITS = Limits(share=0.8, until=NOW + 24 * HOUR)
+LIMITS = CapacityLimits(share=0.8, until=NOW + 24 * HOUR)
 
 
 def series(*points, size=GIB, own=True, **fields):
     """Return a series of (hours from NOW, bytes used)."""
-    samples = tuple(Sample(at=NOW + hours * HOUR, used_bytes=used, size_bytes=size) for hours, used in points)
+    samples = tuple(CapacitySample(at=NOW + hours * HOUR, used_bytes=used, size_bytes=size) for hours, used in points)
     when = "snapshot_lost" if own else "origin_errors"
     values = {"name": "CoW table of vg/s", "when_full": when, "samples": samples, "size_bytes": size}
-    return Series(**(values | {"native_id": "n0" if own else ""} | fields))
+    return CapacitySeries(**(values | {"native_id": "n0" if own else ""} | fields))
 
 
 def gauge(used=MIB, *, own=True, valid=True, size=GIB, name="CoW table of vg/s"):
@@ -94,7 +94,9 @@ def test_a_clock_that_was_set_back_hides_the_samples_of_the_future():
 
 def test_room_that_was_added_puts_the_end_off_and_leaves_the_rate():
     before = series((-2, 0), (-1, 100 * MIB), size=200 * MIB)
-    more = replace(before, samples=(*before.samples, Sample(at=NOW, used_bytes=200 * MIB, size_bytes=400 * MIB)))
+    more = replace(
+        before, samples=(*before.samples, CapacitySample(at=NOW, used_bytes=200 * MIB, size_bytes=400 * MIB))
+    )
     found = forecast(more, NOW)
     assert found.rate_bytes_s == pytest.approx(100 * MIB / 3600)
     assert found.words(NOW) == "full in 2 h"
@@ -135,7 +137,7 @@ def test_the_forecast_of_a_straight_line_is_exact(count, bytes_an_hour, step_hou
 def test_few_samples_are_kept_the_first_and_the_last_among_them(gaps_s):
     samples, at = [], NOW
     for number, gap_s in enumerate(gaps_s):
-        samples.append(Sample(at=at, used_bytes=number, size_bytes=1000))
+        samples.append(CapacitySample(at=at, used_bytes=number, size_bytes=1000))
         at += timedelta(seconds=gap_s)
     kept = thin(samples)
     assert len(kept) == min(len(samples), SAMPLES_KEPT)
@@ -165,14 +167,16 @@ def test_a_snapshot_is_lost_between_the_last_time_that_it_was_whole_and_the_firs
     fill = add_samples(None, POOL, (gauge(900 * MIB),), NOW + HOUR)
     fill = add_samples(fill, POOL, (gauge(GIB, valid=False),), NOW + 2 * HOUR)
     fill = add_samples(fill, POOL, (gauge(GIB, valid=False),), NOW + 3 * HOUR)
-    why = loss_of(manifest(), {("reflink", POOL.id): fill})
+    why = overflow_reason(manifest(), {("reflink", POOL.id): fill})
     assert why == "its CoW table overflowed between 2026-01-31T03:30:00Z and 2026-01-31T04:30:00Z: 1.0 GiB of 1.0 GiB"
 
 
 def test_a_snapshot_that_was_never_seen_whole_was_so_when_it_was_taken():
     fill = add_samples(None, POOL, (gauge(GIB, valid=False),), NOW + HOUR)
-    assert "between 2026-01-31T02:30:00Z and 2026-01-31T03:30:00Z" in loss_of(manifest(), {("reflink", POOL.id): fill})
-    assert loss_of(manifest(1), {("reflink", POOL.id): fill}) is None
+    assert "between 2026-01-31T02:30:00Z and 2026-01-31T03:30:00Z" in overflow_reason(
+        manifest(), {("reflink", POOL.id): fill}
+    )
+    assert overflow_reason(manifest(1), {("reflink", POOL.id): fill}) is None
 
 
 @pytest.mark.parametrize(
@@ -216,7 +220,7 @@ def test_what_is_shared_alarms_only_the_jobs_that_it_concerns():
     def alarms(*volume_ids):
         one = replace(gauge(used=GIB - MIB, own=False, name="data"), volume_ids=volume_ids)
         fill = add_samples(None, POOL, (one,), NOW)
-        found = read_gauges((manifest(),), {POOL.key: fill}, LIMITS, NOW)
+        found = readings_of((manifest(),), {POOL.key: fill}, LIMITS, NOW)
         return [reading.series.name for reading in found if reading.alarm is not None]
 
     assert alarms() == alarms("another", OWN.volume_id) == ["data"]
@@ -231,6 +235,6 @@ def test_an_old_sample_is_told_with_its_age():
 
 def test_samples_are_read_back_as_they_were_written_and_a_time_without_zone_is_refused():
     fill = add_samples(None, POOL, (gauge(), gauge(own=False, name="data", valid=False)), NOW)
-    assert decode(encode(fill), PoolFill, "x") == fill
+    assert decode(encode(fill), PoolCapacity, "x") == fill
     with pytest.raises(CatalogError, match="damaged"):
-        decode(encode(fill).replace(b"02:30:00Z", b"02:30:00"), PoolFill, "x")
+        decode(encode(fill).replace(b"02:30:00Z", b"02:30:00"), PoolCapacity, "x")

@@ -14,9 +14,9 @@ from snapmgr.access import autoextend as relief
 from snapmgr.access.attach import attach
 from snapmgr.access.storage_check import look
 from snapmgr.backup.sweep import sweep
-from snapmgr.capacity.lost import require_believable, settle_losses
-from snapmgr.capacity.read import look_at_gauges, read_fill
-from snapmgr.capacity.series import Limits, add_samples
+from snapmgr.capacity.lost import mark_all_lost, removing_if_lost, require_sound_reads
+from snapmgr.capacity.read import read_capacity, sample_capacity
+from snapmgr.capacity.series import CapacityLimits, add_samples
 from snapmgr.catalog.manifest import encode
 from snapmgr.catalog.store import Entry
 from snapmgr.config.load import load_config
@@ -28,7 +28,7 @@ from snapmgr.doctor.facts import Facts, PoolFacts
 from snapmgr.doctor.fix import fix
 from snapmgr.doctor.look import look as look_around
 from snapmgr.keep.delete import examine
-from snapmgr.system.host import boot_id
+from snapmgr.system.boot import boot_id
 from support.sample import NOW, POOL, lease, manifest
 
 GIB = 1 << 30
@@ -45,7 +45,7 @@ class Storage:
         self.shared = 0.5
         self.silent = False
         self.problem = None
-        self.relieved = []
+        self.auto_extended = []
         self.relief = lambda: None
         self.blocked = set()
         self.asked = 0
@@ -85,8 +85,8 @@ class Storage:
         ]
         return (shared, *own)
 
-    def relieve(self, ref):
-        self.relieved.append((ref.snapshot_id, threading.current_thread().name))
+    def auto_extend(self, ref):
+        self.auto_extended.append((ref.snapshot_id, threading.current_thread().name))
         self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         return self.relief()
 
@@ -127,7 +127,7 @@ def ctx(config, catalog, storage, said):
 
 
 def settle(ctx):
-    return settle_losses(ctx, [entry.manifest for entry in ctx.catalog.entries("nightly")[0]])
+    return mark_all_lost(ctx, [entry.manifest for entry in ctx.catalog.entries("nightly")[0]])
 
 
 def states(ctx):
@@ -162,7 +162,7 @@ def test_what_is_lost_and_in_use_is_broken_at_once_and_removed_once_it_is_not_in
     (lost,) = settle(ctx)
     assert isinstance(lost, LostError)
     assert states(ctx)[1] == "broken"
-    assert any("could not be removed now" in line and "is attached" in line for line in said)
+    assert any("could not be deleted now" in line and "is attached" in line for line in said)
     # As long as somebody looks at it, each run says so.
     (error,) = settle(ctx)
     assert isinstance(error, InUseError)
@@ -199,29 +199,29 @@ def test_a_storage_that_does_not_answer_loses_nothing(ctx, storage, said):
 
 def test_each_pool_is_asked_once_and_a_sample_is_kept(ctx, storage):
     manifests = [entry.manifest for entry in ctx.catalog.entries()[0]]
-    look_at_gauges(ctx, manifests)
+    sample_capacity(ctx, manifests)
     storage.used[IDS[0]] = 0.5
-    look_at_gauges(ctx, manifests)
+    sample_capacity(ctx, manifests)
     assert storage.asked == 2
-    fill = read_fill(ctx.catalog, POOL)
+    fill = read_capacity(ctx.catalog, POOL)
     assert [one.used_bytes for one in fill.of_snapshot("n0").samples] == [GIB // 4, GIB // 2]
     assert len(fill.of_name("data of the pool").samples) == 2
-    (path,) = (ctx.catalog.path / "gauges").iterdir()
+    (path,) = (ctx.catalog.path / "capacity").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("content", [b"", b'{"schema": 99}', b'{"backend": "x", "pool_id": "y"}'])
 def test_samples_that_cannot_be_read_begin_anew(ctx, content):
-    look_at_gauges(ctx, [manifest()])
-    (path,) = (ctx.catalog.path / "gauges").iterdir()
+    sample_capacity(ctx, [manifest()])
+    (path,) = (ctx.catalog.path / "capacity").iterdir()
     path.write_bytes(content)
-    assert read_fill(ctx.catalog, POOL) is None
-    assert ("reflink", POOL.id) in look_at_gauges(ctx, [manifest()])
-    assert len(read_fill(ctx.catalog, POOL).of_snapshot("n0").samples) == 1
+    assert read_capacity(ctx.catalog, POOL) is None
+    assert ("reflink", POOL.id) in sample_capacity(ctx, [manifest()])
+    assert len(read_capacity(ctx.catalog, POOL).of_snapshot("n0").samples) == 1
 
 
 def test_a_sample_that_cannot_be_kept_is_said_and_ends_nothing(ctx, said):
-    (ctx.catalog.path / "gauges").write_text("in the way")
+    (ctx.catalog.path / "capacity").write_text("in the way")
     assert settle(ctx) == ()
     assert any("could not be kept" in line for line in said)
 
@@ -231,21 +231,26 @@ def test_a_lost_snapshot_cannot_be_attached(ctx, storage):
     with pytest.raises(LostError, match="is lost: its CoW table overflowed between"):
         attach(ctx, ctx.catalog.load(IDS[0]), writable=True, why="mount")
     assert ctx.catalog.leases()[0] == []
+    # Attaching refuses; only the command that uses the snapshot decides that it goes.
+    assert (states(ctx)[0], IDS[0] in storage.used) == ("ready", True)
+    with pytest.raises(LostError), removing_if_lost(ctx, manifest(0)):
+        attach(ctx, ctx.catalog.load(IDS[0]), writable=True, why="mount")
+    assert (states(ctx)[0], IDS[0] in storage.used) == ("broken", False)
     with pytest.raises(StorageError, match="BROKEN: its CoW table overflowed"):
         attach(ctx, ctx.catalog.load(IDS[0]), writable=True, why="mount")
 
 
 def test_what_was_read_through_scratch_space_that_is_full_is_not_believed(ctx, storage):
     used = lease(manifest(0))
-    require_believable(ctx, used, manifest(0))
+    require_sound_reads(ctx, used, manifest(0))
     storage.problem = Reason(what="its scratch file is full", hint="raise scratch_size")
     with pytest.raises(MissingRequirementError, match=r"its scratch file is full") as caught:
-        require_believable(ctx, used, manifest(0))
+        require_sound_reads(ctx, used, manifest(0))
     assert caught.value.hint == "raise scratch_size"
     # Where the snapshot itself is lost, that is why.
     storage.used[IDS[0]] = None
     with pytest.raises(LostError):
-        require_believable(ctx, used, manifest(0))
+        require_sound_reads(ctx, used, manifest(0))
 
 
 def test_a_lost_snapshot_takes_nobodys_place(ctx, storage):
@@ -261,9 +266,9 @@ def test_a_lost_snapshot_takes_nobodys_place(ctx, storage):
 
 
 def facts(storage, entries, **fields):
-    fill = add_samples(None, POOL, storage.gauges((POOL,)), NOW + timedelta(hours=4))
-    pools = (PoolFacts(pool=POOL, found=storage.inventory((POOL,)), fill=fill),)
-    limits = {"nightly": Limits(share=0.8, until=NOW + timedelta(hours=28))}
+    capacity = add_samples(None, POOL, storage.gauges((POOL,)), NOW + timedelta(hours=4))
+    pools = (PoolFacts(pool=POOL, found=storage.inventory((POOL,)), capacity=capacity),)
+    limits = {"nightly": CapacityLimits(share=0.8, until=NOW + timedelta(hours=28))}
     return Facts(
         state_dir="/state",
         machine_id="m",
@@ -320,17 +325,17 @@ def test_doctor_mends_what_is_lost(ctx, storage):
 
 def test_what_is_used_is_looked_after_until_the_end(ctx, storage, said, monkeypatch):
     monkeypatch.setattr(relief, "EVERY_S", 0.01)
-    storage.relief = lambda: "enlarged" if len(storage.relieved) == 2 else None
-    with relief.relieved(ctx, manifest(0)):
+    storage.relief = lambda: "enlarged" if len(storage.auto_extended) == 2 else None
+    with relief.auto_extended(ctx, manifest(0)):
         deadline = time.monotonic() + 10
-        while len(storage.relieved) < 4 and time.monotonic() < deadline:
+        while len(storage.auto_extended) < 4 and time.monotonic() < deadline:
             time.sleep(0.01)
-    count = len(storage.relieved)
+    count = len(storage.auto_extended)
     assert count >= 4
     assert said == ["enlarged"]
     time.sleep(0.05)
-    assert len(storage.relieved) == count
-    assert {name for _, name in storage.relieved} == {"relief"}
+    assert len(storage.auto_extended) == count
+    assert {name for _, name in storage.auto_extended} == {"relief"}
     # Signals are for the main thread, which acts on them, or holds them back.
     assert signal.SIGTERM in storage.blocked
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -343,9 +348,9 @@ def test_that_there_is_no_more_room_is_said_once_and_ends_nothing(ctx, storage, 
         raise StorageError("nothing is free in vg0")
 
     storage.relief = refuse
-    with relief.relieved(ctx, manifest(0)):
+    with relief.auto_extended(ctx, manifest(0)):
         deadline = time.monotonic() + 10
-        while len(storage.relieved) < 3 and time.monotonic() < deadline:
+        while len(storage.auto_extended) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert said == ["warning: nothing is free in vg0"]
 
@@ -355,14 +360,14 @@ def test_that_there_is_no_more_room_is_said_once_and_ends_nothing(ctx, storage, 
 
 def keep_samples(ctx, storage, *shares):
     """Write down samples of the newest snapshot's room, an hour apart, the last one now."""
-    fill, now = None, datetime.now(UTC)
+    capacity, now = None, datetime.now(UTC)
     for number, share in enumerate(shares):
         storage.used[IDS[2]] = share
         at = now - timedelta(hours=len(shares) - 1 - number)
-        fill = add_samples(fill, POOL, storage.gauges((POOL,)), at)
-    look_at_gauges(ctx, [manifest(2)])
-    (path,) = (ctx.catalog.path / "gauges").iterdir()
-    path.write_bytes(encode(fill))
+        capacity = add_samples(capacity, POOL, storage.gauges((POOL,)), at)
+    sample_capacity(ctx, [manifest(2)])
+    (path,) = (ctx.catalog.path / "capacity").iterdir()
+    path.write_bytes(encode(capacity))
 
 
 def test_status_list_and_show_tell_the_forecast(ctx, storage, run):

@@ -15,6 +15,7 @@ from snapmgr.restore import landing as module
 from snapmgr.restore.destination import choose_destination
 from snapmgr.restore.landing import FinishedMeanwhileError, clear, landing
 from snapmgr.testing import trees
+from snapmgr.tree import hiddenfolder
 
 NAMES = ("a", "b", "c", "\udcff")
 
@@ -93,13 +94,13 @@ def test_what_fails_leaves_nothing(catalog, dest, existed):
 
 
 def _die_at(catalog, dest, function, number):
-    """Restore in a child that is killed right before its `number`th call of a function of the module or the catalog."""
+    """Restore in a child that is killed right before its `number`th call of a function, of whichever module it is."""
     child = os.fork()
     if child == 0:
         # Whatever happens here: the child must not go on with pytest's work.
         try:
             calls = iter(range(number, -1, -1))
-            owner = Catalog if hasattr(Catalog, function) else module
+            owner = next(one for one in (Catalog, module, hiddenfolder) if hasattr(one, function))
             real = getattr(owner, function)
 
             def call(*arguments):
@@ -118,10 +119,10 @@ def _die_at(catalog, dest, function, number):
     ("function", "number"),
     [
         ("_own", 0),
-        ("_made", 0),
+        ("make_hidden", 0),
         ("_write_record", 0),
-        ("_made", 1),
-        ("_made", 2),
+        ("make_folder", 0),
+        ("make_folder", 1),
         ("_write_record", 1),
         ("rename_new", 0),
         ("rename_new", 2),

@@ -47,14 +47,14 @@ def test_a_volume_on_luks_on_raid_on_a_partition_and_luks_on_a_volume():
     ("devices", "fs_type", "why"),
     [
         ((), "tmpfs", "on tmpfs, which is on no block device"),
-        ((device("part", DISK),), "ext4", r"\(part on disk\), which is no logical volume"),
-        ((device("lvm", DISK, dm_uuid=f"LVM-{GROUP}{VOLUME}-real"),), "ext4", "no logical volume"),
-        ((device("lvm", DISK, dm_uuid=f"LVM-{GROUP}"),), "ext4", "no logical volume"),
-        ((device("part", LV, dm_uuid="part1-LVM-x"),), "ext4", "no logical volume"),
+        ((device("part", DISK),), "ext4", r"\(part on disk\), which is not a logical volume"),
+        ((device("lvm", DISK, dm_uuid=f"LVM-{GROUP}{VOLUME}-real"),), "ext4", "not a logical volume"),
+        ((device("lvm", DISK, dm_uuid=f"LVM-{GROUP}"),), "ext4", "not a logical volume"),
+        ((device("part", LV, dm_uuid="part1-LVM-x"),), "ext4", "not a logical volume"),
         ((LV,), "btrfs", "same file system UUID, and mounting it corrupts both"),
         ((DISK,), "btrfs", "is on btrfs$"),
         ((LV,), "f2fs", "were never tried"),
-        ((LV, LV), "bcachefs", "no logical volume"),
+        ((LV, LV), "bcachefs", "not a logical volume"),
     ],
 )
 def test_what_is_no_volume_that_can_be_snapshotted(devices, fs_type, why):

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from snapmgr.api import AttachRecord, InUseError, MissingRequirementError, Mount, Pool, SnapshotRef, StorageError
+from snapmgr.system import loopdevice
 from snapmgr.system.command import CommandRunner
 from snapmgr.system.mount import KernelMounter
-from snapmgr_lvm import dm, loop, luks, scratchfolder
+from snapmgr_lvm import dm, luks, scratchfolder
 from snapmgr_lvm.config import LvmConfig
 from snapmgr_lvm.report import Group, LogicalVolume
 from snapmgr_lvm.scratch import Scratch
@@ -83,7 +84,7 @@ def _note(**changes: object) -> scratchfolder.Note:
 @pytest.fixture
 def no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dm, "_CONTROL", "/nowhere/control")
-    monkeypatch.setattr(loop, "SYSFS", Path("/nowhere"))
+    monkeypatch.setattr(loopdevice, "SYSFS", Path("/nowhere"))
 
 
 # ------------------------------------------------------------------------------------------------------- device-mapper
@@ -105,7 +106,7 @@ def test_snapshot_status(text: str, expected: dm.SnapshotStatus) -> None:
     ("kind", "text"), [("linear", ""), ("snapshot", ""), ("snapshot", "1/x 3"), ("error", "1/2 3")]
 )
 def test_status_of_something_else(kind: str, text: str) -> None:
-    with pytest.raises(StorageError, match="no status of a snapshot"):
+    with pytest.raises(StorageError, match="not the status of a snapshot"):
         dm.parse_snapshot_status(kind, text)
 
 
@@ -213,9 +214,9 @@ def test_loop_devices_are_found_by_their_file_also_when_it_is_deleted(
     for number, file in enumerate(("/var/tmp/s/a.cow", "/var/tmp/s/b.cow (deleted)", "/elsewhere/a.cow")):
         (tmp_path / "block" / f"loop{number}" / "loop").mkdir(parents=True)
         (tmp_path / "block" / f"loop{number}" / "loop" / "backing_file").write_text(f"{file}\n")
-    monkeypatch.setattr(loop, "SYSFS", tmp_path)
-    assert [one.path for one in loop.on_file("/var/tmp/s", "a.cow")] == ["/dev/loop0"]
-    assert [one.path for one in loop.on_file("/var/tmp/s", "b.cow")] == ["/dev/loop1"]
+    monkeypatch.setattr(loopdevice, "SYSFS", tmp_path)
+    assert [one.path for one in loopdevice.loops() if one.file == "/var/tmp/s/a.cow"] == ["/dev/loop0"]
+    assert [one.path for one in loopdevice.loops() if one.file == "/var/tmp/s/b.cow"] == ["/dev/loop1"]
 
 
 def test_scratch_folder_is_made_private(tmp_path: Path) -> None:
@@ -345,7 +346,7 @@ def test_attachment_without_a_device_is_not_believed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("record_id", ["", "..", "0123456789ABCDEF", "0123456789abcdef/x"])
 def test_record_ids_are_checked(tmp_path: Path, record_id: str) -> None:
-    with pytest.raises(StorageError, match="no record's id"):
+    with pytest.raises(StorageError, match="not the id of an attachment"):
         _scratch(tmp_path / "s").detach(replace(_record(), id=record_id))
 
 

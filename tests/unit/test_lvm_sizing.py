@@ -238,7 +238,7 @@ def test_headroom_is_of_the_pool_for_thin_and_of_the_group_for_classic_snapshots
     ("percents", "when_full", "words"),
     [
         ((80.0, 10.0), "queue", "data are 80.0 % full .* stall for 60 s and then fail"),
-        ((80.0, 10.0), "error", "data are 80.0 % full .* fail at once"),
+        ((80.0, 10.0), "error", "data are 80.0 % full .* fail immediately"),
         ((10.0, 80.0), "queue", "metadata are 80.0 % full .* become read-only"),
     ],
 )
@@ -265,28 +265,28 @@ class Lvm:
         return Completed(argv=tuple(argv), returncode=0, stdout="", stderr="")
 
 
-def relieve(monkeypatch, *volumes, free=5 * GIB, auto_extend=True):
+def auto_extend(monkeypatch, *volumes, free=5 * GIB, auto_extend=True):
     runner = Lvm(monkeypatch, group(volume("db"), *volumes, free=free))
     ref = SnapshotRef(backend="lvm", snapshot_id="job.a", pool=POOL, volume_id="uuid-db", name="a", native_id="uuid-a")
-    return gauges.relieve(LvmConfig(auto_extend=auto_extend), runner, ref), runner.ran
+    return gauges.auto_extend(LvmConfig(auto_extend=auto_extend), runner, ref), runner.ran
 
 
 def test_a_table_that_is_70_percent_full_is_enlarged_by_half(monkeypatch):
-    said, ran = relieve(monkeypatch, cow("a", 70.0))
+    said, ran = auto_extend(monkeypatch, cow("a", 70.0))
     assert ran == [["lvextend", "--yes", "--size", f"+{512 * MIB}b", "vg0/a"]]
     assert said == "the CoW table of vg0/a was 70 % full: enlarged from 1.0 GiB to 1.5 GiB"
 
 
 def test_as_much_as_there_is_and_an_error_when_there_is_nothing(monkeypatch):
-    assert relieve(monkeypatch, cow("a", 80.0), free=10 * MIB)[1][0][3] == f"+{8 * MIB}b"
+    assert auto_extend(monkeypatch, cow("a", 80.0), free=10 * MIB)[1][0][3] == f"+{8 * MIB}b"
     with pytest.raises(StorageError, match="80 % full, and nothing is free in vg0"):
-        relieve(monkeypatch, cow("a", 80.0), free=0)
+        auto_extend(monkeypatch, cow("a", 80.0), free=0)
 
 
 def test_never_beyond_what_the_whole_origin_needs(monkeypatch):
     most = whole_table_bytes(10 * GIB, 16 * KIB, 4 * MIB)
-    assert relieve(monkeypatch, cow("a", 90.0, size=most - 8 * MIB))[1][0][3] == f"+{8 * MIB}b"
-    assert relieve(monkeypatch, cow("a", 90.0, size=most)) == (None, [])
+    assert auto_extend(monkeypatch, cow("a", 90.0, size=most - 8 * MIB))[1][0][3] == f"+{8 * MIB}b"
+    assert auto_extend(monkeypatch, cow("a", 90.0, size=most)) == (None, [])
 
 
 @pytest.mark.parametrize(
@@ -300,9 +300,9 @@ def test_never_beyond_what_the_whole_origin_needs(monkeypatch):
     ],
 )
 def test_nothing_is_done_where_nothing_is_to_be_done(monkeypatch, one, allowed):
-    assert relieve(monkeypatch, one, auto_extend=allowed) == (None, [])
+    assert auto_extend(monkeypatch, one, auto_extend=allowed) == (None, [])
 
 
 def test_a_snapshot_that_is_gone_is_said(monkeypatch):
     with pytest.raises(NotFoundError):
-        relieve(monkeypatch)
+        auto_extend(monkeypatch)

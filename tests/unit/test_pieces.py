@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from snapmgr.catalog.manifest import Member, ServerRecord
-from snapmgr.mysql.datadir.relocation import absolute_folders, absolute_names, server_options
-from snapmgr.restore.folder_map import arrange, expected
+from snapmgr.mysql.datadir.relocation import absolute_folders, absolute_names, relocated_options
+from snapmgr.restore.folder_map import expected_map, map_folders
 from support import sample
 
 
 def _arranged(*pairs):
-    return arrange({original: Path(copy) for original, copy in pairs})
+    return map_folders({original: Path(copy) for original, copy in pairs})
 
 
 def _targets(arrangement):
@@ -93,7 +93,7 @@ def test_a_manifest_alone_tells_the_same():
             Member(ref=ref, subpath="", call_s=0.1, path="/ssd", places={"/ssd": ""}),
         ),
     )
-    assert _targets(expected(manifest)) == {"/srv/data": "data", "/srv/log": "log", "/ssd": "ssd"}
+    assert _targets(expected_map(manifest)) == {"/srv/data": "data", "/srv/log": "log", "/ssd": "ssd"}
 
 
 def _server(**settings):
@@ -120,7 +120,7 @@ def test_every_path_is_named_so_that_no_configuration_leads_back():
         innodb_data_file_path="ibdata1:12M;/srv/redo/ibdata2:1G:autoextend",
         gtid_mode="ON",
     )
-    assert set(server_options(server, lambda path: there.moved(path, "/new"))) == {
+    assert set(relocated_options(server, lambda path: there.moved(path, "/new"))) == {
         "--datadir=/new/data",
         "--innodb-log-group-home-dir=/new/redo",
         "--innodb-undo-directory=/new/data",

@@ -9,50 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.api import MissingRequirementError, Mount, Pool, StorageError, Volume
-from snapmgr_reflink import kernel, tree
-from snapmgr_reflink.armed import check_rights, check_room, forecast_s
-from snapmgr_reflink.place import Place, mounted_inside
+from snapmgr.api import MissingRequirementError, Pool, StorageError, Volume
+from snapmgr_reflink.copying import check_rights, check_room, forecast_s
 from snapmgr_reflink.survey import Survey, survey
-
-
-def _mount(number: int, point: str, *, device: str = "8:1", root: str = "/") -> Mount:
-    return Mount(id=number, parent_id=1, device=device, root=root, point=point, fs_type="xfs", source="/dev/sda1")
-
-
-def test_holder_is_the_longest_and_latest() -> None:
-    mounts = (_mount(1, "/"), _mount(2, "/srv"), _mount(3, "/srv", device="8:2"), _mount(4, "/srv/data2"))
-    assert Place.holder("/srv/data", mounts).id == 3
-    assert Place.holder("/srv/data2", mounts).id == 4
-    assert Place.holder("/srv/data2/x", mounts).id == 4
-    assert Place.holder("/etc", mounts).id == 1
-    with pytest.raises(StorageError):
-        Place.holder("/etc", ())
-
-
-@pytest.mark.parametrize(
-    ("other", "found"),
-    [
-        (_mount(9, "/srv/store/box/data/x", device="0:9"), "/srv/store/box/data/x"),
-        (_mount(9, "/srv/store/box", device="0:9"), "/srv/store/box"),
-        (_mount(9, "/srv/store/box2", device="0:9"), None),
-        (_mount(9, "/mnt", root="/store/box/data"), "/mnt"),
-        (_mount(9, "/mnt", root="/store/box"), "/mnt"),
-        (_mount(9, "/mnt", root="/store/box2"), None),
-        (_mount(9, "/mnt", root="/store/box/data", device="8:2"), None),
-        # The whole file system is mounted once more: nobody uses this box by that.
-        (_mount(9, "/mnt", root="/"), None),
-    ],
-)
-def test_mounted_inside(other: Mount, found: str | None) -> None:
-    mounts = (_mount(1, "/", device="8:9"), _mount(2, "/srv"), other)
-    assert mounted_inside("/srv/store/box", mounts) == found
-
-
-def test_mounted_inside_a_mounted_subfolder() -> None:
-    # /srv shows the folder @srv of its file system: paths in the table are those of the file system.
-    mounts = (_mount(1, "/", device="8:9"), _mount(2, "/srv", root="/@srv"), _mount(3, "/mnt", root="/@srv/store/box"))
-    assert mounted_inside("/srv/store/box", mounts) == "/mnt"
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**4), st.integers(0, 10**6), st.integers(0, 2**40))
@@ -104,35 +63,3 @@ def test_survey_counts(tmp_path: Path) -> None:
         os.close(fd)
     assert (seen.files, seen.folders, seen.excluded, seen.obstacles) == (4, 2, [], [])
     assert seen.allocated_bytes == sum((tmp_path / name).stat().st_blocks * 512 for name in ("a", "folder/b"))
-
-
-@pytest.mark.parametrize("path", ["plain", "\udcff\udcfe", "new\nline"])
-def test_any_name_can_be_shown(path: str) -> None:
-    tree.shown(path).encode()
-
-
-def test_open_beneath_follows_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x")
-    (tmp_path / "link").symlink_to("file")
-    fd = os.open(tmp_path, os.O_RDONLY)
-    try:
-        os.close(kernel.open_beneath("file", fd, os.O_RDONLY))
-        with pytest.raises(OSError, match="symbolic links"):
-            kernel.open_beneath("link", fd, os.O_RDONLY)
-        with pytest.raises(FileNotFoundError):
-            kernel.open_beneath("none", fd, os.O_RDONLY)
-    finally:
-        os.close(fd)
-
-
-def test_rename_new_replaces_nothing(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    fd = os.open(tmp_path, os.O_RDONLY)
-    try:
-        with pytest.raises(FileExistsError):
-            kernel.rename_new("one", "two", fd)
-        kernel.rename_new("one", "three", fd)
-    finally:
-        os.close(fd)
-    assert sorted(os.listdir(tmp_path)) == ["three", "two"]

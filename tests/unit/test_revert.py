@@ -11,7 +11,7 @@ import pytest
 
 from snapmgr.access.attach import attach
 from snapmgr.backup.sweep import sweep
-from snapmgr.catalog.inplace import reversions
+from snapmgr.catalog.inplace import inplace_records
 from snapmgr.catalog.manifest import Member
 from snapmgr.catalog.store import Catalog
 from snapmgr.config.model import Config
@@ -23,9 +23,10 @@ from snapmgr.doctor.look import look
 from snapmgr.keep.delete import delete_snapshots, examine
 from snapmgr.restore.inplace import remount
 from snapmgr.restore.inplace import run as module
-from snapmgr.restore.inplace.plan import plan_revert
-from snapmgr.restore.inplace.run import revert, take_up, unfinished_inplace
-from snapmgr.system.host import boot_id, machine_id, this_process
+from snapmgr.restore.inplace.plan import plan_inplace
+from snapmgr.restore.inplace.run import restore_inplace, take_up, unfinished_inplace
+from snapmgr.system.boot import boot_id, machine_id
+from snapmgr.system.host import this_process
 from support.revertible import KILLED, World
 from support.sample import lease
 from support.sample import manifest as sample
@@ -66,7 +67,7 @@ def _ctx(world, tmp_path):
 
 
 def _plan(ctx, **options):
-    return plan_revert(ctx, ctx.catalog.load(ctx._backends["fake"].manifest.id), **options)
+    return plan_inplace(ctx, ctx.catalog.load(ctx._backends["fake"].manifest.id), **options)
 
 
 def _points(world):
@@ -102,11 +103,11 @@ def test_the_volume_is_unmounted_put_back_and_mounted_as_it_was(ctx, world):
     assert plan.obstacles == ()
     assert plan.origins[0].beside == ("other",)
     assert plan.rules == (("newest READY",) if world.consumes else ())
-    done = revert(ctx, plan)
+    done = restore_inplace(ctx, plan)
     assert (done.consumed, done.origins, list(done.mounted)) == (world.consumes, ("vg/v",), [one for one, _ in before])
     assert _is_put_back(ctx, world)
     assert _points(world) == before
-    assert reversions(ctx.catalog) == ()
+    assert inplace_records(ctx.catalog) == ()
     order = [step.split()[0] for step in world.steps if step != "annotate"]
     assert order == ["umount", "umount", "prepare", "begin", "finish", "mount", "bind"]
     assert not [one for one in diagnose(look(ctx)) if one.level == "problem"]
@@ -116,7 +117,7 @@ def test_a_volume_that_is_mounted_nowhere_is_put_back_and_not_mounted(ctx, world
     world.data(mounts=[])
     plan = _plan(ctx)
     assert plan.origins[0].beside is None
-    assert revert(ctx, plan).mounted == ()
+    assert restore_inplace(ctx, plan).mounted == ()
     assert _is_put_back(ctx, world)
 
 
@@ -130,7 +131,7 @@ def test_a_backend_that_cannot_do_it_is_named(ctx, world):
 
     ctx._backends["fake"] = Plain()
     with pytest.raises(StorageError, match="fake cannot put an origin back") as caught:
-        plan_revert(ctx, ctx.catalog.load(world.manifest.id))
+        plan_inplace(ctx, ctx.catalog.load(world.manifest.id))
     assert f"snapmgr restore {world.manifest.id} DEST" in caught.value.hint
 
 
@@ -151,7 +152,7 @@ def test_each_obstacle_is_named(ctx, world, tmp_path):
     for text in ("was taken on another machine", "is attached at ", "it is suspended", f"{tmp_path}/volume/sub"):
         assert any(text in one for one in found), text
     with pytest.raises(StorageError, match="another machine"):
-        revert(ctx, _plan(ctx))
+        restore_inplace(ctx, _plan(ctx))
     assert world.steps == []
 
 
@@ -170,7 +171,7 @@ def test_other_snapshots_are_lost_only_by_force(ctx, world):
     world.plan = {"loses": (Reason(what="vg/other may need 2 GiB", hint="lvextend"),)}
     assert _refusals(ctx) == ["vg/other may need 2 GiB"]
     assert "--force" in _plan(ctx).obstacles[0].hint
-    revert(ctx, _plan(ctx, force=True), force=True)
+    restore_inplace(ctx, _plan(ctx, force=True), force=True)
     assert _is_put_back(ctx, world)
 
 
@@ -178,7 +179,7 @@ def test_what_means_more_than_was_agreed_to_is_refused(ctx, world, tmp_path):
     plan = _plan(ctx)
     (tmp_path / "volume/third").mkdir()
     with pytest.raises(StorageError, match="has changed just now"):
-        revert(ctx, plan)
+        restore_inplace(ctx, plan)
     assert not _is_put_back(ctx, world)
 
 
@@ -192,7 +193,7 @@ def test_an_active_run_of_any_job_of_the_volume_is_in_the_way(ctx, world):
         with ctx.catalog.job_lock("hourly"):
             code = 0
             try:
-                revert(ctx, plan)
+                restore_inplace(ctx, plan)
             except BusyError:
                 code = 5
             os._exit(code)
@@ -208,33 +209,33 @@ def test_what_fails_before_the_storage_has_begun_leaves_all_as_it_was(ctx, world
     before = _points(world)
     world.fails[step] = InUseError("it is in use by sleep (pid 7)")
     with pytest.raises(InUseError, match="sleep"):
-        revert(ctx, _plan(ctx))
+        restore_inplace(ctx, _plan(ctx))
     assert not _is_put_back(ctx, world)
     assert sorted(_points(world)) == sorted(before)
-    assert reversions(ctx.catalog) == ()
+    assert inplace_records(ctx.catalog) == ()
     world.fails.clear()
-    assert revert(ctx, _plan(ctx)).origins == ("vg/v",)
+    assert restore_inplace(ctx, _plan(ctx)).origins == ("vg/v",)
 
 
 def test_what_cannot_be_mounted_again_is_said_and_tried_again(ctx, world):
     world.fails["mount"] = CommandError("mount: wrong fs type")
     with pytest.raises(StorageError, match="could not be mounted again: .*wrong fs type") as caught:
-        revert(ctx, _plan(ctx))
+        restore_inplace(ctx, _plan(ctx))
     assert "doctor --fix" in caught.value.hint
     assert _is_put_back(ctx, world)
     world.fails.clear()
     done = take_up(ctx, world.manifest.id)
     assert done is not None
     assert len(_points(world)) == 2
-    assert reversions(ctx.catalog) == ()
+    assert inplace_records(ctx.catalog) == ()
 
 
 def test_a_storage_that_gives_up_keeps_the_record(ctx, world, monkeypatch):
     states = iter(["none", "none"])
     monkeypatch.setattr(world, "revert_state", lambda *_: next(states, "failed"))
     with pytest.raises(StorageError, match="gave up in the middle"):
-        revert(ctx, _plan(ctx))
-    assert [record.step for record in reversions(ctx.catalog)] == ["merging"]
+        restore_inplace(ctx, _plan(ctx))
+    assert [record.step for record in inplace_records(ctx.catalog)] == ["merging"]
 
 
 # -------------------------------------------------------------------------------------------------------------- killed
@@ -247,7 +248,7 @@ def _killed_at(ctx, world, number):
     if pid == 0:
         world.die_at = number
         try:
-            revert(ctx, plan)
+            restore_inplace(ctx, plan)
         finally:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == KILLED
@@ -261,7 +262,7 @@ def test_killed_at_any_step_it_is_undone_or_completed(ctx, world, number):
     if not _killed_at(ctx, world, number):
         assert number >= 7 + (not world.consumes)
         return
-    assert len(reversions(ctx.catalog)) == 1
+    assert len(inplace_records(ctx.catalog)) == 1
     for forbidden in (
         lambda: sweep(ctx, "nightly"),
         lambda: delete_snapshots(ctx, examine(ctx, [world.manifest.id]), force=True),
@@ -283,15 +284,15 @@ def test_killed_at_any_step_it_is_undone_or_completed(ctx, world, number):
     else:
         assert (take_up(ctx, world.manifest.id) is not None) == _is_put_back(ctx, world)
     assert sorted(_points(world)) == sorted(before)
-    assert reversions(ctx.catalog) == ()
+    assert inplace_records(ctx.catalog) == ()
     assert world.data()["token"] is None
     assert not [one for one in diagnose(look(ctx)) if one.level == "problem"]
 
 
 def test_one_that_is_under_way_is_left_alone(ctx, world):
     _killed_at(ctx, world, 3)
-    (record,) = reversions(ctx.catalog)
-    path = ctx.catalog.path / "reversions" / f"{record.token}.json"
+    (record,) = inplace_records(ctx.catalog)
+    path = ctx.catalog.path / "inplace" / f"{record.token}.json"
     document = json.loads(path.read_text())
     holder = this_process()
     document["holder"] = {"pid": holder.pid, "start_ticks": holder.start_ticks, "boot_id": boot_id()}
@@ -306,8 +307,8 @@ def test_one_that_is_under_way_is_left_alone(ctx, world):
 
 def test_a_record_that_cannot_be_read_stops_everything(ctx, world):
     _killed_at(ctx, world, 3)
-    (record,) = reversions(ctx.catalog)
-    path = ctx.catalog.path / "reversions" / f"{record.token}.json"
+    (record,) = inplace_records(ctx.catalog)
+    path = ctx.catalog.path / "inplace" / f"{record.token}.json"
     path.write_text("{}")
     with pytest.raises(SnapmgrError, match="is damaged"):
         sweep(ctx, "nightly")

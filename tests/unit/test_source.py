@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from snapmgr.contract.records import NotMine, Pool, Volume
-from snapmgr.mysql.datadir.layout import Place
-from snapmgr.source.volumes import Share, Wanted, locate_all, name_excluded
+from snapmgr.mysql.datadir.layout import DataPlace
+from snapmgr.source.volumes import SourceNeeds, VolumeShare, locate_all, name_excluded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,15 +49,15 @@ class Surroundings:
     runner: Any = None
 
 
-def locate(table: Table, path: Path, *places: Path) -> tuple[Share, ...] | NotMine:
+def locate(table: Table, path: Path, *places: Path) -> tuple[VolumeShare, ...] | NotMine:
     for folder in (path, *places):
         folder.mkdir(parents=True, exist_ok=True)
-    wanted = Wanted(path=str(path), places=tuple(Place(what="log", path=str(place)) for place in places))
+    wanted = SourceNeeds(path=str(path), places=tuple(DataPlace(what="log", path=str(place)) for place in places))
     taken = locate_all(Surroundings(), table, wanted)  # type: ignore[arg-type]
     return taken if isinstance(taken, NotMine) else taken.shares
 
 
-def shown(shares: tuple[Share, ...] | NotMine) -> list[tuple[str, dict[str, str]]]:
+def shown(shares: tuple[VolumeShare, ...] | NotMine) -> list[tuple[str, dict[str, str]]]:
     assert not isinstance(shares, NotMine)
     return [(share.volume.id, share.places) for share in shares]
 

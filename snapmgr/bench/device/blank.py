@@ -1,7 +1,7 @@
-"""Whether a block device may be formatted: who uses it, and what is on it.
+"""Checks whether a block device may be formatted: who uses it, and which data it holds.
 
-Who uses it is asked of the kernel (an exclusive open, sysfs, the mount tables of all namespaces, open descriptors);
-what is on it of ``blkid -p`` and ``wipefs``, which probe in different ways, and of the data themselves.
+Users are found through the kernel: an exclusive open, sysfs, the mount tables of all namespaces, open descriptors. Data
+are found by ``blkid -p`` and ``wipefs``, which probe in different ways, and by reading the device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROCESSES_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundSignature:
     """One signature, or the table of partitions, on a device or on one of its partitions."""
 
     signature: Signature
@@ -184,7 +184,7 @@ def _number_of(path: str) -> str:
 # ---------------------------------------------------------------------------------------------------- what is on it
 
 
-def signatures(device: BlockDevice, *, runner: Runner, sysfs: Path = _SYSFS) -> tuple[Found, ...]:
+def signatures(device: BlockDevice, *, runner: Runner, sysfs: Path = _SYSFS) -> tuple[FoundSignature, ...]:
     """Given a device, return all signatures on it, and its partitions with theirs.
 
     Raises CommandError if a probe fails: a device that cannot be probed is never taken for blank.
@@ -192,16 +192,16 @@ def signatures(device: BlockDevice, *, runner: Runner, sysfs: Path = _SYSFS) -> 
     found = [*_probed(device.path, runner)]
     for _number, path in partitions(device, sysfs=sysfs):
         inner = ", ".join(one.shown for one in _probed(path, runner)) or "nothing known"
-        found.append(Found(signature=("partition", ""), shown=f"a partition {path}: {inner}", partition=True))
+        found.append(FoundSignature(signature=("partition", ""), shown=f"a partition {path}: {inner}", partition=True))
     return tuple(found)
 
 
-def _probed(path: str, runner: Runner) -> list[Found]:
-    found: dict[Signature, Found] = {}
+def _probed(path: str, runner: Runner) -> list[FoundSignature]:
+    found: dict[Signature, FoundSignature] = {}
     for kind, uuid, label in (*_by_blkid(path, runner), *_by_wipefs(path, runner)):
         # wipefs finds what blkid found once more, some of it at several places, and no UUID of a partition table.
         if uuid or all(kind != other for other, _uuid in found):
-            found.setdefault((kind, uuid), Found(signature=(kind, uuid), shown=_shown(kind, uuid, label)))
+            found.setdefault((kind, uuid), FoundSignature(signature=(kind, uuid), shown=_shown(kind, uuid, label)))
     return list(found.values())
 
 
@@ -230,7 +230,7 @@ def _by_wipefs(path: str, runner: Runner) -> Iterator[tuple[str, str, str]]:
     try:
         for entry in json.loads(answer)["signatures"]:
             kind = str(entry["type"])
-            # The same word as blkid's, so that one finding is told once.
+            # The same word as blkid's, so that one finding is reported once.
             kind = f"{kind} partition table" if kind in ("dos", "gpt", "PMBR", "sun", "mac", "bsd", "sgi") else kind
             yield kind, entry.get("uuid") or "", entry.get("label") or ""
     except (ValueError, KeyError, TypeError) as error:

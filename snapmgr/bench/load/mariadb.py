@@ -1,4 +1,4 @@
-"""A MariaDB of the benchmark's own: installed, run and held still on the storage that is measured, without network."""
+"""Installs and runs a private MariaDB on the measured storage, without network, and holds it still."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
 from snapmgr.mysql.connect.identity import identify
 from snapmgr.mysql.lock.freeze import frozen
-from snapmgr.mysql.lock.levels import Needs, choose
-from snapmgr.mysql.lock.quiesce import Bounds, locked
+from snapmgr.mysql.lock.levels import LockNeeds, choose
+from snapmgr.mysql.lock.quiesce import LockBounds, locked
+from snapmgr.system.boot import boot_id
 from snapmgr.system.command import dying_with_us, find_program, running
-from snapmgr.system.host import Process, boot_id
+from snapmgr.system.host import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 PROGRAMS = ("mariadbd", "mariadb-install-db")
 _START_S = 120.0
 _STOP_S = 120.0
-_BOUNDS = Bounds(lock_wait_s=10.0, lock_attempts=5, lock_hold_s=30.0)
+_BOUNDS = LockBounds(lock_wait_s=10.0, lock_attempts=5, lock_hold_s=30.0)
 _LOG_TAIL = 20
 
 
@@ -88,7 +89,7 @@ class PrivateMariadb:
             identity = identify(connection)
             abilities = probe_abilities(connection, identity)
         choice = choose(
-            "auto" if at_once else "freeze-process", abilities, Needs(engines={"InnoDB": 1}, atomic=at_once)
+            "auto" if at_once else "freeze-process", abilities, LockNeeds(engines={"InnoDB": 1}, atomic=at_once)
         )
         with ExitStack() as stack:
             # All was flushed just before.
@@ -114,7 +115,7 @@ class PrivateMariadb:
         self._child.wait(_STOP_S)
 
     def kill(self) -> None:
-        """End it at once; nothing is written any more."""
+        """Kill it; it writes nothing more."""
         self._child.kill()
         self._child.wait(_STOP_S)
 
@@ -136,14 +137,14 @@ def install(datadir: Path, runner: Runner) -> None:
 
 
 def _as_root() -> list[str]:
-    # In a folder that nobody else can enter and without network: no other user is needed, and none could reach the
+    # In a folder that no other user can enter, and without network: no other user is needed, and none could reach the
     # private mounts of the benchmark.
     return ["--user=root"] if os.geteuid() == 0 else []
 
 
 @contextmanager
 def private_mariadb(datadir: Path, folder: Path, options: Sequence[str]) -> Iterator[PrivateMariadb]:
-    """Run a server on `datadir` while the context lasts; socket and log are in `folder`, which nobody else may enter.
+    """Run a server on `datadir` while the context lasts; socket and log are in `folder`, closed to other users.
 
     Raises MissingRequirementError if there is none, CommandError if it does not come up.
     """
@@ -165,7 +166,7 @@ def private_mariadb(datadir: Path, folder: Path, options: Sequence[str]) -> Iter
         "--server-id=1",
         "--sync-binlog=1",
         "--innodb-flush-log-at-trx-commit=1",
-        # A warm buffer pool of an earlier start is no part of what is compared.
+        # A buffer pool warmed by an earlier start would distort the comparison.
         "--innodb-buffer-pool-dump-at-shutdown=OFF",
         "--innodb-buffer-pool-load-at-startup=OFF",
         *_as_root(),

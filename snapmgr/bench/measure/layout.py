@@ -1,20 +1,16 @@
-"""Where the blocks of a file are, by FIEMAP: its extents as filefrag counts them, and how often a reader must jump.
-
-Numbers and layouts are those of linux/fiemap.h.
-"""
+"""Where the blocks of a file are, by FIEMAP: its extents as filefrag counts them, and how often a reader must jump."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import struct
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.contract.errors import StorageError
+from snapmgr.system.kernel import EXTENT_UNWRITTEN, Extent, extents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,62 +18,27 @@ if TYPE_CHECKING:
 POINTS = 2000
 """Most extents that a document has, for a map."""
 
-_FIEMAP = 0xC020660B
-_HEADER = struct.Struct("=QQIIII")
-_EXTENT = struct.Struct("=QQQQQIIII")
-_AT_ONCE = 4096
-_SYNC = 0x1
-_LAST = 0x1
-_UNKNOWN = 0x2
-_DELAYED = 0x4
-_ENCODED = 0x8
-_INLINE = 0x200
-_UNWRITTEN = 0x800
-_SHARED = 0x2000
 _GIB = 1 << 30
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Extent:
-    """A piece of a file that is in one piece on its device, as the file system tells it; all in bytes."""
-
-    logical: int
-    """Offset in the file."""
-    physical: int
-    """Offset on the device (for btrfs: in its own address space)."""
-    length: int
-    """In the file: of a compressed extent more than it takes on the device."""
-    flags: int = 0
-
-    @property
-    def placed(self) -> bool:
-        """Whether it is on the device at a known place: not in the inode, nor still in memory."""
-        return not self.flags & (_UNKNOWN | _DELAYED | _INLINE)
-
-    @property
-    def encoded(self) -> bool:
-        """Whether it is compressed or encrypted: then its length on the device is not known."""
-        return bool(self.flags & _ENCODED)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class BlockLayout:
     """How a file lies on its device."""
 
     size_bytes: int
     """The file's length."""
     mapped_bytes: int
-    """Of that, what is not a hole."""
+    """Of that, without holes."""
     unwritten_bytes: int
-    """Of `mapped_bytes`, what was allocated and never written: it reads as zeros, without the device."""
+    """Of `mapped_bytes`, allocated but never written: it reads as zeros, without the device."""
     shared_bytes: int
-    """Of `mapped_bytes`, what the file system says that others share (snapshots, clones). LVM's sharing is not its."""
+    """Of `mapped_bytes`, shared with snapshots or clones according to the file system; it cannot see sharing by LVM."""
     encoded: int
     """Extents that are compressed or encrypted."""
     extents: int
     """As filefrag counts them: neighbours that touch are merged, or lie as far apart as in the file."""
     gaps: int
-    """Physical jumps of who reads the file from its beginning to its end."""
+    """Physical jumps of a reader from the beginning to the end of the file."""
     runs: tuple[tuple[int, int, int], ...]
     """Pieces without a jump between them: (logical, physical, length)."""
     mapped: bool = False
@@ -89,7 +50,7 @@ class Layout:
         return self.gaps * _GIB / self.mapped_bytes if self.mapped_bytes else 0.0
 
     def caveats(self) -> list[str]:
-        """Return what the figures do not say, as sentences."""
+        """Return the limits of the figures, as sentences."""
         said = []
         if self.encoded:
             said.append(
@@ -107,7 +68,7 @@ class Layout:
         return said
 
     def document(self) -> dict[str, Any]:
-        """Return it for a sample: what is above, and at most `POINTS` pieces for a map, evenly over the file."""
+        """Return it for a sample: the figures above, and at most `POINTS` pieces for a map, evenly over the file."""
         return {
             "size_bytes": self.size_bytes,
             "mapped_bytes": self.mapped_bytes,
@@ -123,53 +84,41 @@ class Layout:
         }
 
 
-def read_layout(path: Path) -> Layout:
-    """Flush a file and return where its blocks are. Nobody writes to it meanwhile.
+def read_layout(path: Path) -> BlockLayout:
+    """Flush a file, which must not change during the call, and return where its blocks are.
 
     Raises StorageError if its file system does not tell (tmpfs), OSError if it cannot be opened.
     """
     with open(path, "rb", buffering=0) as file:
-        extents = read_extents(file.fileno())
+        found = read_extents(file.fileno())
         status = os.fstat(file.fileno())
     # btrfs has no device of its own here, but a number with the major 0.
     device = Path(f"/sys/dev/block/{os.major(status.st_dev)}:{os.minor(status.st_dev)}/dm")
-    return lay_out(extents, size_bytes=status.st_size, mapped=device.exists())
+    return lay_out(found, size_bytes=status.st_size, mapped=device.exists())
 
 
 def read_extents(fd: int) -> list[Extent]:
-    """Flush a file and return its extents as the file system tells them, by their place in the file.
+    """Flush a file and return its extents as the file system reports them, by their place in the file.
 
     Raises StorageError where it does not tell.
     """
-    found: list[Extent] = []
-    start, flags = 0, _SYNC
-    buffer = bytearray(_HEADER.size + _AT_ONCE * _EXTENT.size)
-    while True:
-        _HEADER.pack_into(buffer, 0, start, (1 << 64) - 1 - start, flags, 0, _AT_ONCE, 0)
-        try:
-            fcntl.ioctl(fd, _FIEMAP, buffer)
-        except OSError as error:
-            if error.errno in {errno.EOPNOTSUPP, errno.ENOTTY, errno.EBADR}:
-                raise StorageError("this file system does not tell where a file's blocks are (FIEMAP)") from None
-            raise
-        count = _HEADER.unpack_from(buffer)[3]
-        view = memoryview(buffer)[_HEADER.size : _HEADER.size + count * _EXTENT.size]
-        for logical, physical, length, _, _, extent_flags, _, _, _ in _EXTENT.iter_unpack(view):
-            found.append(Extent(logical=logical, physical=physical, length=length, flags=extent_flags))
-        if not count or found[-1].flags & _LAST:
-            return found
-        start, flags = found[-1].logical + found[-1].length, 0
+    try:
+        return list(extents(fd))
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            raise StorageError("this file system does not tell where a file's blocks are (FIEMAP)") from None
+        raise
 
 
-def lay_out(extents: Sequence[Extent], *, size_bytes: int, mapped: bool = False) -> Layout:
+def lay_out(extents: Sequence[Extent], *, size_bytes: int, mapped: bool = False) -> BlockLayout:
     """Given a file's extents in order, return its layout."""
-    written = [one for one in extents if not one.flags & _UNWRITTEN]
+    written = [one for one in extents if not one.flags & EXTENT_UNWRITTEN]
     runs = _runs([one for one in written if one.placed])
-    return Layout(
+    return BlockLayout(
         size_bytes=size_bytes,
         mapped_bytes=sum(one.length for one in extents),
-        unwritten_bytes=sum(one.length for one in extents if one.flags & _UNWRITTEN),
-        shared_bytes=sum(one.length for one in extents if one.flags & _SHARED),
+        unwritten_bytes=sum(one.length for one in extents if one.flags & EXTENT_UNWRITTEN),
+        shared_bytes=sum(one.length for one in extents if one.shared),
         encoded=sum(1 for one in extents if one.encoded),
         extents=_filefrag_extents(extents),
         gaps=max(len(runs) - 1, 0),
@@ -179,7 +128,7 @@ def lay_out(extents: Sequence[Extent], *, size_bytes: int, mapped: bool = False)
 
 
 def _touch(before: Extent, after: Extent) -> bool:
-    """Whether the device goes on where it was, or jumps only as far as the file does (a hole in place)."""
+    """Whether the device continues, or jumps only as far as the file does (a hole in place)."""
     distance = after.physical - before.physical
     return distance in {before.length, after.logical - before.logical}
 
@@ -192,7 +141,7 @@ def _filefrag_extents(extents: Sequence[Extent]) -> int:
 
 
 def _runs(extents: Sequence[Extent]) -> list[tuple[int, int, int]]:
-    """Join what is read without a jump."""
+    """Join pieces that are read without a jump."""
     runs: list[tuple[int, int, int]] = []
     before: Extent | None = None
     for one in extents:

@@ -10,17 +10,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.model import Check
-from snapmgr.stage.tool import tool_for
-from snapmgr.stage.tuning.bench import StorageBench
-from snapmgr.stage.tuning.rungs import Settings
+from snapmgr.contract.abilities import FolderCloning, Remounting
+from snapmgr.physical.tools.choose import tool_for
+from snapmgr.physical.tuning.ladder import Try
+from snapmgr.physical.tuning.rungs import RungSettings
+from snapmgr.physical.tuning.storagebench import StorageBench
+from snapmgr.physical.tuning.tune import climb
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from snapmgr.bench.model import Workbench
-    from snapmgr.contract.abilities import FolderCloning, Remounting
-    from snapmgr.stage.prepare.backupfolder import Backup
+    from snapmgr.physical.prepare.backupfolder import BackupFolder
 
 _LIMIT_S = 3600.0
 _LEAST_CACHE_BYTES = 32 << 20
@@ -38,8 +40,8 @@ TITLES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Climb:
-    """What the ladder took."""
+class Climbed:
+    """Times and tables of the ladder."""
 
     figures: Mapping[str, float]
     """Seconds by rung ("default_s"), until all is in the storage; and "scratch_s"."""
@@ -49,14 +51,14 @@ class Climb:
     notes: tuple[str, ...]
 
 
-def rungs(data_bytes: int, memory_bytes: int) -> dict[str, Settings]:
+def rungs(data_bytes: int, memory_bytes: int) -> dict[str, RungSettings]:
     """Return the settings of each rung. Pure.
 
     Args:
         data_bytes: of the backup.
         memory_bytes: what the tool needs for all pages that it changes.
     """
-    default = Settings(cache_bytes=max(data_bytes // _CACHE_SHARE, _LEAST_CACHE_BYTES))
+    default = RungSettings(cache_bytes=max(data_bytes // _CACHE_SHARE, _LEAST_CACHE_BYTES))
     memory = replace(default, use_memory_bytes=memory_bytes)
     threads = replace(memory, io_threads=_THREADS)
     writeback = replace(threads, writeback=True)
@@ -64,20 +66,20 @@ def rungs(data_bytes: int, memory_bytes: int) -> dict[str, Settings]:
     return dict(zip(TITLES, (default, memory, threads, writeback, cache), strict=True))
 
 
-def climb(
-    bench: Workbench, base: Path, backup: Backup, storage: tuple[FolderCloning, Remounting], memory_bytes: int
-) -> Climb:
+def climb_ladder(
+    bench: Workbench, base: Path, backup: BackupFolder, storage: tuple[FolderCloning, Remounting], memory_bytes: int
+) -> Climbed:
     """Prepare a clone of the backup at each rung, through a private mount with an empty cache, and once on scratch.
 
     `storage` is one backend, in the two abilities that are needed of it. Caches and scratch lie in the workbench's
     folder: on the storage itself they would not be local.
     """
-    staged, data_bytes = backup.staged, sum(backup.sizes.values())
+    info, data_bytes = backup.info, sum(backup.sizes.values())
     measuring = StorageBench(
         source=str(base),
         beside=str(base.parent),
-        staged=staged,
-        tool=tool_for(staged),
+        info=info,
+        tool=tool_for(info),
         cloning=storage[0],
         remounting=storage[1],
         data_bytes=data_bytes,
@@ -89,18 +91,22 @@ def climb(
     tables: dict[str, Mapping[str, str]] = {}
     failed: list[str] = []
     notes: list[str] = []
-    for name, settings in rungs(data_bytes, memory_bytes).items():
+    ladder = rungs(data_bytes, memory_bytes)
+    tries = (Try(settings=one, limit_s=_LIMIT_S, why="the published ladder", check=True) for one in ladder.values())
+
+    def begin(step: Try) -> None:
         bench.quiet()
         bench.cold()
-        bench.tell(f"ladder: {settings}")
-        found = measuring.measure(settings, _LIMIT_S, check=True)
+        bench.tell(f"ladder: {step.settings}")
+
+    for name, found in zip(ladder, climb(measuring, tries, [], begin=begin), strict=True):
         if found.failure is not None or found.run.cut:
             failed.append(f"{name}: {found.failure or 'it took too long'}")
             continue
         figures[f"{name}_s"] = found.run.seconds
         if found.checked is not None:
             tables[name] = found.checked.tables or {"not read": found.checked.why_not}
-        notes.append(f"{name}: {settings}; {found.verdict}")
+        notes.append(f"{name}: {found.run.settings}; {found.verdict}")
     bench.quiet()
     bench.cold()
     bench.tell("copied to scratch, and prepared there")
@@ -113,4 +119,4 @@ def climb(
         figures["scratch_s"] = scratch.copy_s + scratch.tool_s
         figures["scratch_tool_s"] = scratch.tool_s
     check = Check(name="every rung of the ladder was prepared", ok=not failed, detail="; ".join(failed))
-    return Climb(figures=figures, tables=tables, checks=(check,), notes=tuple(notes))
+    return Climbed(figures=figures, tables=tables, checks=(check,), notes=tuple(notes))

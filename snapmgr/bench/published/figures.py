@@ -1,14 +1,14 @@
-"""The published experiments: their figures, what they were measured on, what was concluded. Data; `repeated` judges."""
+"""Holds the published experiments: their figures, their hardware, their conclusions. Data; `judgement` judges."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from snapmgr.stage.tuning.outcome import PUBLISHED as PREPARE_LADDER
+from snapmgr.physical.tuning.outcome import PUBLISHED as PREPARE_LADDER
 
 Want = Literal[
-    "published reading", "real device", "spinning disk", "solid-state disk", "regressed kernel", "object store"
+    "published variant", "real device", "spinning disk", "solid-state disk", "regressed kernel", "object store"
 ]
 """What results must have been measured on, or in, to be comparable."""
 
@@ -18,7 +18,7 @@ INNODB = "fio's model of InnoDB, 1 to 512 threads, kernel 5.3 with ext4's regres
 LADDER = (
     "JuiceFS on an object store: prepare of an 11 GB backup, one run of each rung, by hand, perhaps warm at the end"
 )
-_ON_THE_DISK: tuple[Want, ...] = ("published reading", "real device", "spinning disk")
+_ON_THE_DISK: tuple[Want, ...] = ("published variant", "real device", "spinning disk")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Side:
     """One of the two figures of a ratio."""
 
     words: str
-    """Who it is of: "LVM + ext4"."""
+    """The storage: "LVM + ext4"."""
     stack: str
     metric: str
     """Ours; "" where no scenario has that figure."""
@@ -36,7 +36,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One published ratio and what was concluded from it."""
+    """One published ratio and its conclusion."""
 
     key: str
     """"random-update/read": unique, for documents and links."""
@@ -52,7 +52,7 @@ class Claim:
     measured_on: str
     wants: tuple[Want, ...] = _ON_THE_DISK
     remark: str = ""
-    """What is known to be wrong with the published figure."""
+    """Known errors of the published figure."""
 
     @property
     def scenario(self) -> str:

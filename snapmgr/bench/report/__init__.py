@@ -1,4 +1,7 @@
-"""The report: what samples say, as a document (`document`), one HTML page that needs nothing else, and CSV rows."""
+"""Makes the report from samples: a JSON `document`, one self-contained HTML page, and CSV rows.
+
+The command line imports `document`, `render`, `rows` and `COLUMNS` from here and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from snapmgr.bench.report import drawing
+from snapmgr.bench.report import pictures
 from snapmgr.bench.report.content import SCHEMA, document
 from snapmgr.bench.report.rows import COLUMNS, rows
 from snapmgr.contract.units import format_quantity
@@ -37,7 +40,7 @@ def render(document: Mapping[str, Any]) -> str:
         sections={one["id"]: each["anchor"] + "-ratios" for each in document["scenarios"] for one in each["ratios"]},
         colours={stack: number for number, stack in enumerate(dict.fromkeys(order))},
         style=Markup(_part("page.css")),  # noqa: S704 - a file of ours
-        draw=drawing,
+        draw=pictures,
         quantity=format_quantity,
         middle=median,
         sentence=_sentence,

@@ -1,4 +1,4 @@
-"""How it was measured and reckoned, in sentences that name the numbers of these very samples."""
+"""Describes the method of measurement and computation, with the numbers of the given samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def interval_words(samples: Sequence[Sample]) -> str:
-    """Return what the intervals are: "95 % for all 12 comparisons together"."""
+    """Return the meaning of the intervals: "95 % for all 12 comparisons together"."""
     number = comparisons(samples)
     return (
         f"{LEVEL:.0%} for all {number} comparisons together".replace("%", " %") if number > 1 else f"{LEVEL * 100:g} %"
@@ -27,7 +27,7 @@ def method(samples: Sequence[Sample], *, seed: int) -> list[str]:
     measured = [one for one in samples if one["kind"] == "measured" and not failure_of(one)]
     twins = sum(1 for one in samples if one["kind"] == "a/a" and not failure_of(one))
     pilots = sum(1 for one in samples if one["kind"] == "pilot")
-    blocks = len({(one["run"], one["scenario"], one["reading"], one["block"]) for one in measured})
+    blocks = len({(one["run"], one["scenario"], one["variant"], one["block"]) for one in measured})
     return [
         "Each sample starts on a fresh file system, made on the blank device by the backend that makes the backups.",
         f"Samples come in blocks that have each stack once, in random order; the next block is its mirror image "

@@ -1,4 +1,4 @@
-"""Samples as rows for a table program: one for each figure."""
+"""Turns samples into rows for a spreadsheet: one row per figure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from snapmgr.bench.statistics.comparison import Sample
 
 COLUMNS = (
-    "run", "sample", "at", "scenario", "reading", "stack", "kind", "block", "position", "profile", "size_bytes",
+    "run", "sample", "at", "scenario", "variant", "stack", "kind", "block", "position", "profile", "size_bytes",
     "metric", "unit", "value", "failure",
 )  # fmt: skip
 
@@ -23,7 +23,7 @@ def rows(samples: Iterable[Sample]) -> list[tuple[str | int | float, ...]]:
     for one in samples:
         parameters = one["parameters"]
         head = (
-            *(one[name] for name in ("run", "id", "at", "scenario", "reading", "stack", "kind", "block", "position")),
+            *(one[name] for name in ("run", "id", "at", "scenario", "variant", "stack", "kind", "block", "position")),
             *(parameters.get(name, "") for name in ("profile", "size_bytes")),
         )
         failure = failure_of(one)

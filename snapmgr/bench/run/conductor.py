@@ -1,6 +1,6 @@
-"""Measures what a plan says, sample after sample, until there is enough or the budget ends; each is on disk at once.
+"""Measures the samples of a plan until there are enough or the budget ends; each is saved when it ends.
 
-Nothing here is remembered but in the samples: a second start reads them and goes on where the first one ended.
+The samples are the only state: a second start reads them and continues.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.measure.counters import Counters
-from snapmgr.bench.run.forecast import courses_of
+from snapmgr.bench.run.forecast import schedules_of
 from snapmgr.bench.run.schedule import (
-    Course,
-    Measured,
+    MeasuredSlot,
+    SampleSchedule,
     Slot,
     expected_s,
     goal,
@@ -28,6 +28,7 @@ from snapmgr.bench.run.schedule import (
 from snapmgr.bench.statistics.findings import comparisons, experiment_of, narrow_enough
 from snapmgr.bench.storage.scene import neighbours
 from snapmgr.bench.storage.workbench import workbench
+from snapmgr.contract.backend import Runner
 from snapmgr.contract.errors import ConfigError, SnapmgrError
 from snapmgr.system.command import CommandRunner
 
@@ -39,19 +40,18 @@ if TYPE_CHECKING:
     from snapmgr.bench.device.target import OpenTarget
     from snapmgr.bench.model import Measuring, Outcome, Scenario, Stack
     from snapmgr.bench.results.samples import Results
-    from snapmgr.bench.run.plan import Experiment, Plan
-    from snapmgr.contract.backend import Runner
+    from snapmgr.bench.run.plan import Experiment, RunPlan
 
 FAILURES = 3
 """In a row: so many end a stack in an experiment."""
-_NEAR = "another benchmark ran on this machine meanwhile: both measured each other"
-# Of a device no more is formatted than this many times what the data need: a file system of terabytes takes minutes.
+_NEAR = "another benchmark ran on this machine at the same time: each disturbed the other"
+# At most this many times the needed space is formatted: a file system of terabytes takes minutes.
 _ROOM_FACTOR = 4
 _ROOM_LEAST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advance:
+class Progress:
     """How far a run is."""
 
     what: str
@@ -65,7 +65,7 @@ class Advance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class RunSummary:
     """How a run ended."""
 
     measured: int
@@ -73,9 +73,9 @@ class Ended:
     failed: int
     """Of them."""
     left_out: tuple[str, ...]
-    """What the budget had no room for, in sentences."""
+    """The parts that did not fit into the budget, in sentences."""
     given_up: tuple[str, ...]
-    """What failed too often, in sentences."""
+    """The stacks that failed too often, in sentences."""
 
 
 class Conductor:
@@ -100,7 +100,7 @@ class Conductor:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         results: Results,
         run_id: str,
         *,
@@ -111,7 +111,7 @@ class Conductor:
         runner: Runner | None = None,
         tell: Callable[[str], None] = lambda _: None,
         step: Callable[[str], None] = lambda _: None,
-        advance: Callable[[Advance], None] = lambda _: None,
+        advance: Callable[[Progress], None] = lambda _: None,
         ready: Callable[[], Mapping[str, Any]] = dict,
         neighbours: Callable[[], Sequence[str]] = neighbours,
         clock: Callable[[], float] = time.monotonic,
@@ -132,13 +132,13 @@ class Conductor:
         self._warned = False
         self._clock = clock
         self._experiments = {experiment.name: experiment for experiment in plan.experiments}
-        self._courses = courses_of(plan)
+        self._courses = schedules_of(plan)
         self._samples = results.samples()
         self._narrow: dict[tuple[str, int, int], bool] = {}
         self._given_up: dict[tuple[str, str], str] = {}
-        self._skipped: dict[str, list[Slot]] = {course.name: [] for course in self._courses}
+        self._skipped: dict[str, list[Slot]] = {schedule.name: [] for schedule in self._courses}
 
-    def run(self, *, spent_s: float = 0.0) -> Ended:
+    def run(self, *, spent_s: float = 0.0) -> RunSummary:
         """Measure until there is enough of all, or the budget ends.
 
         `spent_s` of the budget went by before this. An interruption, or an error that is not a sample's own (the device
@@ -146,13 +146,13 @@ class Conductor:
         CatalogError and NoRoomError if nothing more can be written, and ConfigError.
         """
         begun = self._clock()
-        for course in self._courses:
-            if odd := strangers(course, [one.slot for one in self._done()[course.name]]):
-                what = f"a sample of {course.name} on {odd[0].stack} that is none of this run's"
+        for schedule in self._courses:
+            if odd := strangers(schedule, [one.slot for one in self._done()[schedule.name]]):
+                what = f"a sample of {schedule.name} on {odd[0].stack} that is none of this run's"
                 raise ConfigError(f"{self._results.folder} holds {what}", hint="name a new folder with -o")
         earlier_s = sum(one.seconds for made in self._done().values() for one in made)
         self._note_absent()
-        for name, stack in [(course.name, stack) for course in self._courses for stack in course.stacks]:
+        for name, stack in [(schedule.name, stack) for schedule in self._courses for stack in schedule.stacks]:
             self._judge(name, stack)
         number = failed = 0
         while True:
@@ -162,37 +162,37 @@ class Conductor:
             )
             if found is None:
                 break
-            course, slot = found
-            if (course.name, slot.stack) in self._given_up:
-                self._skipped[course.name].append(slot)
+            schedule, slot = found
+            if (schedule.name, slot.stack) in self._given_up:
+                self._skipped[schedule.name].append(slot)
                 continue
             if self._ready is not None:
                 self._host |= self._ready()
                 # That takes from the budget.
                 self._ready = None
                 continue
-            self._advance(self._how_far(course, slot, done, spent))
-            sample = self._measure(self._experiments[course.name], slot)
+            self._advance(self._how_far(schedule, slot, done, spent))
+            sample = self._measure(self._experiments[schedule.name], slot)
             self._samples.append(sample)
             number += 1
             failed += bool(sample["failure"])
-            self._judge(course.name, slot.stack)
+            self._judge(schedule.name, slot.stack)
         over = left_out(
             self._courses, self._done(), narrow=self._is_narrow, budget_s=self._plan.budget_s, spent_s=spent
         )
-        return Ended(measured=number, failed=failed, left_out=over, given_up=tuple(self._given_up.values()))
+        return RunSummary(measured=number, failed=failed, left_out=over, given_up=tuple(self._given_up.values()))
 
     # ------------------------------------------------------------------------------------------------ what is known
 
     def _own(self, name: str) -> list[dict[str, Any]]:
         return [sample for sample in self._samples if sample["kind"] != "absent" and experiment_of(sample) == name]
 
-    def _done(self) -> dict[str, list[Measured]]:
-        """Return what is out of the way: measured, failed, or skipped because its stack failed too often."""
-        done: dict[str, list[Measured]] = {}
+    def _done(self) -> dict[str, list[MeasuredSlot]]:
+        """Return the finished slots: measured, failed, or skipped because their stack failed too often."""
+        done: dict[str, list[MeasuredSlot]] = {}
         for name in self._experiments:
             measured = [
-                Measured(
+                MeasuredSlot(
                     slot=Slot(
                         block=sample["block"], position=sample["position"], stack=sample["stack"], kind=sample["kind"]
                     ),
@@ -200,7 +200,7 @@ class Conductor:
                 )
                 for sample in self._own(name)
             ]
-            done[name] = measured + [Measured(slot=slot, seconds=0.0) for slot in self._skipped[name]]
+            done[name] = measured + [MeasuredSlot(slot=slot, seconds=0.0) for slot in self._skipped[name]]
         return done
 
     def _is_narrow(self, name: str, blocks: int) -> bool:
@@ -208,7 +208,7 @@ class Conductor:
         # Samples are only added, and to complete blocks none is.
         if (name, blocks, family) not in self._narrow:
             self._narrow[name, blocks, family] = narrow_enough(
-                self._samples, name, blocks, within=self._plan.width, family=family, seed=self._plan.wish.seed
+                self._samples, name, blocks, within=self._plan.width, family=family, seed=self._plan.options.seed
             )
         return self._narrow[name, blocks, family]
 
@@ -220,19 +220,21 @@ class Conductor:
             self._given_up[name, stack] = why
             self._tell(f"warning: {why}")
 
-    def _how_far(self, course: Course, slot: Slot, done: Mapping[str, Sequence[Measured]], spent_s: float) -> Advance:
+    def _how_far(
+        self, schedule: SampleSchedule, slot: Slot, done: Mapping[str, Sequence[MeasuredSlot]], spent_s: float
+    ) -> Progress:
         made = sum(len(one) for one in done.values())
         room_s = self._plan.budget_s - spent_s
         left_s, samples = 0.0, 0
-        for one in taken(self._courses, done, room_s=room_s) or (course,):
+        for one in taken(self._courses, done, room_s=room_s) or (schedule,):
             blocks = goal(one, [measured.slot for measured in done[one.name]], self._is_narrow)
             seconds = rest_s(one, blocks, self._courses, done)
             left_s += seconds
             samples += round(seconds / max(expected_s(one, one.stacks[0], self._courses, done), 1e-3))
         if left_s > room_s:
             samples = round(samples * room_s / left_s)
-        return Advance(
-            what=f"{course.name} on {slot.stack}",
+        return Progress(
+            what=f"{schedule.name} on {slot.stack}",
             done=made,
             total=made + max(samples, 1),
             left_s=min(left_s, room_s),
@@ -241,7 +243,7 @@ class Conductor:
     # -------------------------------------------------------------------------------------------------- one sample
 
     def _note_absent(self) -> None:
-        """Write down what this machine lacks, once: it is a row that says why."""
+        """Record the missing requirements of this machine, once, as absent samples with their reasons."""
         known = {
             (sample["scenario"], sample["stack"], sample["failure"])
             for sample in self._samples
@@ -285,7 +287,7 @@ class Conductor:
                 seconds=self._clock() - begun,
             )
             if sample["failure"]:
-                # Before the work folder goes, which may have filled the disk: that is no fault of the storage.
+                # While the work folder still exists: it may have filled the disk, which is not the storage's fault.
                 self._results.require_writable()
         if near or self._other_runs():
             sample["notes"].append(_NEAR)
@@ -335,7 +337,7 @@ class Conductor:
         return {
             "run": self._run_id,
             "scenario": scenario.name,
-            "reading": parameters.get("reading", ""),
+            "variant": parameters.get("variant", ""),
             "stack": slot.stack,
             "kind": slot.kind,
             "block": slot.block,

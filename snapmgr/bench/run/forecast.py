@@ -1,4 +1,4 @@
-"""What a run would do, step by step, with the time and space that each is expected to take. Pure."""
+"""Forecasts the steps of a run, with the time and space of each. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.device.precondition import ROUND_S, TIMES, WINDOW
-from snapmgr.bench.run.schedule import Course, Measured, Slot, expected_s, left_out, next_sample
+from snapmgr.bench.run.schedule import MeasuredSlot, SampleSchedule, Slot, expected_s, left_out, next_sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from snapmgr.bench.run.plan import Plan
+    from snapmgr.bench.run.plan import RunPlan
 
 _DISK_BYTES_PER_S = 100e6
 """As `Needs.seconds` is told for."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ForecastStep:
     """A block of one experiment: each stack once, on a fresh file system each time."""
 
     what: str
@@ -32,13 +32,13 @@ class Step:
     """Whether the budget has room for it."""
 
 
-def courses_of(plan: Plan) -> tuple[Course, ...]:
-    """Return what is measured in the terms of `snapmgr.bench.run.schedule`."""
+def schedules_of(plan: RunPlan) -> tuple[SampleSchedule, ...]:
+    """Return the schedules of a plan, for `snapmgr.bench.run.schedule`."""
     return tuple(
-        Course(
+        SampleSchedule(
             name=experiment.name,
             stacks=tuple(stack.name for stack in experiment.stacks),
-            seed=plan.wish.seed,
+            seed=plan.options.seed,
             sample_s=experiment.sample_s,
             least=plan.least,
             most=plan.most,
@@ -56,20 +56,20 @@ def preparation_s(file_bytes: int | None, flash_bytes: int | None, *, steady_s: 
     return (file_bytes or 0) / _DISK_BYTES_PER_S + min(steadying_s, steady_s)
 
 
-def forecast(plan: Plan, *, spent_s: float) -> tuple[list[Step], tuple[str, ...]]:
-    """Return the steps of a run that has enough as early as it can, and in sentences what the budget has no room for.
+def forecast(plan: RunPlan, *, spent_s: float) -> tuple[list[ForecastStep], tuple[str, ...]]:
+    """Return the steps of the shortest possible run, and in sentences the parts that do not fit into the budget.
 
     `spent_s` of the budget go by before the first.
     """
-    courses = courses_of(plan)
-    fitting = {(name, slot) for name, slot in _walked(courses, budget_s=plan.budget_s, spent_s=spent_s)}
+    schedules = schedules_of(plan)
+    fitting = {(name, slot) for name, slot in _walked(schedules, budget_s=plan.budget_s, spent_s=spent_s)}
     blocks: dict[tuple[str, int], list[Slot]] = {}
-    for name, slot in _walked(courses, budget_s=math.inf, spent_s=0.0):
+    for name, slot in _walked(schedules, budget_s=math.inf, spent_s=0.0):
         blocks.setdefault((name, slot.block), []).append(slot)
     experiments = {experiment.name: experiment for experiment in plan.experiments}
     more = " or more" if plan.most > plan.least else ""
     steps = [
-        Step(
+        ForecastStep(
             what=f"{name}: block {block} of {plan.least}{more}" if block else f"{name}: pilot",
             stacks=tuple(slot.stack for slot in slots),
             seconds=experiments[name].sample_s * len(slots),
@@ -78,18 +78,18 @@ def forecast(plan: Plan, *, spent_s: float) -> tuple[list[Step], tuple[str, ...]
         )
         for (name, block), slots in blocks.items()
     ]
-    over = left_out(courses, {}, narrow=_enough, budget_s=plan.budget_s, spent_s=spent_s)
+    over = left_out(schedules, {}, narrow=_enough, budget_s=plan.budget_s, spent_s=spent_s)
     return steps, over
 
 
-def _walked(courses: Sequence[Course], *, budget_s: float, spent_s: float) -> list[tuple[str, Slot]]:
-    done: dict[str, list[Measured]] = {course.name: [] for course in courses}
+def _walked(schedules: Sequence[SampleSchedule], *, budget_s: float, spent_s: float) -> list[tuple[str, Slot]]:
+    done: dict[str, list[MeasuredSlot]] = {schedule.name: [] for schedule in schedules}
     order: list[tuple[str, Slot]] = []
-    while found := next_sample(courses, done, narrow=_enough, budget_s=budget_s, spent_s=spent_s):
-        course, slot = found
-        seconds = expected_s(course, slot.stack, courses, done)
-        done[course.name].append(Measured(slot=slot, seconds=seconds))
-        order.append((course.name, slot))
+    while found := next_sample(schedules, done, narrow=_enough, budget_s=budget_s, spent_s=spent_s):
+        schedule, slot = found
+        seconds = expected_s(schedule, slot.stack, schedules, done)
+        done[schedule.name].append(MeasuredSlot(slot=slot, seconds=seconds))
+        order.append((schedule.name, slot))
         spent_s += seconds
     return order
 

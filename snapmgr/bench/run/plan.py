@@ -1,4 +1,4 @@
-"""What a run is to measure: which scenarios on which stacks, how much data, and how long that takes. Pure."""
+"""Plans a run: which scenarios on which stacks, with how much data, and how long that takes. Pure."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Profile:
     width: float
     """Intervals are measured until they are narrower than ± this share."""
     stacks: tuple[str, ...]
-    """What is compared if none is named, but for scenarios about others; see `make_plan`."""
+    """Default stacks, except for scenarios about others; see `make_plan`."""
     scenarios: tuple[str, ...] = ()
-    """What runs if none is named; empty: all."""
+    """Default scenarios; empty: all."""
     steady_s: float = 0.0
     """How long flash is written to at most, until it is in a steady state; 0: it is not."""
 
 
-# Of the budget, if nobody says.
+# Default share of the budget.
 _STEADY_SHARE = 0.25
 _FEW = ("btrfs", "xfs-reflink", "lvm+ext4", "lvm-thin+xfs", "ext4")
 _MORE = ("btrfs", "btrfs-nocow", "xfs-reflink", "lvm+ext4", "lvm-thin+xfs", "ext4", "xfs")
@@ -71,14 +71,14 @@ PROFILE: Mapping[ProfileName, Profile] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What a run is asked for."""
+class Options:
+    """The options of a run."""
 
     scenarios: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
     """Empty: the profile's."""
     profile: ProfileName = "quick"
-    reading: str = ""
+    variant: str = ""
     """Empty: each scenario's default."""
     size_bytes: int | None = None
     repeats: int | None = None
@@ -96,7 +96,7 @@ class Absent:
     stack: Stack
     why: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """As far as they are known: which reading, which profile."""
+    """As far as they are known: which variant, which profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +106,13 @@ class Experiment:
     scenario: Scenario
     parameters: Parameters
     stacks: tuple[Stack, ...]
-    """In the order asked for; the first one is what the others are compared with."""
+    """In the requested order; the others are compared with the first one."""
     needs: Needs
 
     @property
     def name(self) -> str:
         """As `snapmgr.bench.statistics.findings.experiment_of` has it."""
-        return f"{self.scenario.name} {self.parameters.reading}".rstrip()
+        return f"{self.scenario.name} {self.parameters.variant}".rstrip()
 
     @property
     def sample_s(self) -> float:
@@ -121,10 +121,10 @@ class Experiment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is measured, and what cannot be."""
+class RunPlan:
+    """The experiments of a run, and the ones that cannot be measured."""
 
-    wish: Wish
+    options: Options
     experiments: tuple[Experiment, ...]
     absent: tuple[Absent, ...]
     budget_s: float
@@ -136,25 +136,25 @@ class Plan:
 
     @property
     def space_bytes(self) -> int:
-        """What the target has to have."""
+        """The space that the target needs."""
         return max((experiment.needs.space_bytes for experiment in self.experiments), default=0)
 
     @property
     def file_bytes(self) -> int:
-        """How large a loop device's file is made, if nobody says."""
+        """Default size of a loop device's file."""
         return max(LEAST_TARGET_BYTES, self.space_bytes)
 
     def deciding(self) -> dict[str, Any]:
-        """Return what decides about what is measured, for ``run.json``; not how long the run may go on."""
-        wish = self.wish
+        """Return the settings that determine the samples, for ``run.json``; the budget is not one of them."""
+        options = self.options
         return {
-            "profile": wish.profile,
-            "scenarios": list(wish.scenarios),
-            "stacks": list(wish.stacks),
-            "reading": wish.reading,
-            "repeats": wish.repeats,
-            "seed": wish.seed,
-            "steady_s": wish.steady_s,
+            "profile": options.profile,
+            "scenarios": list(options.scenarios),
+            "stacks": list(options.stacks),
+            "variant": options.variant,
+            "repeats": options.repeats,
+            "seed": options.seed,
+            "steady_s": options.steady_s,
             "experiments": {
                 experiment.name: {
                     "stacks": [stack.name for stack in experiment.stacks],
@@ -186,32 +186,32 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 -
 
 
 def make_plan(
-    wish: Wish,
+    options: Options,
     *,
     scenarios: Sequence[Scenario],
     stacks: Mapping[str, Stack],
-    lacking: Callable[[Stack], Iterable[Reason]],
+    missing_requirements: Callable[[Stack], Iterable[Reason]],
     memory_bytes: int,
     room_bytes: int,
-) -> Plan:
-    """Return what to measure of `wish`.
+) -> RunPlan:
+    """Return what to measure of `options`.
 
     Args:
-        wish: what is asked for.
-        scenarios: those of `wish.scenarios`, in order, or the profile's.
+        options: those of the command line.
+        scenarios: those of `options.scenarios`, in order, or the profile's.
         stacks: all that there are, by name.
-        lacking: says what this machine lacks for one.
-        memory_bytes: what the page cache may hold at most.
-        room_bytes: size of the target, or of what there is room for.
+        missing_requirements: returns those of a stack on this machine.
+        memory_bytes: limit of the page cache.
+        room_bytes: size of the target, or of the free space.
 
-    Raises ConfigError for names that do not exist, for a reading that no scenario has, and if the data do not fit.
+    Raises ConfigError for names that do not exist, for a variant that no scenario has, and if the data do not fit.
     """
-    profile = PROFILE[wish.profile]
-    asked = [_stack(name, stacks) for name in dict.fromkeys(wish.stacks)]
-    if wish.reading and all(wish.reading not in scenario.readings for scenario in scenarios):
-        known = ", ".join(f"{one.name}: {', '.join(one.readings)}" for one in scenarios if one.readings) or "none"
-        raise ConfigError(f"no scenario has a reading {wish.reading!r}", hint=f"there are: {known}")
-    problem = cache(lambda name: _sentence(lacking(stacks[name])))
+    profile = PROFILE[options.profile]
+    asked = [_stack(name, stacks) for name in dict.fromkeys(options.stacks)]
+    if options.variant and all(options.variant not in scenario.variants for scenario in scenarios):
+        known = ", ".join(f"{one.name}: {', '.join(one.variants)}" for one in scenarios if one.variants) or "none"
+        raise ConfigError(f"no scenario has a variant {options.variant!r}", hint=f"there are: {known}")
+    problem = cache(lambda name: _sentence(missing_requirements(stacks[name])))
     experiments: list[Experiment] = []
     absent: list[Absent] = []
     refused: ConfigError | None = None
@@ -221,50 +221,50 @@ def make_plan(
         for stack in asked or _usual(scenario, profile, stacks):
             why = missing or scenario.suits(stack) or problem(stack.name)
             if why:
-                absent.append(Absent(scenario=scenario, stack=stack, why=why, parameters=_known(scenario, wish)))
+                absent.append(Absent(scenario=scenario, stack=stack, why=why, parameters=_known(scenario, options)))
             else:
                 able.append(stack)
         if not able:
             continue
         try:
-            parameters, needs = sized(scenario, wish, memory_bytes=memory_bytes, room_bytes=room_bytes)
+            parameters, needs = sized(scenario, options, memory_bytes=memory_bytes, room_bytes=room_bytes)
         except ConfigError as error:
             refused = refused or error
-            if wish.scenarios:
+            if options.scenarios:
                 raise
-            # Nobody asked for this one by its name: the others are measured.
+            # This one was not requested by name: the others are measured.
             absent += [
-                Absent(scenario=scenario, stack=stack, why=error.message, parameters=_known(scenario, wish))
+                Absent(scenario=scenario, stack=stack, why=error.message, parameters=_known(scenario, options))
                 for stack in able
             ]
         else:
             experiments.append(Experiment(scenario=scenario, parameters=parameters, stacks=tuple(able), needs=needs))
     if refused is not None and not experiments:
         raise refused
-    least = wish.repeats or profile.least
-    budget_s = wish.budget_s or profile.budget_s
-    return Plan(
-        wish=wish,
+    least = options.repeats or profile.least
+    budget_s = options.budget_s or profile.budget_s
+    return RunPlan(
+        options=options,
         experiments=tuple(experiments),
         absent=tuple(absent),
         budget_s=budget_s,
         least=least,
-        most=wish.repeats or profile.most,
+        most=options.repeats or profile.most,
         width=profile.width,
-        steady_s=_steady_s(wish, profile, budget_s),
+        steady_s=_steady_s(options, profile, budget_s),
     )
 
 
-def _steady_s(wish: Wish, profile: Profile, budget_s: float) -> float:
-    if wish.steady_s is None:
+def _steady_s(options: Options, profile: Profile, budget_s: float) -> float:
+    if options.steady_s is None:
         return min(profile.steady_s, budget_s * _STEADY_SHARE)
-    if wish.steady_s >= budget_s:
-        given, budget = format_duration(wish.steady_s), format_duration(budget_s)
+    if options.steady_s >= budget_s:
+        given, budget = format_duration(options.steady_s), format_duration(budget_s)
         raise ConfigError(
-            f"--steady {given} leaves nothing of the budget, which is {budget}",
+            f"--steady {given} uses up the budget, which is {budget}",
             hint="use a larger --budget, or a shorter --steady",
         )
-    return wish.steady_s
+    return options.steady_s
 
 
 def _usual(scenario: Scenario, profile: Profile, stacks: Mapping[str, Stack]) -> list[Stack]:
@@ -278,42 +278,42 @@ def _usual(scenario: Scenario, profile: Profile, stacks: Mapping[str, Stack]) ->
 
 def _stack(name: str, stacks: Mapping[str, Stack]) -> Stack:
     if name not in stacks:
-        raise ConfigError(f"there is no stack {name!r}", hint=f"there are: {', '.join(stacks)}")
+        raise ConfigError(f"unknown stack {name!r}", hint=f"there are: {', '.join(stacks)}")
     return stacks[name]
 
 
-def _reading(scenario: Scenario, wish: Wish) -> str:
-    return wish.reading if wish.reading in scenario.readings else next(iter(scenario.readings), "")
+def _variant(scenario: Scenario, options: Options) -> str:
+    return options.variant if options.variant in scenario.variants else next(iter(scenario.variants), "")
 
 
-def _known(scenario: Scenario, wish: Wish) -> dict[str, Any]:
-    return {"profile": wish.profile, "reading": _reading(scenario, wish)}
+def _known(scenario: Scenario, options: Options) -> dict[str, Any]:
+    return {"profile": options.profile, "variant": _variant(scenario, options)}
 
 
 def _sentence(reasons: Iterable[Reason]) -> str:
     return "; ".join(reason.what + (f" ({reason.hint})" if reason.hint else "") for reason in reasons)
 
 
-def sized(scenario: Scenario, wish: Wish, *, memory_bytes: int, room_bytes: int) -> tuple[Parameters, Needs]:
+def sized(scenario: Scenario, options: Options, *, memory_bytes: int, room_bytes: int) -> tuple[Parameters, Needs]:
     """Return a scenario's parameters with as much data as asked for, or as fit."""
     given = Parameters(
-        profile=wish.profile,
-        reading=_reading(scenario, wish),
-        size_bytes=wish.size_bytes or 0,
+        profile=options.profile,
+        variant=_variant(scenario, options),
+        size_bytes=options.size_bytes or 0,
         memory_bytes=memory_bytes,
-        seed=wish.seed,
+        seed=options.seed,
     )
     parameters = scenario.parameters(given)
     if not parameters.size_bytes:
-        parameters = scenario.parameters(replace(given, size_bytes=PROFILE[wish.profile].size_bytes))
+        parameters = scenario.parameters(replace(given, size_bytes=PROFILE[options.profile].size_bytes))
     needs = scenario.needs(parameters)
     while needs.space_bytes > room_bytes:
         half = parameters.size_bytes // 2 // _MIB * _MIB
-        if wish.size_bytes or half < LEAST_BYTES:
+        if options.size_bytes or half < LEAST_BYTES:
             raise ConfigError(
                 f"{scenario.name} with {format_size(parameters.size_bytes)} of data needs "
                 f"{format_size(needs.space_bytes)}, and there are {format_size(room_bytes)}",
-                hint="give it more room (--on)" + (", or less data (--size)" if wish.size_bytes else ""),
+                hint="use a larger target (--on)" + (", or less data (--size)" if options.size_bytes else ""),
             )
         parameters = scenario.parameters(replace(given, size_bytes=half))
         needs = scenario.needs(parameters)

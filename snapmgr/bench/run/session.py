@@ -1,4 +1,4 @@
-"""One call of ``bench run``: what it is asked for, where it takes place, and what of it exists already."""
+"""Prepares one call of ``bench run``: its plan, its target, and the samples that exist already."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from snapmgr.bench.run.conductor import Conductor
 from snapmgr.bench.run.plan import LEAST_TARGET_BYTES, PROFILE, differences, make_plan
 from snapmgr.bench.scenarios import chosen, scenarios
 from snapmgr.bench.storage.leftovers import clear_leftovers
-from snapmgr.bench.storage.stacks import STACKS, lacking
+from snapmgr.bench.storage.stacks import STACKS, missing_requirements
+from snapmgr.contract.backend import Runner
 from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError
 from snapmgr.contract.units import format_size
 from snapmgr.system.blockdev import device_stack
@@ -31,58 +32,57 @@ if TYPE_CHECKING:
 
     from snapmgr.bench.device.target import OpenTarget
     from snapmgr.bench.results.samples import Results
-    from snapmgr.bench.run.conductor import Advance, Ended
-    from snapmgr.bench.run.plan import Plan, Wish
-    from snapmgr.contract.backend import Runner
+    from snapmgr.bench.run.conductor import Progress, RunSummary
+    from snapmgr.bench.run.plan import Options, RunPlan
 
-# Of what is free in a folder: its owner may need some, too.
+# Share of the free space of a folder: its owner may need some, too.
 _SHARE = 0.8
 _LEAST_MEMORY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What ``bench run`` is asked for."""
+class RunRequest:
+    """The request of ``bench run``."""
 
-    wish: Wish
+    options: Options
     on: str | None
     """Value of --on; None: a loop device on a file that fits."""
     wipe: str | None
     line: tuple[str, ...]
     """The user's command without --on and --wipe."""
     memory_bytes: int | None = None
-    """What the page cache may hold at most; None: what the machine has."""
+    """Limit of the page cache; None: the machine's memory."""
     host_name: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RunTarget:
     """Where a plan is carried out, in the terms of `snapmgr.bench.device.target`."""
 
     text: str
     size_bytes: int
-    """What is needed, and the size of a file whose size nobody has said."""
+    """The space needed, and the default size of a file."""
     file_bytes: int | None
     """Size of the loop device's file; None for a device."""
 
 
-def planned(request: Request) -> tuple[Plan, Place]:
+def planned(request: RunRequest) -> tuple[RunPlan, RunTarget]:
     """Return what to measure, and where. Changes nothing.
 
     Raises ConfigError, and MissingRequirementError with all reasons if nothing can be measured here.
     """
-    wish = request.wish
+    options = request.options
     if request.memory_bytes is not None and request.memory_bytes < _LEAST_MEMORY_BYTES:
         raise ConfigError(
             f"--memory {format_size(request.memory_bytes)} is too little for fio and its buffers",
-            hint=f"bound it to {format_size(_LEAST_MEMORY_BYTES)} or more",
+            hint=f"use at least {format_size(_LEAST_MEMORY_BYTES)}",
         )
-    wanted = chosen(wish.scenarios or PROFILE[wish.profile].scenarios or [one.name for one in scenarios()])
+    wanted = chosen(options.scenarios or PROFILE[options.profile].scenarios or [one.name for one in scenarios()])
     plan = make_plan(
-        wish,
+        options,
         scenarios=wanted,
         stacks=STACKS,
-        lacking=lacking,
+        missing_requirements=missing_requirements,
         memory_bytes=min(request.memory_bytes or nominal_bytes(memory_bytes()), nominal_bytes(memory_bytes())),
         room_bytes=_room_bytes(request.on),
     )
@@ -107,15 +107,15 @@ def _free(folder: str) -> int:
     return int(facts.f_bavail * facts.f_frsize * _SHARE)
 
 
-def _place(on: str | None, plan: Plan) -> Place:
+def _place(on: str | None, plan: RunPlan) -> RunTarget:
     text = on if on is not None else f"loop:{plan.file_bytes}"
     own_size = on is None or (not on.startswith("loop:") and Path(on).is_dir())
     size_bytes = plan.file_bytes if own_size else plan.space_bytes
     order = parse_target(text, size_bytes=size_bytes)
-    return Place(text=text, size_bytes=size_bytes, file_bytes=order.size_bytes)
+    return RunTarget(text=text, size_bytes=size_bytes, file_bytes=order.size_bytes)
 
 
-def flash_bytes(place: Place) -> int | None:
+def flash_bytes(place: RunTarget) -> int | None:
     """Return the size of a device that does not turn; None for others."""
     if place.file_bytes is not None or not _is_flash(device_facts(place.text)):
         return None
@@ -126,8 +126,8 @@ def _is_flash(device: Mapping[str, Any]) -> bool:
     return device.get("rotational") is False
 
 
-def arguments(plan: Plan, place: Place) -> dict[str, Any]:
-    """Return what decides about what is measured, for ``run.json``: a second start has to have the same."""
+def arguments(plan: RunPlan, place: RunTarget) -> dict[str, Any]:
+    """Return the settings that determine the samples, for ``run.json``: a second start must have the same."""
     return {"on": place.text, **plan.deciding()}
 
 
@@ -137,30 +137,30 @@ def require_same(results: Results, now: dict[str, Any]) -> None:
     if run is not None and (differing := differences(run["arguments"], now)):
         raise ConfigError(
             f"{results.folder} holds a run with other arguments: {'; '.join(differing)}",
-            hint="give the same ones to go on with it, or name another folder with -o",
+            hint="repeat the original arguments to continue it, or name another folder with -o",
         )
 
 
 @contextmanager
 def conductor(
-    request: Request,
-    plan: Plan,
-    place: Place,
+    request: RunRequest,
+    plan: RunPlan,
+    place: RunTarget,
     results: Results,
     *,
     runner: Runner,
     tell: Callable[[str], None],
     step: Callable[[str], None],
-    advance: Callable[[Advance], None],
-) -> Iterator[Callable[[], Ended]]:
-    """Yield what carries out a plan; the target and the folder of results are ours meanwhile.
+    advance: Callable[[Progress], None],
+) -> Iterator[Callable[[], RunSummary]]:
+    """Yield a function that carries out a plan; target and folder of results are locked in this context.
 
     Raises what `opened_target` and `Results.locked` raise, and ConfigError as `require_same` does.
     """
     begun = time.monotonic()
     now = arguments(plan, place)
     if os.geteuid() == 0:
-        # Before the device is looked at: what a killed run has left holds it.
+        # Before the device is examined: leftovers of a killed run hold it.
         for device in clear_leftovers(runner):
             tell(f"cleared what an earlier run had left on {device}")
     with (
@@ -169,8 +169,8 @@ def conductor(
             place.text,
             size_bytes=place.size_bytes,
             wipe=request.wipe,
-            # What a continuous integration looks at is that it works, not how fast.
-            written=plan.wish.profile != "smoke",
+            # Smoke runs check that it works, not how fast.
+            written=plan.options.profile != "smoke",
             line=request.line,
             runner=runner,
             tell=tell,
@@ -223,12 +223,12 @@ def _conditioned(  # noqa: PLR0917 - all of it is given at one place
     return {"steady": done.steady, "conditioning": asdict(done)}
 
 
-def _new_run(plan: Plan, now: dict[str, Any]) -> dict[str, Any]:
+def _new_run(plan: RunPlan, now: dict[str, Any]) -> dict[str, Any]:
     at = datetime.now(UTC)
     return {
         "id": f"{at:%Y%m%dT%H%M%SZ}.{secrets.token_hex(4)}",
         "at": at.isoformat(timespec="seconds"),
         "arguments": now,
-        "seed": plan.wish.seed,
+        "seed": plan.options.seed,
         "versions": {"snapmgr": __version__},
     }

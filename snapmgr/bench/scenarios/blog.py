@@ -1,4 +1,4 @@
-"""The load of a blog server, before and after a snapshot: how much it gets done, and whether it stalls."""
+"""Measures the load of a blog server before and after a snapshot: its throughput and its stalls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
     "paper": {"size_bytes": 10_000_000_000, "interval_s": 10, "intervals": 30},
 }
 _SAMPLED_FILES = 64
-# For what hangs at the end of a run: a stall is to be reported, not cut short.
+# Time for operations that hang at the end of a run: a stall must be reported, not cut short.
 _PATIENCE_S = 900.0
 _MOMENTS = ("before", "after")
 _WHEN = {"before": "before the snapshot", "after": "after the snapshot"}
@@ -98,14 +98,14 @@ class _Phase:
 class Blog:
     """See `snapmgr.bench.model.Scenario`.
 
-    Readings: "repaired" runs both loads on a tree that was filled before, with cold caches, so that nothing but the
+    Variants: "repaired" runs both loads on a tree that was filled before, with cold caches, so that nothing but the
     snapshot is between them. "printed" is as published: the first load begins on an empty folder. A control's second
     load shows what a second load alone changes.
     """
 
     name = "blog"
     title = "What does a server with many small files get done before and after a snapshot, and does it stall?"
-    readings = ("repaired", "printed")
+    variants = ("repaired", "printed")
     metrics = tuple(_metrics())
 
     def missing(self) -> tuple[Reason, ...]:
@@ -132,17 +132,17 @@ class Blog:
             raise ConfigError(
                 f"{format_size(size_bytes)} of blogs fit into memory ({format_size(given.memory_bytes)}):"
                 " reads would measure the page cache",
-                hint="use a larger --size, bound the memory, or take another profile",
+                hint="use a larger --size, limit the memory (--memory), or choose another profile",
             )
         return replace(given, size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
-        """Return what a sample takes: the tree, and the snapshot's version of all of it.
+        """Return the needs of a sample: the tree, and the snapshot's version of all of it.
 
         On classic LVM a quarter of the space is the snapshot's, and files written anew also take it where no file was.
         """
         load_s = parameters.extra["interval_s"] * parameters.extra["intervals"]
-        fill_s = parameters.size_bytes / 100e6 if parameters.reading == "repaired" else 0.0
+        fill_s = parameters.size_bytes / 100e6 if parameters.variant == "repaired" else 0.0
         return Needs(space_bytes=int(parameters.size_bytes * 4.8) + 64 * _MIB, seconds=2 * load_s + fill_s + 2)
 
     def run(self, bench: Workbench) -> Outcome:
@@ -150,7 +150,7 @@ class Blog:
         tree = bench.path / "blogs"
         tree.mkdir()
         load = _load(bench, tree)
-        if bench.parameters.reading == "repaired":
+        if bench.parameters.variant == "repaired":
             bench.tell("fills the tree")
             load.fill()
         bench.tell("blogs, before the snapshot")
@@ -204,7 +204,7 @@ class _Own:
     def run(self, turn: int) -> BlogRun:
         """Keep the load up for the scenario's time."""
         extra = self._bench.parameters.extra
-        filled = ("--filled",) if self._bench.parameters.reading == "repaired" else ()
+        filled = ("--filled",) if self._bench.parameters.variant == "repaired" else ()
         crew = [f"--{role}={extra[role]}" for role in _CREW]
         seconds = extra["interval_s"] * extra["intervals"]
         document = self._run(*filled, *crew, f"--seconds={seconds}", turn=turn, seconds=seconds)
@@ -274,7 +274,7 @@ def _load(bench: Workbench, tree: Path) -> _Own | _Blogbench:
 
 
 def _phase(bench: Workbench, load: _Own | _Blogbench, turn: int) -> _Phase:
-    if bench.parameters.reading == "repaired":
+    if bench.parameters.variant == "repaired":
         bench.quiet()
         bench.cold()
     with bench.measured() as whole:
@@ -296,7 +296,7 @@ def _figures(moment: str, phase: _Phase, interval: int) -> dict[str, float]:
         f"windows_without_read_{moment}": stalls.without_read,
         f"windows_without_either_{moment}": stalls.without_either,
         f"intervals_without_write_{moment}": written.count(0),
-        # What is shorter than a window is not seen; and of none at all there would be no ratio.
+        # Stalls shorter than a window are not seen, and without any stall there would be no ratio.
         f"longest_without_write_{moment}_s": max(stalls.longest_write_s, _WINDOW_S),
         f"longest_without_read_{moment}_s": max(stalls.longest_read_s, _WINDOW_S),
         f"longest_without_either_{moment}_s": max(stalls.longest_either_s, _WINDOW_S),

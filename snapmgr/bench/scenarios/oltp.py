@@ -1,4 +1,4 @@
-"""What a snapshot costs a running database: a private MariaDB under sysbench, before, during and after it."""
+"""Measures the cost of a snapshot to a running database: sysbench on a private MariaDB before, during and after."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _POOL_SHARE = 4
 _LEAST_POOL_BYTES = 16 * _MIB
 # Where memory is bounded: such data must not fit into it.
 _BUFFERED_SMOKE = 192 * _MIB
-# Redo and binary logs, the system's own tables, and what the run writes anew.
+# Redo and binary logs, system tables, and new data of the run.
 _AROUND_BYTES = 512 * _MIB
 _REDO_BYTES = 96 * _MIB
-# Of the memory that the run may use, for the buffer pool at most.
+# Largest share of the run's memory for the buffer pool.
 _MEMORY_SHARE = 0.5
 _STALLED = 0.05
 
@@ -42,7 +42,7 @@ _STALLED = 0.05
 class _Size:
     bytes_: int
     seconds: float
-    """Of each of the three runs."""
+    """Duration of each of the three runs."""
     warm_up_s: float
 
 
@@ -52,7 +52,7 @@ _SIZES: dict[ProfileName, _Size] = {
     "standard": _Size(bytes_=4096 * _MIB, seconds=60, warm_up_s=30),
     "paper": _Size(bytes_=20480 * _MIB, seconds=300, warm_up_s=120),
 }
-# InnoDB's name of each reading.
+# InnoDB's name of each variant.
 _METHODS = {"o_direct": "O_DIRECT", "o_dsync": "O_DSYNC", "fsync": "fsync"}
 
 
@@ -65,7 +65,7 @@ class Oltp:
 
     name = "oltp"
     title = "What does a snapshot cost a running MariaDB: transactions before, while and after it is taken?"
-    readings = tuple(_METHODS)
+    variants = tuple(_METHODS)
     metrics = (
         _metric("before_tps", "Transactions a second, before there is a snapshot", "1/s", "more"),
         _metric("during_tps", "Transactions a second, while the snapshot is taken", "1/s", "more"),
@@ -87,25 +87,25 @@ class Oltp:
         return missing_programs("sysbench", *PROGRAMS)
 
     def suits(self, stack: Stack) -> str | None:
-        """JuiceFS is no place for a live server's files to be measured against disks."""
+        """Refuse JuiceFS: a live server's files there cannot be compared with disks."""
         return "it compares file systems under a live server" if stack.backend == "juicefs" else None
 
     def parameters(self, given: Parameters) -> Parameters:
         """Complete: sizes, seconds, clients, and the buffer pool.
 
-        Raises ConfigError for a reading that is not known, and for a buffered one of data that the cache would hold.
+        Raises ConfigError for a variant that is not known, and for a buffered one of data that the cache would hold.
         """
-        if given.reading not in _METHODS:
-            raise ConfigError(f"oltp has no reading {given.reading!r}", hint=f"there are: {', '.join(_METHODS)}")
+        if given.variant not in _METHODS:
+            raise ConfigError(f"oltp has no variant {given.variant!r}", hint=f"there are: {', '.join(_METHODS)}")
         size = _SIZES[given.profile]
         size_bytes = given.size_bytes or size.bytes_
-        if not given.size_bytes and given.reading != "o_direct":
+        if not given.size_bytes and given.variant != "o_direct":
             size_bytes = max(size_bytes, _BUFFERED_SMOKE)
-        if given.reading != "o_direct" and size_bytes <= given.memory_bytes:
+        if given.variant != "o_direct" and size_bytes <= given.memory_bytes:
             raise ConfigError(
-                f"with {_METHODS[given.reading]} InnoDB reads through the page cache, and {format_size(size_bytes)} of"
+                f"with {_METHODS[given.variant]} InnoDB reads through the page cache, and {format_size(size_bytes)} of"
                 f" data fit into memory ({format_size(given.memory_bytes)})",
-                hint="use a --size larger than the memory, or bound the memory (--memory)",
+                hint="use a --size larger than the memory, or limit the memory (--memory)",
             )
         pool = max(size_bytes // _POOL_SHARE, _LEAST_POOL_BYTES)
         extra: dict[str, Any] = {
@@ -131,12 +131,12 @@ class Oltp:
 
     def run(self, bench: Workbench) -> Outcome:
         """Fill, warm up, run three times with a snapshot in the middle of the second (a control: none), recover it."""
-        extra, reading = bench.parameters.extra, bench.parameters.reading
+        extra, variant = bench.parameters.extra, bench.parameters.variant
         datadir = bench.path / "data"
         bench.tell("installs a server")
         install(datadir, CommandRunner())
         options = (
-            f"--innodb-flush-method={_METHODS[reading]}",
+            f"--innodb-flush-method={_METHODS[variant]}",
             f"--innodb-buffer-pool-size={extra['buffer_pool_bytes']}",
             f"--innodb-log-file-size={_REDO_BYTES}",
         )
@@ -207,11 +207,11 @@ class Oltp:
 def _taken_in_the_middle(
     bench: Workbench, work: Sysbench, server: PrivateMariadb, hold: Hold
 ) -> tuple[Report, Snapshot]:
-    """Take a snapshot a third into a run; return what the run and the snapshot were."""
+    """Take a snapshot after a third of a run; return the run and the snapshot."""
     seconds = bench.parameters.extra["seconds"]
     with ThreadPoolExecutor(max_workers=1) as pool:
         running = pool.submit(work.run, seconds)
-        # What ended early has failed: then it is told why below.
+        # A run that ended early has failed; the reason is raised below.
         _wait_for(running, seconds / 3)
         snapshot = bench.snapshot(server.held(hold, at_once=bench.at_once()))
         return running.result(), snapshot

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.device.target import DEFAULT_FOLDER
@@ -14,24 +16,29 @@ from snapmgr.bench.load.mariadb import PROGRAMS
 from snapmgr.bench.measure.layout import read_layout
 from snapmgr.bench.measure.proof import flush
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.bench.prepare.ladder import TITLES, climb
+from snapmgr.bench.prepare.ladder import TITLES, climb_ladder
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, make_backup
-from snapmgr.bench.prepare.ways import Site, cloned, copied, overlaid, overlay_refused, scratch
 from snapmgr.contract.abilities import Remounting
-from snapmgr.contract.errors import ConfigError, VerificationError
+from snapmgr.contract.errors import ConfigError, MissingRequirementError, StorageError, VerificationError
 from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
-from snapmgr.stage.prepare.backupfolder import inspect
-from snapmgr.stage.prepare.inplace import Settings, choose_memory
-from snapmgr.stage.seal import compare, seal
-from snapmgr.stage.tuning.checksums import table_checksums
+from snapmgr.physical.prepare.backupfolder import inspect
+from snapmgr.physical.prepare.inplace import ApplySettings, apply_in_place, choose_memory
+from snapmgr.physical.prepare.order import PrepareOrder
+from snapmgr.physical.prepare.overlay import overlay
+from snapmgr.physical.prepare.run import prepare_folder
+from snapmgr.physical.seal import compare, seal
+from snapmgr.physical.tools.choose import tool_for
+from snapmgr.physical.tuning.checksums import table_checksums
 from snapmgr.system.command import CommandRunner, missing_programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from snapmgr.bench.model import Parameters, ProfileName, Stack, Workbench
+    from snapmgr.contract.abilities import FolderCloning
+    from snapmgr.physical.prepare.backupfolder import BackupFolder
+    from snapmgr.physical.prepare.choice import Strategy
 
 _MIB = 1 << 20
 _SIZES: Mapping[ProfileName, int] = {
@@ -74,12 +81,28 @@ class _Found:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """The backup of one sample, and how it is prepared."""
+
+    bench: Workbench
+    base: Path
+    backup: BackupFolder
+    settings: ApplySettings
+    cloning: FolderCloning | None
+
+    @property
+    def local(self) -> bool:
+        """Whether no client program is between the storage and its disk."""
+        return not isinstance(self.cloning, Remounting)
+
+
 class Prepare:
     """See `snapmgr.bench.model.Scenario`."""
 
     name = "prepare"
     title = "How long does it take to make a datadir of a physical backup, and what does the backup's clone save?"
-    readings = ()
+    variants = ()
     metrics = (
         _metric("best_s", "Until a backup is prepared, by the quickest of the ways that there are", "s", headline=True),
         *(
@@ -140,7 +163,7 @@ class Prepare:
         found.notes += self._put(bench, load, base)
         backup = inspect(str(base))
         sealed = seal(str(base), checksums=True)
-        settings = Settings(use_memory_bytes=extra["use_memory_bytes"])
+        settings = ApplySettings(use_memory_bytes=extra["use_memory_bytes"])
         found.notes.append(
             f"the backup: {format_size(sealed.size_bytes)} in {sealed.files} files, of which "
             f"{format_size(backup.redo_bytes)} are redo log; the tool's buffer pool: "
@@ -195,7 +218,7 @@ class Prepare:
         bench, cloning = site.bench, site.cloning
         ways: dict[str, Callable[[Path], tuple[Path, float]]] = {"copy": partial(copied, site)}
         if site.local:
-            ways["scratch"] = partial(scratch, site)
+            ways["scratch"] = partial(prepared, site, "scratch")
             found.notes.append("no ladder: that is one of a client's mount options, and this storage has no client")
         else:
             # Scratch is elsewhere: see the ladder.
@@ -203,10 +226,10 @@ class Prepare:
         if cloning is None:
             found.notes.append(f"{bench.stack.title}: no folder can be cloned there, only copied")
         else:
-            ways["storage"] = partial(cloned, site, cloning)
-            refused = overlay_refused(site) if site.local else "its changed files would lie on the storage itself"
+            ways["storage"] = partial(prepared, site, "storage")
+            refused = _overlay_refused(site) if site.local else "its changed files would lie on the storage itself"
             if refused is None:
-                ways["overlay"] = partial(overlaid, site, cloning)
+                ways["overlay"] = partial(prepared, site, "overlay")
             else:
                 found.notes.append(f"no overlay: {refused}")
         # Another way comes first each time, the same one on all stacks that have as many.
@@ -217,11 +240,50 @@ class Prepare:
             figures, found.tables[name] = _measured(site, name, ways[name])
             found.metrics.update(figures)
         if cloning is not None and isinstance(cloning, Remounting):
-            climbed = climb(bench, site.base, site.backup, (cloning, cloning), site.settings.use_memory_bytes)
+            climbed = climb_ladder(bench, site.base, site.backup, (cloning, cloning), site.settings.use_memory_bytes)
             found.metrics.update(climbed.figures)
             found.tables.update(climbed.tables)
             found.checks += climbed.checks
             found.notes += climbed.notes
+
+
+def copied(site: Site, work: Path) -> tuple[Path, float]:
+    """Copy and prepare as without snapmgr; return the result's folder and the seconds of the tool alone."""
+    result = work / "data"
+    site.bench.run(["cp", "--archive", "--reflink=never", str(site.base), str(result)])
+    tool, log = tool_for(site.backup.info), str(site.bench.folder / "prepare.log")
+    return result, apply_in_place(str(result), tool, site.settings, log=log).tool_s
+
+
+def prepared(site: Site, strategy: Strategy, work: Path) -> tuple[Path, float]:
+    """Prepare by a strategy, on local storage with scratch space on the same disk; return as `copied`."""
+    ready = prepare_folder(
+        PrepareOrder(
+            source=str(site.base),
+            target=None if strategy == "scratch" else str(work / "data"),
+            strategy=strategy,
+            result="scratch" if strategy == "scratch" else "storage",
+            # Behind a client it is elsewhere: scratch space is local.
+            scratch=str(work / "scratch" if site.local else site.bench.folder),
+            settings=site.settings,
+        ),
+        site.cloning,
+    )
+    return Path(ready.path), dict(ready.steps)["prepare"]
+
+
+def _overlay_refused(site: Site) -> str | None:
+    """Return why the kernel overlays nothing there; None if it does."""
+    probe = site.bench.path / "probe"
+    probe.mkdir(mode=0o700)
+    try:
+        with overlay(str(site.base), str(probe)):
+            return None
+    except (MissingRequirementError, StorageError) as error:
+        return error.message
+    finally:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(probe)
 
 
 def _measured(
@@ -269,12 +331,12 @@ def _own_bytes(folder: Path) -> int:
 
 def _tables(site: Site, result: Path) -> dict[str, str]:
     """Return the tables' checksums as a server on the result says; none, with the reason, if it does not start."""
-    staged = site.backup.staged
+    info = site.backup.info
     try:
         return table_checksums(
             str(result),
-            flavor=staged.flavor,
-            version=staged.server_version,
+            flavor=info.flavor,
+            version=info.server_version,
             scratch_dir=str(site.bench.folder),
             time_limit_s=_START_S,
         )

@@ -1,4 +1,14 @@
 """Computes from samples: ratios with intervals, findings, comparisons, changes between runs, advice. Pure.
 
-Reports, the run (to decide when to stop) and `published` import any of them.
+Reports, the run (to decide when to stop) and `published` import any of them. scipy and numpy are imported only here.
 """
+
+from importlib.util import find_spec
+
+from snapmgr.contract.errors import MissingRequirementError
+
+if find_spec("scipy") is None:
+    raise MissingRequirementError(
+        "the benchmark needs scipy for its statistics, and scipy is not installed",
+        hint="install the extra of snapmgr that brings it: pip install 'snapmgr[bench]'",
+    )

@@ -1,26 +1,31 @@
-"""The ratio of two sets of figures that were not measured in pairs: of two runs, days or versions apart. Pure.
+"""Computes the ratio of two sets of figures that were not measured in pairs: of two runs, days apart. Pure.
 
-What changed on the machine between the two runs is in this ratio, and no interval knows of it: see `compare`, which
-looks at the controls. Within that limit the interval is the wider of two:
+Changes of the machine between the runs are part of this ratio, and no interval shows them: `changes` checks the
+controls for that. Apart from this the interval is the wider of two:
 
-- a percentile bootstrap of the ratio of the medians, both sets drawn anew, seeded;
+- a percentile bootstrap of the ratio of the medians, both sets resampled, seeded;
 - the exact one of Mann and Whitney (1947) for a shift of the logarithms, by ordered differences (Hodges and Lehmann
-  1963; Hollander and Wolfe, section 4.3), which misses no more often than asked at any number of figures. With too few
-  figures for the level asked for there is no such interval: then nothing can be said.
+  1963; Hollander and Wolfe, section 4.3), which misses no more often than asked at any number of figures. Too few
+  figures for the level have no such interval: then nothing can be concluded.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
+from bisect import bisect_right
+from functools import cache, lru_cache
 from random import Random
 from statistics import NormalDist, median
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from snapmgr.bench.statistics.ratio import LEVEL, RESAMPLES, Ratio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
 # Up to so many figures in both sets the distribution is counted out; beyond it is normal to the third digit.
 _EXACT = 60
@@ -50,13 +55,18 @@ def unpaired_ratio(
 
 
 def _bootstrap(over: Sequence[float], under: Sequence[float], error: float, seed: int) -> tuple[float, float]:
-    random = Random(seed)  # noqa: S311 - repeatable on purpose
-    shifts = sorted(
-        median(random.choices(over, k=len(over))) - median(random.choices(under, k=len(under)))
-        for _ in range(RESAMPLES)
-    )
+    above, below = _drawn(len(over), len(under), seed, RESAMPLES)
+    shifts = np.sort(np.median(np.asarray(over)[above], axis=1) - np.median(np.asarray(under)[below], axis=1))
     cut = int(error / 2 * RESAMPLES)
-    return shifts[cut], shifts[-1 - cut]
+    return float(shifts[cut]), float(shifts[-1 - cut])
+
+
+@lru_cache(maxsize=8)
+def _drawn(n: int, m: int, seed: int, resamples: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return which of n and which of m figures each resample (row) has."""
+    random = Random(seed)  # noqa: S311 - repeatable on purpose
+    drawn = [(random.choices(range(n), k=n), random.choices(range(m), k=m)) for _ in range(resamples)]
+    return np.array([one for one, _ in drawn]), np.array([other for _, other in drawn])
 
 
 def _shift(over: Sequence[float], under: Sequence[float], error: float) -> tuple[float, float]:
@@ -73,24 +83,14 @@ def rank_sum_rank(n: int, m: int, error: float) -> int:
     if n + m > _EXACT:
         spread = math.sqrt(n * m * (n + m + 1) / 12)
         return max(int(n * m / 2 - NormalDist().inv_cdf(1 - error / 2) * spread), 0)
-    counts = _arrangements(n, m)
-    allowed, tail, rank = error / 2 * math.comb(n + m, n), 0, 0
-    while tail + counts[rank] <= allowed:
-        tail += counts[rank]
-        rank += 1
-    return rank
+    from scipy.stats import mannwhitneyu
 
+    def chance(total: int) -> float:
+        """Return how likely it is that so many differences, or fewer, are positive."""
+        above_all, above_some = divmod(total, m)
+        first = [m + 1.0 + number if number < above_all else -float(number) for number in range(n)]
+        if above_all < n:
+            first[above_all] = above_some + 0.5
+        return float(mannwhitneyu(first, range(1, m + 1), alternative="less", method="exact").pvalue)
 
-def _arrangements(n: int, m: int) -> list[int]:
-    """Return for each value of Mann and Whitney's U how many of the arrangements of n and m figures have it.
-
-    They are the coefficients of the Gaussian binomial: the product of (1 − q^(m+i)) ÷ (1 − q^i) over i from 1 to n.
-    """
-    size = n * m + 1
-    counts = [1] + [0] * (size - 1)
-    for i in range(1, n + 1):
-        for place in range(size - 1, m + i - 1, -1):
-            counts[place] -= counts[place - m - i]
-        for place in range(i, size):
-            counts[place] += counts[place - i]
-    return counts
+    return bisect_right(range(n * m + 1), error / 2, key=chance)

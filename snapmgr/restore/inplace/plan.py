@@ -6,14 +6,14 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from snapmgr.catalog.inplace import reversions
+from snapmgr.catalog.inplace import inplace_records
 from snapmgr.catalog.store import attached_error
 from snapmgr.contract.abilities import Revertible
 from snapmgr.contract.errors import BusyError, InUseError, MissingRequirementError, SnapmgrError, StorageError
 from snapmgr.keep.delete import examine as examine_deletion
 from snapmgr.mysql.lock.stopped import server_process
 from snapmgr.restore.inplace.remount import lies_on, mounts_of, require_free
-from snapmgr.system.host import machine_id
+from snapmgr.system.boot import machine_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ class OriginPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class InplacePlan:
     """What an in-place restore would do."""
 
     entry: Entry
@@ -54,7 +54,7 @@ class Plan:
         return any(origin.storage.consumes for origin in self.origins)
 
 
-def plan_revert(ctx: Context, entry: Entry, *, force: bool = False) -> Plan:
+def plan_inplace(ctx: Context, entry: Entry, *, force: bool = False) -> InplacePlan:
     """Return what putting the origins of a snapshot back would do, and all that stands in its way. Changes nothing.
 
     `force` goes on where other snapshots may be lost. Raises StorageError for one that is not READY, or whose storage
@@ -68,7 +68,7 @@ def plan_revert(ctx: Context, entry: Entry, *, force: bool = False) -> Plan:
     ids = {member.ref.volume_id for member in manifest.members}
     entries = [one.manifest for one in ctx.catalog.entries()[0]]
     jobs = {one.job for one in entries if any(member.ref.volume_id in ids for member in one.members)} - {manifest.job}
-    plan = Plan(
+    plan = InplacePlan(
         entry=entry,
         origins=origins,
         jobs=(manifest.job, *sorted(jobs)),
@@ -120,14 +120,14 @@ def _outside(root: str, folder: str, places: set[str]) -> Iterator[str]:
             yield path
 
 
-def _obstacles(ctx: Context, plan: Plan, entries: Sequence[Manifest], *, force: bool) -> Iterator[SnapmgrError]:
+def _obstacles(ctx: Context, plan: InplacePlan, entries: Sequence[Manifest], *, force: bool) -> Iterator[SnapmgrError]:
     manifest = plan.entry.manifest
     if manifest.machine_id != machine_id():
         yield StorageError(
             f"snapshot {manifest.id} was taken on another machine ({manifest.machine_id})",
             hint="what it would be put back to is not what it was taken of: restore it to a folder",
         )
-    for record in reversions(ctx.catalog):
+    for record in inplace_records(ctx.catalog):
         if set(record.jobs) & set(plan.jobs):
             yield BusyError(
                 f"another restore in place is under way or was cut short: of {record.snapshot_id}",
@@ -159,7 +159,7 @@ def _of_origin(ctx: Context, origin: OriginPlan, *, force: bool) -> Iterator[Sna
         yield error
 
 
-def _leases(ctx: Context, plan: Plan, entries: Sequence[Manifest]) -> Iterator[SnapmgrError]:
+def _leases(ctx: Context, plan: InplacePlan, entries: Sequence[Manifest]) -> Iterator[SnapmgrError]:
     """Yield who uses the snapshot, or another one that its merge writes to: one of the same origin."""
     origins = {origin.member.ref.volume_id for origin in plan.origins if origin.storage.consumes}
     used = {one.id for one in entries if any(member.ref.volume_id in origins for member in one.members)}

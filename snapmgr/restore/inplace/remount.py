@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.catalog.inplace import Mounted
+from snapmgr.catalog.inplace import MountRecord
 from snapmgr.contract.errors import CommandError, InUseError, SnapmgrError, StorageError
-from snapmgr.system.blockdev import lies_in
 from snapmgr.system.mount import remove_point, unmount
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from snapmgr.catalog.inplace import Part
+    from snapmgr.catalog.inplace import OriginRecord
     from snapmgr.context import Context
     from snapmgr.contract.records import Mount
 
@@ -27,10 +27,10 @@ def mounts_of(ctx: Context, number: str) -> tuple[Mount, ...]:
     return tuple(mount for mount in ctx.mounter.mounts() if number and mount.device == number)
 
 
-def describe(mounts: Iterable[Mount]) -> tuple[Mounted, ...]:
+def describe(mounts: Iterable[Mount]) -> tuple[MountRecord, ...]:
     """Return what is needed to mount them again."""
     return tuple(
-        Mounted(
+        MountRecord(
             point=mount.point,
             root=mount.root,
             fs_type=mount.fs_type,
@@ -84,7 +84,7 @@ def take_down(mounts: Sequence[Mount]) -> None:
         unmount(mount.point, mount_id=mount.id)
 
 
-def put_back(ctx: Context, part: Part) -> None:
+def put_back(ctx: Context, part: OriginRecord) -> None:
     """Mount again, with the same options, what is not mounted now; what differs is told.
 
     Raises StorageError if one cannot be mounted: the others are all the same.
@@ -115,7 +115,7 @@ def put_back(ctx: Context, part: Part) -> None:
         )
 
 
-def _number(part: Part) -> str:
+def _number(part: OriginRecord) -> str:
     """Return the device's number as it is now."""
     try:
         device = os.stat(part.device).st_rdev
@@ -131,13 +131,13 @@ def _joined(options: Iterable[str], super_options: Iterable[str]) -> str:
     return ",".join(dict.fromkeys((*options, *super_options)))
 
 
-def _find(ctx: Context, wanted: Mounted, number: str) -> Mount | None:
+def _find(ctx: Context, wanted: MountRecord, number: str) -> Mount | None:
     at = [mount for mount in ctx.mounter.mounts() if mount.point == wanted.point]
     # Of several at one point the last is seen.
     return at[-1] if at and at[-1].device == number and at[-1].root == wanted.root else None
 
 
-def _mount(ctx: Context, part: Part, wanted: Mounted, number: str) -> None:
+def _mount(ctx: Context, part: OriginRecord, wanted: MountRecord, number: str) -> None:
     if wanted.root == "/":
         _mount_whole(ctx, part.device, wanted, wanted.point)
         if "ro" in wanted.options and "ro" not in wanted.super_options:
@@ -160,13 +160,13 @@ def _mount(ctx: Context, part: Part, wanted: Mounted, number: str) -> None:
         remove_point(str(point))
 
 
-def _mount_whole(ctx: Context, device: str, wanted: Mounted, point: str) -> None:
+def _mount_whole(ctx: Context, device: str, wanted: MountRecord, point: str) -> None:
     access = "ro" if "ro" in wanted.super_options else "rw"
     options = [access, *(one for one in (*wanted.options, *wanted.super_options) if one not in _LISTED_ONLY)]
     _run(ctx, ["mount", "-t", wanted.fs_type, "-o", ",".join(dict.fromkeys(options)), device, point])
 
 
-def _bind(ctx: Context, whole: str, wanted: Mounted) -> None:
+def _bind(ctx: Context, whole: str, wanted: MountRecord) -> None:
     source = os.path.normpath(whole + wanted.root)
     if os.path.realpath(source) != source or not lies_in(source, whole):
         raise StorageError(f"{wanted.root} is a symlink in the snapshot: {wanted.point} is not mounted")
@@ -174,7 +174,7 @@ def _bind(ctx: Context, whole: str, wanted: Mounted) -> None:
     _set_options(ctx, wanted)
 
 
-def _set_options(ctx: Context, wanted: Mounted) -> None:
+def _set_options(ctx: Context, wanted: MountRecord) -> None:
     _run(ctx, ["mount", "-o", ",".join(("remount", "bind", *wanted.options)), wanted.point])
 
 

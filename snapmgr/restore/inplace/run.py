@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from snapmgr.access.note import store_note
-from snapmgr.catalog.inplace import MERGED, Part, Reversion, drop_reversion, reversions, write_reversion
+from snapmgr.catalog.inplace import MERGED, InplaceRecord, OriginRecord, drop_inplace, inplace_records, write_inplace
 from snapmgr.contract.errors import NotFoundError, SnapmgrError, StorageError
-from snapmgr.restore.inplace.plan import plan_revert, revertible
+from snapmgr.restore.inplace.plan import plan_inplace, revertible
 from snapmgr.restore.inplace.remount import describe, mounts_of, put_back, take_down
 from snapmgr.restore.unfinished import Unfinished
 from snapmgr.system.host import is_alive, this_process
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from snapmgr.context import Context
     from snapmgr.contract.records import SnapshotRef
-    from snapmgr.restore.inplace.plan import Plan
+    from snapmgr.restore.inplace.plan import InplacePlan
 
 _POLL_S = 0.3
 # A merge that nobody watches any more, after a reboot say, is set going again.
@@ -39,7 +39,7 @@ _TELL_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reverted:
+class InplaceResult:
     """What an in-place restore did."""
 
     snapshot_id: str
@@ -50,7 +50,7 @@ class Reverted:
     merged_at: datetime
 
 
-def revert(ctx: Context, plan: Plan, *, force: bool = False) -> Reverted:
+def restore_inplace(ctx: Context, plan: InplacePlan, *, force: bool = False) -> InplaceResult:
     """Put the origins back, as `plan` said. All is looked at again under the locks of all jobs that are concerned.
 
     Raises BusyError if one of them is active, InUseError if a mount is in use (all is as before then), what stands in
@@ -61,11 +61,11 @@ def revert(ctx: Context, plan: Plan, *, force: bool = False) -> Reverted:
     with ExitStack() as locks:
         for job in plan.jobs:
             locks.enter_context(ctx.catalog.job_lock(job))
-        now = plan_revert(ctx, ctx.catalog.load(plan.entry.manifest.id), force=force)
+        now = plan_inplace(ctx, ctx.catalog.load(plan.entry.manifest.id), force=force)
         if now.obstacles:
             raise now.obstacles[0]
         _refuse_changed(plan, now)
-        record = Reversion(
+        record = InplaceRecord(
             token=secrets.token_hex(8),
             snapshot_id=now.entry.manifest.id,
             jobs=now.jobs,
@@ -73,7 +73,7 @@ def revert(ctx: Context, plan: Plan, *, force: bool = False) -> Reverted:
             user=pwd.getpwuid(os.getuid()).pw_name,
             began_at=datetime.now(UTC),
             parts=tuple(
-                Part(
+                OriginRecord(
                     ref=origin.member.ref,
                     origin=origin.storage.origin,
                     device=origin.storage.device,
@@ -85,7 +85,7 @@ def revert(ctx: Context, plan: Plan, *, force: bool = False) -> Reverted:
         for origin in now.origins:
             for mount in origin.mounts:
                 require_answer(mount.point)
-        write_reversion(ctx.catalog, record)
+        write_inplace(ctx.catalog, record)
         try:
             for origin in now.origins:
                 take_down(origin.mounts)
@@ -95,10 +95,10 @@ def revert(ctx: Context, plan: Plan, *, force: bool = False) -> Reverted:
         return _go_on(ctx, _at(ctx, record, step="merging"))
 
 
-def _refuse_changed(plan: Plan, now: Plan) -> None:
+def _refuse_changed(plan: InplacePlan, now: InplacePlan) -> None:
     """Raise StorageError if it would mean more than what somebody agreed to."""
 
-    def meaning(one: Plan) -> tuple[object, ...]:
+    def meaning(one: InplacePlan) -> tuple[object, ...]:
         losses = {reason.what for origin in one.origins for reason in origin.storage.loses}
         return (one.jobs, one.consumes, one.rules, len(losses), [origin.beside for origin in one.origins])
 
@@ -106,12 +106,12 @@ def _refuse_changed(plan: Plan, now: Plan) -> None:
         raise StorageError("what it would mean has changed just now", hint="look again: --dry-run")
 
 
-def take_up(ctx: Context, snapshot_id: str) -> Reverted | None:
+def take_up(ctx: Context, snapshot_id: str) -> InplaceResult | None:
     """Go on with an in-place restore of this snapshot that was cut short; None if there is none, or it was undone.
 
-    Raises BusyError if it is under way, and as `revert`.
+    Raises BusyError if it is under way, and as `restore_inplace`.
     """
-    for record in reversions(ctx.catalog):
+    for record in inplace_records(ctx.catalog):
         if record.snapshot_id == snapshot_id:
             with ExitStack() as locks:
                 for job in record.jobs:
@@ -120,9 +120,9 @@ def take_up(ctx: Context, snapshot_id: str) -> Reverted | None:
     return None
 
 
-def conclude(ctx: Context, record: Reversion) -> Reverted | None:
+def conclude(ctx: Context, record: InplaceRecord) -> InplaceResult | None:
     """Complete what was cut short, or undo it if the storage has not begun; the lock of its first job must be held."""
-    current = next((one for one in reversions(ctx.catalog) if one.token == record.token), None)
+    current = next((one for one in inplace_records(ctx.catalog) if one.token == record.token), None)
     if current is None:
         return None
     if current.step == "unmounting" or (current.step == "merging" and not _begun(ctx, current)):
@@ -131,29 +131,29 @@ def conclude(ctx: Context, record: Reversion) -> Reverted | None:
     return _go_on(ctx, current)
 
 
-def _begun(ctx: Context, record: Reversion) -> bool:
+def _begun(ctx: Context, record: InplaceRecord) -> bool:
     return any(
         revertible(ctx, part.ref, record.snapshot_id).revert_state(part.ref, record.token) != "none"
         for part in record.parts
     )
 
 
-def _undo(ctx: Context, record: Reversion) -> None:
+def _undo(ctx: Context, record: InplaceRecord) -> None:
     """Leave everything as it was before. Raises StorageError, with the record still there, if that fails."""
     if record.step == "merging":
         for part in record.parts:
             revertible(ctx, part.ref, record.snapshot_id).cancel_revert(part.ref, record.token)
     _mount_all(ctx, record)
-    drop_reversion(ctx.catalog, record)
+    drop_inplace(ctx.catalog, record)
 
 
-def _at(ctx: Context, record: Reversion, **changes: object) -> Reversion:
+def _at(ctx: Context, record: InplaceRecord, **changes: object) -> InplaceRecord:
     record = replace(record, **changes)  # type: ignore[arg-type] # fields of its own
-    write_reversion(ctx.catalog, record)
+    write_inplace(ctx.catalog, record)
     return record
 
 
-def _go_on(ctx: Context, record: Reversion) -> Reverted:
+def _go_on(ctx: Context, record: InplaceRecord) -> InplaceResult:
     if record.step == "merging":
         _merge(ctx, record)
         record = _at(ctx, record, step="merged", merged_at=datetime.now(UTC))
@@ -163,8 +163,8 @@ def _go_on(ctx: Context, record: Reversion) -> Reverted:
     ]
     _write_down(ctx, record, refs, merged_at)
     _mount_all(ctx, record)
-    drop_reversion(ctx.catalog, record)
-    return Reverted(
+    drop_inplace(ctx.catalog, record)
+    return InplaceResult(
         snapshot_id=record.snapshot_id,
         origins=tuple(part.origin for part in record.parts),
         mounted=tuple(mount.point for part in record.parts for mount in part.mounts),
@@ -173,7 +173,7 @@ def _go_on(ctx: Context, record: Reversion) -> Reverted:
     )
 
 
-def _merge(ctx: Context, record: Reversion) -> None:
+def _merge(ctx: Context, record: InplaceRecord) -> None:
     """Return when all origins are put back. Raises with all as before if none of them was begun."""
     backends = [revertible(ctx, part.ref, record.snapshot_id) for part in record.parts]
     try:
@@ -210,7 +210,7 @@ def _merge(ctx: Context, record: Reversion) -> None:
         time.sleep(_POLL_S)
 
 
-def _write_down(ctx: Context, record: Reversion, refs: Sequence[SnapshotRef | None], merged_at: datetime) -> None:
+def _write_down(ctx: Context, record: InplaceRecord, refs: Sequence[SnapshotRef | None], merged_at: datetime) -> None:
     """Let the manifest say what has become of the snapshot."""
     try:
         entry = ctx.catalog.load(record.snapshot_id)
@@ -236,7 +236,7 @@ def _write_down(ctx: Context, record: Reversion, refs: Sequence[SnapshotRef | No
         ctx.tell(f"warning: the note of {record.snapshot_id} stays as it is: {error.message}")
 
 
-def _mount_all(ctx: Context, record: Reversion) -> None:
+def _mount_all(ctx: Context, record: InplaceRecord) -> None:
     failure: SnapmgrError | None = None
     for part in record.parts:
         try:
@@ -249,10 +249,10 @@ def _mount_all(ctx: Context, record: Reversion) -> None:
 
 def unfinished_inplace(ctx: Context) -> tuple[Unfinished, ...]:
     """Return the in-place restores that are under way or were cut short, for doctor. Looks only."""
-    return tuple(_unfinished(ctx, record) for record in reversions(ctx.catalog))
+    return tuple(_unfinished(ctx, record) for record in inplace_records(ctx.catalog))
 
 
-def _unfinished(ctx: Context, record: Reversion) -> Unfinished:
+def _unfinished(ctx: Context, record: InplaceRecord) -> Unfinished:
     def remove() -> str:
         done = conclude(ctx, record)
         if done is None:

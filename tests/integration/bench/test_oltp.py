@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "xfs", "ext4", "mariadbd", "sysbench")
 _SIZE_BYTES = 1 << 30
-_GIVEN = Parameters(profile="smoke", reading="o_direct", size_bytes=16 << 20, memory_bytes=1 << 60, seed=1)
+_GIVEN = Parameters(profile="smoke", variant="o_direct", size_bytes=16 << 20, memory_bytes=1 << 60, seed=1)
 
 
 @pytest.fixture
@@ -60,17 +60,17 @@ def test_a_control_runs_without_a_snapshot(bench: StackWorkbench) -> None:
     assert found.checks == ()
 
 
-def test_another_reading_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no reading 'buffered'"):
-        oltp.scenario.parameters(Parameters(**{**vars(_GIVEN), "reading": "buffered"}))
+def test_another_variant_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no variant 'buffered'"):
+        oltp.scenario.parameters(Parameters(**{**vars(_GIVEN), "variant": "buffered"}))
 
 
-@pytest.mark.parametrize("reading", ["o_dsync", "fsync"])
-def test_a_reading_through_the_page_cache_needs_data_that_it_does_not_hold(reading: str) -> None:
-    given = {**vars(_GIVEN), "reading": reading}
+@pytest.mark.parametrize("variant", ["o_dsync", "fsync"])
+def test_a_variant_through_the_page_cache_needs_data_that_it_does_not_hold(variant: str) -> None:
+    given = {**vars(_GIVEN), "variant": variant}
     with pytest.raises(ConfigError, match="page cache"):
         oltp.scenario.parameters(Parameters(**given))
-    assert oltp.scenario.parameters(Parameters(**{**given, "memory_bytes": 15 << 20})).reading == reading
+    assert oltp.scenario.parameters(Parameters(**{**given, "memory_bytes": 15 << 20})).variant == variant
     # By itself it takes as much as a bound memory does not hold.
     alone = oltp.scenario.parameters(Parameters(**{**given, "size_bytes": 0, "memory_bytes": 128 << 20}))
     assert alone.size_bytes > 128 << 20

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs("root", "mariadbd", "mariadb-backup")
 _MIB = 1 << 20
-_GIVEN = Parameters(profile="smoke", reading="", size_bytes=8 * _MIB, memory_bytes=1 << 60, seed=1)
+_GIVEN = Parameters(profile="smoke", variant="", size_bytes=8 * _MIB, memory_bytes=1 << 60, seed=1)
 _WAYS = ("copy", "scratch", "storage", "overlay")
 
 
@@ -86,7 +86,7 @@ def test_each_way_gives_the_same_tables_and_the_clone_shares_the_backup(scenario
 
 
 def _loses_a_table(site, work):
-    result, tool_s = prepare.scratch(site, work)
+    result, tool_s = prepare.prepared(site, "scratch", work)
     for file in (result / "lab").glob("t7.*"):
         file.unlink()
     with (site.base / "backup-my.cnf").open("a") as file:

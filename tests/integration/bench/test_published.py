@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.needs("root", "user-mode-linux", "fio"), pytest.mark.timeout(300)]
 # The pilot alone, one sample of each storage, unless this machine is so quick that a block fits as well.
 _REDUCED = Repetition(
-    name="reduced", scenario="random-update", reading="database", profile="smoke", size_bytes=16 << 20, budget_s=15
+    name="reduced", scenario="random-update", variant="database", profile="smoke", size_bytes=16 << 20, budget_s=15
 )
 
 

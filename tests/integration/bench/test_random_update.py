@@ -60,20 +60,20 @@ def test_sample_on_a_real_stack(stack):
     assert "randseed=7" in jobs["fill-data"]
 
 
-@pytest.mark.parametrize("reading", ["repaired", "printed"])
-def test_buffered_readings_on_a_folder(tmp_path, reading):
+@pytest.mark.parametrize("variant", ["repaired", "printed"])
+def test_buffered_variants_on_a_folder(tmp_path, variant):
     parameters = scenario.parameters(
-        replace(completed(scenario), reading=reading, size_bytes=12 * _MIB, memory_bytes=_MIB, extra={})
+        replace(completed(scenario), variant=variant, size_bytes=12 * _MIB, memory_bytes=_MIB, extra={})
     )
     outcome = scenario.run(bench := PlainBench(tmp_path, parameters))
     assert _failed(outcome) == []
     assert {"fill_s", "update_first_s", "read_after_buffered_s"} <= set(outcome.metrics)
     assert "update_second_s" not in outcome.metrics
     said = [" ".join(command) for command in bench.commands]
-    assert any("w+b" in one for one in said) == (reading == "printed")
+    assert any("w+b" in one for one in said) == (variant == "printed")
     size = (bench.path / "data").stat().st_size
     # The script's shared offset makes its file longer than it should be.
-    assert (size > parameters.extra["data_bytes"]) == (reading == "printed")
+    assert (size > parameters.extra["data_bytes"]) == (variant == "printed")
     assert bench.snapshots == []
 
 

@@ -23,7 +23,7 @@ NOW = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
-    failed = sample(7777, "random-update", "btrfs", reading="database", block=99, failure="no room " + "x" * 300)
+    failed = sample(7777, "random-update", "btrfs", variant="database", block=99, failure="no room " + "x" * 300)
     missing = absent("random-update", "juicefs", "redis-server is not installed (apt install redis-server)")
     found = document([*random_updates(), *blogs(), missing, failed], made_at=NOW)
     (folder / "report.html").write_text(render(found), encoding="utf-8")

@@ -19,8 +19,8 @@ from snapmgr.bench.device.target import opened_target
 from snapmgr.bench.model import MetricInfo, Needs, Outcome, Parameters, Stack
 from snapmgr.bench.results.samples import Results, read
 from snapmgr.bench.run.conductor import Conductor
-from snapmgr.bench.run.plan import Wish, make_plan
-from snapmgr.bench.storage.stacks import STACKS, lacking
+from snapmgr.bench.run.plan import Options, make_plan
+from snapmgr.bench.storage.stacks import STACKS, missing_requirements
 from snapmgr.contract.errors import CatalogError, CommandError, ConfigError
 from support.bench.documents import bench_run
 from support.bench.fakes import STACKS as FAKE_STACKS
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from snapmgr.api import Reason
     from snapmgr.bench.model import Workbench
-    from snapmgr.bench.run.conductor import Ended
+    from snapmgr.bench.run.conductor import RunSummary
 
 pytestmark = pytest.mark.needs("root", "loop", "btrfs", "btrfsutil", "xfs", "ext4", "fio")
 
@@ -172,16 +172,16 @@ def test_a_results_disk_that_ends_is_not_charged_to_a_storage(small: Path, end: 
         return CommandError("fio: it cannot write its log")
 
     plan = make_plan(
-        Wish(scenarios=("work",), stacks=("one", "two"), profile="smoke", repeats=1),
+        Options(scenarios=("work",), stacks=("one", "two"), profile="smoke", repeats=1),
         scenarios=(FakeScenario(),),
         stacks=FAKE_STACKS,
-        lacking=lambda _: (),
+        missing_requirements=lambda _: (),
         memory_bytes=1 << 60,
         room_bytes=1 << 60,
     )
     results, bench = Results(small / "results"), FakeBench()
 
-    def work() -> Ended:
+    def work() -> RunSummary:
         with results.locked():
             if results.run() is None:
                 results.begin(bench_run(id="r"))
@@ -190,7 +190,7 @@ def test_a_results_disk_that_ends_is_not_charged_to_a_storage(small: Path, end: 
     bench.fail = fail
     with pytest.raises(CatalogError, match=f"cannot write {results.folder}: ") as raised:
         work()
-    assert "goes on" in (raised.value.hint or "")
+    assert "to continue, repeat the command" in (raised.value.hint or "")
     if end == "read-only":
         # And so it is refused from the start.
         with pytest.raises(ConfigError, match="Read-only file system"):
@@ -208,7 +208,7 @@ class Filling:
 
     name = "filling"
     title = "What happens when the disk is full?"
-    readings = ()
+    variants = ()
     metrics = (MetricInfo(name="fill_s", title="Fill", unit="s", better="less", headline=True),)
 
     def missing(self) -> tuple[Reason, ...]:
@@ -230,10 +230,10 @@ class Filling:
 
 def test_a_full_disk_fails_the_samples_and_then_the_storage_with_fios_own_words(tmp_path: Path) -> None:
     plan = make_plan(
-        Wish(scenarios=("filling",), stacks=("ext4",), profile="smoke", repeats=2, budget_s=600.0),
+        Options(scenarios=("filling",), stacks=("ext4",), profile="smoke", repeats=2, budget_s=600.0),
         scenarios=(Filling(),),
         stacks=STACKS,
-        lacking=lacking,
+        missing_requirements=missing_requirements,
         memory_bytes=1 << 60,
         room_bytes=384 * MIB,
     )

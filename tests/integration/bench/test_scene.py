@@ -13,8 +13,8 @@ import pytest
 
 from snapmgr.bench.measure import memory
 from snapmgr.bench.results.samples import Results
-from snapmgr.bench.run.plan import Plan, Wish
-from snapmgr.bench.run.session import Place, Request, conductor
+from snapmgr.bench.run.plan import Options, RunPlan
+from snapmgr.bench.run.session import RunRequest, RunTarget, conductor
 from snapmgr.bench.storage import scene
 from snapmgr.bench.storage.stacks import STACKS, backend_of, provisioner_of
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, StorageError
@@ -133,9 +133,9 @@ def test_a_device_that_a_killed_run_left_in_use_is_taken_again(device, tmp_path)
         with (
             pytest.raises(ConfigError, match="is not blank"),
             conductor(
-                Request(wish=Wish(), on=device.device, wipe=None, line=()),
-                Plan(wish=Wish(), experiments=(), absent=(), budget_s=1, least=1, most=1, width=1, steady_s=0),
-                Place(text=device.device, size_bytes=device.used_bytes, file_bytes=None),
+                RunRequest(options=Options(), on=device.device, wipe=None, line=()),
+                RunPlan(options=Options(), experiments=(), absent=(), budget_s=1, least=1, most=1, width=1, steady_s=0),
+                RunTarget(text=device.device, size_bytes=device.used_bytes, file_bytes=None),
                 Results(tmp_path / "results"),
                 runner=CommandRunner(),
                 tell=said.append,
@@ -209,7 +209,7 @@ def test_failure_in_the_middle_is_what_is_told(device):
 def test_memory_that_cannot_be_bounded_is_told(device, monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "ROOT", tmp_path)
     with (
-        pytest.raises(MissingRequirementError, match="memory cannot be bounded"),
+        pytest.raises(MissingRequirementError, match="cannot limit memory"),
         device.bench("ext4", memory_bytes=256 << 20),
     ):
         pass
@@ -256,7 +256,7 @@ def test_note_that_cannot_be_written_is_told(device):
 def test_only_root_gets_a_scene():
     def without_rights():
         os.setuid(65534)
-        with pytest.raises(MissingRequirementError, match="as root"):
+        with pytest.raises(MissingRequirementError, match="needs root"):
             scene.own_mounts()
 
     assert os.waitpid(spawn(without_rights), 0)[1] == 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.system.host import boot_id
+from snapmgr.system.boot import boot_id
 from support.btrfs import run
 from support.faults import Faults
 from support.storage import processes_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snapmgr.api import FireError, NotFoundError, StorageError
+from snapmgr.api import BusyError, FireError, NotFoundError, StorageError
 from snapmgr.testing import fingerprint, plant
 from snapmgr.testing.lab import new_id
 from snapmgr.testing.trees import same
@@ -67,7 +67,7 @@ def test_two_clones_at_once(lab: JuicefsLab, volume: JuicefsVolume) -> None:
     def clone() -> None:
         try:
             lab.backend().clone_folder(str(origin), str(target))
-        except StorageError as error:
+        except (StorageError, BusyError) as error:
             raised.append(error)
 
     threads = [threading.Thread(target=clone) for _ in range(3)]

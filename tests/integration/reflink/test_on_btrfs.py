@@ -11,10 +11,11 @@ import pytest
 
 from snapmgr.api import StorageError
 from snapmgr.system.command import CommandRunner
+from snapmgr.system.kernel import is_nocow
 from snapmgr.testing import FolderLab, fingerprint
 from snapmgr.testing.lab import new_record
 from snapmgr.testing.trees import same
-from snapmgr_reflink import ReflinkBackend, ReflinkConfig, kernel
+from snapmgr_reflink import ReflinkBackend, ReflinkConfig
 from support.reflink import SIZE_BYTES
 from support.storage import loop_filesystem
 
@@ -57,7 +58,7 @@ def test_nocow_files_are_cloned_as_such(btrfs: Path) -> None:
 def _nocow(path: Path) -> bool:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return kernel.is_nocow(fd)
+        return is_nocow(fd)
     finally:
         os.close(fd)
 

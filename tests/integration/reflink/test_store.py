@@ -78,7 +78,7 @@ def test_unsettled_copy_of_an_earlier_boot_is_debris(lab: FolderLab) -> None:
     mark = store_of(lab) / shot.ref.name / "made.json"
     mark.write_text(json.dumps(json.loads(mark.read_text()) | {"boot_id": "another"}))
     (found,) = [found for found in lab.found(volume.pool) if found.name == shot.ref.name]
-    assert (found.kind, found.why) == ("debris", "the machine stopped before it was safe on disk")
+    assert (found.kind, found.why) == ("debris", "the machine stopped before it was safe in the storage")
     lab.backend().repair(found)
     assert not mark.parent.exists()
 

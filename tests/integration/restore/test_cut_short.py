@@ -15,11 +15,11 @@ import pytest
 from snapmgr.catalog.store import Catalog
 from snapmgr.contract.errors import StorageError
 from snapmgr.restore import copy as replica
-from snapmgr.restore import landing
 from snapmgr.restore.run import RestoreDiffersError, restore
 from snapmgr.restore.unfinished import unfinished_restores
+from snapmgr.system.kernel import rename_new
 from snapmgr.testing import trees
-from snapmgr.tree.kernel import rename_new
+from snapmgr.tree import hiddenfolder
 from support.restored import LARGE_BYTES, require_nothing_left
 from support.storage import loop_filesystem
 
@@ -90,7 +90,7 @@ def test_killed_while_it_moves_all_up_the_next_one_finishes_and_reports_the_same
                 os.kill(os.getpid(), signal.SIGKILL)
             rename_new(*arguments)
 
-        landing.rename_new = die
+        hiddenfolder.rename_new = die
         ctx = files.context()
         restore(ctx, ctx.catalog.resolve("latest"), str(dest))
         os._exit(1)

@@ -31,7 +31,7 @@ def test_a_server_on_the_restored_datadir_has_all_that_was_acknowledged(other):
         assert manifest.position is not None
         for dest in (Path(scene.file_system.point) / "new", other.point / "new"):
             document = scene.json("restore", "latest", str(dest))
-            assert document["restored"]["leads"] == []
+            assert document["restored"]["external_paths"] == []
             with private_server(dest, document["restored"]["options"], install_options=None) as server:
                 assert server.query("SELECT @@gtid_binlog_pos") == ((manifest.position.gtid,),)
                 assert server.query("SELECT @@datadir") == ((f"{dest}/",),)

@@ -77,7 +77,7 @@ def test_what_leads_back_into_the_source_is_named_and_nested_subvolumes_are_empt
     try:
         assert large.run("backup", "demo").returncode == 0
         document = large.json("restore", "latest", str(dest))
-        assert document["restored"]["leads"] == [
+        assert document["restored"]["external_paths"] == [
             {"where": f"{dest}/back \\xff", "to": f"{large.data}/\\xff", "live": True}
         ]
         assert document["restored"]["excluded"] == [str(nested)]
@@ -143,7 +143,7 @@ def test_the_document_has_every_key(files):
         "contents_compared",
         "differences",
         "options",
-        "leads",
+        "external_paths",
         "excluded",
         "duration_s",
     }

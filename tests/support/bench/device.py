@@ -43,7 +43,7 @@ class BenchDevice:
     def bench(self, stack: str, *, memory_bytes: int = 1 << 60) -> AbstractContextManager[StackWorkbench]:
         """Open a workbench on it."""
         parameters = Parameters(
-            profile="smoke", reading="", size_bytes=8 << 20, memory_bytes=memory_bytes, seed=1, extra={}
+            profile="smoke", variant="", size_bytes=8 << 20, memory_bytes=memory_bytes, seed=1, extra={}
         )
         keep = self.folder / "keep"
         keep.mkdir(exist_ok=True)

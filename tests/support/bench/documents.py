@@ -27,7 +27,7 @@ def bench_sample(stack: str = "btrfs", update_s: float = 1.0, **changed: Any) ->
     document = {
         "run": "20260101T000000Z.00000001",
         "scenario": "random-update",
-        "reading": "database",
+        "variant": "database",
         "stack": stack,
         "kind": "measured",
         "block": 0,

@@ -38,13 +38,13 @@ class FakeScenario:
         figure: Callable[[str, int], float] = lambda _stack, _times: 1.0,
         seconds: float = 2.0,
         clock: FakeClock | None = None,
-        readings: tuple[str, ...] = (),
+        variants: tuple[str, ...] = (),
         lacks: str = "",
         unfit: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.title = "How long the work takes"
-        self.readings = readings
+        self.variants = variants
         self.metrics = (MetricInfo(name="work_s", title="Work", unit="s", better="less", headline=True),)
         self.clock = clock or FakeClock()
         self.ran: list[str] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from snapmgr.api import Found, Pool, Usage
 from snapmgr.bench.fio import FioRun, run_fio
 from snapmgr.bench.measure.counters import Counters
-from snapmgr.bench.measure.layout import Layout, lay_out
+from snapmgr.bench.measure.layout import BlockLayout, lay_out
 from snapmgr.bench.model import Parameters, Scenario, Stack
 from snapmgr.system.command import CommandRunner
 
@@ -104,7 +104,7 @@ class PlainBench:
     def quiet(self) -> float:
         return 0.0
 
-    def layout(self, file: Path) -> Layout:
+    def layout(self, file: Path) -> BlockLayout:
         """Not asked for: a folder in memory does not tell."""
         return lay_out([], size_bytes=file.stat().st_size)
 
@@ -117,13 +117,13 @@ def completed(
     *,
     profile: ProfileName = "smoke",
     size_bytes: int = 0,
-    reading: str | None = None,
+    variant: str | None = None,
     **extra: object,
 ) -> Parameters:
     """Return a scenario's parameters for one profile; `extra` goes over what that has."""
     given = Parameters(
         profile=profile,
-        reading=next(iter(scenario.readings), "") if reading is None else reading,
+        variant=next(iter(scenario.variants), "") if variant is None else variant,
         size_bytes=size_bytes,
         memory_bytes=1 << 30,
         seed=7,

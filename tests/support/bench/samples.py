@@ -27,7 +27,7 @@ def sample(number: int, scenario: str, stack: str, **changed: Any) -> dict[str, 
         "id": f"{number:04d}-{scenario}-{stack}",
         "run": "run-1",
         "scenario": scenario,
-        "reading": "",
+        "variant": "",
         "stack": stack,
         "kind": "measured",
         "block": 0,
@@ -36,7 +36,7 @@ def sample(number: int, scenario: str, stack: str, **changed: Any) -> dict[str, 
         "seconds": 12.5,
         "parameters": {
             "profile": "quick",
-            "reading": "",
+            "variant": "",
             "size_bytes": GIB,
             "memory_bytes": 2 * GIB,
             "seed": 1,
@@ -103,7 +103,7 @@ def _update(number: int, stack: str, rng: random.Random, noise: float, **changed
         number,
         "random-update",
         stack,
-        reading="database",
+        variant="database",
         metrics=metrics,
         infos=_UPDATE_INFOS,
         series={
@@ -232,7 +232,7 @@ _PUBLISHED_INFOS = {
 
 
 def repeated(
-    ratios: Mapping[str, float], *, reading: str = "repaired", host: Mapping[str, Any] = HOST, pairs: int = 8
+    ratios: Mapping[str, float], *, variant: str = "repaired", host: Mapping[str, Any] = HOST, pairs: int = 8
 ) -> list[dict[str, Any]]:
     """Return pairs of random-update as published, with LVM + ext4 ÷ btrfs near `ratios` (by metric; others: 1)."""
     rng = random.Random(3)
@@ -249,7 +249,7 @@ def repeated(
                     len(found) + 1,
                     "random-update",
                     stack,
-                    reading=reading,
+                    variant=variant,
                     block=block,
                     metrics=metrics,
                     infos=_PUBLISHED_INFOS,

@@ -10,7 +10,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from snapmgr.bench.run.schedule import Course, Measured, Slot, complete_blocks, next_sample
+from snapmgr.bench.run.schedule import MeasuredSlot, SampleSchedule, Slot, complete_blocks, next_sample
 from snapmgr.bench.statistics.advice import Advice, Conditions, advise
 from snapmgr.bench.statistics.findings import Finding, comparisons, findings, narrow_enough
 
@@ -65,13 +65,13 @@ class Ran:
     samples: list[dict[str, Any]] = field(repr=False)
 
 
-def document(number: int, course: Course, slot: Slot, figure: float) -> dict[str, Any]:
+def document(number: int, schedule: SampleSchedule, slot: Slot, figure: float) -> dict[str, Any]:
     """Return a sample as the benchmark writes it, as far as findings look at it."""
     return {
         "run": "run",
         "id": f"{number:04d}",
-        "scenario": course.name,
-        "reading": "",
+        "scenario": schedule.name,
+        "variant": "",
         "stack": slot.stack,
         "kind": slot.kind,
         "block": slot.block,
@@ -84,18 +84,18 @@ def document(number: int, course: Course, slot: Slot, figure: float) -> dict[str
 
 def run(
     machine: Machine,
-    courses: Sequence[Course],
+    schedules: Sequence[SampleSchedule],
     *,
     budget_s: float,
     within: float = 0.1,
     stop: Callable[[list[dict[str, Any]], str, int], bool] | None = None,
     seed: int = 1,
 ) -> Ran:
-    """Measure `courses` on `machine` until the real rule says enough (or `stop`, asked in its place)."""
+    """Measure `schedules` on `machine` until the real rule says enough (or `stop`, asked in its place)."""
     samples: list[dict[str, Any]] = []
-    done: dict[str, list[Measured]] = {course.name: [] for course in courses}
+    done: dict[str, list[MeasuredSlot]] = {schedule.name: [] for schedule in schedules}
     longest_s = 0.0
-    family = sum(len(course.stacks) * (len(course.stacks) - 1) // 2 for course in courses) or 1
+    family = sum(len(schedule.stacks) * (len(schedule.stacks) - 1) // 2 for schedule in schedules) or 1
 
     @cache
     def narrow(name: str, blocks: int) -> bool:
@@ -103,18 +103,18 @@ def run(
             return stop(samples, name, blocks)
         return narrow_enough(samples, name, blocks, within=within, family=family, seed=seed)
 
-    while step := next_sample(courses, done, narrow=narrow, budget_s=budget_s, spent_s=machine.now_s):
-        course, slot = step
+    while step := next_sample(schedules, done, narrow=narrow, budget_s=budget_s, spent_s=machine.now_s):
+        schedule, slot = step
         seconds = machine.sample(slot.stack)
         longest_s = max(longest_s, seconds)
-        samples.append(document(len(samples), course, slot, seconds))
-        done[course.name].append(Measured(slot=slot, seconds=seconds))
+        samples.append(document(len(samples), schedule, slot, seconds))
+        done[schedule.name].append(MeasuredSlot(slot=slot, seconds=seconds))
     assert comparisons(samples) <= family
     found = findings(samples, seed=seed, family=family).found
     return Ran(
         advice=advise(found, DISK),
         found=found,
-        blocks={name: complete_blocks(c, [m.slot for m in done[name]]) for c in courses for name in [c.name]},
+        blocks={name: complete_blocks(c, [m.slot for m in done[name]]) for c in schedules for name in [c.name]},
         spent_s=machine.now_s,
         longest_s=longest_s,
         samples=samples,

@@ -149,7 +149,7 @@ class PrepareLab:
     def _by_snapmgr(self, options: Sequence[str], facts: dict[str, Any], limit_s: float) -> Path:
         document = self._snapmgr(options, limit_s)
         plan, prepared = document["plan"], document["prepared"]
-        facts |= {name: plan[name] for name in ("way", "result", "why", "speeds", "forecasts")}
+        facts |= {name: plan[name] for name in ("way", "result", "why")}
         facts["steps"] = prepared["steps"]
         return Path(prepared["path"])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from contextlib import contextmanager
 from functools import partial
 from random import Random
@@ -33,7 +35,7 @@ class Lab:
             FakeScenario(
                 clock=self.clock,
                 figure=lambda stack, _times: self.slow.get(stack, 1.0) * noise.lognormvariate(0, 0.05),
-                readings=("usual", "odd"),
+                variants=("usual", "odd"),
                 unfit=("control",),
             )
         ]
@@ -45,8 +47,8 @@ class Lab:
         monkeypatch.setattr("snapmgr.bench.scenarios.scenarios", lambda: self.scenarios)
         monkeypatch.setattr("snapmgr.bench.storage.stacks.STACKS", STACKS)
         monkeypatch.setattr(session, "STACKS", STACKS)
-        monkeypatch.setattr(session, "lacking", lambda _stack: ())
-        monkeypatch.setattr("snapmgr.bench.storage.stacks.lacking", lambda _stack: ())
+        monkeypatch.setattr(session, "missing_requirements", lambda _stack: ())
+        monkeypatch.setattr("snapmgr.bench.storage.stacks.missing_requirements", lambda _stack: ())
         monkeypatch.setattr(session, "opened_target", self._opened)
         # What lies on this machine is nobody's business here.
         monkeypatch.setattr(session, "clear_leftovers", lambda _runner: ())
@@ -195,7 +197,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_same_command_does(lab):
     lab.bench.fail = lambda _stack: Interrupted(2) if len(scenario.ran) == 4 else None
     code, out, err = lab.run("--repeats", "3")
     assert (code, out) == (130, "")
-    assert f"4 samples are kept; to go on: the same command with -o {lab.folder}" in err
+    assert f"4 samples are kept; to continue, repeat the command with -o {lab.folder}" in err
     lab.bench.fail = lambda _stack: None
     code, out, err = lab.run("--repeats", "3", "--budget", "2h")
     assert code == 0
@@ -203,7 +205,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_same_command_does(lab):
     assert "7 samples, 0 of them failed" in err
     code, _, err = lab.run("--repeats", "3")
     assert code == 0
-    assert "all was measured before" in err
+    assert "everything was measured before" in err
 
 
 def test_an_interrupted_run_without_samples_leaves_nothing(lab):
@@ -219,11 +221,11 @@ def test_an_interrupted_run_without_samples_leaves_nothing(lab):
 def test_other_arguments_than_the_first_time_are_refused_with_what_differs(lab):
     lab.run("--repeats", "1")
     before = len(lab.opened)
-    code, _, err = lab.run("--repeats", "1", "--seed", "7", "--reading", "odd")
+    code, _, err = lab.run("--repeats", "1", "--seed", "7", "--variant", "odd")
     assert code == 2
     assert "holds a run with other arguments" in err
     assert "seed: 1 the first time, 7 now" in err
-    assert "reading: " in err
+    assert "variant: " in err
     assert len(lab.opened) == before
     assert len(lab.samples()) == 5
 
@@ -272,7 +274,7 @@ def test_nothing_that_can_be_measured_is_exit_code_7_with_the_reasons(lab):
     "words",
     [
         ("--stacks", "zfs"),
-        ("--reading", "backwards"),
+        ("--variant", "backwards"),
         ("--profile", "huge"),
         ("--on", "loop:many"),
         ("--on", "/dev/null"),
@@ -328,7 +330,7 @@ def test_the_list_says_what_is_missing(lab):
     code, out, _ = lab("list")
     assert code == 0
     assert "work: How long the work takes" in out
-    assert "  readings: usual, odd" in out
+    assert "  variants: usual, odd" in out
     assert "  quick: 256.0 MiB, 2.0 s a sample" in out
     assert "  missing: no fio (install it)" in out
     assert [line.split()[0] for line in out.splitlines()[-4:]] == list(STACKS)
@@ -350,7 +352,7 @@ def test_show_writes_a_page_and_a_table(lab, tmp_path):
     assert {row["metric"] for row in rows} == {"work_s"}
     code, _, err = lab("show", lab.folder, "-o", tmp_path / "page.pdf")
     assert code == 2
-    assert ".html and .csv" in err
+    assert ".html nor .csv" in err
     assert lab("show", lab.folder, "-o", tmp_path / "no" / "page.html")[0] == 1
 
 
@@ -392,7 +394,7 @@ def test_what_has_become_slower_is_a_regression(lab, tmp_path):
 
 def test_what_cannot_be_compared_is_no_success(lab, tmp_path):
     lab.run("--repeats", "2")
-    lab.run("--repeats", "2", "--reading", "odd", folder=tmp_path / "odd")
+    lab.run("--repeats", "2", "--variant", "odd", folder=tmp_path / "odd")
     code, _, err = lab("compare", lab.folder, tmp_path / "odd")
     assert code == 1
     assert "nothing to compare" in err
@@ -428,7 +430,7 @@ def test_the_line_to_paste_has_what_was_set_to_nothing(lab):
 def test_as_long_a_preparation_as_the_budget_is_refused(lab):
     code, _, err = lab.run("work", "--steady", "30m", "--budget", "30m")
     assert code == 2
-    assert "--steady 30 min leaves nothing of the budget, which is 30 min" in err
+    assert "--steady 30 min uses up the budget, which is 30 min" in err
     assert lab.opened == []
 
 
@@ -453,3 +455,32 @@ def test_an_interruption_before_the_first_sample_is_told_as_one(lab, monkeypatch
     code, _, err = lab.run()
     assert code == 130
     assert "holds no results" not in err
+
+
+def _python(code, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+CALL = "import sys; from snapmgr.cli.main import main; code = main(sys.argv[1:])"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["bench", "run", "--help"], ["bench", "list"]])
+def test_what_computes_nothing_loads_neither_scipy_nor_numpy(arguments):
+    done = _python(f"{CALL}; print(code, *sorted(sys.modules), file=sys.stderr)", *arguments)
+    code, *modules = done.stderr.splitlines()[-1].split()
+    assert code == "0"
+    assert not {"numpy", "scipy"} & set(modules)
+
+
+@pytest.mark.parametrize("arguments", [["show", "RESULTS"], ["compare", "RESULTS", "RESULTS"], ["run", "--dry-run"]])
+def test_without_scipy_the_error_names_the_extra(lab, arguments):
+    lab.run("work")
+    hide = "from importlib import util; util.find_spec = lambda name: None; "
+    done = _python(
+        f"{hide}{CALL}; sys.exit(code)", "bench", *(str(lab.folder) if a == "RESULTS" else a for a in arguments)
+    )
+    assert done.returncode == 7
+    assert "the benchmark needs scipy for its statistics, and scipy is not installed" in done.stderr
+    assert "pip install 'snapmgr[bench]'" in done.stderr

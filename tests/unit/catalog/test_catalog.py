@@ -15,7 +15,8 @@ from snapmgr.catalog.manifest import Lease, LeasePart, Manifest, Verification, e
 from snapmgr.catalog.store import Catalog
 from snapmgr.contract.errors import BusyError, CatalogError, ConfigError, InUseError, NotFoundError
 from snapmgr.contract.records import AttachRecord, Pool, SnapshotRef
-from snapmgr.system.host import boot_id, this_process
+from snapmgr.system.boot import boot_id
+from snapmgr.system.host import this_process
 
 NOW = datetime(2026, 3, 1, 2, 30, tzinfo=UTC)
 

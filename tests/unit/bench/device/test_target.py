@@ -8,7 +8,7 @@ import pytest
 
 from snapmgr.bench.device import loopfile
 from snapmgr.bench.device.loopfile import require_room
-from snapmgr.bench.device.target import DEFAULT_FOLDER, Order, opened_target, parse_target, preview_target
+from snapmgr.bench.device.target import DEFAULT_FOLDER, TargetSpec, opened_target, parse_target, preview_target
 from snapmgr.contract.errors import ConfigError, MissingRequirementError
 
 MIB = 1 << 20
@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 
 def test_loop_with_and_without_a_folder(tmp_path):
-    assert parse_target("loop:1.5G", folder=str(tmp_path)) == Order(
+    assert parse_target("loop:1.5G", folder=str(tmp_path)) == TargetSpec(
         kind="loop", path=str(tmp_path), size_bytes=1536 * MIB
     )
     assert parse_target(f"loop:512M:{tmp_path}").path == str(tmp_path)
@@ -29,7 +29,8 @@ def test_loop_with_and_without_a_folder(tmp_path):
 def test_a_folder_gets_the_size_that_is_needed(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
-    assert parse_target(str(link), size_bytes=GIB + 5) == Order(kind="loop", path=str(tmp_path), size_bytes=GIB + MIB)
+    expected = TargetSpec(kind="loop", path=str(tmp_path), size_bytes=GIB + MIB)
+    assert parse_target(str(link), size_bytes=GIB + 5) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,13 +56,13 @@ def test_what_cannot_be_meant_is_bad_input_with_what_to_write(text, why):
 
 
 def test_a_folder_without_a_size_is_asked_for_one(tmp_path):
-    with pytest.raises(ConfigError, match="how large") as raised:
+    with pytest.raises(ConfigError, match="size of the file is missing") as raised:
         parse_target(str(tmp_path))
     assert f"loop:SIZE:{tmp_path}" in raised.value.hint
 
 
 def test_a_file_that_does_not_fit_is_refused_with_both_sizes(tmp_path):
-    with pytest.raises(ConfigError, match=r"no room for a file of 1\.0 EiB: .* are free in .*shall stay free"):
+    with pytest.raises(ConfigError, match=r"no space for a file of 1\.0 EiB: .* are free in .*must stay free"):
         preview_target(f"loop:1E:{tmp_path}", size_bytes=None, wipe=None)
 
 
@@ -69,7 +70,7 @@ def test_a_margin_stays_free(tmp_path, monkeypatch):
     real = os.statvfs(tmp_path)
     free = real.f_bavail * real.f_frsize
     monkeypatch.setattr(loopfile, "_available_memory", lambda: 1 << 60)
-    with pytest.raises(ConfigError, match="no room"):
+    with pytest.raises(ConfigError, match="no space"):
         require_room(tmp_path, free - 10 * MIB)
 
 
@@ -83,7 +84,7 @@ def test_memory_behind_a_folder_is_not_filled_up(tmp_path, monkeypatch):
 def test_only_root_formats(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with (
-        pytest.raises(MissingRequirementError, match="only root"),
+        pytest.raises(MissingRequirementError, match="needs root"),
         opened_target(f"loop:200M:{tmp_path}", size_bytes=None, wipe=None),
     ):
         pass

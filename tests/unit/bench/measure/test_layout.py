@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.bench.measure.layout import POINTS, Extent, lay_out, read_layout, thin
+from snapmgr.bench.measure.layout import POINTS, lay_out, read_layout, thin
 from snapmgr.contract.errors import StorageError
+from snapmgr.system.kernel import Extent
 
 _KIB = 1 << 10
 _ENCODED, _UNWRITTEN, _SHARED, _INLINE = 0x8, 0x800, 0x2000, 0x200

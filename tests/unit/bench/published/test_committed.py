@@ -31,9 +31,9 @@ def test_the_page_has_the_tables_that_the_samples_make(samples, plain):
 
 
 def test_the_samples_are_of_the_experiments_and_tell_no_name(samples, plain):
-    experiments = {(one.scenario, one.reading) for one in REPETITIONS}
+    experiments = {(one.scenario, one.variant) for one in REPETITIONS}
     for sample in (*samples, *plain):
-        assert (sample["scenario"], sample["reading"]) in experiments
+        assert (sample["scenario"], sample["variant"]) in experiments
         host = sample["host"]
         assert not host.get("host")
         assert host["device"]["rotational"] == (sample in samples)

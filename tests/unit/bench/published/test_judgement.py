@@ -103,19 +103,19 @@ def test_a_repetition_on_a_spinning_disk_is_judged_and_comparable():
 
 def test_why_it_is_not_comparable_is_said():
     loop = {**HOST, "device": {"kind": "loop", "size_bytes": 10**9, "loop": {"on": [HOST["device"]]}}}
-    found = compare_published(repeated({"fill_unsynced_s": 0.8}, reading="database", host=loop))
+    found = compare_published(repeated({"fill_unsynced_s": 0.8}, variant="database", host=loop))
     assert row(found, "random-update/fill")["obstacles"] == [
-        "the reading 'database' is not the published one",
+        "the variant 'database' is not the published one",
         "a loop device: the file system below it is measured too",
         "not a spinning disk",
         "1.0 GiB of data",
     ]
 
 
-def test_each_reading_has_a_row_of_its_own():
+def test_each_variant_has_a_row_of_its_own():
     samples = [
         *repeated({"fill_unsynced_s": 0.8}),
-        *[{**one, "id": "x" + one["id"]} for one in repeated({"fill_unsynced_s": 1.3}, reading="printed")],
+        *[{**one, "id": "x" + one["id"]} for one in repeated({"fill_unsynced_s": 1.3}, variant="printed")],
     ]
     found = [one for one in compare_published(samples)["rows"] if one["key"] == "random-update/fill"]
     assert [(one["experiment"], one["verdict"]) for one in found] == [

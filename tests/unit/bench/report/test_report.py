@@ -38,7 +38,7 @@ WHY = "redis-server is not installed (apt install redis-server)"
 @cache
 def whole():
     """A document of two scenarios, with all that can be in one."""
-    failed = sample(7777, "random-update", "btrfs", reading="database", block=99, failure="the disk was full")
+    failed = sample(7777, "random-update", "btrfs", variant="database", block=99, failure="the disk was full")
     wrong = [{"name": "snapshot holds the old data", "ok": False, "detail": "checksum differs"}]
     unproven = sample(7778, "blog", "btrfs", block=99, checks=wrong)
     samples = [*random_updates(), *blogs(), absent("random-update", "juicefs", WHY), failed, unproven]
@@ -186,6 +186,14 @@ def test_machines_sizes_and_files_that_do_not_fit_together_are_said():
     assert len(found["hosts"]) == 2
     assert found["recommendation"]["chosen"] is None
     assert found["recommendation"]["sentences"][0]["text"].startswith("No advice: the samples come from machines")
+
+
+def test_absent_samples_are_no_machine_of_their_own():
+    steady = {**HOST, "steady": None}
+    samples = [{**one, "host": steady} for one in random_updates()]
+    found = document([*samples, {**absent("random-update", "lvm+ext4", "no lvm"), "host": HOST}], made_at=NOW)
+    assert [host["n"] for host in found["hosts"]] == [len(samples)]
+    assert "that differ" not in json.dumps(found["warnings"])
 
 
 def test_what_a_boot_changes_makes_no_other_machine():

@@ -29,7 +29,7 @@ def documents():
     drawn = [one for one in random_updates(blocks=7) if one["stack"] in {"btrfs", "ext4"}]
     for one in (real, *drawn):
         one["layouts"] = {name: {**each, "points": each["points"][:3]} for name, each in one["layouts"].items()}
-        one["reading"] = "repaired"
+        one["variant"] = "repaired"
     place = next(place for place, one in enumerate(drawn) if one["stack"] == "btrfs" and one["kind"] == "measured")
     return {
         "run.json": {"schema": 1, **bench_run(arguments={"stacks": ["ext4", "btrfs"]})},
@@ -159,6 +159,6 @@ def test_what_is_damaged_is_named_and_the_others_are_shown(folders, name, way, v
         code, out, err = said_by("compare", sound, damaged)
         assert code == 1
         assert f"{path} is damaged: " in err
-        assert "a comparison of what is left would mislead" in err
+        assert "a comparison of the other files would mislead" in err
     finally:
         path.write_text(json.dumps(MADE[name]))

@@ -194,11 +194,11 @@ def test_intervals_leave_out_the_rest():
     assert run_of([1, 2, 3, 4, 5], [0] * 5).intervals(WRITTEN, 2) == (3, 7)
 
 
-# The other reading is tried on real file systems.
-@pytest.mark.parametrize("reading", ["printed", *(["repaired"] if CAMPAIGN else [])])
-def test_scenario(folder, reading):
+# The other variant is tried on real file systems.
+@pytest.mark.parametrize("variant", ["printed", *(["repaired"] if CAMPAIGN else [])])
+def test_scenario(folder, variant):
     scenario = blog.scenario
-    parameters = completed(scenario, size_bytes=3 * BLOG_BYTES, reading=reading, **SMALL)
+    parameters = completed(scenario, size_bytes=3 * BLOG_BYTES, variant=variant, **SMALL)
     bench = PlainBench(folder, parameters)
     outcome = scenario.run(bench)
     assert [check for check in outcome.checks if not check.ok] == []
@@ -222,7 +222,7 @@ def test_scenario(folder, reading):
     assert sum(outcome.series["read_after"]) > sum(outcome.series["blogs_read_after"])
     assert "blogbench, which is not installed" in outcome.notes[0]
     filled = [argv for argv in bench.commands if "--fill" in argv]
-    assert len(filled) == (reading == "repaired")
+    assert len(filled) == (variant == "repaired")
     json.dumps([outcome.metrics, outcome.series, outcome.axes, outcome.notes])
 
 
@@ -244,7 +244,7 @@ class Scribble:
 
 def test_snapshot_that_is_none_is_found(folder, monkeypatch):
     monkeypatch.setattr(blog, "_load", Scribble)
-    bench = PlainBench(folder, completed(blog.scenario, size_bytes=2 * BLOG_BYTES, reading="printed", **SMALL))
+    bench = PlainBench(folder, completed(blog.scenario, size_bytes=2 * BLOG_BYTES, variant="printed", **SMALL))
     bench.shares = True
     (wrong,) = [check for check in blog.scenario.run(bench).checks if not check.ok]
     assert wrong.name == "the snapshot holds what the tree held"
@@ -253,7 +253,7 @@ def test_snapshot_that_is_none_is_found(folder, monkeypatch):
 
 def test_lost_snapshot_is_found(folder, monkeypatch):
     monkeypatch.setattr(blog, "_load", Scribble)
-    bench = PlainBench(folder, completed(blog.scenario, size_bytes=2 * BLOG_BYTES, reading="printed", **SMALL))
+    bench = PlainBench(folder, completed(blog.scenario, size_bytes=2 * BLOG_BYTES, variant="printed", **SMALL))
     bench.overflows = True
     (wrong,) = [check for check in blog.scenario.run(bench).checks if not check.ok]
     assert "its room ran full" in wrong.detail
@@ -271,7 +271,7 @@ def test_control_has_no_snapshot(folder, monkeypatch):
 
 
 def test_blogbench_is_run_where_it_is_installed(folder, monkeypatch):
-    bench = PlainBench(folder, completed(blog.scenario, size_bytes=BLOG_BYTES, reading="printed", **SMALL))
+    bench = PlainBench(folder, completed(blog.scenario, size_bytes=BLOG_BYTES, variant="printed", **SMALL))
     # Not the program, only what it would leave and print.
     fake = folder / "blogbench"
     fake.write_text(
@@ -299,7 +299,7 @@ def test_blogbench_is_run_where_it_is_installed(folder, monkeypatch):
 
 
 def test_full_disk_says_what_to_do(folder, monkeypatch):
-    bench = PlainBench(folder, completed(blog.scenario, size_bytes=BLOG_BYTES, reading="printed", **SMALL))
+    bench = PlainBench(folder, completed(blog.scenario, size_bytes=BLOG_BYTES, variant="printed", **SMALL))
 
     def run(*_, **__):
         raise CommandError("python failed (exit code 1): the disk is full: [Errno 28] No space left on device")

@@ -13,7 +13,7 @@ _MIB = 1 << 20
 
 
 def _given(**changed):
-    values = {"profile": "smoke", "reading": "", "size_bytes": 0, "memory_bytes": 1 << 34, "seed": 1}
+    values = {"profile": "smoke", "variant": "", "size_bytes": 0, "memory_bytes": 1 << 34, "seed": 1}
     return Parameters(**(values | changed))
 
 
@@ -60,7 +60,7 @@ def test_method_by_the_page_cache_needs_data_larger_than_memory():
     assert scenario.parameters(_given(memory_bytes=63 * _MIB)).extra["methods"] == ("direct", "dsync")
     with pytest.raises(ConfigError, match="through the page cache") as caught:
         scenario.parameters(_given(extra={"methods": ["dsync"]}))
-    assert "bound the memory" in caught.value.hint
+    assert "limit the memory" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ import pytest
 
 from snapmgr.api import MissingRequirementError, NotMine
 from snapmgr.bench.prepare import ladder as prepareladder
-from snapmgr.bench.prepare.ladder import TITLES, climb, rungs
+from snapmgr.bench.prepare.ladder import TITLES, climb_ladder, rungs
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, change_statement, fill_statements
 from snapmgr.bench.scenarios import prepare
-from snapmgr.bench.storage import cloning
+from snapmgr.bench.storage import stacks
 from snapmgr.contract.errors import ConfigError
-from snapmgr.stage.tuning.rungs import Run
-from snapmgr.stage.tuning.tune import Checked, Measured, ScratchRun
+from snapmgr.physical.tuning.rungs import Run
+from snapmgr.physical.tuning.tune import Checked, Measured, ScratchRun
 from support.bench.plain import PlainBench, completed
 
 _MIB = 1 << 20
@@ -143,8 +143,9 @@ class FakeStorageBench:
         self.given = given
         self.runs = 0
 
-    def measure(self, settings, limit_s, *, check):
+    def measure(self, settings, limit_s, *, warm, check):
         assert check
+        assert not warm
         assert limit_s > 0
         self.runs += 1
         failed = "the tool failed" if self.failing and settings.writeback else None
@@ -163,9 +164,9 @@ class FakeStorageBench:
 def climbed(tmp_path, monkeypatch, fake=FakeStorageBench):
     monkeypatch.setattr(prepareladder, "StorageBench", fake)
     monkeypatch.setattr(prepareladder, "tool_for", lambda _staged: None)
-    backup = SimpleNamespace(staged=None, sizes={"a": 60 * _MIB, "b": 40 * _MIB})
+    backup = SimpleNamespace(info=None, sizes={"a": 60 * _MIB, "b": 40 * _MIB})
     bench = PlainBench(tmp_path, completed(SCENARIO))
-    return climb(bench, bench.path / "backup", backup, (None, None), 128 * _MIB)
+    return climb_ladder(bench, bench.path / "backup", backup, (None, None), 128 * _MIB)
 
 
 def test_ladder_is_climbed(tmp_path, monkeypatch):
@@ -232,10 +233,10 @@ def test_backend_that_clones_folders_is_found(monkeypatch, own, others, chosen):
     by_name = {one.name: one for one in (own, *others)}
     plugins = [SimpleNamespace(name=name, backend=object) for name in by_name]
     plugins.append(SimpleNamespace(name="cannot-be-imported", backend=None))
-    monkeypatch.setattr(cloning, "find_target", lambda path, *, runner: (path, runner))
-    monkeypatch.setattr(cloning, "list_plugins", lambda: plugins)
-    monkeypatch.setattr(cloning, "make_backend", lambda name, _table, _runner, _mounter: by_name[name])
-    found = cloning.cloning_of(own, "/path", None, None)
+    monkeypatch.setattr(stacks, "find_target", lambda path, *, runner: (path, runner))
+    monkeypatch.setattr(stacks, "list_plugins", lambda: plugins)
+    monkeypatch.setattr(stacks, "make_backend", lambda name, _table, _runner, _mounter: by_name[name])
+    found = stacks.cloning_of(own, "/path", None, None)
     assert (found and found.name) == chosen
 
 

@@ -1,4 +1,4 @@
-"""How large the published experiment is in each profile and reading, what it refuses, and its proofs."""
+"""How large the published experiment is in each profile and variant, what it refuses, and its proofs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from snapmgr.api import Usage
 from snapmgr.bench.measure.digests import digest_units
 from snapmgr.bench.model import PROFILES, Parameters
-from snapmgr.bench.published import script as printed
+from snapmgr.bench.published import script
 from snapmgr.bench.scenarios import random_update
 from snapmgr.bench.scenarios.random_update import scenario
 from snapmgr.contract.errors import ConfigError
@@ -23,14 +23,14 @@ _MIB = 1 << 20
 
 
 def _given(**changed):
-    values = {"profile": "smoke", "reading": "", "size_bytes": 0, "memory_bytes": 64 * _MIB, "seed": 1}
+    values = {"profile": "smoke", "variant": "", "size_bytes": 0, "memory_bytes": 64 * _MIB, "seed": 1}
     return Parameters(**(values | changed))
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("reading", scenario.readings)
-def test_every_profile_and_reading_has_its_size(profile, reading):
-    made = scenario.parameters(_given(profile=profile, reading=reading))
+@pytest.mark.parametrize("variant", scenario.variants)
+def test_every_profile_and_variant_has_its_size(profile, variant):
+    made = scenario.parameters(_given(profile=profile, variant=variant))
     units = made.extra["data_bytes"] // made.extra["unit_bytes"]
     assert made.extra["data_bytes"] % (made.extra["unit_bytes"] * made.extra["workers"]) == 0
     assert 0 < made.extra["updates"] <= units
@@ -42,14 +42,14 @@ def test_every_profile_and_reading_has_its_size(profile, reading):
 
 
 def test_paper_is_as_large_as_published():
-    made = scenario.parameters(_given(profile="paper", reading="repaired"))
+    made = scenario.parameters(_given(profile="paper", variant="repaired"))
     assert (made.extra["data_bytes"], made.extra["unit_bytes"]) == (100_000_000_000, 4000)
     assert (made.extra["updates"], made.extra["workers"]) == (250_000, 8)
 
 
 def test_database_is_the_default_and_its_pages_are_of_innodb():
     made = scenario.parameters(_given())
-    assert (made.reading, made.extra["unit_bytes"], made.extra["workers"]) == ("database", 16384, 1)
+    assert (made.variant, made.extra["unit_bytes"], made.extra["workers"]) == ("database", 16384, 1)
     # Two files: one is updated with no snapshot there.
     assert made.extra["data_bytes"] * 2 == made.size_bytes
 
@@ -61,20 +61,20 @@ def test_what_fio_fills_in_pieces_of_a_mib_is_the_whole_file(size_bytes):
     assert size_bytes - 2 * _MIB < made.extra["data_bytes"] * 2 <= size_bytes
 
 
-@pytest.mark.parametrize("reading", ["repaired", "printed"])
-def test_buffered_reading_of_data_that_fit_into_memory_is_refused(reading):
-    fits = _given(reading=reading, size_bytes=64 * _MIB, memory_bytes=64 * _MIB)
+@pytest.mark.parametrize("variant", ["repaired", "printed"])
+def test_buffered_variant_of_data_that_fit_into_memory_is_refused(variant):
+    fits = _given(variant=variant, size_bytes=64 * _MIB, memory_bytes=64 * _MIB)
     with pytest.raises(ConfigError, match="64.0 MiB of data fit into memory") as caught:
         scenario.parameters(fits)
-    assert "bound the memory" in caught.value.hint
-    scenario.parameters(_given(reading=reading, size_bytes=65 * _MIB, memory_bytes=64 * _MIB))
-    scenario.parameters(_given(reading="database", size_bytes=64 * _MIB, memory_bytes=64 * _MIB))
+    assert "limit the memory" in caught.value.hint
+    scenario.parameters(_given(variant=variant, size_bytes=65 * _MIB, memory_bytes=64 * _MIB))
+    scenario.parameters(_given(variant="database", size_bytes=64 * _MIB, memory_bytes=64 * _MIB))
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"reading": "misprinted"}, "no reading 'misprinted'"),
+        ({"variant": "misprinted"}, "no variant 'misprinted'"),
         ({"size_bytes": _MIB}, "too few"),
         ({"extra": {"updates": 10_000_000}}, "more than"),
     ],
@@ -84,9 +84,9 @@ def test_what_makes_no_sense_is_refused(changed, words):
         scenario.parameters(_given(**changed))
 
 
-@given(st.integers(9 * _MIB, 1 << 42), st.sampled_from(PROFILES), st.sampled_from(scenario.readings))
-def test_any_size_is_made_of_whole_parts(size_bytes, profile, reading):
-    made = scenario.parameters(_given(profile=profile, reading=reading, size_bytes=size_bytes, memory_bytes=_MIB))
+@given(st.integers(9 * _MIB, 1 << 42), st.sampled_from(PROFILES), st.sampled_from(scenario.variants))
+def test_any_size_is_made_of_whole_parts(size_bytes, profile, variant):
+    made = scenario.parameters(_given(profile=profile, variant=variant, size_bytes=size_bytes, memory_bytes=_MIB))
     extra = made.extra
     assert extra["data_bytes"] % extra["workers"] == 0
     share = extra["data_bytes"] // extra["workers"]
@@ -145,7 +145,7 @@ def test_snapshot_that_the_storage_lost_fails_the_sample_and_is_deleted(tmp_path
 
 
 def _printed(phase, file, file_bytes, updates=0):
-    text = Path(printed.__file__).read_text()
+    text = Path(script.__file__).read_text()
     return subprocess.run(
         [sys.executable, "-I", "-c", text, phase, str(file), str(file_bytes), str(updates), "5"],
         check=False,

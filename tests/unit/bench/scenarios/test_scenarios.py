@@ -19,8 +19,8 @@ ALL = scenarios()
 LITTLE_MEMORY, MUCH_MEMORY = 64 << 20, 1 << 40
 
 
-def _parameters(scenario, profile, reading):
-    given = Parameters(profile=profile, reading=reading, size_bytes=0, memory_bytes=LITTLE_MEMORY, seed=1)
+def _parameters(scenario, profile, variant):
+    given = Parameters(profile=profile, variant=variant, size_bytes=0, memory_bytes=LITTLE_MEMORY, seed=1)
     try:
         return scenario.parameters(given)
     except ConfigError:
@@ -42,7 +42,7 @@ def test_scenarios_are_chosen_by_name_once_and_in_their_order():
         "random-update",
         "snapshot-ops",
     ]
-    with pytest.raises(ConfigError, match="there is no scenario 'random'") as error:
+    with pytest.raises(ConfigError, match="unknown scenario 'random'") as error:
         chosen(["random"])
     assert "random-update" in (error.value.hint or "")
 
@@ -59,9 +59,9 @@ def test_figures_are_told_apart_and_some_are_compared(scenario):
 @pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.name)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_each_profile_has_a_size_time_and_parameters_that_can_be_written(scenario, profile):
-    for reading in scenario.readings or ("",):
-        parameters = _parameters(scenario, profile, reading)
-        assert parameters.reading == reading
+    for variant in scenario.variants or ("",):
+        parameters = _parameters(scenario, profile, variant)
+        assert parameters.variant == variant
         assert json.loads(json.dumps(asdict(parameters)))["profile"] == profile
         # Completing what is complete changes nothing: a resumed run gets the same.
         assert scenario.parameters(parameters) == parameters

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.bench.model import MetricInfo
-from snapmgr.bench.run.schedule import Course, slots
+from snapmgr.bench.run.schedule import SampleSchedule, slots
 from snapmgr.bench.statistics.advice import Advice, Conditions, advise
 from snapmgr.bench.statistics.findings import Finding, comparisons, findings, narrow_enough
 from snapmgr.bench.statistics.ratio import Noise, Ratio
@@ -53,17 +53,17 @@ def texts(sentences):
 
 def samples(figures, *, stacks=STACKS[:2], blocks=8, **changed):
     """Return samples of `blocks` blocks; `figures` by stack, slightly different in each block and for each twin."""
-    course = Course(name="random-update", stacks=stacks, seed=1, sample_s=10)
+    schedule = SampleSchedule(name="random-update", stacks=stacks, seed=1, sample_s=10)
     return [
         document(
             100 * block + slot.position,
-            course,
+            schedule,
             slot,
             figures[slot.stack] * (1 + 0.01 * ((block * 7 + slot.position) % 5)),
         )
         | changed
         for block in range(blocks + 1)
-        for slot in slots(course, block)
+        for slot in slots(schedule, block)
     ]
 
 
@@ -119,7 +119,7 @@ def test_the_error_is_shared_by_all_pairs_and_metrics_from_the_pilot_on():
     assert comparisons(two) == 12
     alone, shared = (findings(made, seed=1, family=family).found[0].ratio for family in (1, None))
     assert shared.low < alone.low
-    other = [sample | {"reading": "printed"} for sample in made]
+    other = [sample | {"variant": "printed"} for sample in made]
     assert comparisons(made + other) == 12
     assert {one.experiment for one in findings(made + other, seed=1).found} == {
         "random-update",
@@ -230,7 +230,7 @@ def test_the_one_that_beats_each_other_and_loses_nothing_is_recommended_with_its
     assert told.recommended == "xfs-reflink"
     assert texts(told.sentences) == [
         "For this disk: xfs-reflink.",
-        "xfs-reflink is shown better than btrfs, and worse in nothing: Random update (random-update): "
+        "xfs-reflink is shown better than btrfs, and worse in no metric: Random update (random-update): "
         "0.50 times (0.45–0.55) that of btrfs.",
     ]
     assert texts(told.costs) == [
@@ -253,7 +253,7 @@ def test_a_stack_of_which_a_sample_failed_is_never_recommended():
     assert told.recommended is None
     assert texts(told.sentences) == [
         f"No advice: xfs-reflink leads where it was measured, but {why}.",
-        "xfs-reflink is shown better than btrfs, and worse in nothing: Random update (random-update): "
+        "xfs-reflink is shown better than btrfs, and worse in no metric: Random update (random-update): "
         "0.50 times (0.45–0.55) that of btrfs.",
     ]
     assert texts(told.caveats) == [f"xfs-reflink: {why}. They count for nothing."]
@@ -272,7 +272,7 @@ def test_who_is_best_in_what_is_said_where_nobody_is_in_all():
     told = advise([finding("btrfs", "xfs-reflink", 2), finding("btrfs", "xfs-reflink", 2, metric=READ)], DISK)
     assert told.recommended is None
     assert texts(told.sentences) == [
-        "No advice for all uses: no stack is shown better than each other one and worse in nothing.",
+        "No advice for all uses: no stack is shown better than every other one and worse in no metric.",
         "Best in Random update (random-update): xfs-reflink (0.50 times (0.45–0.55) that of btrfs).",
         "Best in Linear read (random-update): btrfs (2.00 times (1.82–2.20) that of xfs-reflink).",
     ]

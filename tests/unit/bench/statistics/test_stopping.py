@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from snapmgr.bench.run.schedule import Course
+from snapmgr.bench.run.schedule import SampleSchedule
 from snapmgr.bench.statistics import findings
 from snapmgr.bench.statistics import ratio as stats
 from support.bench.sim import Machine, run
@@ -40,11 +40,11 @@ def advised(medians, *, runs: int, budget_blocks: int, seed: int, **machine) -> 
     stacks = tuple(medians)
     right = said = 0
     for number in range(runs):
-        course = Course(name="random-update", stacks=stacks, seed=number, sample_s=SAMPLE_S)
+        schedule = SampleSchedule(name="random-update", stacks=stacks, seed=number, sample_s=SAMPLE_S)
         budget_s = SAMPLE_S * (len(stacks) + (len(stacks) + 1) * budget_blocks)
         ran = run(
             Machine(medians, seed=1000 * seed + number, **machine),
-            [course],
+            [schedule],
             budget_s=budget_s,
             within=0.15,
             seed=number,
@@ -92,10 +92,10 @@ def test_the_simulation_can_tell_a_bad_rule(monkeypatch):
     monkeypatch.setattr(stats, "RESAMPLES", 80)
     said = 0
     for number in range(40):
-        course = Course(name="random-update", stacks=TWO, seed=number, sample_s=SAMPLE_S)
+        schedule = SampleSchedule(name="random-update", stacks=TWO, seed=number, sample_s=SAMPLE_S)
         ran = run(
             Machine(dict.fromkeys(TWO, SAMPLE_S), cv=0.6, seed=number),
-            [course],
+            [schedule],
             budget_s=600,
             stop=lambda samples, name, blocks: any(  # noqa: ARG005
                 one.ratio.shown

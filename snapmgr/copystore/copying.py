@@ -1,0 +1,68 @@
+"""Defines one copy that is to be made, from its preparation to its data: each backend does this in its own way."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from snapmgr.contract.errors import SnapmgrError
+from snapmgr.copystore.copyfolder import DATA
+from snapmgr.copystore.durability import flush
+
+if TYPE_CHECKING:
+    from snapmgr.contract.records import Volume
+    from snapmgr.copystore.copyfolder import Folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenFolder:
+    """A folder that is open."""
+
+    path: str
+    fd: int
+
+
+class FolderCopy(ABC):
+    """A copy of the folder `source` that becomes the folder ``data`` in the folder `target`.
+
+    `prepare`, `get_ready` and `flush` are called for the copy of a volume alone, before `run`; clones of snapshots and
+    of other folders are run as they are.
+    """
+
+    stall_s = 0.0
+    """Forecast of how long `run` takes; `prepare` may set it."""
+
+    def __init__(self, source: Folder, target: Folder) -> None:
+        """Take both; they are open until the copy is made."""
+        self.source = source
+        self.target = target
+        self.data = f"{target.path}/{DATA}"
+
+    def prepare(self, volume: Volume) -> None:  # noqa: B027 - not every copy needs it
+        """Check everything that could make `run` fail: rights, room. Raises StorageError, MissingRequirementError."""
+
+    def get_ready(self) -> None:  # noqa: B027 - not every copy needs it
+        """Do what can be done shortly before, in the process that runs it; see `snapmgr.api.Readying`.
+
+        Errors are ignored: `run` tries again, and fails.
+        """
+
+    def flush(self) -> None:
+        """Write the origin's dirty data to the storage. By default all of its file system's. Raises StorageError."""
+        flush(self.source.fd, self.source.path)
+
+    @abstractmethod
+    def run(self, deadline: float) -> None:
+        """Make the folder `data` and all that is in it; begin no further file after `deadline`.
+
+        The deadline is of time.monotonic() and may be infinite. Raises SnapmgrError or OSError; then the kit removes
+        what was made.
+        """
+
+
+def explain(error: SnapmgrError | OSError) -> tuple[str, str | None]:
+    """Return why a copy failed, and the hint, for the message of another error."""
+    if isinstance(error, SnapmgrError):
+        return error.message, error.hint
+    return error.strerror or str(error), None

@@ -1,0 +1,128 @@
+"""Draws ratios with their intervals on a logarithmic scale, with a line at 1 and the noise of the machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Literal
+
+from snapmgr.drawing.svg import WIDE, Scale, box, cut, line, picture, text, tick_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+Better = Literal["less", "more", "neither"]
+Kind = Literal["better", "worse", "same", "other"]
+"""Of a ratio: shown to be better or worse than 1, not shown to differ, shown to differ where nothing is better."""
+_LABELS, _VALUES = 178, 176
+"""Columns beside the plot where there is room."""
+_ROW, _ROW_NARROW, _HEAD, _FOOT = 26, 46, 34, 30
+# A ratio beyond this is drawn at the edge, with an arrow: the rest would be squeezed to nothing.
+_FARTHEST = 200.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioRow:
+    """One ratio and its interval; all above 0, `high` may be infinite."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    text: str
+    """The text beside it: "1.42 (1.30–1.57)"."""
+    kind: Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioGroup:
+    """The ratios of one metric."""
+
+    title: str
+    better: Better
+    rows: Sequence[RatioRow]
+    noise: tuple[float, float] | None = None
+    """Interval of the ratio between two runs of the same storage: a ratio within it may be noise."""
+    noise_text: str = ""
+    """The same in words."""
+
+
+def ratio_chart(groups: Sequence[RatioGroup], *, width: float, title: str, description: str, ident: str) -> str:
+    """Return the picture; of no ratio, ""."""
+    rows = [row for group in groups for row in group.rows]
+    if not rows:
+        return ""
+    wide = width >= WIDE
+    step = _ROW if wide else _ROW_NARROW
+    left, right = (_LABELS, width - _VALUES) if wide else (8, width - 8)
+    low, high = _span(rows, groups)
+    scale = Scale(low=low, high=high, start=left, end=right, logarithmic=True)
+    height = sum(_HEAD + step * len(group.rows) for group in groups) + _FOOT
+    bottom = height - _FOOT + 6
+    parts = [*_axis(scale, bottom, height), line(scale(1), _HEAD - 8, scale(1), bottom, kind="one")]
+    y = 0.0
+    for group in groups:
+        parts += _group(group, scale, y=y, step=step, width=width)
+        y += _HEAD + step * len(group.rows)
+    return picture(parts, width=width, height=height, title=title, description=description, ident=ident)
+
+
+def _span(rows: Iterable[RatioRow], groups: Iterable[RatioGroup]) -> tuple[float, float]:
+    """Return the ends of the axis: all intervals, and at least from a half to two."""
+    ends = [end for row in rows for end in (row.low, row.value, row.high)]
+    ends += [end for group in groups for end in group.noise or ()]
+    seen = [min(max(end, 1 / _FARTHEST), _FARTHEST) for end in ends if not math.isnan(end)]
+    low, high = min(0.5, *seen), max(2.0, *seen)
+    return low / 1.08, high * 1.08
+
+
+def _axis(scale: Scale, bottom: float, height: float) -> list[str]:
+    parts = []
+    for tick in scale.ticks():
+        x = scale(tick)
+        if abs(tick - 1) > 1e-9:  # noqa: PLR2004 - 1 has its own line
+            parts.append(line(x, 22, x, bottom, kind="grid"))
+        parts.append(text(x, height - 8, tick_words(tick), kind="axis", anchor="middle"))
+    return parts
+
+
+def _group(group: RatioGroup, scale: Scale, *, y: float, step: float, width: float) -> list[str]:
+    wide = width >= WIDE
+    hint = {"less": "◂ less is better", "more": "more is better ▸", "neither": ""}[group.better]
+    room = width - (150 if hint else 16)
+    parts = [
+        text(2, y + 20, cut(group.title, room), kind="head"),
+        text(width - 2, y + 20, hint, kind="axis", anchor="end"),
+    ]
+    top = y + _HEAD
+    if group.noise is not None:
+        low, high = (scale(end) for end in group.noise)
+        band = box(low, top - 5, max(high - low, 1), step * len(group.rows), kind="noise")
+        parts.append(f"<g><title>{escape(group.noise_text)}</title>{band}</g>")
+    for place, row in enumerate(group.rows):
+        parts.append(_row(row, scale, y=top + place * step, wide=wide, width=width))
+    return parts
+
+
+def _row(row: RatioRow, scale: Scale, *, y: float, wide: bool, width: float) -> str:
+    middle = y + 8 if wide else y + 23
+    baseline = y + 12.5 if wide else y + 10
+    low, high = scale(row.low), scale(row.high)
+    left, right = _end(row.low, scale, middle, outward=-1), _end(row.high, scale, middle, outward=1)
+    parts = [
+        text(14 if wide else 8, baseline, cut(row.label, (_LABELS if wide else width * 0.56) - 18)),
+        text(width - 2, baseline, row.text, kind=f"value {row.kind}", anchor="end"),
+        f'<path class="interval {row.kind}" d="M{low:.1f} {middle:.1f}H{high:.1f}{left}{right}"/>',
+        f'<circle class="point {row.kind}" cx="{scale(row.value):.1f}" cy="{middle:.1f}" r="4.6"/>',
+    ]
+    return "".join(parts)
+
+
+def _end(value: float, scale: Scale, middle: float, *, outward: int) -> str:
+    """Return how an interval ends: with a bar across, or with an arrow where it goes on beyond the edge."""
+    x = scale(value)
+    if value < scale.low or value > scale.high:
+        back = x - outward * 6
+        return f"M{back:.1f} {middle - 5:.1f}L{x:.1f} {middle:.1f}L{back:.1f} {middle + 5:.1f}"
+    return f"M{x:.1f} {middle - 4:.1f}v8"

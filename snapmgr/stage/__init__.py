@@ -1,1 +1,0 @@
-"""Physical backups by the servers' own tools: filled into a staging folder, sealed, applied, prepared."""

@@ -1,1 +1,0 @@
-"""Preparing a finished backup: where and how is the shortest, and doing it."""

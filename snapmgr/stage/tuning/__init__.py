@@ -1,1 +1,0 @@
-"""Which settings prepare fastest on a clone in the storage: a search that measures."""
