@@ -1,4 +1,4 @@
-"""What every job gets handed: configuration, catalog, the machine's programs and mounts, and a way to be heard."""
+"""Bundles what every job needs: configuration, catalog, the machine's programs and mounts, and output for people."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ if TYPE_CHECKING:
     from snapmgr.contract.backend import Backend
 
 
-def _silent(_line: str) -> None:
+def _ignore_line(_line: str) -> None:
     pass
 
 
-def _no_bar(_what: str, _done: int, _total: int) -> None:
+def _ignore_progress(_what: str, _done: int, _total: int) -> None:
     pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """One process's surroundings. `tell` takes a line for people, `progress` a step, how much is done, of how much."""
+    """The environment of one process. `tell` gets a line for people; `progress` a step, the count and the total."""
 
     config: Config
     catalog: Catalog
     runner: CommandRunner = field(default_factory=CommandRunner)
     mounter: KernelMounter = field(default_factory=KernelMounter)
-    tell: Callable[[str], None] = _silent
-    progress: Callable[[str, int, int], None] = _no_bar
+    tell: Callable[[str], None] = _ignore_line
+    progress: Callable[[str, int, int], None] = _ignore_progress
     _backends: dict[str, Backend] = field(default_factory=dict)
 
     def backend(self, name: str) -> Backend:
         """Return the backend `name`, configured.
 
-        Raises MissingRequirementError if this machine lacks something for it.
+        Raises MissingRequirementError if its requirements are not met on this machine.
         """
         backend = self.unchecked_backend(name)
-        lacking = backend.missing()
-        if lacking:
+        missing = backend.missing()
+        if missing:
             raise MissingRequirementError(
-                f"the {name} backend cannot work here: {'; '.join(reason.what for reason in lacking)}",
-                hint="; ".join(reason.hint for reason in lacking),
+                f"the {name} backend cannot work here: {'; '.join(reason.what for reason in missing)}",
+                hint="; ".join(reason.hint for reason in missing),
             )
         return backend
 
     def unchecked_backend(self, name: str) -> Backend:
-        """Return the backend `name`, configured, whatever it lacks here."""
+        """Return the backend `name`, configured, even if its requirements are not met here."""
         if name not in self._backends:
             table = self.config.backends.get(name, {})
             self._backends[name] = make_backend(name, table, self.runner, self.mounter)

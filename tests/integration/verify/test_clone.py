@@ -258,7 +258,7 @@ def test_a_directorys_snapshot_is_refused():
         assert scene.run("backup", "files").returncode == 0
         done = scene.run("clone", "latest", str(scene.folder / "dev"))
         assert done.returncode == 2
-        assert "no server can run on it" in done.stderr
+        assert "a server cannot run on it" in done.stderr
 
 
 # ----------------------------------------------------------------------------------------------------- parts elsewhere
