@@ -353,7 +353,7 @@ def attached(ctx: Context, entry: Entry, *, writable: bool = True, why: Purpose 
 
 
 @contextmanager
-def room_wanted(task: str) -> Iterator[None]:
+def space_required(task: str) -> Iterator[None]:
     """Turn an OSError for missing space or quota into MissingRequirementError; `task` needs the space."""
     try:
         yield

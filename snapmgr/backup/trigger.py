@@ -128,7 +128,7 @@ class Trigger:
             chunk = os.read(self._outcome, length - len(data))
             if not chunk:
                 if time.monotonic() > deadline:
-                    # After the deadline it writes nothing, and we may read only after its end.
+                    # After the deadline the helper writes nothing, and it may have passed before we read.
                     raise self._deadline_error()
                 raise StorageError("the helper process that takes the snapshot died in its storage call")
             data += chunk

@@ -109,7 +109,7 @@ def _may_be_wanted(manifest: Manifest, presence: Presence) -> bool:
 def _protections(ready: list[Entry], presences: dict[str, Presence]) -> dict[str, tuple[str, ...]]:
     """Return what protects each READY snapshot of one job.
 
-    One that the storage does not hold any more cannot be the newest; but its pin still counts, for who pinned it.
+    One that the storage does not hold any more cannot be the newest; but its pin is shown, for whoever pinned it.
     """
     held = [entry for entry in ready if presences[entry.manifest.id] in ("complete", "unknown")]
     rules = {entry.manifest.id: ("pinned",) for entry in ready if entry.manifest.pinned}

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.access.attach import attach, copies, data_path, part_point, release, release_or_tell, room_wanted
+from snapmgr.access.attach import attach, copies, data_path, part_point, release, release_or_tell, space_required
 from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.catalog.manifest import CloneServer
 from snapmgr.config.model import Verify
@@ -136,7 +136,7 @@ def clone(ctx: Context, plan: ClonePlan) -> Lease:
     manifest = plan.entry.manifest
     with removing_if_lost(ctx, manifest):
         lease = attach(ctx, plan.entry, writable=True, why="clone", point=plan.point)
-    with removing_if_lost(ctx, manifest), room_wanted(f"start a server on a clone of {manifest.id}"):
+    with removing_if_lost(ctx, manifest), space_required(f"start a server on a clone of {manifest.id}"):
         try:
             recorded, data = manifest.server, data_path(lease)
             make_ready(ctx, manifest, data, memory_bytes=plan.memory_bytes, time_limit_s=plan.time_limit_s)
@@ -187,11 +187,11 @@ def end_clone(ctx: Context, lease: Lease, *, force: bool, time_limit_s: float = 
     process = lease.server.process if lease.server is not None else None
     if lease.server is not None and process is not None and is_alive(process):
         mounts = ctx.mounter.mounts()
-        found = (who for part in lease.parts for who in holders(part_point(lease, part), mounts))
-        others = [who for who in dict.fromkeys(found) if f" (pid {process.pid}, " not in who]
+        found = (user for part in lease.parts for user in holders(part_point(lease, part), mounts))
+        others = [user for user in dict.fromkeys(found) if f" (pid {process.pid}, " not in user]
         if others:
             raise InUseError(
-                f"{lease.point} is in use by {', '.join(others)}: its server goes on running",
+                f"{lease.point} is in use by {', '.join(others)}: its server continues to run",
                 hint="end these processes, or leave the folder, and try again",
             )
         # A server that never answered needs no clean shutdown: it is still held, or its maker was killed as it started.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.access.attach import attach, copies, data_path, place_of, release_or_tell, room_wanted
+from snapmgr.access.attach import attach, copies, data_path, place_of, release_or_tell, space_required
 from snapmgr.access.autoextend import auto_extended
 from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.config.model import Verify
@@ -91,7 +91,7 @@ def prepare(
     start = time.monotonic()
     with removing_if_lost(ctx, manifest):
         lease = attach(ctx, entry, writable=True, why="prepare", point=point)
-    with removing_if_lost(ctx, manifest), room_wanted(f"prepare snapshot {manifest.id}"):
+    with removing_if_lost(ctx, manifest), space_required(f"prepare snapshot {manifest.id}"):
         try:
             recovery = _Recovery(ctx, manifest, lease, how, pool_bytes)
             with auto_extended(ctx, manifest):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.access.attach import attached, copies, data_path, room_wanted
+from snapmgr.access.attach import attached, copies, data_path, space_required
 from snapmgr.access.note import store_note
 from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.catalog.manifest import Verification
@@ -58,7 +58,7 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
     try:
         with (
             removing_if_lost(ctx, manifest),
-            room_wanted(f"try snapshot {manifest.id}"),
+            space_required(f"verify snapshot {manifest.id}"),
             attached(ctx, entry) as lease,
         ):
             try:

@@ -198,7 +198,7 @@ def test_no_room_to_verify_says_nothing_about_the_snapshot(scene: Scene) -> None
     finally:
         subprocess.run(["umount", scene.scratch], check=True)
     assert done.returncode == 7, done.stderr
-    assert "no room" in done.stderr
+    assert "no space left" in done.stderr
     assert scene.entries()[0].verification is None
 
 

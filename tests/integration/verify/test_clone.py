@@ -183,7 +183,7 @@ def test_what_is_printed(scene):
         busy = scene.run("umount", str(dev))
         assert busy.returncode == 1
         assert f"pid {shell.pid}" in busy.stderr
-        assert "its server goes on running" in busy.stderr
+        assert "its server continues to run" in busy.stderr
         assert not ended(lease.server.process.pid)
         shell.kill()
     # The same port and folder again are refused; so is a bound that is too short for a shutdown, until it is forced.
