@@ -41,7 +41,7 @@ class Context:
     def backend(self, name: str) -> Backend:
         """Return the backend `name`, configured.
 
-        Raises MissingRequirementError if its requirements are not met on this machine.
+        Raises MissingRequirementError if a requirement is missing on this machine.
         """
         backend = self.unchecked_backend(name)
         missing = backend.missing()
@@ -53,7 +53,7 @@ class Context:
         return backend
 
     def unchecked_backend(self, name: str) -> Backend:
-        """Return the backend `name`, configured, even if its requirements are not met here."""
+        """Return the backend `name`, configured, even if requirements are missing here."""
         if name not in self._backends:
             table = self.config.backends.get(name, {})
             self._backends[name] = make_backend(name, table, self.runner, self.mounter)

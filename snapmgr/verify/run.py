@@ -162,7 +162,7 @@ class _Trial:
             with server.connect() as connection:
                 compare_gtid(self._manifest, connection, self.found)
                 self._check_tables(server, connection)
-            if self.failures and (missing := server.lack_of_keys("encrypted data could not be checked")):
+            if self.failures and (missing := server.missing_keys("encrypted data could not be checked")):
                 raise missing
             if not server.shutdown():
                 self.failures.append("the server on the clone did not shut down cleanly")
