@@ -371,7 +371,7 @@ def decode(data: bytes, kind: type[_AnyRecord], where: str) -> _AnyRecord:
         ) from None
 
 
-def decode_number(data: bytes) -> int:
+def read_number(data: bytes) -> int:
     """Return a manifest's number without reading the rest; 0 if it is damaged."""
     try:
         return msgspec.json.decode(data, type=_Versioned).number

@@ -29,16 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.catalog.manifest import (
-    Lease,
-    Manifest,
-    RestoreRecord,
-    Schedule,
-    Verification,
-    decode,
-    decode_number,
-    encode,
-)
+from snapmgr.catalog.manifest import Lease, Manifest, RestoreRecord, Schedule, Verification, decode, encode, read_number
 from snapmgr.catalog.recordfolder import Damaged, names_in, read_records
 from snapmgr.catalog.statedir import claim, require_sound
 from snapmgr.contract.errors import (
@@ -151,7 +142,7 @@ class Catalog:
         number = int(now.timestamp())
         for name in names_in(self._snapshots):
             with suppress(SnapmgrError):
-                number = max(number, 1 + decode_number(read_file(self._snapshots / name / "manifest.json")))
+                number = max(number, 1 + read_number(read_file(self._snapshots / name / "manifest.json")))
         return number
 
     def load(self, snapshot_id: str) -> Entry:

@@ -207,7 +207,7 @@ _HINTS = {
 
 def _failure(error: OSError, path: str) -> StorageError:
     if is_full(error):
-        return StorageError(f"no space left for {shown(path)}", hint="free some space, or use a larger file system")
+        return StorageError(f"no space left for {shown(path)}", hint="make room, or name a larger place")
     if error.errno == errno.ESTALE:
         return StorageError(f"{shown(path)} changed while it was copied", hint="try again")
     return StorageError(f"cannot copy {shown(path)}: {error.strerror}", hint=_HINTS.get(error.errno or 0))
