@@ -84,7 +84,7 @@ def prepare(
     manifest = entry.manifest
     if manifest.source == "directory":
         raise ConfigError(
-            f"{manifest.id} is the snapshot of a directory: only database files need recovery",
+            f"{manifest.id} is the snapshot of a directory: only a database's files have to be recovered",
             hint=f"snapmgr mount {manifest.short_id}",
         )
     how = how or Verify()

@@ -172,7 +172,7 @@ def test_a_directorys_snapshot_is_refused():
         for more in ([], ["--dry-run"]):
             done = scene.run("prepare", "latest", *more)
             assert done.returncode == 2
-            assert "only database files need recovery" in done.stderr
+            assert "only a database's files have to be recovered" in done.stderr
 
 
 def test_tablespaces_and_logs_elsewhere_are_recovered_at_the_clone():
