@@ -8,7 +8,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "snapmgr"
-ROOMS = ("api", "catalog", "cli", "config", "contract", "schedule", "system", "testing", "trace", "tree")
+ROOMS = (
+    "access",
+    "api",
+    "backup",
+    "capacity",
+    "catalog",
+    "cli",
+    "config",
+    "contract",
+    "keep",
+    "schedule",
+    "system",
+    "testing",
+    "trace",
+    "tree",
+    "verify",
+)
 OTHERS = re.compile(r"(bench|prepare)\w*\.py")
 """Commands that are not rewritten yet."""
 WORDS = {

@@ -183,7 +183,7 @@ def test_what_is_printed(scene):
         busy = scene.run("umount", str(dev))
         assert busy.returncode == 1
         assert f"pid {shell.pid}" in busy.stderr
-        assert "its server goes on running" in busy.stderr
+        assert "its server continues to run" in busy.stderr
         assert not ended(lease.server.process.pid)
         shell.kill()
     # The same port and folder again are refused; so is a bound that is too short for a shutdown, until it is forced.
@@ -258,7 +258,7 @@ def test_a_directorys_snapshot_is_refused():
         assert scene.run("backup", "files").returncode == 0
         done = scene.run("clone", "latest", str(scene.folder / "dev"))
         assert done.returncode == 2
-        assert "no server can run on it" in done.stderr
+        assert "a server cannot run on it" in done.stderr
 
 
 # ----------------------------------------------------------------------------------------------------- parts elsewhere

@@ -1,4 +1,4 @@
-"""Snapshots that are lost because their room ran full, with a storage that says so."""
+"""Snapshots that are lost because they overflowed, with a storage that says so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from snapmgr.access import autoextend as relief
 from snapmgr.access.attach import attach
-from snapmgr.access.storage_check import look
+from snapmgr.access.storage_check import check_storage
 from snapmgr.backup.sweep import sweep
 from snapmgr.capacity.lost import mark_all_lost, removing_if_lost, require_sound_reads
 from snapmgr.capacity.read import read_capacity, sample_capacity
@@ -36,7 +36,7 @@ IDS = [manifest(number).id for number in range(3)]
 
 
 class Storage:
-    """A backend that can run full: what is in it, by snapshot id, with how much is used of 1 GiB; None: it ran full."""
+    """A backend whose snapshots can overflow: by snapshot id, how much is used of 1 GiB; None: it overflowed."""
 
     name = "reflink"
 
@@ -186,7 +186,7 @@ def test_of_a_set_only_what_ran_full_goes_and_the_rest_is_kept_for_somebody_to_l
     (finding,) = [one for one in diagnose(look_around(ctx)) if "is what is left of" in one.what]
     assert (finding.level, finding.cure) == ("note", None)
     (verdict,) = examine(ctx, [IDS[1]])
-    assert verdict.rules == ("what is left of it may be the last copy",)
+    assert verdict.rules == ("its remaining data may be the last copy",)
 
 
 def test_a_storage_that_does_not_answer_loses_nothing(ctx, storage, said):
@@ -194,7 +194,7 @@ def test_a_storage_that_does_not_answer_loses_nothing(ctx, storage, said):
     storage.silent = True
     assert settle(ctx) == ()
     assert states(ctx) == ["ready"] * 3
-    assert said == ["warning: how full /nowhere/snapshots is cannot be told: the pool does not answer"]
+    assert said == ["warning: cannot read how full /nowhere/snapshots is: the pool does not answer"]
 
 
 def test_each_pool_is_asked_once_and_a_sample_is_kept(ctx, storage):
@@ -256,7 +256,7 @@ def test_what_was_read_through_scratch_space_that_is_full_is_not_believed(ctx, s
 def test_a_lost_snapshot_takes_nobodys_place(ctx, storage):
     # The newest VERIFIED one is the oldest; the newest READY one is lost.
     storage.used[IDS[2]] = None
-    assert look(ctx, [manifest(2)]) == {IDS[2]: "lost"}
+    assert check_storage(ctx, [manifest(2)]) == {IDS[2]: "lost"}
     verdicts = {verdict.id: verdict.rules for verdict in examine(ctx, IDS)}
     assert verdicts[IDS[2]] == ()
     assert "newest READY" in verdicts[IDS[1]]
@@ -335,7 +335,7 @@ def test_what_is_used_is_looked_after_until_the_end(ctx, storage, said, monkeypa
     assert said == ["enlarged"]
     time.sleep(0.05)
     assert len(storage.auto_extended) == count
-    assert {name for _, name in storage.auto_extended} == {"relief"}
+    assert {name for _, name in storage.auto_extended} == {"autoextend"}
     # Signals are for the main thread, which acts on them, or holds them back.
     assert signal.SIGTERM in storage.blocked
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
