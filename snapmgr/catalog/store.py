@@ -10,7 +10,7 @@
     STATE/frozen/PID                    a server process that is stopped, and who lets it go on
     STATE/appliers/PID                  a replica whose appliers are stopped, and who starts them again
     STATE/machine                       whose it is: two machines must not share it
-    STATE/restores/TOKEN.json           an unfinished restore (`snapmgr.restore.landing`)
+    STATE/restores/TOKEN.json           an unfinished restore (`snapmgr.restore.destination`)
     STATE/inplace/   TOKEN.json         an unfinished in-place restore (`snapmgr.catalog.inplace`)
     STATE/snapshots/ID/tool.log         what the tool of a physical backup printed
     STATE/tool-logs/JOB.log             the same of the run that is active, or failed

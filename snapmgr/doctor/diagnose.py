@@ -1,6 +1,6 @@
-"""What is wrong with the state directory and the storage, and what cures it. Pure: facts in, findings out.
+"""What is wrong with the state directory and the storage, and what repairs it. Pure: facts in, findings out.
 
-The one place that decides it: `snapmgr doctor` prints the findings, ``doctor --fix`` carries out their cures.
+The one place that decides it: `snapmgr doctor` prints the findings, ``doctor --fix`` carries out their repairs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from snapmgr.access.note import decode_note
 from snapmgr.capacity.series import was_overflowed
 from snapmgr.catalog.manifest import GONE
 from snapmgr.contract.errors import CatalogError
-from snapmgr.doctor.deadruns import dead_runs
-from snapmgr.doctor.finding import Cure, Finding, of_error, of_state
-from snapmgr.doctor.fullness import fullness, losses, lost_members, rest_of_set
+from snapmgr.doctor.finding import Finding, Repair, of_error, of_state
+from snapmgr.doctor.overflow import diagnose_capacity, lost_snapshots, overflowed_members, remaining_members
 from snapmgr.doctor.rebuild import Adoption, adopt, job_of
+from snapmgr.doctor.unfinished import diagnose_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.store import Entry
     from snapmgr.contract.records import Found, PoolKey
     from snapmgr.doctor.facts import Facts
-    from snapmgr.doctor.finding import CureKind
+    from snapmgr.doctor.finding import RepairKind
 
 
 def diagnose(facts: Facts) -> list[Finding]:
@@ -34,17 +34,17 @@ def diagnose(facts: Facts) -> list[Finding]:
         what = "is not there yet; the first backup makes it"
         findings = [Finding(area="state", subject=facts.state_dir, level="note", what=what)]
     else:
-        findings = [*dead_runs(facts), *_files(facts, view), *_orphans(facts)]
-    findings += [*_members(facts, view), *fullness(facts), *_stored(facts, view), *_pools(facts, view)]
+        findings = [*diagnose_unfinished(facts), *_files(facts, view), *_orphans(facts)]
+    findings += [*_members(facts, view), *diagnose_capacity(facts), *_stored(facts, view), *_pools(facts, view)]
     return [_leave_to_run(facts, finding) for finding in findings]
 
 
 def _leave_to_run(facts: Facts, finding: Finding) -> Finding:
     pid = facts.active.get(finding.job or "")
-    if pid is None or finding.cure is None:
+    if pid is None or finding.repair is None:
         return finding
     what = f"{finding.what}; left alone: a run of its job is active (pid {pid})"
-    return replace(finding, level="note", what=what, hint=None, cure=None)
+    return replace(finding, level="note", what=what, hint=None, repair=None)
 
 
 # ------------------------------------------------------------------------------------------------------ state directory
@@ -53,7 +53,7 @@ def _leave_to_run(facts: Facts, finding: Finding) -> Finding:
 def _files(facts: Facts, view: _View) -> Iterator[Finding]:
     for one in facts.files:
         job = job_of(one.snapshot_id) if one.snapshot_id else None
-        cure: Cure | None = None
+        repair: Repair | None = None
         hint: str | None = None
         if one.kind == "manifest":
             # Where the storage has a sound note, `_stored` restores it.
@@ -65,13 +65,13 @@ def _files(facts: Facts, view: _View) -> Iterator[Finding]:
         elif one.kind == "foreign":
             hint = "look at it and move it away"
         elif one.kind in ("verification", "lease"):
-            cure = Cure(kind="set-aside", text=f"moves it to {facts.state_dir}/damaged", about=one.path)
+            repair = Repair(kind="set-aside", text=f"moves it to {facts.state_dir}/damaged", about=one.path)
         elif one.kind == "temporary":
-            cure = Cure(kind="remove-file", text="removes it", about=one.path)
+            repair = Repair(kind="remove-file", text="removes it", about=one.path)
         else:
-            kind: CureKind = "remove-folder" if one.kind == "empty" else "remove-tree"
-            cure = Cure(kind=kind, text="removes it", about=one.path)
-        yield of_state(str(one.path), one.problem, job=job, hint=hint, cure=cure)
+            kind: RepairKind = "remove-folder" if one.kind == "empty" else "remove-tree"
+            repair = Repair(kind=kind, text="removes it", about=one.path)
+        yield of_state(str(one.path), one.problem, job=job, hint=hint, repair=repair)
 
 
 def _orphans(facts: Facts) -> Iterator[Finding]:
@@ -137,7 +137,7 @@ class _View:
 
 def _members(facts: Facts, view: _View) -> Iterator[Finding]:
     """Say of each READY or BROKEN snapshot whether the storage holds what it should."""
-    lost = losses(facts)
+    lost = lost_snapshots(facts)
     altered = {one.ref.identity for one in view.found if one.kind == "debris" and one.ref is not None}
     for entry in facts.entries:
         manifest = entry.manifest
@@ -173,7 +173,7 @@ def _lost(entry: Entry, missing: list[str]) -> Finding:
         what=what,
         hint=hint,
         job=manifest.job,
-        cure=Cure(kind="mark-broken", text="marks it BROKEN", about=entry),
+        repair=Repair(kind="mark-broken", text="marks it BROKEN", about=entry),
     )
 
 
@@ -188,8 +188,8 @@ def _unverified(view: _View, entry: Entry) -> Iterator[Finding]:
         return
     if manifest.id == entry.manifest.id and verification is not None:
         about = Adoption(entry=replace(entry, verification=verification))
-        cure = Cure(kind="restore-verification", text="restores it from the note beside the snapshot", about=about)
-        yield of_state(manifest.id, "its verification is not there any more", job=manifest.job, cure=cure)
+        repair = Repair(kind="restore-verification", text="restores it from the note beside the snapshot", about=about)
+        yield of_state(manifest.id, "its verification is not there any more", job=manifest.job, repair=repair)
 
 
 def _broken(facts: Facts, view: _View, entry: Entry) -> Iterator[Finding]:
@@ -199,27 +199,27 @@ def _broken(facts: Facts, view: _View, entry: Entry) -> Iterator[Finding]:
     if manifest.reason is not None and manifest.reason.startswith(GONE) and manifest.proved_at is not None:
         if there and len(there) == len(manifest.members):
             what = f"the storage of {manifest.id} was gone, and is there again"
-            cure = Cure(kind="mark-ready", text="marks it READY", about=entry)
+            repair = Repair(kind="mark-ready", text="marks it READY", about=entry)
             place = there[0].pool.title
-            yield Finding(area="storage", subject=place, level="problem", what=what, job=manifest.job, cure=cure)
+            yield Finding(area="storage", subject=place, level="problem", what=what, job=manifest.job, repair=repair)
         elif there:
-            yield rest_of_set(entry, there)
+            yield remaining_members(entry, there)
         return
     if was_overflowed(manifest) and len(manifest.members) > 1:
-        lost = lost_members(facts, entry)
+        lost = overflowed_members(facts, entry)
         if lost:
             what = f"{', '.join(lost)} of {manifest.id} ran full, and is still there"
-            cure = Cure(kind="mark-lost", text="deletes it", about=entry)
+            repair = Repair(kind="mark-lost", text="deletes it", about=entry)
             place = manifest.members[0].ref.pool.title
-            yield Finding(area="storage", subject=place, level="problem", what=what, job=manifest.job, cure=cure)
+            yield Finding(area="storage", subject=place, level="problem", what=what, job=manifest.job, repair=repair)
         elif there:
-            yield rest_of_set(entry, there)
+            yield remaining_members(entry, there)
         return
     for one in view.found:
         if is_of(manifest, one):
-            cure = Cure(kind="remove-remains", text="deletes it", about=entry)
+            repair = Repair(kind="remove-remains", text="deletes it", about=entry)
             what = f"{one.name} is there, though its manifest says BROKEN"
-            yield _problem(one, what, None, cure)
+            yield _problem(one, what, None, repair)
 
 
 def is_of(manifest: Manifest, one: Found) -> bool:
@@ -245,9 +245,11 @@ def _stored(facts: Facts, view: _View) -> Iterator[Finding]:
             yield from _snapshot(facts, view, one)
 
 
-def _problem(one: Found, what: str, hint: str | None, cure: Cure | None = None) -> Finding:
+def _problem(one: Found, what: str, hint: str | None, repair: Repair | None = None) -> Finding:
     job = job_of(one.snapshot_id) if one.snapshot_id else None
-    return Finding(area="storage", subject=one.pool.title, level="problem", what=what, hint=hint, job=job, cure=cure)
+    return Finding(
+        area="storage", subject=one.pool.title, level="problem", what=what, hint=hint, job=job, repair=repair
+    )
 
 
 def _snapshot(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
@@ -273,14 +275,14 @@ def _adoptable(facts: Facts, one: Found, adoption: Adoption) -> Finding:
     remarks = f" ({'; '.join(adoption.remarks)})" if adoption.remarks else ""
     damaged = [file for file in facts.files if file.kind == "manifest" and file.snapshot_id == manifest.id]
     if damaged:
-        cure = Cure(
+        repair = Repair(
             kind="restore-manifest",
             text=f"restores it from the note beside the snapshot, and moves it to {facts.state_dir}/damaged",
             about=adoption,
         )
-        return of_state(str(damaged[0].path), damaged[0].problem + remarks, job=manifest.job, cure=cure)
-    cure = Cure(kind="adopt", text="takes it over as its note describes it", about=adoption)
-    return _problem(one, f"{one.name} is not in this state directory{remarks}", None, cure)
+        return of_state(str(damaged[0].path), damaged[0].problem + remarks, job=manifest.job, repair=repair)
+    repair = Repair(kind="adopt", text="takes it over as its note describes it", about=adoption)
+    return _problem(one, f"{one.name} is not in this state directory{remarks}", None, repair)
 
 
 def _clone(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
@@ -297,8 +299,8 @@ def _clone(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
         hint = "whose it is cannot be told: delete it by hand once nobody uses it"
         yield _problem(one, what, hint)
     else:
-        cure = Cure(kind="remove-clone", text="removes it, with what was written to it", about=one)
-        yield _problem(one, what, None, cure)
+        repair = Repair(kind="remove-clone", text="removes it, with what was written to it", about=one)
+        yield _problem(one, what, None, repair)
 
 
 def _is_ours(facts: Facts, view: _View, one: Found) -> bool:
@@ -330,7 +332,7 @@ def _debris(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
         return
     elif entry is not None and entry.manifest.state in ("pending", "deleting"):
         return  # `_unfinished` sees to it
-    yield _problem(one, what, None, Cure(kind="repair", text=one.cure, about=one))
+    yield _problem(one, what, None, Repair(kind="repair", text=one.cure, about=one))
 
 
 def _pools(facts: Facts, view: _View) -> Iterator[Finding]:

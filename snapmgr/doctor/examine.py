@@ -14,8 +14,8 @@ from snapmgr.config.plugins import list_plugins, make_backend
 from snapmgr.contract.errors import SnapmgrError
 from snapmgr.contract.units import format_size
 from snapmgr.doctor.account import grant_statements, missing_privileges, needed_privileges, read_grants, replicates
+from snapmgr.doctor.collect import pools_near
 from snapmgr.doctor.finding import Finding, of_error
-from snapmgr.doctor.look import pools_near
 from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import identify, program_of
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Pool]]:
     """Look at the backends and at `jobs`; return with it the pools that hold their snapshots, or may hold them.
 
-    What is in the state directory and in these pools: `snapmgr.doctor.look` and `snapmgr.doctor.diagnose`.
+    What is in the state directory and in these pools: `snapmgr.doctor.collect` and `snapmgr.doctor.diagnose`.
     """
     findings = examine_backends(ctx.config)
     pools: list[Pool] = []

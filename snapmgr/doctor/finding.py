@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Area = Literal["config", "backend", "job", "state", "storage"]
 Level = Literal["ok", "note", "problem", "missing"]
-CureKind = Literal[
+RepairKind = Literal[
     "finish-pending",
     "finish-deletion",
     "mark-broken",
@@ -40,10 +40,10 @@ CureKind = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cure:
+class Repair:
     """One thing that `doctor --fix` does."""
 
-    kind: CureKind
+    kind: RepairKind
     text: str
     """What it does, for people: "finishes its deletion"."""
     about: Entry | Adoption | Lease | Found | Unfinished | Path
@@ -64,8 +64,8 @@ class Finding:
     hint: str | None = None
     """What a person can do about it."""
     job: str | None = None
-    """The job whose snapshots it concerns, and whose lock the cure takes."""
-    cure: Cure | None = None
+    """The job whose snapshots it concerns, and whose lock the repair takes."""
+    repair: Repair | None = None
     """What `doctor --fix` does about it; None: it does nothing."""
 
     @property
@@ -74,9 +74,11 @@ class Finding:
         return (self.area, self.subject, self.what)
 
 
-def of_state(subject: str, what: str, *, job: str | None, hint: str | None = None, cure: Cure | None = None) -> Finding:
+def of_state(
+    subject: str, what: str, *, job: str | None, hint: str | None = None, repair: Repair | None = None
+) -> Finding:
     """Return a problem of the state directory."""
-    return Finding(area="state", subject=subject, level="problem", what=what, hint=hint, job=job, cure=cure)
+    return Finding(area="state", subject=subject, level="problem", what=what, hint=hint, job=job, repair=repair)
 
 
 def of_error(area: Area, subject: str, error: SnapmgrError) -> Finding:

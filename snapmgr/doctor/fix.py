@@ -1,4 +1,4 @@
-"""``doctor --fix``: carries out the cures that `snapmgr.doctor.diagnose` names, until none is left."""
+"""``doctor --fix``: carries out the repairs that `snapmgr.doctor.diagnose` names, until none is left."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from snapmgr.catalog.manifest import GONE, Lease
 from snapmgr.catalog.store import Entry
 from snapmgr.contract.errors import BusyError, CatalogError, LostError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.contract.records import AttachRecord, Found
+from snapmgr.doctor.collect import collect_facts
 from snapmgr.doctor.diagnose import diagnose, is_of
-from snapmgr.doctor.look import look
 from snapmgr.doctor.rebuild import Adoption
 from snapmgr.restore.unfinished import Unfinished
 from snapmgr.system.boot import boot_id
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from snapmgr.context import Context
     from snapmgr.contract.records import Pool
-    from snapmgr.doctor.finding import Cure, Finding
+    from snapmgr.doctor.finding import Finding, Repair
 
-# One cure may lay bare the next: a damaged lease's clone, what the deletion of a snapshot leaves.
+# One repair may lay bare the next: a damaged lease's clone, what the deletion of a snapshot leaves.
 _LOOKS = 8
 
 Result = Literal["would", "done", "failed", "left"]
@@ -43,10 +43,10 @@ Result = Literal["would", "done", "failed", "left"]
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """A cure, and what became of it."""
+    """A repair, and what became of it."""
 
     finding: Finding
-    cure: Cure
+    repair: Repair
     result: Result
     """"left": its job, or whoever works on it, is active."""
     error: SnapmgrError | None = None
@@ -66,10 +66,12 @@ def plan_fix(
     ctx: Context, pools: Iterable[Pool], named: Iterable[Pool] = (), *, jobs: Collection[str] | None = None
 ) -> Fixed:
     """Return what `fix` would do, and what would be left; touches and locks nothing."""
-    findings = [finding for finding in diagnose(look(ctx, pools, named)) if _concerns(finding, jobs)]
+    findings = [finding for finding in diagnose(collect_facts(ctx, pools, named)) if _concerns(finding, jobs)]
     return Fixed(
-        actions=tuple(Action(finding=one, cure=one.cure, result="would") for one in findings if one.cure is not None),
-        findings=tuple(one for one in findings if one.cure is None),
+        actions=tuple(
+            Action(finding=one, repair=one.repair, result="would") for one in findings if one.repair is not None
+        ),
+        findings=tuple(one for one in findings if one.repair is None),
     )
 
 
@@ -78,7 +80,7 @@ def fix(
 ) -> Fixed:
     """Mend all that can be mended, or what concerns `jobs`; each step is idempotent, so an interrupted one is repeated.
 
-    Each job's lock is held from before the look that a cure rests on; a job that is active is left alone. Raises what
+    Each job's lock is held from before the look that a repair rests on; a job that is active is left alone. Raises what
     is wrong with the state directory as a whole.
     """
     pools, named = tuple(pools), tuple(named)
@@ -86,27 +88,27 @@ def fix(
     actions: dict[tuple[str, str, str], Action] = {}
     with _Locks(ctx) as locks:
         for _ in range(_LOOKS):
-            found = diagnose(look(ctx, pools, named))
+            found = diagnose(collect_facts(ctx, pools, named))
             due = [
-                (one, one.cure)
+                (one, one.repair)
                 for one in found
-                if one.cure is not None and one.key not in actions and _concerns(one, jobs)
+                if one.repair is not None and one.key not in actions and _concerns(one, jobs)
             ]
-            for one, cure in due:
+            for one, repair in due:
                 error = locks.refusal(one.job)
                 if error is not None:
-                    actions[one.key] = Action(finding=one, cure=cure, result="left", error=error)
+                    actions[one.key] = Action(finding=one, repair=repair, result="left", error=error)
             if locks.take({one.job for one, _ in due}):
                 # What was seen before the lock may be different by now.
                 continue
-            due = [(one, cure) for one, cure in due if one.key not in actions]
+            due = [(one, repair) for one, repair in due if one.key not in actions]
             if not due:
                 break
-            for number, (one, cure) in enumerate(due):
+            for number, (one, repair) in enumerate(due):
                 ctx.progress("mending", number, len(due))
-                actions[one.key] = _act(ctx, one, cure)
+                actions[one.key] = _act(ctx, one, repair)
             ctx.progress("mending", len(due), len(due))
-    left = [one for one in diagnose(look(ctx, pools, named)) if _concerns(one, jobs)]
+    left = [one for one in diagnose(collect_facts(ctx, pools, named)) if _concerns(one, jobs)]
     return Fixed(actions=tuple(actions.values()), findings=tuple(left), thawed=thawed)
 
 
@@ -147,34 +149,34 @@ class _Locks:
         return self._busy.get(job or "")
 
 
-def _act(ctx: Context, finding: Finding, cure: Cure) -> Action:
+def _act(ctx: Context, finding: Finding, repair: Repair) -> Action:
     try:
-        _carry_out(ctx, cure)
+        _carry_out(ctx, repair)
     except BusyError as error:
-        return Action(finding=finding, cure=cure, result="left", error=error)
+        return Action(finding=finding, repair=repair, result="left", error=error)
     except SnapmgrError as error:
-        return Action(finding=finding, cure=cure, result="failed", error=error)
+        return Action(finding=finding, repair=repair, result="failed", error=error)
     except OSError as error:
         failure = SnapmgrError(f"{finding.subject}: {error.strerror or error}")
-        return Action(finding=finding, cure=cure, result="failed", error=failure)
-    return Action(finding=finding, cure=cure, result="done")
+        return Action(finding=finding, repair=repair, result="failed", error=failure)
+    return Action(finding=finding, repair=repair, result="done")
 
 
-def _carry_out(ctx: Context, cure: Cure) -> None:
-    match cure.about:
+def _carry_out(ctx: Context, repair: Repair) -> None:
+    match repair.about:
         case Entry() as entry:
-            _OF_SNAPSHOTS[cure.kind](ctx, entry)
+            _OF_SNAPSHOTS[repair.kind](ctx, entry)
         case Adoption() as adoption:
-            _OF_NOTES[cure.kind](ctx, adoption)
+            _OF_NOTES[repair.kind](ctx, adoption)
         case Found() as found:
             require_pools_answer((found.pool,), ctx.mounter.mounts())
-            _OF_STORAGE[cure.kind](ctx, found)
+            _OF_STORAGE[repair.kind](ctx, found)
         case Lease() as lease:
             release(ctx, lease)
         case Unfinished() as leftover:
-            ctx.tell(leftover.remove())
+            ctx.tell(leftover.resolve())
         case path:
-            _OF_FILES[cure.kind](ctx, path)
+            _OF_FILES[repair.kind](ctx, path)
 
 
 # ------------------------------------------------------------------------------------------------------------ snapshots

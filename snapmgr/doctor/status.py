@@ -10,7 +10,7 @@ from snapmgr.capacity.series import capacity_limits, readings_of, was_overflowed
 from snapmgr.catalog.inplace import MERGED
 from snapmgr.contract.errors import ConfigError
 from snapmgr.contract.units import format_duration
-from snapmgr.doctor.fullness import MORE_ROOM
+from snapmgr.doctor.overflow import ENLARGE
 from snapmgr.schedule.times import next_time
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _filling(job: Job, one: Reading) -> Problem:
         hint = f"snapmgr doctor {job.name} --fix"
         return Problem(kind="lost", what=f"{one.series.snapshot_id} is lost: {one.alarm}", hint=hint)
     hint = (
-        MORE_ROOM
+        ENLARGE
         if one.series.native_id
         else f"make room, or: snapmgr prune {job.name}; see docs/how-to/watch-capacity.md"
     )

@@ -31,39 +31,40 @@ class MappedFolder:
 class FolderMap:
     """What is copied where, and where every folder of the source is afterwards."""
 
-    pieces: tuple[MappedFolder, ...]
+    folders: tuple[MappedFolder, ...]
     """An outer one before what goes into it."""
-    there: Mapping[str, Path]
+    copies: Mapping[str, Path]
 
     def moved(self, path: str, dest: str) -> str:
         """Given an absolute path of the source, return where it is in `dest`; itself if the snapshot has it not."""
-        copy = place_of(path, self.there)
+        copy = place_of(path, self.copies)
         if copy is None:
             return path
         holder = max(
-            (piece for piece in self.pieces if _within(copy, piece.source)), key=lambda piece: len(piece.source.parts)
+            (folder for folder in self.folders if _within(copy, folder.source)),
+            key=lambda folder: len(folder.source.parts),
         )
         return os.path.normpath(os.path.join(dest, holder.target, os.path.relpath(copy, holder.source)))
 
     def apart(self, outer: MappedFolder) -> frozenset[str]:
-        """Return what of a piece is filled by others, from its own folder."""
+        """Return what of a folder is filled by others, from its own folder."""
         return frozenset(
             os.path.relpath(inner.target, outer.target or ".")
-            for inner in self.pieces
+            for inner in self.folders
             if inner is not outer and _within(Path(inner.target), Path(outer.target))
         )
 
 
-def map_folders(there: Mapping[str, Path]) -> FolderMap:
+def map_folders(copies: Mapping[str, Path]) -> FolderMap:
     """Given every folder of the source and where its copy is (the source's own first), say what goes where.
 
     What lies in another folder's copy comes with it. What lay in another folder, but on another volume, goes back into
-    that. Is there only one folder left, it becomes the destination itself; else each one gets a folder in it, by its
+    that. Is copies only one folder left, it becomes the destination itself; else each one gets a folder in it, by its
     name.
     """
     roots: dict[str, Path] = {}
-    for original, copy in there.items():
-        if not any(_within(copy, other) and copy != other for other in there.values()) and copy not in roots.values():
+    for original, copy in copies.items():
+        if not any(_within(copy, other) and copy != other for other in copies.values()) and copy not in roots.values():
             roots[original] = copy
     inner = {original: outer for original in roots if (outer := _outer(original, roots)) is not None}
     bases = [original for original in roots if original not in inner]
@@ -73,20 +74,20 @@ def map_folders(there: Mapping[str, Path]) -> FolderMap:
         targets[original] = _free(name, targets.values()) if len(bases) > 1 else ""
     for original in sorted(inner, key=len):
         targets[original] = os.path.join(targets[inner[original]], os.path.relpath(original, inner[original]))
-    pieces = tuple(
+    folders = tuple(
         MappedFolder(original=original, source=roots[original], target=targets[original]) for original in targets
     )
-    return FolderMap(pieces=pieces, there=there)
+    return FolderMap(folders=folders, copies=copies)
 
 
 def expected_map(manifest: Manifest) -> FolderMap:
     """Return the same for a snapshot that is not attached: by what its manifest says."""
     member = manifest.members[0]
-    there = {manifest.path: Path("/0", member.subpath)}
+    copies = {manifest.path: Path("/0", member.subpath)}
     for number, member in enumerate(manifest.members):
         for path, subpath in member.places.items():
-            there.setdefault(path, Path("/", str(number), subpath))
-    return map_folders(there)
+            copies.setdefault(path, Path("/", str(number), subpath))
+    return map_folders(copies)
 
 
 def _within(path: Path, folder: Path) -> bool:

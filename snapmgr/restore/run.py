@@ -15,9 +15,9 @@ from snapmgr.contract.errors import ConfigError, SnapmgrError, VerificationError
 from snapmgr.mysql.lock.stopped import server_process
 from snapmgr.physical.apply import make_ready
 from snapmgr.restore.copy import DIFFERS_FILE, FolderTarget, RestoreResult, TreeRestore, list_targets
-from snapmgr.restore.destination import choose_destination
+from snapmgr.restore.destination import FinishedMeanwhileError, claim_destination
+from snapmgr.restore.destination_check import choose_destination
 from snapmgr.restore.folder_map import expected_map, map_folders
-from snapmgr.restore.landing import FinishedMeanwhileError, landing
 from snapmgr.system.host import is_alive
 from snapmgr.system.probe import require_answer
 from snapmgr.tree.walk import deep_trees
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Manifest
     from snapmgr.catalog.store import Entry
     from snapmgr.context import Context
-    from snapmgr.restore.landing import Landing
+    from snapmgr.restore.destination import Destination
 
 _DIFFERENCES_SHOWN = 5
 _PREPARE_BYTES = 512 << 20
@@ -84,7 +84,7 @@ def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) ->
         with (
             removing_if_lost(ctx, manifest),
             deep_trees(),
-            landing(ctx.catalog, where, manifest.id, tell=ctx.tell) as place,
+            claim_destination(ctx.catalog, where, manifest.id, tell=ctx.tell) as place,
             attached(ctx, entry, writable=False, why="restore") as lease,
         ):
             restored = TreeRestore(ctx, manifest, place, map_folders(copies(lease, manifest))).make(read_back=read_back)
@@ -102,7 +102,7 @@ def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) ->
     return restored
 
 
-def _make_ready(ctx: Context, manifest: Manifest, place: Landing, restored: RestoreResult) -> None:
+def _make_ready(ctx: Context, manifest: Manifest, place: Destination, restored: RestoreResult) -> None:
     tree = os.readlink(f"/proc/self/fd/{place.tree_fd}")
     data = Path(tree, os.path.relpath(restored.data_path, restored.dest))
     make_ready(ctx, manifest, data, memory_bytes=_PREPARE_BYTES, time_limit_s=_PREPARE_S)

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.restore.landing import clear
+from snapmgr.restore.destination import resolve_record
 from snapmgr.system.host import is_alive
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ class Unfinished:
     """It is under way: nothing is left over."""
     what: str
     """In words."""
-    cure: str
-    """What `remove` does, in words."""
+    repair: str
+    """What `resolve` does, in words."""
     job: str | None = None
-    """The job whose lock `remove` needs."""
-    remove: Callable[[], str]
+    """The job whose lock `resolve` needs."""
+    resolve: Callable[[], str]
     """Removes it (or, if only the last step was missing, finishes it), and says in words what was done. Idempotent;
     touches nothing else. Raises SnapmgrError if something is in the way."""
 
@@ -58,6 +58,6 @@ def _unfinished(ctx: Context, record: RestoreRecord) -> Unfinished:
         place=record.dest,
         active=active,
         what=what,
-        cure="removes it, or finishes it if only the last step is missing",
-        remove=lambda: said[clear(ctx.catalog, record)],
+        repair="removes it, or finishes it if only the last step is missing",
+        resolve=lambda: said[resolve_record(ctx.catalog, record)],
     )

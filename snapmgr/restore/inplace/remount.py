@@ -78,13 +78,13 @@ def _device_name(name: str) -> str:
         return name
 
 
-def take_down(mounts: Sequence[Mount]) -> None:
+def unmount_all(mounts: Sequence[Mount]) -> None:
     """Unmount them, the newest first. Raises InUseError that names who holds one; the rest stays then."""
     for mount in reversed(mounts):
         unmount(mount.point, mount_id=mount.id)
 
 
-def put_back(ctx: Context, part: OriginRecord) -> None:
+def mount_again(ctx: Context, part: OriginRecord) -> None:
     """Mount again, with the same options, what is not mounted now; what differs is told.
 
     Raises StorageError if one cannot be mounted: the others are all the same.

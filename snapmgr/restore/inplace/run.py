@@ -20,7 +20,7 @@ from snapmgr.access.note import store_note
 from snapmgr.catalog.inplace import MERGED, InplaceRecord, OriginRecord, drop_inplace, inplace_records, write_inplace
 from snapmgr.contract.errors import NotFoundError, SnapmgrError, StorageError
 from snapmgr.restore.inplace.plan import plan_inplace, revertible
-from snapmgr.restore.inplace.remount import describe, mounts_of, put_back, take_down
+from snapmgr.restore.inplace.remount import describe, mount_again, mounts_of, unmount_all
 from snapmgr.restore.unfinished import Unfinished
 from snapmgr.system.host import is_alive, this_process
 from snapmgr.system.probe import require_answer
@@ -88,11 +88,11 @@ def restore_inplace(ctx: Context, plan: InplacePlan, *, force: bool = False) -> 
         write_inplace(ctx.catalog, record)
         try:
             for origin in now.origins:
-                take_down(origin.mounts)
+                unmount_all(origin.mounts)
         except BaseException:
             _undo(ctx, record)
             raise
-        return _go_on(ctx, _at(ctx, record, step="merging"))
+        return _complete(ctx, _advance(ctx, record, step="merging"))
 
 
 def _refuse_changed(plan: InplacePlan, now: InplacePlan) -> None:
@@ -106,7 +106,7 @@ def _refuse_changed(plan: InplacePlan, now: InplacePlan) -> None:
         raise StorageError("what it would mean has changed just now", hint="look again: --dry-run")
 
 
-def take_up(ctx: Context, snapshot_id: str) -> InplaceResult | None:
+def resume_inplace(ctx: Context, snapshot_id: str) -> InplaceResult | None:
     """Go on with an in-place restore of this snapshot that was cut short; None if there is none, or it was undone.
 
     Raises BusyError if it is under way, and as `restore_inplace`.
@@ -116,11 +116,11 @@ def take_up(ctx: Context, snapshot_id: str) -> InplaceResult | None:
             with ExitStack() as locks:
                 for job in record.jobs:
                     locks.enter_context(ctx.catalog.job_lock(job))
-                return conclude(ctx, record)
+                return complete_or_undo(ctx, record)
     return None
 
 
-def conclude(ctx: Context, record: InplaceRecord) -> InplaceResult | None:
+def complete_or_undo(ctx: Context, record: InplaceRecord) -> InplaceResult | None:
     """Complete what was cut short, or undo it if the storage has not begun; the lock of its first job must be held."""
     current = next((one for one in inplace_records(ctx.catalog) if one.token == record.token), None)
     if current is None:
@@ -128,7 +128,7 @@ def conclude(ctx: Context, record: InplaceRecord) -> InplaceResult | None:
     if current.step == "unmounting" or (current.step == "merging" and not _begun(ctx, current)):
         _undo(ctx, current)
         return None
-    return _go_on(ctx, current)
+    return _complete(ctx, current)
 
 
 def _begun(ctx: Context, record: InplaceRecord) -> bool:
@@ -143,26 +143,26 @@ def _undo(ctx: Context, record: InplaceRecord) -> None:
     if record.step == "merging":
         for part in record.parts:
             revertible(ctx, part.ref, record.snapshot_id).cancel_revert(part.ref, record.token)
-    _mount_all(ctx, record)
+    _mount_all_again(ctx, record)
     drop_inplace(ctx.catalog, record)
 
 
-def _at(ctx: Context, record: InplaceRecord, **changes: object) -> InplaceRecord:
+def _advance(ctx: Context, record: InplaceRecord, **changes: object) -> InplaceRecord:
     record = replace(record, **changes)  # type: ignore[arg-type] # fields of its own
     write_inplace(ctx.catalog, record)
     return record
 
 
-def _go_on(ctx: Context, record: InplaceRecord) -> InplaceResult:
+def _complete(ctx: Context, record: InplaceRecord) -> InplaceResult:
     if record.step == "merging":
         _merge(ctx, record)
-        record = _at(ctx, record, step="merged", merged_at=datetime.now(UTC))
+        record = _advance(ctx, record, step="merged", merged_at=datetime.now(UTC))
     merged_at = record.merged_at or datetime.now(UTC)
     refs = [
         revertible(ctx, part.ref, record.snapshot_id).finish_revert(part.ref, record.token) for part in record.parts
     ]
-    _write_down(ctx, record, refs, merged_at)
-    _mount_all(ctx, record)
+    _record_result(ctx, record, refs, merged_at)
+    _mount_all_again(ctx, record)
     drop_inplace(ctx.catalog, record)
     return InplaceResult(
         snapshot_id=record.snapshot_id,
@@ -181,7 +181,7 @@ def _merge(ctx: Context, record: InplaceRecord) -> None:
             ctx.tell(f"{record.snapshot_id}: putting back {part.origin}")
             # After a reboot it may be mounted, while it is being merged.
             if backend.revert_state(part.ref, record.token) == "none":
-                take_down(mounts_of(ctx, backend.revert_plan(part.ref).number))
+                unmount_all(mounts_of(ctx, backend.revert_plan(part.ref).number))
             backend.begin_revert(part.ref, record.token)
     except SnapmgrError:
         if not _begun(ctx, record):
@@ -210,7 +210,9 @@ def _merge(ctx: Context, record: InplaceRecord) -> None:
         time.sleep(_POLL_S)
 
 
-def _write_down(ctx: Context, record: InplaceRecord, refs: Sequence[SnapshotRef | None], merged_at: datetime) -> None:
+def _record_result(
+    ctx: Context, record: InplaceRecord, refs: Sequence[SnapshotRef | None], merged_at: datetime
+) -> None:
     """Let the manifest say what has become of the snapshot."""
     try:
         entry = ctx.catalog.load(record.snapshot_id)
@@ -236,11 +238,11 @@ def _write_down(ctx: Context, record: InplaceRecord, refs: Sequence[SnapshotRef 
         ctx.tell(f"warning: the note of {record.snapshot_id} stays as it is: {error.message}")
 
 
-def _mount_all(ctx: Context, record: InplaceRecord) -> None:
+def _mount_all_again(ctx: Context, record: InplaceRecord) -> None:
     failure: SnapmgrError | None = None
     for part in record.parts:
         try:
-            put_back(ctx, part)
+            mount_again(ctx, part)
         except SnapmgrError as error:
             failure = failure or error
     if failure is not None:
@@ -253,8 +255,8 @@ def unfinished_inplace(ctx: Context) -> tuple[Unfinished, ...]:
 
 
 def _unfinished(ctx: Context, record: InplaceRecord) -> Unfinished:
-    def remove() -> str:
-        done = conclude(ctx, record)
+    def resolve() -> str:
+        done = complete_or_undo(ctx, record)
         if done is None:
             return f"the restore in place of {record.snapshot_id} is undone: {record.origins} is as it was"
         return f"the restore in place of {record.snapshot_id} is completed: {record.origins} is put back"
@@ -264,7 +266,7 @@ def _unfinished(ctx: Context, record: InplaceRecord) -> Unfinished:
         place=record.origins,
         active=is_alive(record.holder),
         what=f"the restore in place of {record.snapshot_id} {done}",
-        cure="completes it, or undoes it if nothing was put back yet",
+        repair="completes it, or undoes it if nothing was put back yet",
         job=record.jobs[0],
-        remove=remove,
+        resolve=resolve,
     )

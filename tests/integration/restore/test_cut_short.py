@@ -110,7 +110,7 @@ def test_leftovers_are_named_and_removed_and_nothing_else(large, other):
         ctx = large.context()
         (active,) = unfinished_restores(ctx)
         assert active.active
-        assert "under way after all" in active.remove()
+        assert "under way after all" in active.resolve()
         assert len(list(dest.iterdir())) == 1
         process.kill()
         process.communicate()
@@ -118,10 +118,10 @@ def test_leftovers_are_named_and_removed_and_nothing_else(large, other):
     (leftover,) = unfinished_restores(ctx)
     assert not leftover.active
     assert str(dest) in leftover.what
-    assert "is removed" in leftover.remove()
+    assert "is removed" in leftover.resolve()
     assert os.listdir(dest) == ["somebody's"]
     assert unfinished_restores(ctx) == ()
-    assert "is removed" in leftover.remove()
+    assert "is removed" in leftover.resolve()
     (dest / "somebody's").unlink()
     dest.rmdir()
     # The mount that the killed one had is removed by the next restore of the snapshot.
@@ -160,7 +160,7 @@ def test_a_copy_of_a_half_made_tree_is_not_ours(large, other):
     assert "is not empty" in done.stderr
     trees.same(before, trees.fingerprint(theirs))
     (leftover,) = unfinished_restores(large.context())
-    leftover.remove()
+    leftover.resolve()
     assert not dest.exists()
     subprocess.run(["rm", "-r", theirs], check=True)
 

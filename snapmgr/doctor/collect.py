@@ -51,7 +51,7 @@ class _Versioned(msgspec.Struct):
     schema: int
 
 
-def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -> Facts:
+def collect_facts(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -> Facts:
     """Return what there is, in `pools`, in `named` (those that must be there), and in all that the catalog names.
 
     Changes and locks nothing. Raises MissingRequirementError without the right to the state directory.

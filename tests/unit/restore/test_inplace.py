@@ -18,13 +18,13 @@ from snapmgr.config.model import Config
 from snapmgr.context import Context
 from snapmgr.contract.errors import BusyError, CommandError, InUseError, SnapmgrError, StorageError
 from snapmgr.contract.records import Intent, Pool, Reason, SnapshotRef
+from snapmgr.doctor.collect import collect_facts
 from snapmgr.doctor.diagnose import diagnose
-from snapmgr.doctor.look import look
 from snapmgr.keep.delete import delete_snapshots, examine
 from snapmgr.restore.inplace import remount
 from snapmgr.restore.inplace import run as module
 from snapmgr.restore.inplace.plan import plan_inplace
-from snapmgr.restore.inplace.run import restore_inplace, take_up, unfinished_inplace
+from snapmgr.restore.inplace.run import restore_inplace, resume_inplace, unfinished_inplace
 from snapmgr.system.boot import boot_id, machine_id
 from snapmgr.system.host import this_process
 from support.revertible import KILLED, World
@@ -110,7 +110,7 @@ def test_the_volume_is_unmounted_put_back_and_mounted_as_it_was(ctx, world):
     assert inplace_records(ctx.catalog) == ()
     order = [step.split()[0] for step in world.steps if step != "annotate"]
     assert order == ["umount", "umount", "prepare", "begin", "finish", "mount", "bind"]
-    assert not [one for one in diagnose(look(ctx)) if one.level == "problem"]
+    assert not [one for one in diagnose(collect_facts(ctx)) if one.level == "problem"]
 
 
 def test_a_volume_that_is_mounted_nowhere_is_put_back_and_not_mounted(ctx, world):
@@ -224,7 +224,7 @@ def test_what_cannot_be_mounted_again_is_said_and_tried_again(ctx, world):
     assert "doctor --fix" in caught.value.hint
     assert _is_put_back(ctx, world)
     world.fails.clear()
-    done = take_up(ctx, world.manifest.id)
+    done = resume_inplace(ctx, world.manifest.id)
     assert done is not None
     assert len(_points(world)) == 2
     assert inplace_records(ctx.catalog) == ()
@@ -273,20 +273,20 @@ def test_killed_at_any_step_it_is_undone_or_completed(ctx, world, number):
     if ctx.catalog.load(world.manifest.id).manifest.state == "ready":
         with pytest.raises(BusyError, match="was cut short"):
             attach(ctx, ctx.catalog.load(world.manifest.id), writable=False, why="mount")
-    problems = [one for one in diagnose(look(ctx)) if one.level == "problem"]
+    problems = [one for one in diagnose(collect_facts(ctx)) if one.level == "problem"]
     assert [(one.subject, one.job) for one in problems] == [("vg/v", "nightly")]
     if by == "doctor":
         (leftover,) = unfinished_inplace(ctx)
         assert not leftover.active
-        said = leftover.remove()
+        said = leftover.resolve()
         assert ("is undone" in said) != _is_put_back(ctx, world)
         assert ("is completed" in said) == _is_put_back(ctx, world)
     else:
-        assert (take_up(ctx, world.manifest.id) is not None) == _is_put_back(ctx, world)
+        assert (resume_inplace(ctx, world.manifest.id) is not None) == _is_put_back(ctx, world)
     assert sorted(_points(world)) == sorted(before)
     assert inplace_records(ctx.catalog) == ()
     assert world.data()["token"] is None
-    assert not [one for one in diagnose(look(ctx)) if one.level == "problem"]
+    assert not [one for one in diagnose(collect_facts(ctx)) if one.level == "problem"]
 
 
 def test_one_that_is_under_way_is_left_alone(ctx, world):
@@ -300,7 +300,7 @@ def test_one_that_is_under_way_is_left_alone(ctx, world):
     path.chmod(0o600)
     (leftover,) = unfinished_inplace(ctx)
     assert leftover.active
-    assert not [one for one in diagnose(look(ctx)) if one.cure is not None]
+    assert not [one for one in diagnose(collect_facts(ctx)) if one.repair is not None]
     with pytest.raises(BusyError, match=f"is being put back in place to {world.manifest.id}"):
         sweep(ctx, "nightly")
 

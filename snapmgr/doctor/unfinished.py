@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from snapmgr.doctor.finding import Cure, Finding, of_state
+from snapmgr.doctor.finding import Finding, Repair, of_state
 from snapmgr.doctor.rebuild import job_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from snapmgr.doctor.facts import Facts, LeaseFacts
-    from snapmgr.doctor.finding import CureKind
+    from snapmgr.doctor.finding import RepairKind
 
 
-def dead_runs(facts: Facts) -> Iterator[Finding]:
+def diagnose_unfinished(facts: Facts) -> Iterator[Finding]:
     """Say what is left of runs that were cut short, and of mounts."""
     yield from _leases(facts)
     yield from _unfinished(facts)
@@ -28,8 +28,8 @@ def _leases(facts: Facts) -> Iterator[Finding]:
         why = _lease_is_over(facts, one)
         if why is not None:
             text = "removes the clone, with what was written to it" if lease.writable else "forgets it"
-            cure = Cure(kind="release", text=text, about=lease)
-            yield of_state(lease.point, why, job=job_of(lease.snapshot_id), hint=end, cure=cure)
+            repair = Repair(kind="release", text=text, about=lease)
+            yield of_state(lease.point, why, job=job_of(lease.snapshot_id), hint=end, repair=repair)
         elif one.problem is not None:
             # Nor this: it may be read as far as it goes.
             hint = f"{one.problem.hint}; to end it: {end}"
@@ -63,17 +63,17 @@ def _unfinished(facts: Facts) -> Iterator[Finding]:
             text = "completes it: it was proven before"
         else:
             text = "removes what there is of it" if pending else "finishes its deletion"
-        kind: CureKind = "finish-pending" if pending else "finish-deletion"
-        cure: Cure | None = Cure(kind=kind, text=text, about=entry)
+        kind: RepairKind = "finish-pending" if pending else "finish-deletion"
+        repair: Repair | None = Repair(kind=kind, text=text, about=entry)
         hint = f"the next run of its job does so, too: snapmgr prune {manifest.job}"
         if manifest.id in facts.hanging and manifest.job not in facts.active and manifest.helper is not None:
             pid = manifest.helper.pid
-            what, cure = f"its storage call still hangs in the helper process {pid}", None
+            what, repair = f"its storage call still hangs in the helper process {pid}", None
             hint = f"see /proc/{pid}/stack and the kernel log; a frozen file system? (fsfreeze -u)"
-        yield of_state(manifest.id, what, job=manifest.job, hint=hint, cure=cure)
+        yield of_state(manifest.id, what, job=manifest.job, hint=hint, repair=repair)
 
 
 def _restores(facts: Facts) -> Iterator[Finding]:
     for one in facts.restores:
-        cure = Cure(kind="clear-restore", text=one.cure, about=one)
-        yield of_state(one.place, one.what, job=one.job, cure=cure)
+        repair = Repair(kind="clear-restore", text=one.repair, about=one)
+        yield of_state(one.place, one.what, job=one.job, repair=repair)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from snapmgr.capacity.series import alarm, forecast, overflow_reason, overflowed_series, own_series
-from snapmgr.doctor.finding import Cure, Finding
+from snapmgr.doctor.finding import Finding, Repair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from snapmgr.contract.records import PoolKey, SnapshotRef
     from snapmgr.doctor.facts import Facts
 
-MORE_ROOM = "delete it if it is not needed, or give it more room; see docs/how-to/watch-capacity.md"
+ENLARGE = "delete it if it is not needed, or give it more room; see docs/how-to/watch-capacity.md"
 
 
-def losses(facts: Facts) -> dict[str, Finding]:
-    """Return a finding, with its cure, for each READY snapshot that ran full, by its id."""
+def lost_snapshots(facts: Facts) -> dict[str, Finding]:
+    """Return a finding, with its repair, for each READY snapshot that ran full, by its id."""
     capacities = _capacities(facts)
     found = {}
     for entry in facts.entries:
@@ -33,18 +33,18 @@ def losses(facts: Facts) -> dict[str, Finding]:
                 what=f"{manifest.id} is lost: {why}",
                 hint="use another one",
                 job=manifest.job,
-                cure=Cure(kind="mark-lost", text="marks it BROKEN and deletes its storage", about=entry),
+                repair=Repair(kind="mark-lost", text="marks it BROKEN and deletes its storage", about=entry),
             )
     return found
 
 
-def lost_members(facts: Facts, entry: Entry) -> tuple[str, ...]:
+def overflowed_members(facts: Facts, entry: Entry) -> tuple[str, ...]:
     """Return the names of a snapshot's members that ran full and are still there."""
     lost = {series.native_id for series in overflowed_series(entry.manifest.members, _capacities(facts))}
     return tuple(member.ref.name for member in entry.manifest.members if member.ref.native_id in lost)
 
 
-def rest_of_set(entry: Entry, there: Sequence[SnapshotRef]) -> Finding:
+def remaining_members(entry: Entry, there: Sequence[SnapshotRef]) -> Finding:
     """Return what is to be said of the members of a set that are left when others are gone or lost."""
     manifest = entry.manifest
     return Finding(
@@ -57,7 +57,7 @@ def rest_of_set(entry: Entry, there: Sequence[SnapshotRef]) -> Finding:
     )
 
 
-def fullness(facts: Facts) -> Iterator[Finding]:
+def diagnose_capacity(facts: Facts) -> Iterator[Finding]:
     """Say which snapshots will soon run full, and which pools did."""
     capacities = _capacities(facts)
     for entry in facts.entries:
@@ -84,7 +84,7 @@ def _filling(facts: Facts, entry: Entry, capacities: dict[PoolKey, PoolCapacity]
                 subject=manifest.members[0].ref.pool.title,
                 level="problem",
                 what=what,
-                hint=MORE_ROOM,
+                hint=ENLARGE,
                 job=manifest.job,
             )
 
