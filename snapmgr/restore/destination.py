@@ -1,17 +1,17 @@
-"""Where a restore lands: a folder that holds nothing yet, and gets all of the restored tree or none of it.
+"""Gives the destination of a restore the complete restored tree, or nothing.
 
-The tree is built in a hidden folder *inside* the destination that only we can enter, and moved up at the end. So the
-destination may be an empty mount point (which no rename could replace), no server starts on half a datadir, and the
-leftover of an interrupted restore is distinguished from files of others beside it.
+The tree is built in a hidden folder *inside* the destination, which only we can enter, and moved up at the end.
+Therefore the destination may be an empty mount point (which a rename cannot replace), no server starts on half a
+datadir, and the leftovers of an interrupted restore are told apart from other files.
 
 ::
 
     DEST/.snapmgr-restore-TOKEN/record.json   the record of the restore (the same as STATE/restores/TOKEN.json)
-    DEST/.snapmgr-restore-TOKEN/tree/         what DEST will hold
+    DEST/.snapmgr-restore-TOKEN/tree/         the restored tree
     DEST/.snapmgr-restore-TOKEN/root/         an empty folder with the attributes that DEST will have
 
-Once record.json says "finishing", everything is copied, checked and durable: after an interruption the next restore or
-doctor moves up the rest. Before that it removes the folder. The holder of an flock on DEST is the only one at work.
+Once record.json says "finishing", everything is copied, compared and durable: after an interruption the next restore or
+doctor moves up the rest. Before that it removes the folder. An flock on DEST keeps other restores out.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ Outcome = Literal["active", "finished", "removed"]
 
 
 class Destination:
-    """A destination that is ours now; made by `landing`."""
+    """A destination that this restore has locked; made by `claim_destination`."""
 
     def __init__(self, catalog: Catalog, record: RestoreRecord, dest_fd: int, hidden_fd: int) -> None:
         self.record = record
         self.dest_fd = dest_fd
         self.hidden_fd = hidden_fd
-        """Of the hidden folder: a place for trials."""
+        """Of the hidden folder."""
         self.tree_fd = make_folder(hidden_fd, _TREE)
         self._catalog = catalog
 
-    def take_root(self, source_fd: int) -> None:
-        """Let DEST itself get the attributes of the folder `source_fd` at the end."""
+    def keep_root_attributes(self, source_fd: int) -> None:
+        """Keep the attributes of the folder `source_fd`; `finish` gives them to DEST."""
         fd = make_folder(self.hidden_fd, _ROOT)
         try:
             keep(Handle(source_fd), Handle(fd))
@@ -65,12 +65,12 @@ class Destination:
             os.close(fd)
 
     def finish(self, report: str) -> None:
-        """Move the tree up: all of it is in place when this returns, or (after a crash) when the next one comes by.
+        """Move the tree up to DEST; after a crash the next restore or doctor does the rest.
 
-        The caller has made it safe on disk. Raises StorageError if something has appeared in DEST meanwhile: the tree
-        then waits in the hidden folder.
+        The caller has synced the tree. Raises StorageError if something has appeared in DEST meanwhile: the rest of the
+        tree then stays in the hidden folder.
         """
-        # From here on it is finished rather than removed: a few renames, which no signal needs to cut short.
+        # From here on an interrupted restore is finished, not removed. These are a few renames: signals can wait.
         with signals_held():
             record = replace(self.record, finishing=True, report=report)
             _write_record(self.hidden_fd, record)
@@ -82,11 +82,11 @@ class Destination:
 def claim_destination(
     catalog: Catalog, dest: str, snapshot_id: str, *, tell: Callable[[str], None] = lambda _line: None
 ) -> Iterator[Destination]:
-    """Own `dest` (from `choose_destination`) while the context lasts; leaving it unfinished removes all that was made.
+    """Lock `dest` (from `choose_destination`) for a restore; leaving the context unfinished removes all that was made.
 
-    First finishes or removes the leftover of an earlier restore. Raises BusyError if another restore is running there,
-    ConfigError if it is not empty, `FinishedMeanwhileError` if an earlier one only had to be moved up. `tell` takes a
-    line for people.
+    First finishes or removes an earlier, unfinished restore. Raises BusyError if another restore to `dest` is active,
+    ConfigError if it is not empty, `FinishedMeanwhileError` if an earlier restore only had to be moved up. `tell` takes
+    a line for the user.
     """
     record = RestoreRecord(
         token=secrets.token_hex(8),
@@ -109,19 +109,19 @@ def claim_destination(
             hidden_fd = make_hidden(dest_fd, record.hidden)
         except PermissionError:
             raise MissingRequirementError(
-                f"no right to restore to {dest}", hint="run as root, or name a folder of yours"
+                f"no permission to write to {dest}", hint="run as root, or name a folder that you own"
             ) from None
         except OSError as error:
             raise StorageError(f"cannot restore to {dest}: {error.strerror}") from error
         try:
             record = replace(record, inode=os.fstat(hidden_fd).st_ino)
             _write_record(hidden_fd, record)
-            place = Destination(catalog, record, dest_fd, hidden_fd)
+            destination = Destination(catalog, record, dest_fd, hidden_fd)
             try:
-                yield place
+                yield destination
             finally:
-                os.close(place.tree_fd)
-                record = place.record
+                os.close(destination.tree_fd)
+                record = destination.record
         finally:
             os.close(hidden_fd)
     finally:
@@ -131,21 +131,21 @@ def claim_destination(
                     try:
                         _undo(catalog, record, dest_fd)
                     except (OSError, SnapmgrError) as error:
-                        # Why we are here matters more, and the record stays.
-                        tell(f"could not clean up {dest} ({error}); later: snapmgr doctor --fix")
+                        # The error that led here matters more, and the record stays.
+                        tell(f"could not clean up {dest}: {error}; clean up later: snapmgr doctor --fix")
         finally:
             if dest_fd >= 0:
                 os.close(dest_fd)
 
 
 class FinishedMeanwhileError(SnapmgrError):
-    """An earlier restore to the same folder was complete but for its last step, which is done now."""
+    """An earlier restore to the same folder was complete except for its last step, which is done now."""
 
     def __init__(self, record: RestoreRecord) -> None:
         super().__init__(
-            f"{record.dest} holds {record.snapshot_id}: an interrupted restore was complete but for its last step, "
+            f"{record.dest} holds {record.snapshot_id}: an interrupted restore was complete except for its last step, "
             "which is done now",
-            hint="to restore another snapshot name another folder",
+            hint="to restore another snapshot, name another folder",
         )
         self.record = record
 
@@ -155,11 +155,11 @@ def _write_record(hidden_fd: int, record: RestoreRecord) -> None:
 
 
 def _make_and_lock(record: RestoreRecord) -> int:
-    """Make the destination if need be, and lock it. Return its descriptor."""
+    """Create the destination if it does not exist, lock it, and return its descriptor."""
     if record.made_dest:
         with suppress(FileExistsError):
             os.mkdir(record.dest)
-            # Whatever the umask: a server's user must get through.
+            # Independent of the umask: the server's user must be able to enter it.
             os.chmod(record.dest, _DEST_MODE)
     fd = os.open(record.dest, FOLDER_FLAGS)
     try:
@@ -172,24 +172,24 @@ def _make_and_lock(record: RestoreRecord) -> int:
 
 def _lock(fd: int, dest: str) -> None:
     if not lock(fd):
-        raise BusyError(f"another restore to {dest} is active", hint="wait for it to end")
-    # Another restore may have made DEST and removed it again just now.
+        raise BusyError(f"another restore to {dest} is active", hint="wait until it ends")
+    # Another restore may have created DEST and removed it again since then.
     now, ours = os.stat(dest, follow_symlinks=False), os.fstat(fd)
     if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
         raise BusyError(f"{dest} was replaced during the restore", hint="try again")
 
 
 def _resolve_earlier(catalog: Catalog, record: RestoreRecord, dest_fd: int) -> bool:
-    """Finish or remove what earlier restores left; return whether one of them had made DEST, which stays.
+    """Finish or remove earlier, unfinished restores; return whether one of them had created DEST, which stays.
 
-    DEST is locked by us: none of them is at work.
+    We hold the lock on DEST: none of them is active.
     """
     earlier = [found for name in os.listdir(dest_fd) if (found := _recognise(catalog, dest_fd, name)) is not None]
-    # Those that were cut short before they made anything there, or when all of it was gone again.
+    # Restores that were interrupted before they created anything in DEST, or after all of it was removed.
     tokens = {record.token, *(found.token for found in earlier)}
     earlier += [known for known in catalog.restorations()[0] if known.dest == record.dest and known.token not in tokens]
     for found in earlier:
-        # Its file system may have been mounted elsewhere then.
+        # Its file system may have been mounted elsewhere at that time.
         here = replace(found, dest=record.dest, made_dest=False)
         if _finish_or_remove(catalog, here, dest_fd) == "finished":
             raise FinishedMeanwhileError(here)
@@ -212,7 +212,7 @@ def _recognise(catalog: Catalog, dest_fd: int, name: str) -> RestoreRecord | Non
 
 
 def _known(catalog: Catalog, hidden_fd: int, token: str) -> RestoreRecord | None:
-    """Given an open folder with a hidden one's name, return its restore; None if it is not ours."""
+    """Given an open folder with the name of a hidden one, return the record of its restore; None if it is not ours."""
     inode, data = os.fstat(hidden_fd).st_ino, read_record(hidden_fd)
     if data is None:
         return None
@@ -227,7 +227,7 @@ def _known(catalog: Catalog, hidden_fd: int, token: str) -> RestoreRecord | None
 
 
 def _finish_or_remove(catalog: Catalog, record: RestoreRecord, dest_fd: int) -> Outcome:
-    """Finish or remove the leftover of an earlier restore; we hold the lock on DEST."""
+    """Finish or remove an earlier restore; we hold the lock on DEST."""
     with suppress(FileNotFoundError):
         hidden_fd = os.open(record.hidden, FOLDER_FLAGS, dir_fd=dest_fd)
         try:
@@ -235,7 +235,7 @@ def _finish_or_remove(catalog: Catalog, record: RestoreRecord, dest_fd: int) -> 
             known = _known(catalog, hidden_fd, record.token)
             if known is None:
                 raise StorageError(
-                    f"{record.dest}/{record.hidden} was not made by a restore: it is left alone",
+                    f"{record.dest}/{record.hidden} was not made by a restore: it is not changed",
                     hint="check it, and remove it manually",
                 )
             record = replace(known, dest=record.dest, made_dest=record.made_dest)
@@ -250,7 +250,7 @@ def _finish_or_remove(catalog: Catalog, record: RestoreRecord, dest_fd: int) -> 
 
 
 def _complete(catalog: Catalog, record: RestoreRecord, dest_fd: int, hidden_fd: int) -> None:
-    """Move up the rest of the tree, give DEST its attributes, remove the hidden folder; idempotent."""
+    """Move up the rest of the tree, set the attributes of DEST, remove the hidden folder; idempotent."""
     with suppress(FileNotFoundError):
         tree_fd = os.open(_TREE, FOLDER_FLAGS, dir_fd=hidden_fd)
         try:
@@ -286,9 +286,9 @@ def _move(tree_fd: int, name: str, dest_fd: int, record: RestoreRecord) -> None:
                 os.rmdir(name, dir_fd=tree_fd)
                 return
         raise StorageError(
-            f"{record.dest}/{shown(name)} has appeared during the restore: it is left alone, and the rest of the "
-            f"restored tree waits in {record.dest}/{record.hidden}/{_TREE}",
-            hint=f"move it away, and then: snapmgr restore {record.snapshot_id} {record.dest}",
+            f"{record.dest}/{shown(name)} appeared during the restore: it is not changed, and the rest of the "
+            f"restored tree is in {record.dest}/{record.hidden}/{_TREE}",
+            hint=f"move it away, then: snapmgr restore {record.snapshot_id} {record.dest}",
         ) from None
 
 
@@ -299,8 +299,8 @@ def _undo(catalog: Catalog, record: RestoreRecord, dest_fd: int) -> None:
 
 
 def _remove(record: RestoreRecord, dest_fd: int) -> None:
-    """Remove the hidden folder, and DEST if it was made for the restore and holds nothing else."""
-    # Durably, before the state directory forgets it: a power cut would bring it back, and nobody would know its owner.
+    """Remove the hidden folder, and DEST if it was created for the restore and is empty."""
+    # Durably, before its record goes: otherwise a power failure would bring the folder back without a known owner.
     remove_hidden(dest_fd, record.hidden)
     if record.made_dest:
         with suppress(OSError):
@@ -308,9 +308,9 @@ def _remove(record: RestoreRecord, dest_fd: int) -> None:
 
 
 def resolve_record(catalog: Catalog, record: RestoreRecord) -> Outcome:
-    """Finish or remove the leftover of an interrupted restore, and nothing else in its destination. Idempotent.
+    """Finish or remove an unfinished restore, and nothing else in its destination. Idempotent.
 
-    Returns "active" if it is still running. Raises StorageError if something is in the way.
+    Returns "active" if it is still running. Raises StorageError if it cannot be finished or removed.
     """
     try:
         dest_fd = os.open(record.dest, FOLDER_FLAGS)

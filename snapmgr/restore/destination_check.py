@@ -1,4 +1,4 @@
-"""What may be restored to: a folder that holds nothing yet."""
+"""Checks that a folder can be restored to: it is missing or empty, and outside the source."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ _SHOWN = 4
 
 
 def choose_destination(path: str, *, sources: Collection[str], barred: Mapping[str, str]) -> str:
-    """Given where to restore to, return it absolute with its parent resolved. Looks only; changes nothing.
+    """Check a destination and return it as an absolute path with its parent resolved. Changes nothing.
 
     Args:
-        path: does not exist, or is an empty folder (or holds what an interrupted restore left). Its parent exists.
-        sources: folders of the source: nothing may be restored into them, but *to* them if they are gone or empty.
-        barred: other folders that nothing may be restored to or into, and what they are.
+        path: an empty folder, or one that does not exist; its parent exists. It may hold an unfinished restore.
+        sources: folders of the source. They are allowed as destination if they are missing or empty, but not as its
+            parent.
+        barred: other folders that are allowed neither as destination nor as its parent, each with its description.
 
-    Raises ConfigError that says what is wrong with it, MissingRequirementError without the right to look.
+    Raises ConfigError if `path` is not suitable, MissingRequirementError if it cannot be read.
     """
     parent = os.path.realpath(os.path.dirname(os.path.abspath(path)))
     name = os.path.basename(os.path.abspath(path))
     if not os.path.isdir(parent):
-        raise ConfigError(f"{shown(parent)} is no folder that exists", hint=f"make it first: mkdir -p {shown(parent)}")
+        raise ConfigError(
+            f"{shown(parent)} is not an existing folder", hint=f"create it first: mkdir -p {shown(parent)}"
+        )
     dest = os.path.join(parent, name) if name else parent
     _refuse_barred(dest, sources, barred)
     try:
@@ -41,19 +44,19 @@ def choose_destination(path: str, *, sources: Collection[str], barred: Mapping[s
         return dest
     except PermissionError:
         raise MissingRequirementError(
-            f"no right to look at {dest}", hint="run as root, or name a folder of yours"
+            f"no permission to read {dest}", hint="run as root, or name a folder that you own"
         ) from None
     except OSError as error:
-        raise ConfigError(f"cannot look at {dest}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {dest}: {error.strerror}") from None
     if not stat.S_ISDIR(info.st_mode):
-        what = "a symlink" if stat.S_ISLNK(info.st_mode) else "no folder"
+        what = "a symlink" if stat.S_ISLNK(info.st_mode) else "not a folder"
         raise ConfigError(f"{dest} is {what}", hint="name an empty folder, or one that does not exist yet")
     try:
         fd = os.open(dest, FOLDER_FLAGS)
     except OSError as error:
         raise MissingRequirementError(f"cannot open {dest}: {error.strerror}", hint="run as root") from None
     try:
-        # What an earlier restore left may be half moved up: that is judged once the folder is locked.
+        # An unfinished restore may have moved up part of its tree: `claim_destination` checks it under the lock.
         if not any(HIDDEN_NAME.fullmatch(name) for name in os.listdir(fd)):
             require_empty(fd, dest)
     finally:
@@ -65,11 +68,11 @@ def _refuse_barred(dest: str, sources: Collection[str], barred: Mapping[str, str
     try:
         dest.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{shown(dest)} has a name that is not UTF-8", hint="name another folder") from None
+        raise ConfigError(f"the name {shown(dest)} is not UTF-8", hint="name another folder") from None
     for folder, what in [*((folder, "the source") for folder in sources), *barred.items()]:
         real = os.path.realpath(folder)
         if dest.startswith(real.rstrip("/") + "/") or (dest == real and folder in barred):
-            raise ConfigError(f"{dest} lies in {what} {real}", hint="name a folder outside of it")
+            raise ConfigError(f"{dest} is in {what} {real}", hint="name a folder outside it")
 
 
 def require_empty(fd: int, dest: str) -> None:
@@ -79,12 +82,12 @@ def require_empty(fd: int, dest: str) -> None:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise ConfigError(
             f"{dest} is not empty: it holds {', '.join(map(shown, names[:_SHOWN]))}{more}",
-            hint="nothing is ever overwritten: name an empty folder, or one that does not exist yet",
+            hint="a restore overwrites nothing: name an empty folder, or one that does not exist yet",
         )
 
 
 def _is_new_lost_and_found(fd: int, dest: str, name: str) -> bool:
-    """Whether this is the empty lost+found that every new ext4 has."""
+    """Whether this is the empty lost+found folder of a new ext4 file system."""
     if name != LOST_AND_FOUND or not any(mount.point == dest for mount in read_mounts()):
         return False
     lost = os.open(name, FOLDER_FLAGS, dir_fd=fd)

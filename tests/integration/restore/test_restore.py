@@ -156,11 +156,11 @@ def test_the_document_has_every_key(files):
     [
         ("full", "is not empty: it holds keep"),
         ("link", "is a symlink"),
-        ("file", "is no folder"),
-        ("no/such", "is no folder that exists"),
-        ("state/x", "lies in the state directory"),
-        ("scratch/x", "lies in the scratch directory"),
-        ("in the source", "lies in the source"),
+        ("file", "is not a folder"),
+        ("no/such", "is not an existing folder"),
+        ("state/x", "is in the state directory"),
+        ("scratch/x", "is in the scratch directory"),
+        ("in the source", "is in the source"),
         ("\udcff", "not UTF-8"),
     ],
 )
@@ -251,5 +251,5 @@ def test_somebody_who_is_not_root_restores_his_own():
             trees.same(trees.fingerprint(data), trees.fingerprint(dest))
         done = run("restore", "latest", "/usr/not-allowed")
         assert done.returncode == 7
-        assert "no right to restore to /usr/not-allowed" in done.stderr
+        assert "no permission to write to /usr/not-allowed" in done.stderr
         assert os.listdir(folder / "state/restores") == os.listdir(folder / "state/leases") == []

@@ -38,7 +38,7 @@ def _build(place):
     os.mkdir("folder", 0o555, dir_fd=place.tree_fd)
     source = os.open(place.record.dest + "/..", os.O_RDONLY)
     try:
-        place.take_root(source)
+        place.keep_root_attributes(source)
     finally:
         os.close(source)
 
@@ -166,7 +166,7 @@ def test_somebodys_file_in_the_way_is_left_alone_and_the_tree_waits(catalog, des
             (dest / "b").write_text("theirs")
             place.finish("{}")
 
-    with pytest.raises(StorageError, match="b has appeared during the restore") as caught:
+    with pytest.raises(StorageError, match="b appeared during the restore") as caught:
         disturb()
     assert "move it away" in (caught.value.hint or "")
     assert (dest / "b").read_text() == "theirs"
@@ -231,7 +231,7 @@ def test_the_place_of_the_source_itself_will_do_if_it_is_free(tmp_path):
     assert choose_destination(str(source), sources={str(source)}, barred={}) == str(source)
     source.mkdir()
     assert choose_destination(str(source), sources={str(source)}, barred={}) == str(source)
-    with pytest.raises(ConfigError, match="lies in the source"):
+    with pytest.raises(ConfigError, match="is in the source"):
         choose_destination(f"{source}/x", sources={str(source)}, barred={})
     (source / "ibdata1").touch()
     with pytest.raises(ConfigError, match="is not empty"):
@@ -255,5 +255,5 @@ def test_a_disk_that_is_full_at_the_last_record_leaves_nothing(catalog, dest, mo
 
 def test_our_own_folders_are_not_restored_to(tmp_path):
     for path in (tmp_path, tmp_path / "x"):
-        with pytest.raises(ConfigError, match="lies in the scratch directory"):
+        with pytest.raises(ConfigError, match="is in the scratch directory"):
             choose_destination(str(path), sources=(), barred={str(tmp_path): "the scratch directory"})

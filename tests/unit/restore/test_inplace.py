@@ -130,7 +130,7 @@ def test_a_backend_that_cannot_do_it_is_named(ctx, world):
             return ()
 
     ctx._backends["fake"] = Plain()
-    with pytest.raises(StorageError, match="fake cannot put an origin back") as caught:
+    with pytest.raises(StorageError, match="fake cannot restore an origin in place") as caught:
         plan_inplace(ctx, ctx.catalog.load(world.manifest.id))
     assert f"snapmgr restore {world.manifest.id} DEST" in caught.value.hint
 
@@ -178,7 +178,7 @@ def test_other_snapshots_are_lost_only_by_force(ctx, world):
 def test_what_means_more_than_was_agreed_to_is_refused(ctx, world, tmp_path):
     plan = _plan(ctx)
     (tmp_path / "volume/third").mkdir()
-    with pytest.raises(StorageError, match="has changed just now"):
+    with pytest.raises(StorageError, match="have changed since they were shown"):
         restore_inplace(ctx, plan)
     assert not _is_put_back(ctx, world)
 
@@ -233,7 +233,7 @@ def test_what_cannot_be_mounted_again_is_said_and_tried_again(ctx, world):
 def test_a_storage_that_gives_up_keeps_the_record(ctx, world, monkeypatch):
     states = iter(["none", "none"])
     monkeypatch.setattr(world, "revert_state", lambda *_: next(states, "failed"))
-    with pytest.raises(StorageError, match="gave up in the middle"):
+    with pytest.raises(StorageError, match="stopped before the end"):
         restore_inplace(ctx, _plan(ctx))
     assert [record.step for record in inplace_records(ctx.catalog)] == ["merging"]
 
