@@ -1,4 +1,4 @@
-"""What an examination found, and what `doctor --fix` does about it."""
+"""Defines a finding of `doctor`, and the repair that `doctor --fix` offers for it."""
 
 from __future__ import annotations
 
@@ -41,36 +41,36 @@ RepairKind = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """One thing that `doctor --fix` does."""
+    """A repair that `doctor --fix` makes."""
 
     kind: RepairKind
     text: str
-    """What it does, for people: "finishes its deletion"."""
+    """Its description: "finishes its deletion"."""
     about: Entry | Adoption | Lease | Found | Unfinished | Path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
-    "problem": something is wrong. "missing": a requirement is missing here. "note": worth knowing.
+    "problem": something is wrong. "missing": a requirement is missing. "note": useful to know.
     """
 
     area: Area
     subject: str
-    """Which backend, job, file, snapshot or pool."""
+    """The backend, job, file, snapshot or pool."""
     level: Level
     what: str
     hint: str | None = None
-    """What a person can do about it."""
+    """What the user can do about it."""
     job: str | None = None
-    """The job whose snapshots it concerns, and whose lock the repair takes."""
+    """The job whose snapshots it concerns; a repair needs its lock."""
     repair: Repair | None = None
-    """What `doctor --fix` does about it; None: it does nothing."""
+    """The repair that `doctor --fix` makes; None if there is none."""
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The same for the same finding in a later look."""
+        """Identifies the same finding in a later examination."""
         return (self.area, self.subject, self.what)
 
 
@@ -88,7 +88,7 @@ def of_error(area: Area, subject: str, error: SnapmgrError) -> Finding:
 
 
 def exit_code(findings: list[Finding]) -> int:
-    """Return 1 if there is a problem, else 7 if something is lacking, else 0."""
+    """Return 1 if there is a problem, else 7 if a requirement is missing, else 0."""
     levels = {finding.level for finding in findings}
     if "problem" in levels:
         return SnapmgrError.exit_code

@@ -1,4 +1,4 @@
-"""What dead runs left in the state directory: leases, snapshots that are not finished, restores. Pure."""
+"""Finds leftovers of interrupted runs in the state directory: leases, unfinished snapshots and restores. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def diagnose_unfinished(facts: Facts) -> Iterator[Finding]:
-    """Say what is left of runs that were cut short, and of mounts."""
+    """Return a finding for each leftover of an interrupted run, and for each mount that needs attention."""
     yield from _leases(facts)
     yield from _unfinished(facts)
     yield from _restores(facts)
@@ -27,28 +27,28 @@ def _leases(facts: Facts) -> Iterator[Finding]:
         end = f"snapmgr umount {lease.id}"
         why = _lease_is_over(facts, one)
         if why is not None:
-            text = "removes the clone, with what was written to it" if lease.writable else "forgets it"
+            text = "removes the clone, with all changes to it" if lease.writable else "removes its lease"
             repair = Repair(kind="release", text=text, about=lease)
             yield of_state(lease.point, why, job=job_of(lease.snapshot_id), hint=end, repair=repair)
         elif one.problem is not None:
-            # Nor this: it may be read as far as it goes.
-            hint = f"{one.problem.hint}; to end it: {end}"
+            # No repair: part of it may still be readable.
+            hint = f"{one.problem.hint}; to unmount it: {end}"
             yield of_state(lease.point, one.problem.what, job=job_of(lease.snapshot_id), hint=hint)
         elif lease.until is not None and lease.until < facts.now:
-            # Somebody may work there: never ours to end.
-            what = f"is mounted by {lease.user}, longer than until {lease.until:%Y-%m-%dT%H:%M:%SZ}"
+            # No repair: somebody may be using it.
+            what = f"is still mounted by {lease.user}, past its time limit {lease.until:%Y-%m-%dT%H:%M:%SZ}"
             yield of_state(lease.point, what, job=job_of(lease.snapshot_id), hint=end)
 
 
 def _lease_is_over(facts: Facts, one: LeaseFacts) -> str | None:
     if one.lease.boot_id != facts.boot_id:
-        return "was mounted before the last boot; its clone may still be there"
+        return "was mounted before the last boot; its clone may still exist"
     if one.lease.server is not None and one.lease.stays:
         return None if one.server_alive else "is a clone whose server is not running"
     if one.alive or (one.lease.stays and one.mounted):
-        return None  # if it is alive, it may be just about to mount
+        return None  # a process that is alive may be about to mount
     if one.lease.stays:
-        return "has a lease, but nothing is mounted there"
+        return "has a lease, but is not mounted"
     return f"was attached by a {one.lease.why} that was killed"
 
 
@@ -57,19 +57,19 @@ def _unfinished(facts: Facts) -> Iterator[Finding]:
         manifest = entry.manifest
         if manifest.state not in ("pending", "deleting"):
             continue
-        what = f"is {manifest.state.upper()}, left by a run that was cut short"
+        what = f"is {manifest.state.upper()}, left by a run that was interrupted"
         pending = manifest.state == "pending"
         if pending and manifest.proved_at is not None:
-            text = "completes it: it was proven before"
+            text = "completes it, as it is proven"
         else:
-            text = "removes what there is of it" if pending else "finishes its deletion"
+            text = "removes its leftovers" if pending else "finishes its deletion"
         kind: RepairKind = "finish-pending" if pending else "finish-deletion"
         repair: Repair | None = Repair(kind=kind, text=text, about=entry)
-        hint = f"the next run of its job does so, too: snapmgr prune {manifest.job}"
+        hint = f"the next run of its job does the same: snapmgr prune {manifest.job}"
         if manifest.id in facts.hanging and manifest.job not in facts.active and manifest.helper is not None:
             pid = manifest.helper.pid
             what, repair = f"its storage call still hangs in the helper process {pid}", None
-            hint = f"see /proc/{pid}/stack and the kernel log; a frozen file system? (fsfreeze -u)"
+            hint = f"check /proc/{pid}/stack and the kernel log; if a file system is frozen, thaw it: fsfreeze -u"
         yield of_state(manifest.id, what, job=manifest.job, hint=hint, repair=repair)
 
 

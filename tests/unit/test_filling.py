@@ -183,7 +183,7 @@ def test_of_a_set_only_what_ran_full_goes_and_the_rest_is_kept_for_somebody_to_l
     assert IDS[1] in error.message
     assert list(storage.used) == [IDS[0], IDS[1]]
     assert settle(ctx) == ()
-    (finding,) = [one for one in diagnose(collect_facts(ctx)) if "is what is left of" in one.what]
+    (finding,) = [one for one in diagnose(collect_facts(ctx)) if "is BROKEN, and part of it remains: " in one.what]
     assert (finding.level, finding.repair) == ("note", None)
     (verdict,) = examine(ctx, [IDS[1]])
     assert verdict.rules == ("what is left of it may be the last copy",)
@@ -307,7 +307,7 @@ def test_doctor_says_what_mounts_are_not_to_be_believed(ctx, storage):
     storage.problem = Reason(what="its scratch file is full", hint="raise scratch_size")
     (finding,) = [one for one in diagnose(collect_facts(ctx)) if one.subject == "/"]
     assert (finding.level, finding.what, finding.repair) == ("problem", "its scratch file is full", None)
-    assert "raise scratch_size; to end it: snapmgr umount" in finding.hint
+    assert "raise scratch_size; to unmount it: snapmgr umount" in finding.hint
 
 
 def test_doctor_mends_what_is_lost(ctx, storage):

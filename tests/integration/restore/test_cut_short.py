@@ -184,7 +184,7 @@ def test_a_disk_that_fills_up_in_the_middle(large, monkeypatch):
         ctx = large.context()
         with pytest.raises(StorageError, match="no room is left for z") as caught:
             restore(ctx, ctx.catalog.resolve("latest"), str(small.point / "x"))
-        assert "free space there" in (caught.value.hint or "")
+        assert "make room" in (caught.value.hint or "")
         monkeypatch.undo()
         assert os.listdir(small.point) == ["lost+found"]
     require_nothing_left(large)

@@ -172,10 +172,10 @@ def test_the_storage_is_compared_with_the_catalog(ctx):
     said = [what for _, what in _problems([one for one in _examine(ctx) if one.area == "storage"])]
     assert said == [
         f"the storage of {manifest(2).id} is gone",
-        f"{broken.id} is there, though its manifest says BROKEN",
+        f"{broken.id} still exists, although its manifest says BROKEN",
         f"{stray.id} is not in this state directory, and it has no note",
         "half is unfinished: no end mark",
-        "clone is a clone that no lease knows",
+        "clone is a clone without a lease",
     ]
 
 

@@ -171,7 +171,7 @@ def test_somebodys_file_in_the_way_is_left_alone_and_the_tree_waits(catalog, des
     assert "move it away" in (caught.value.hint or "")
     assert (dest / "b").read_text() == "theirs"
     (record,) = _records(catalog)
-    with pytest.raises(StorageError, match="has appeared"):
+    with pytest.raises(StorageError, match="b appeared during the restore"):
         resolve_record(catalog, record)
     (dest / "b").unlink()
     assert resolve_record(catalog, record) == "finished"
