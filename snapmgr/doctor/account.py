@@ -83,7 +83,7 @@ def replicates(connection: Connection, abilities: Abilities) -> Replicates:
     try:
         channels = parse_channels(connection.rows(abilities.replica_status))
     except MysqlError:
-        # Without the privilege for the sources, the server still tells how many of them are connected.
+        # Without the privilege to see the sources, an account can still see how many of them are connected.
         running = connection.status("Slaves_running").get("slaves_running", "0")
         return "somehow" if running not in ("0", "OFF") else ""
     if not channels:

@@ -1,7 +1,7 @@
 """Rebuilds manifests from the notes in the storage. Pure: facts in, a snapshot or the reason against it out.
 
 A note is not trusted, as its disk may come from elsewhere: its ids, names and pools must be those of the storage, its
-paths must not lead outside, and none of its contents becomes a file name before it is checked.
+paths must not lead outside, and its contents are checked before they become file names.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The tree is built in a hidden folder *inside* the destination, which only we can enter, and moved up at the end.
 Therefore the destination may be an empty mount point (which a rename cannot replace), no server starts on half a
-datadir, and the leftovers of an interrupted restore are told apart from other files.
+datadir, and the leftovers of an interrupted restore can be distinguished from other files.
 
 ::
 

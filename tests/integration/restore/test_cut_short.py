@@ -14,7 +14,7 @@ import pytest
 
 from snapmgr.catalog.store import Catalog
 from snapmgr.contract.errors import StorageError
-from snapmgr.restore import copy as replica
+from snapmgr.restore import copy as restore_copy
 from snapmgr.restore.run import RestoreDiffersError, restore
 from snapmgr.restore.unfinished import unfinished_restores
 from snapmgr.system.kernel import rename_new
@@ -180,7 +180,7 @@ def test_a_disk_that_fills_up_in_the_middle(large, monkeypatch):
         f_frsize = 4096
 
     with loop_filesystem("ext4", 64 << 20, base=Path("/dev/shm")) as small:
-        monkeypatch.setattr(replica.os, "fstatvfs", lambda _fd: Plenty)
+        monkeypatch.setattr(restore_copy.os, "fstatvfs", lambda _fd: Plenty)
         ctx = large.context()
         with pytest.raises(StorageError, match="no room is left for z") as caught:
             restore(ctx, ctx.catalog.resolve("latest"), str(small.point / "x"))
@@ -191,7 +191,7 @@ def test_a_disk_that_fills_up_in_the_middle(large, monkeypatch):
 
 
 def test_a_disk_that_writes_something_else_is_found_out(large, other, monkeypatch):
-    synced = replica.sync_file_system
+    synced = restore_copy.sync_file_system
 
     def corrupt(fd):
         synced(fd)
@@ -207,13 +207,13 @@ def test_a_disk_that_writes_something_else_is_found_out(large, other, monkeypatc
         os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
         monkeypatch.undo()
 
-    monkeypatch.setattr(replica, "sync_file_system", corrupt)
+    monkeypatch.setattr(restore_copy, "sync_file_system", corrupt)
     ctx = large.context()
     dest = other.point / "damaged"
     with pytest.raises(RestoreDiffersError, match="z has other contents") as caught:
         restore(ctx, ctx.catalog.resolve("latest"), str(dest))
     assert caught.value.exit_code == 6
-    assert "z has other contents" in (dest / replica.DIFFERS_FILE).read_text()
+    assert "z has other contents" in (dest / restore_copy.DIFFERS_FILE).read_text()
     assert (dest / "a").read_text() == "first"
     require_nothing_left(large)
     subprocess.run(["rm", "-r", dest], check=True)

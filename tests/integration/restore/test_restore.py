@@ -13,7 +13,7 @@ import pytest
 
 from snapmgr.catalog.store import Catalog
 from snapmgr.contract.errors import StorageError
-from snapmgr.restore import copy as replica
+from snapmgr.restore import copy as restore_copy
 from snapmgr.restore.run import restore
 from snapmgr.system import probe
 from snapmgr.testing import trees
@@ -215,7 +215,7 @@ def test_attributes_that_the_destination_cannot_hold_are_named(files):
         document = json.loads(done.stdout)
         assert "acl lacks the extended attribute system.posix_acl_access" in document["restored"]["differences"]
         assert document["error"]["exit_code"] == 6
-        assert "plain lacks the extended attribute user." in (poor / "x" / replica.DIFFERS_FILE).read_text()
+        assert "plain lacks the extended attribute user." in (poor / "x" / restore_copy.DIFFERS_FILE).read_text()
         assert (poor / "x" / "plain").read_bytes() == (files.data / "plain").read_bytes()
     finally:
         subprocess.run(["umount", poor], check=True)

@@ -1,4 +1,4 @@
-"""What doctor thinks of what it saw: no repair for what is not ours, and none that a second look would want again."""
+"""Findings: no repair touches foreign objects, and no repair is offered twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What doctor says of kernels whose ext4 keeps reads waiting behind direct writes."""
+"""Findings about kernels whose ext4 blocks reads behind direct writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes: what is written is read again, and what a stranger wrote does nothing."""
+"""Notes: each one that snapmgr wrote can be adopted, and a forged one does nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A destination gets all of the tree or none of it, whenever its process dies; nothing of anybody else is touched."""
+"""A destination gets the complete tree or nothing, whenever its process dies; other files there stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a snapshot is copied where, and which options a server has to be told there."""
+"""The targets of a snapshot's folders, and the options that a server needs there."""
 
 from __future__ import annotations
 

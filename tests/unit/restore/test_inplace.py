@@ -1,4 +1,4 @@
-"""A restore in place is refused for each of its reasons, and ends in one of two states whenever its process dies."""
+"""An in-place restore is refused for each obstacle, and ends in one of two states whenever its process dies."""
 
 from __future__ import annotations
 
