@@ -41,19 +41,19 @@ class Context:
     def backend(self, name: str) -> Backend:
         """Return the backend `name`, configured.
 
-        Raises MissingRequirementError if this machine lacks something for it.
+        Raises MissingRequirementError if it cannot work here.
         """
         backend = self.unchecked_backend(name)
-        lacking = backend.missing()
-        if lacking:
+        missing = backend.missing()
+        if missing:
             raise MissingRequirementError(
-                f"the {name} backend cannot work here: {'; '.join(reason.what for reason in lacking)}",
-                hint="; ".join(reason.hint for reason in lacking),
+                f"the {name} backend cannot work here: {'; '.join(reason.what for reason in missing)}",
+                hint="; ".join(reason.hint for reason in missing),
             )
         return backend
 
     def unchecked_backend(self, name: str) -> Backend:
-        """Return the backend `name`, configured, whatever it lacks here."""
+        """Return the backend `name`, configured, even if its requirements are missing here."""
         if name not in self._backends:
             table = self.config.backends.get(name, {})
             self._backends[name] = make_backend(name, table, self.runner, self.mounter)

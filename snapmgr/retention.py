@@ -1,17 +1,18 @@
-"""Which snapshots stay and which go, and why: a pure function of the snapshots, the policy and the time.
+"""Decides which snapshots to keep and which to delete, and why: a pure function of snapshots, policy and time.
 
 The rules, in full (``docs/reference/retention.md`` explains them to users):
 
-- Only READY snapshots are looked at. A PENDING or BROKEN one takes nobody's place and is never deleted from here.
-- Hours, days, ISO weeks, months and years are UTC's, so no summer time makes a day of 23 hours or an hour of two. Of
-  each period that has snapshots the newest stays, for as many periods as the policy says; empty periods do not count.
-- ``keep_within`` counts back from the newest snapshot, not from now: a job that stopped working is not emptied, and a
-  clock that jumps ahead deletes nothing.
-- A snapshot from the future shows that a clock was wrong, then or now. It is kept, and it fills no period and is none
-  of the last N, or a handful of them would push out all that is real.
-- The newest READY one, the newest one whose verification did not fail, the newest VERIFIED one (each by time and by the
-  order of taking, which no clock that was set back can change), pinned ones and those in use stay.
-  So does everything if the policy is empty.
+- Only READY snapshots are considered. A PENDING or BROKEN one counts for no rule and is never deleted by retention.
+- Hours, days, ISO weeks, months and years are in UTC, so that daylight saving time does not change their length. The
+  newest snapshot of each period is kept, for as many periods as the policy says. Periods without snapshots do not
+  count.
+- ``keep_within`` counts back from the newest snapshot, not from now: a job that no longer runs keeps its snapshots, and
+  a clock that jumps ahead deletes nothing.
+- A snapshot from the future shows that a clock was or is wrong. It is kept, but counts for no period and not for the
+  last N; otherwise a few of them would displace all real ones.
+- The newest READY snapshot, the newest one whose verification did not fail, the newest VERIFIED one (each by time and
+  by the order of taking, which does not depend on clocks), pinned ones and those in use are kept.
+- An empty policy keeps everything.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How many snapshots to keep; 0 and None mean that the rule is not used."""
+    """How many snapshots to keep; 0 and None disable a rule."""
 
     keep_last: int = 0
     keep_hourly: int = 0
@@ -40,15 +41,15 @@ class Policy:
     keep_within_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for negative numbers: they would delete what nobody meant to delete."""
+        """Raise ValueError for negative numbers."""
         if any(count < 0 for _, count, _ in self._periods()) or self.keep_last < 0:
-            raise ValueError("a retention policy counts from 0 up")
+            raise ValueError("the numbers of a retention policy are 0 or more")
         if self.keep_within_s is not None and not (self.keep_within_s >= 0 and math.isfinite(self.keep_within_s)):
             raise ValueError("keep_within_s is a number of seconds, 0 or more")
 
     @property
     def empty(self) -> bool:
-        """Whether there is no rule at all; then nothing is deleted."""
+        """Whether there is no rule; then nothing is deleted."""
         return not (self.keep_last or self.keep_within_s or any(count for _, count, _ in self._periods()))
 
     def _periods(self) -> tuple[tuple[str, int, Callable[[datetime], str]], ...]:
@@ -67,22 +68,22 @@ class Candidate:
 
     id: str
     taken_at: datetime
-    """Aware; any zone, compared and bucketed in UTC."""
+    """With a time zone; compared and grouped in UTC."""
     ready: bool
     verified: bool
     pinned: bool
     failed: bool = False
-    """Its newest verification failed: no backup to rely on."""
+    """Its newest verification failed."""
     pin_reason: str | None = None
     in_use: bool = False
-    """Mounted, being read or being verified now."""
+    """It is mounted, being read or being verified."""
     number: int = 0
-    """The order of taking, whatever the clock said; equal numbers go by time."""
+    """The order of taking, independent of clocks; equal numbers are ordered by time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """One snapshot's fate, with every rule that decided it."""
+    """A decision on one snapshot, with all rules that led to it."""
 
     id: str
     reasons: tuple[str, ...]
@@ -90,7 +91,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class PrunePlan:
-    """What stays and what goes, newest first; each snapshot is in exactly one of the two."""
+    """Snapshots to keep and to delete, newest first; each is in exactly one of the two."""
 
     keep: tuple[Decision, ...]
     delete: tuple[Decision, ...]
@@ -99,7 +100,7 @@ class PrunePlan:
 def plan(snapshots: Iterable[Candidate], policy: Policy, now: datetime) -> PrunePlan:
     """Given all snapshots of one job, return which to keep and which to delete at `now`, with reasons.
 
-    Deletes nothing by itself. Snapshots taken in the same instant are ordered by id. Raises ValueError for times
+    It deletes nothing. Snapshots taken in the same instant are ordered by id. Raises ValueError for times
     without a zone and for an id that occurs twice.
     """
     newest_first = _sorted(snapshots, now)
@@ -112,7 +113,7 @@ def plan(snapshots: Iterable[Candidate], policy: Policy, now: datetime) -> Prune
 
 
 def protect(snapshots: Iterable[Candidate], now: datetime) -> dict[str, tuple[str, ...]]:
-    """Given all snapshots of one job, return for each what keeps it from any policy at `now`; empty if nothing does.
+    """Given all snapshots of one job, return for each why no policy may delete it at `now`; empty if one may.
 
     Raises ValueError as `plan` does.
     """
@@ -133,10 +134,10 @@ def _sorted(snapshots: Iterable[Candidate], now: datetime) -> list[Candidate]:
 
 
 def _reasons(newest_first: list[Candidate], policy: Policy, now: datetime) -> dict[str, list[str]]:
-    """Return for each snapshot what keeps it; an empty list where nothing does."""
+    """Return for each snapshot the reasons to keep it; an empty list means that it can be deleted."""
     reasons: dict[str, list[str]] = {one.id: [] for one in newest_first}
     ready = [one for one in newest_first if one.ready]
-    # What a wrong clock dated ahead must not take the place of what is real.
+    # Snapshots that a wrong clock dated ahead must not displace real ones.
     past = [one for one in ready if one.taken_at <= now]
     for one in newest_first:
         if not one.ready:
@@ -153,12 +154,12 @@ def _reasons(newest_first: list[Candidate], policy: Policy, now: datetime) -> di
 
 
 def _keep_guarded(ready: list[Candidate], past: list[Candidate], reasons: dict[str, list[str]]) -> None:
-    """Keep what no policy may delete."""
-    # By time and by the order of taking: a clock that was set back does not make an old one of the newest.
+    """Keep the snapshots that no policy may delete."""
+    # By time and by the order of taking, as a clock that was set back makes the newest snapshot look old.
     for listed in (ready, past, _last_taken_first(ready)):
         for one in listed[:1]:
             _add(reasons[one.id], "newest READY")
-        # One that is known not to restore does not replace one that may.
+        # A snapshot that failed to restore does not replace one that may restore.
         for one in [one for one in listed if not one.failed][:1]:
             _add(reasons[one.id], "newest READY")
         for one in [one for one in listed if one.verified][:1]:
@@ -171,7 +172,7 @@ def _keep_guarded(ready: list[Candidate], past: list[Candidate], reasons: dict[s
 
 
 def _keep_by_rule(past: list[Candidate], policy: Policy, reasons: dict[str, list[str]]) -> None:
-    """Keep what the policy's rules ask for, out of the READY snapshots that are not from the future."""
+    """Apply the policy's rules to the READY snapshots that are not from the future."""
     for number, one in enumerate(_last_taken_first(past)[: policy.keep_last], start=1):
         reasons[one.id].append(f"last {number} of {policy.keep_last}")
     if policy.keep_within_s:

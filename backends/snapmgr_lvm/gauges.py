@@ -74,7 +74,7 @@ def of_volume(group: Group, origin: LogicalVolume, *, cow_bytes: int | None) -> 
 
 
 def auto_extend(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | None:
-    """Enlarge the CoW table of a classic snapshot that is filling up, if `config.auto_extend` allows it.
+    """Extend the CoW table of a classic snapshot that is filling up, if `config.auto_extend`; see `CapacityReporting`.
 
     Raises NotFoundError if it is gone, StorageError if there is no room or LVM refuses.
     """

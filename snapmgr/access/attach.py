@@ -289,7 +289,7 @@ def _kill_server(lease: Lease) -> None:
     process = lease.server.process if lease.server is not None else None
     if process is None:
         return
-    from snapmgr.mysql.server.lasting import end_server  # noqa: PLC0415 - only a clone has a server
+    from snapmgr.mysql.server.development import end_server  # noqa: PLC0415 - only a clone has a server
 
     if not end_server(process, kill=True):
         raise InUseError(

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from snapmgr.contract.backend import Armed
     from snapmgr.contract.records import Shot
     from snapmgr.mysql.lock.levels import LockChoice
-    from snapmgr.source.locate import LiveServer, SnapshotSource
+    from snapmgr.source.locate import SnapshotSource
+    from snapmgr.source.server import LiveServer
 
 # A directory has no lock whose time could run out; this bounds a storage call that hangs.
 _DIRECTORY_FIRE_S = 3600.0
@@ -69,12 +70,12 @@ def fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: 
             trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
             source.refuse_new_places()
             return Evidence(shots=trigger.shots(), quiesce=still.record(), position=None)
-    if source.staged is not None:
+    if source.tool_backup is not None:
         trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
-        source.staged.require_unchanged()
+        source.tool_backup.require_unchanged()
         proof = "no file changed from the seal to after the snapshot"
         evidence = _still_evidence(trigger, "a finished backup, sealed", proof)
-        return replace(evidence, position=source.staged.position, sources=source.staged.sources)
+        return replace(evidence, position=source.tool_backup.position, sources=source.tool_backup.sources)
     atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
     unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
     with unchanged:

@@ -136,7 +136,7 @@ def _take(ctx: Context, job: Job, source: SnapshotSource) -> Manifest:
         excluded=name_excluded(source.shares, source.absent),
         absent=source.absent,
         server=source.server,
-        physical=source.staged.record if source.staged is not None else None,
+        physical=source.tool_backup.record if source.tool_backup is not None else None,
     )
     backend = source.backend
     ctx.tell(f"{manifest.id}: arming: {backend.name}, {', '.join(volume.shown for volume in source.volumes)}")

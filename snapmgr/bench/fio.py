@@ -1,9 +1,8 @@
-"""Runs fio and reads what it found: rates, latencies, and the seconds in which nothing came through.
+"""Runs fio and reads its results: rates, latencies, and the seconds without any completed operation.
 
-The job file is written to a folder that is kept, with nothing in it that only we know: ``cd FOLDER && fio NAME.fio``
-repeats a run by hand, on whatever `directory` in it names. Stalls come from fio's own bandwidth log, one average a
-second: its helper thread wakes up once a second for it, where ``--status-interval`` would print the whole json+
-document, bins and all, every time.
+The job file is kept and contains nothing private to this process: ``cd FOLDER && fio NAME.fio`` repeats a run by hand
+on the `directory` that it names. Stalls come from fio's own bandwidth log, with one average a second: its helper thread
+wakes up once a second for that. ``--status-interval`` would print the whole json+ document, bins included, every time.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 _WINDOW_MS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-# fio prints what C's printf makes of a division by nothing; JSON knows no such number.
+# fio prints the result of a division by zero as printf does; JSON has no such number.
 _NO_NUMBER = re.compile(r"(:\s*)-?(?:nan|inf)\b")
 _DIED = re.compile(r"fio: pid=\d+, got signal=\d+")
 _LOGGED = {"0": "read", "1": "write"}
 _GLOBAL: dict[str, str | int | None] = {
-    # Reports of hundreds of threads, bins and all, would be many megabytes: one for each section is what is asked for.
+    # Reports of hundreds of threads, bins included, would be many megabytes: one report per section is enough.
     "group_reporting": 1,
     # A storage that compresses, or finds blocks that it has already, must gain nothing by it.
     "refill_buffers": 1,
     "randseed": 1,
     # Else random places are the same ones whatever the seed (fio 3.33, td_fill_rand_seeds); with it they repeat too.
     "randrepeat": 0,
-    # From when a request is begun: where the file system does it at once, all of it is in the submission.
+    # From the start of a request: a synchronous file system does all the work in the submission.
     "lat_percentiles": 1,
     "clat_percentiles": 0,
     "log_avg_msec": _WINDOW_MS,
@@ -55,7 +54,7 @@ _GLOBAL: dict[str, str | int | None] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """What a section moved in each whole second of its run, in bytes per second."""
+    """The throughput of a section in each whole second of its run, in bytes per second."""
 
     read: tuple[float, ...]
     write: tuple[float, ...]
@@ -104,11 +103,6 @@ class FioRun:
         """Return finished operations per second of the longest job; 0 for a run of less than a millisecond."""
         seconds = self.seconds(section)
         return self.ios(direction, section) / seconds if seconds else 0.0
-
-    def bytes_per_s(self, direction: Literal["read", "write"], section: str | None = None) -> float:
-        """Return bytes per second of the longest job; 0 for a run of less than a millisecond."""
-        seconds = self.seconds(section)
-        return self.moved_bytes(direction, section) / seconds if seconds else 0.0
 
     def latency_s(self, direction: Direction, quantile: float, section: str | None = None) -> float | None:
         """Return the latency that `quantile` (0 … 1) of the operations kept within; None without operations.
@@ -160,7 +154,7 @@ def run_fio(
     runner: Runner,
     prefix: Sequence[str] = (),
 ) -> FioRun:
-    """Run fio with a job file made of `sections`, and return what it found.
+    """Run fio with a job file made of `sections`, and return its results.
 
     Args:
         name: of the run; its files are ``NAME.fio``, ``NAME.json`` and ``NAME-SECTION_bw.log``. Used once in `keep`.
@@ -196,7 +190,7 @@ def run_fio(
     if (died := _DIED.search(done.stderr)) is not None:
         # Of several processes of a job: neither the exit code nor the document says so.
         raise CommandError(
-            f"fio {name}.fio is not whole: {died[0]}", hint="was there too little memory for it? see: dmesg"
+            f"the result of fio {name}.fio is incomplete: {died[0]}", hint="check whether memory ran out: dmesg"
         )
     windows = {
         section: read_windows(log.read_text() if log.exists() else "", _runtime_s(document, section))
@@ -211,7 +205,7 @@ def _failure(message: str) -> CommandError:
 
 
 def write_job(name: str, sections: Mapping[str, Mapping[str, str | int | None]], *, directory: Path) -> str:
-    """Return the text of a job file. Raises ConfigError for what it cannot hold."""
+    """Return the text of a job file. Raises ConfigError for values that it cannot hold."""
     # fio takes a colon for the end of one of several folders, and "${" for a variable (fio(1)).
     folder = str(directory).replace(":", r"\:")
     whole: dict[str, dict[str, str | int | None]] = {
@@ -254,7 +248,7 @@ def parse_document(printed: str) -> dict[str, Any]:
 
 
 def read_windows(log: str, runtime_s: float) -> Windows:
-    """Given a bandwidth log and how long the job ran, return what it moved in each whole second.
+    """Given a bandwidth log and the duration of the job, return its throughput in each whole second.
 
     A line is "end of the window in ms, KiB/s, direction, …" for one job and direction; windows without any have none.
     """

@@ -1,6 +1,6 @@
-"""What the benchmark's parts hand to each other: stacks, scenarios, parameters, and what one sample found.
+"""Defines the records that the rooms exchange: stacks, scenarios, parameters, and the outcome of a sample.
 
-Scenarios measure; they see a `Workbench` and nothing else of the benchmark. Everything here can be written as JSON.
+Scenarios measure; of the benchmark they see only a `Workbench`. Everything here can be written as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROFILES: tuple[ProfileName, ...] = ("smoke", "quick", "standard", "paper")
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """A storage as it is compared: a file system, what is below it, and the backend that takes its snapshots."""
+    """A storage under comparison: a file system, the layers below it, and the backend that takes its snapshots."""
 
     name: str
     """As ``--stacks`` takes it: "btrfs", "lvm-thin+xfs"."""
@@ -38,7 +38,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricInfo:
-    """What a figure of a scenario means."""
+    """The meaning of a figure of a scenario."""
 
     name: str
     """"update_s": the same word in every sample."""
@@ -53,16 +53,16 @@ class MetricInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """How large and how long a sample is; the same for all stacks of a scenario, and part of every sample."""
+    """Size and duration of a sample; the same for all stacks of a scenario, and recorded in every sample."""
 
     profile: ProfileName
     variant: str
     """Variant of the scenario: "printed", "repaired", "database"; "" where there is only one."""
     size_bytes: int
-    """Of the data a scenario fills in, chosen by the conductor within what `Scenario.needs` asks for. 0, as given to
+    """Size of the data set, chosen by the conductor within the limits of `Scenario.needs`. 0, as given to
     `Scenario.parameters`, stands for what the scenario takes in that profile."""
     memory_bytes: int
-    """What the page cache may hold at most, by a cgroup limit or the machine's memory: a buffered scenario refuses
+    """The most that the page cache may hold, by a cgroup limit or the machine's memory: a buffered scenario refuses
     data that fit."""
     seed: int
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -71,17 +71,17 @@ class Parameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What one sample of a scenario takes."""
+    """The space and time for one sample of a scenario."""
 
     space_bytes: int
-    """Of the device, snapshot included."""
+    """Space on the device, snapshot included."""
     seconds: float
-    """About how long, on a disk of 100 MB/s and 1,000 IOPS; the conductor corrects it by what it measures."""
+    """About how long, on a disk of 100 MB/s and 1,000 IOPS; the conductor corrects it as it measures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One proof that a sample measured what it says; a sample with a failed one counts for nothing."""
+    """One proof that a sample measured the right thing; a sample with a failed check does not count."""
 
     name: str
     """"snapshot holds the old data"."""
@@ -91,7 +91,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one run of a scenario found."""
+    """The result of one run of a scenario."""
 
     metrics: Mapping[str, float]
     """By `MetricInfo.name`. A figure that could not be measured is absent, and `notes` says why."""
@@ -108,18 +108,18 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What a measured part of a sample took; made by `Workbench.measured` when its context ends."""
+    """The cost of a measured part of a sample; `Workbench.measured` sets it when its context ends."""
 
     seconds: float
     cpu_seconds: float
-    """Of the whole machine but idle and iowait: what the kernel does for a file system is nobody's process."""
+    """CPU time of the whole machine without idle and iowait: kernel work for a file system belongs to no process."""
     read_bytes: int
     """At the devices that tell the truth (below LVM, below the file system)."""
     written_bytes: int
     reads: int
     writes: int
     steal_seconds: float
-    """What the hypervisor took from this machine meanwhile."""
+    """CPU time that the hypervisor took from this machine."""
 
 
 class Measuring(Protocol):
@@ -132,7 +132,7 @@ class Snapshot(Protocol):
     """One snapshot of the workbench's volume, made by the backend as a backup would be."""
 
     create_s: float
-    """The backend's `fire`, which is what a lock would be held for."""
+    """Duration of the backend's `fire`, during which a backup holds its lock."""
     whole_s: float
     """From arm to settled."""
 
@@ -140,7 +140,7 @@ class Snapshot(Protocol):
         """Attach it and yield the folder that corresponds to `Workbench.path`."""
 
     def usage(self) -> Usage:
-        """Return what the backend says that it takes."""
+        """Return the space that it uses, according to the backend."""
 
     def delete(self, *, wait: Literal["name", "space"] = "space") -> float:
         """Delete it and wait until its space is free, or its name gone; return the seconds until that."""
@@ -163,11 +163,11 @@ class Workbench(Protocol):
         """
 
     def at_once(self) -> bool:
-        """Whether a snapshot is of one instant; else files are copied one by one, and nothing may write meanwhile."""
+        """Whether a snapshot is of one instant; otherwise files are copied one by one, and nothing may write then."""
 
     def inventory(self) -> tuple[Found, ...]:
-        """Return what the backend finds in the volume's pool, as each backup asks it. Raises MissingRequirementError as
-        `snapshot` does."""
+        """Return the backend's inventory of the volume's pool, as each backup requests it. Raises
+        MissingRequirementError as `snapshot` does."""
 
     def cloning(self) -> FolderCloning | None:
         """Return what clones a folder in `path`, as ``snapmgr prepare`` finds it; it may be `snapmgr.api.Remounting` as
@@ -184,7 +184,7 @@ class Workbench(Protocol):
         """Run a program; it is recorded with the sample."""
 
     def cold(self) -> None:
-        """Sync, and drop the kernel's caches and those of the storage's client: the next read is the storage's own."""
+        """Sync, and drop the kernel's caches and those of the client: the next read comes from the storage."""
 
     def quiet(self) -> float:
         """Wait until the storage's background work (btrfs's cleaner, discards, uploads) is done; return the seconds."""
@@ -193,7 +193,7 @@ class Workbench(Protocol):
         """Return where the file's blocks are, after a flush."""
 
     def tell(self, text: str) -> None:
-        """Say what goes on, for the progress line."""
+        """Report the current step, for the progress line."""
 
 
 class FileLayout(Protocol):
@@ -223,16 +223,16 @@ class Scenario(Protocol):
     metrics: tuple[MetricInfo, ...]
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return all that this machine lacks for it (fio, sysbench); empty if it can run."""
+        """Return its missing requirements on this machine (fio, sysbench); empty if it can run."""
 
     def suits(self, stack: Stack) -> str | None:
         """Return why it cannot run on a stack, as a sentence; None if it can."""
 
     def needs(self, parameters: Parameters) -> Needs:
-        """Return what one sample takes."""
+        """Return the space and time for one sample."""
 
     def parameters(self, given: Parameters) -> Parameters:
-        """Return `given` with `extra` completed for its profile. Raises ConfigError for what makes no sense."""
+        """Return `given` with `extra` completed for its profile. Raises ConfigError for invalid values."""
 
     def run(self, bench: Workbench) -> Outcome:
         """Measure once."""

@@ -1,6 +1,6 @@
-"""The record of an in-place restore: on disk before anything is unmounted, and until all is mounted again.
+"""Stores the record of an in-place restore, from before anything is unmounted until everything is mounted again.
 
-``STATE/inplace/TOKEN.json``. While it is there no run of the jobs that it names takes, prunes or deletes snapshots.
+``STATE/inplace/TOKEN.json``. While it exists, no run of its jobs takes, prunes or deletes snapshots.
 """
 
 from __future__ import annotations
@@ -25,64 +25,67 @@ if TYPE_CHECKING:
 Step = Literal["unmounting", "merging", "merged"]
 
 MERGED = "merged into its origin"
-"""How the reason begins of a snapshot that an in-place restore used up."""
+"""Beginning of the reason of a snapshot that an in-place restore consumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MountRecord:
-    """Where a file system was mounted, and how: enough to do it again."""
+    """How a file system was mounted, to mount it again in the same way."""
 
     point: Annotated[str, msgspec.Meta(pattern=r"\A/")]
     root: Annotated[str, msgspec.Meta(pattern=r"\A/")]
-    """The folder of the file system that was mounted there."""
+    """The mounted folder of the file system."""
     fs_type: str
     options: tuple[str, ...]
-    """Of the mount."""
+    """Options of the mount."""
     super_options: tuple[str, ...]
-    """Of the file system."""
+    """Options of the file system."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OriginRecord:
-    """One origin."""
+    """One origin of the restore."""
 
     ref: SnapshotRef
-    """The member that it is put back to, as it was before."""
+    """The member that it is restored from, as before the restore."""
     origin: str
     """`RevertPlan.origin`."""
     device: Annotated[str, msgspec.Meta(pattern=r"\A/dev/")]
     """`RevertPlan.device`."""
     mounts: tuple[MountRecord, ...]
-    """In the order in which they were made."""
+    """In the order in which they were mounted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InplaceRecord:
-    """An in-place restore that is under way or was cut short."""
+    """A running or unfinished in-place restore."""
 
     token: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
     snapshot_id: str
     jobs: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    """Whose snapshots are of these origins; the snapshot's own first. Who holds the lock of that one may go on."""
+    """Jobs with snapshots of these origins, the snapshot's own job first.
+
+    The holder of that job's lock may continue it.
+    """
     holder: Process
     user: str
     began_at: datetime
     parts: Annotated[tuple[OriginRecord, ...], msgspec.Meta(min_length=1)]
     step: Step = "unmounting"
-    """"unmounting": nothing is changed yet; "merging": all is unmounted; "merged": the data are back."""
+    """"unmounting": nothing is changed yet; "merging": everything is unmounted; "merged": the data are restored."""
     merged_at: datetime | None = None
     schema: int = SCHEMA
 
     @property
     def origins(self) -> str:
-        """Its origins, for people."""
+        """Its origins, to print."""
         return ", ".join(part.origin for part in self.parts)
 
 
 def inplace_records(catalog: Catalog) -> tuple[InplaceRecord, ...]:
-    """Return the in-place restores that are under way or were cut short, oldest first.
+    """Return the running and unfinished in-place restores, oldest first.
 
-    Raises CatalogError for a record that cannot be read: what it says must not be passed over.
+    Raises CatalogError for a record that cannot be read, as it must not be ignored.
     """
     try:
         paths = sorted(path for path in _folder(catalog).iterdir() if path.suffix == ".json" and path.name[0] != ".")
@@ -95,7 +98,7 @@ def inplace_records(catalog: Catalog) -> tuple[InplaceRecord, ...]:
         except NotFoundError:
             continue
         if path.stem != record.token:
-            raise CatalogError(f"{path} does not belong here: by what is in it, it would be {record.token}.json")
+            raise CatalogError(f"{path} has a wrong name: by its contents it should be {record.token}.json")
         found.append(record)
     return tuple(sorted(found, key=lambda record: record.began_at))
 
@@ -106,24 +109,24 @@ def write_inplace(catalog: Catalog, record: InplaceRecord) -> None:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=space_hint(error)) from None
+        raise CatalogError(f"cannot create {folder}: {error.strerror}", hint=space_hint(error)) from None
     write_file(folder / f"{record.token}.json", encode(record))
 
 
 def drop_inplace(catalog: Catalog, record: InplaceRecord) -> None:
-    """Forget one that is done or undone; idempotent."""
+    """Remove the record of a restore that is complete or undone; idempotent."""
     drop_file(_folder(catalog) / f"{record.token}.json")
 
 
 def refuse_unfinished_inplace(catalog: Catalog, *jobs: str) -> None:
-    """Raise BusyError if an origin of one of `jobs` is being put back, or that was cut short."""
+    """Raise BusyError if an in-place restore of an origin of `jobs` is running or unfinished."""
     for record in inplace_records(catalog):
         if set(jobs) & set(record.jobs):
             raise _unfinished(record)
 
 
 def refuse_inplace_target(catalog: Catalog, snapshot_id: str) -> None:
-    """Raise BusyError if this very snapshot is being put back in place, or that was cut short."""
+    """Raise BusyError if an in-place restore from this snapshot is running or unfinished."""
     for record in inplace_records(catalog):
         if record.snapshot_id == snapshot_id:
             raise _unfinished(record)
@@ -132,12 +135,12 @@ def refuse_inplace_target(catalog: Catalog, snapshot_id: str) -> None:
 def _unfinished(record: InplaceRecord) -> BusyError:
     if is_alive(record.holder):
         return BusyError(
-            f"{record.origins} is being put back in place to {record.snapshot_id} (pid {record.holder.pid})",
+            f"an in-place restore of {record.origins} from {record.snapshot_id} is running (pid {record.holder.pid})",
             hint="wait for it to end",
         )
     return BusyError(
-        f"the restore in place of {record.snapshot_id} ({record.origins}) was cut short",
-        hint=f"go on with it: snapmgr restore {record.snapshot_id} --in-place, or snapmgr doctor --fix",
+        f"the in-place restore of {record.origins} from {record.snapshot_id} is unfinished",
+        hint=f"continue it: snapmgr restore {record.snapshot_id} --in-place, or snapmgr doctor --fix",
     )
 
 

@@ -1,6 +1,6 @@
-"""A snapshot's manifest: what is written down about it, as records and as JSON.
+"""Defines a snapshot's manifest and the other records of the state directory, and stores them as JSON.
 
-Schema version 1; a newer one is refused, never half understood. Times are aware UTC, sizes bytes, durations seconds.
+Schema version 1; newer ones are refused. Times are aware and in UTC, sizes in bytes, durations in seconds.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Level = Literal["none", "backup-lock", "global-read-lock", "freeze-process", "st
 
 
 GONE = "its storage is gone"
-"""How the reason of a BROKEN snapshot begins that was READY until its storage was removed."""
+"""Beginning of the reason of a BROKEN snapshot that was READY until its storage was removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """An exact binlog position. `gtid` is empty where the server wrote none."""
+    """An exact binlog position. `gtid` is empty if the server wrote none."""
 
     file: str
     offset: int
@@ -43,26 +43,26 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class SourcePosition:
-    """How far a replica had executed what it gets from one source: where another replica of it would have to begin.
+    """The position up to which a replica had executed the events of one source: a new replica would start here.
 
-    What was received and not yet executed does not count. Exact or absent: `file` is empty and `offset` 0 where only
-    the GTID is exact (several applier threads), `gtid` is empty where replication goes by file and offset.
+    Events that were received but not executed do not count. It is exact or absent: `file` is empty and `offset` 0 if
+    only the GTID is exact (several applier threads), `gtid` is empty if replication uses file and offset.
     """
 
     channel: str
-    """MySQL's channel or MariaDB's connection name; "" is the default one."""
+    """MySQL's channel or MariaDB's connection name; "" is the default."""
     host: str
     port: int
     file: str = ""
-    """Of the source's binary logs."""
+    """Name of the source's binary log."""
     offset: int = 0
     gtid: str = ""
-    """MySQL: the replica's gtid_executed; MariaDB: its gtid_slave_pos. Of all channels together."""
+    """MySQL: the replica's gtid_executed; MariaDB: its gtid_slave_pos. For all channels together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerRecord:
-    """The server whose data these are, with the settings that a server on a clone needs."""
+    """The server of the data, with the settings that a server on a clone needs."""
 
     flavor: Literal["mariadb", "mysql"]
     version: str
@@ -73,31 +73,30 @@ class ServerRecord:
     """Path and base name of the binary logs, from the datadir ("mysql-bin", "../log/bin"); None without binary logs."""
     settings: dict[str, str] = field(default_factory=dict)
     program: str | None = None
-    """The program that it ran then; None if that cannot be told, or was replaced under it."""
+    """Path of its program; None if unknown, or if the file was replaced since it started."""
     gtid_purged: str = ""
-    """MySQL: the GTIDs that it had executed and that none of its binary logs names."""
+    """MySQL: the executed GTIDs that are in none of its binary logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuiesceRecord:
-    """How the source was held still, and the price of it."""
+    """How the source was quiesced, and how long it took."""
 
     level: Level
     why: str
     proof: str
-    """What showed that it still held after the storage call."""
+    """The evidence that the lock or freeze still held after the storage call."""
     attempts: int
     waited_s: float
-    """Asking for the lock until it was granted, over all attempts."""
+    """Time from asking for the lock until it was granted, over all attempts."""
     held_s: float
-    """Granted to released."""
+    """Time from the lock granted to the lock released."""
     frozen_s: float = 0.0
-    """How long the server process stood still (freeze-process): no client was served."""
+    """How long the server process was stopped (freeze-process); no client was served."""
     stall_s: float = 0.0
-    """The longest that a writer can have waited for us: from asking for what stops writers until it was gone, in the
-    worst of all attempts."""
+    """Longest time that a writer can have waited for us: from asking for the lock until its release, worst attempt."""
     position_from: Literal["server", "binlog", "nowhere"] = "nowhere"
-    """Who said the binlog position: the server under the lock, or the end of the snapshot's own binary logs."""
+    """Source of the binlog position: the server under the lock, or the end of the snapshot's own binary logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,20 +109,20 @@ class Member:
     call_s: float
     """Duration of the storage call."""
     path: str = ""
-    """Where the volume was reachable then."""
+    """Where the volume was mounted at that time."""
     places: dict[str, str] = field(default_factory=dict)
-    """Every folder of the source that is in this volume, the source's own among them, and its path inside it."""
+    """Every folder of the source in this volume, with its path inside the volume; includes the source itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All that is known of a snapshot, but its verification."""
+    """Everything known about a snapshot, except its verification."""
 
     id: str
     job: str
     source: Literal["mysql", "physical", "directory"]
     path: str
-    """What was snapshotted: the datadir, staged backup or directory, as it was reachable then."""
+    """Path of the snapshotted datadir, staged backup or directory at that time."""
     state: State
     created_at: datetime
     machine_id: str
@@ -131,30 +130,30 @@ class Manifest:
     taken_at: datetime | None = None
     """When the storage took it; set together with `proved_at`."""
     proved_at: datetime | None = None
-    """Set once consistency is proven; what is pending without it is removed, with it is completed."""
+    """Set once consistency is proven. A PENDING snapshot with it is completed, without it removed."""
     reason: str | None = None
     """Why it is broken."""
     number: int = 0
-    """Grows over all snapshots of a state directory: the order in which they were begun, whatever clocks said."""
+    """Grows over all snapshots of a state directory: the order in which they were started, independent of clocks."""
     pinned: bool = False
-    """Kept whatever retention says, until somebody unpins it."""
+    """Kept regardless of retention, until it is unpinned."""
     pin_reason: str | None = None
-    """Why it is pinned, in the words of who did it."""
+    """Why it is pinned, as given by the user."""
     intents: tuple[Intent, ...] = ()
     members: tuple[Member, ...] = ()
     excluded: tuple[str, ...] = ()
-    """Nested subvolumes and mounts that it does not hold."""
+    """Nested subvolumes and mounts that it does not include."""
     helper: Process | None = None
-    """The process that was to take it: if it still lives, its storage call may still arrive."""
+    """The process that takes it: as long as it lives, its storage call may still complete."""
     state_dir: str = ""
-    """The state directory that it was taken for: another one that meets it in the storage leaves it to this one."""
+    """The state directory that it belongs to; others ignore it when they find it in the storage."""
     quiesce: QuiesceRecord | None = None
     absent: tuple[str, ...] = ()
-    """Folders that the server writes and that no member holds: those of its binary and relay logs."""
+    """Folders that the server writes but no member includes: those of its binary and relay logs."""
     server: ServerRecord | None = None
     position: Position | None = None
     sources: tuple[SourcePosition, ...] = ()
-    """Of a replica: one for each of its sources."""
+    """For a replica: one for each of its sources."""
     physical: PhysicalRecord | None = None
 
     @property
@@ -164,11 +163,11 @@ class Manifest:
 
     @property
     def short_id(self) -> str:
-        """The id's random part, enough to name it."""
+        """The random part of the id, which is enough to name it."""
         return self.id.rsplit(".", 1)[-1]
 
     def require_ready(self, what: str) -> None:
-        """Raise StorageError unless it is READY: nothing else can be `what` ("mounted", "restored")."""
+        """Raise StorageError unless it is READY; `what` is what cannot be done otherwise ("mounted", "restored")."""
         if self.state != "ready":
             why = f": {self.reason}" if self.reason else ""
             raise StorageError(
@@ -184,13 +183,13 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What became of the last try to prove that a snapshot restores."""
+    """The result of the last verification of a snapshot."""
 
     at: datetime
     result: Literal["passed", "failed"]
     duration_s: float
     checks: tuple[str, ...] = ()
-    """What was checked, in words."""
+    """The checks that passed, in words."""
     failures: tuple[str, ...] = ()
     schema: int = SCHEMA
 
@@ -203,18 +202,17 @@ class LeasePart:
     subpath: str
     """`Member.subpath`."""
     folder: Annotated[str, msgspec.Meta(pattern=r"\A(?!\.{1,2}\Z)[^/]*\Z")] = ""
-    """Name of the folder below the lease's point where it is mounted; "" for the point itself, where there is but one
-    member."""
+    """Name of the folder below the lease's mount point; "" for the mount point itself, if there is only one member."""
     mounted: str | None = None
-    """Device number and root folder of the mount, once it is made: what else is mounted there later is not ours."""
+    """Device number and root folder of the mount, once it exists: another mount at the same point is not ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CloneServer:
-    """The server on a clone. Every step of its start is on disk before it is made."""
+    """The server on a clone. Each step of its start is recorded on disk before it is taken."""
 
     folder: Annotated[str, msgspec.Meta(pattern=r"\A/")]
-    """Of its socket, log and temporary files; it goes with the clone."""
+    """Folder of its socket, log and temporary files; removed with the clone."""
     port: int | None
     """At 127.0.0.1; None: only the socket."""
     process: Process | None = None
@@ -225,7 +223,7 @@ class CloneServer:
     server_uuid: str | None = None
     """MySQL: the clone's own. MariaDB has none."""
     answered_at: datetime | None = None
-    """Since when it runs for itself; before that it goes with the process that made it."""
+    """When it first answered. Before that it ends with the process that started it."""
 
     @property
     def socket(self) -> str:
@@ -234,31 +232,34 @@ class CloneServer:
 
     @property
     def log(self) -> str:
-        """Path of what it prints."""
+        """Path of its output."""
         return os.path.join(self.folder, "server.log")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Somebody's use of a snapshot: who, why, until when; on disk before anything is attached."""
+    """A use of a snapshot: who, why, until when; on disk before anything is attached."""
 
     parts: Annotated[tuple[LeasePart, ...], msgspec.Meta(min_length=1)]
     """One for each member of the snapshot, in their order."""
     holder: Process
-    """Who made it; see `stays`."""
+    """The process that created it; see `stays`."""
     user: str
     why: Purpose
     created_at: datetime
     until: datetime | None
     point: Annotated[str, msgspec.Meta(pattern=r"\A/")]
-    """Where it is (to be) mounted."""
+    """The mount point."""
     server: CloneServer | None = None
-    """Of a "clone"."""
+    """For a "clone"."""
     schema: int = SCHEMA
 
     @property
     def stays(self) -> bool:
-        """Whether only `umount` ends it: a mount, a clone whose server has answered. Others end with their holder."""
+        """Whether it lasts until `umount`: a mount, or a clone whose server has answered.
+
+        Others end with their holder.
+        """
         return self.why == "mount" or (self.server is not None and self.server.answered_at is not None)
 
     @property
@@ -273,18 +274,18 @@ class Lease:
 
     @property
     def boot_id(self) -> str:
-        """The boot that it is of."""
+        """The boot in which it was created."""
         return self.parts[0].record.boot_id
 
     @property
     def writable(self) -> bool:
-        """Whether it is of a clone."""
+        """Whether it is a writable clone."""
         return self.parts[0].record.writable
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """When a job is to run, as it was installed: what was due is told from this."""
+    """When a job has to run, as installed; `status` computes overdue runs from it."""
 
     job: str
     kind: Literal["systemd", "cron"]
@@ -292,25 +293,25 @@ class Schedule:
     """OnCalendar, as in systemd.time(7)."""
     installed_at: datetime
     delay_s: float = 0.0
-    """A run may begin so much later, at random."""
+    """Maximum random delay of a run."""
     schema: int = SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreRecord:
-    """A restore that is under way or was cut short: on disk before anything is made, and in its hidden folder."""
+    """A running or unfinished restore: on disk before anything is created, with a copy in its hidden folder."""
 
     token: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
     snapshot_id: str
     dest: str
     """Absolute, its parent resolved."""
     made_dest: bool
-    """Whether the folder `dest` was made by this restore: then it goes with it."""
+    """Whether this restore created the folder `dest`; if so, undoing it removes the folder."""
     holder: Process
     user: str
     began_at: datetime
     inode: int = 0
-    """Of the hidden folder: a copy of it, made by somebody else, is not ours."""
+    """Inode of the hidden folder: a copy made by somebody else is not ours."""
     finishing: bool = False
     report: str = ""
     """The restore's result as JSON, once it is finishing."""
@@ -341,7 +342,7 @@ def new_id(job: str, now: datetime) -> str:
 
 
 def encode(record: _Record) -> bytes:
-    """Return a record as JSON, indented: people read these files in emergencies.
+    """Return a record as indented JSON, as people read these files in emergencies.
 
     Raises CatalogError if it names something that is not UTF-8.
     """
@@ -349,7 +350,7 @@ def encode(record: _Record) -> bytes:
         data = msgspec.json.encode(record)
     except UnicodeEncodeError as error:
         name = os.fsencode(error.object).decode("utf-8", "backslashreplace")
-        raise CatalogError(f"{name} has a name that is not UTF-8", hint="use a path that is UTF-8") from None
+        raise CatalogError(f"{name} has a name that is not UTF-8", hint="use a path in UTF-8") from None
     return msgspec.json.format(data, indent=1) + b"\n"
 
 
@@ -359,7 +360,7 @@ def decode(data: bytes, kind: type[_AnyRecord], where: str) -> _AnyRecord:
         schema = msgspec.json.decode(data, type=_Versioned).schema
         if schema > SCHEMA:
             raise CatalogError(
-                f"{where} is of schema {schema}; this snapmgr understands {SCHEMA}", hint="use the newer snapmgr"
+                f"{where} has schema {schema}, but this snapmgr knows only {SCHEMA}", hint="use a newer snapmgr"
             )
         record = msgspec.json.decode(data, type=kind)
         _require_usable(record, data)
@@ -370,7 +371,7 @@ def decode(data: bytes, kind: type[_AnyRecord], where: str) -> _AnyRecord:
         ) from None
 
 
-def decode_number(data: bytes) -> int:
+def read_number(data: bytes) -> int:
     """Return a manifest's number without reading the rest; 0 if it is damaged."""
     try:
         return msgspec.json.decode(data, type=_Versioned).number
@@ -379,13 +380,14 @@ def decode_number(data: bytes) -> int:
 
 
 def _require_usable(record: object, data: bytes) -> None:
-    """Raise ValueError for a text or time in a record that the type allows and the system calls do not."""
-    # JSON can write it only so; looking at each text of a thousand manifests takes longer than reading them.
+    """Raise ValueError for a text or time that the type allows but system calls do not."""
+    # JSON can write NUL only in this way; checking each text of a thousand manifests would take longer than reading
+    # them.
     if b"\\u0000" in data and _holds_nul(record):
-        raise ValueError("a text in it holds a NUL character")
+        raise ValueError("a text in it contains a NUL character")
     for value in vars(record).values():
         if isinstance(value, datetime) and (value.tzinfo is None or not _FIRST_YEAR <= value.year <= _LAST_YEAR):
-            raise ValueError(f"{value.isoformat()} is no time with a zone, or not one of these centuries")
+            raise ValueError(f"{value.isoformat()} has no time zone, or is not between {_FIRST_YEAR} and {_LAST_YEAR}")
 
 
 def _holds_nul(value: object) -> bool:

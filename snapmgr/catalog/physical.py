@@ -1,4 +1,4 @@
-"""The manifest's record of a physical backup: files copied by a server's own tool, then snapshotted."""
+"""Defines a manifest's record of a physical backup, whose files were copied by the server's own tool."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Literal
 
 ToolName = Literal["mariadb-backup", "xtrabackup", "clone"]
 State = Literal["raw", "redo-applied", "prepared"]
-"""As the tool left it; its redo log applied, and still open for increments; ready for a server."""
+"""As the tool wrote it; redo log applied and ready for increments; ready for a server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BinlogMark:
-    """A place in a binary log, and a digest of the log before it."""
+    """A position in a binary log, with a digest of everything before it."""
 
     file: str
     offset: int
@@ -21,33 +21,33 @@ class BinlogMark:
 
 @dataclass(frozen=True, kw_only=True)
 class PhysicalRecord:
-    """The origin of the files, and all that the next increment depends on."""
+    """How the files were made, and the facts that the next increment needs."""
 
     tool: ToolName
     tool_version: str
     kind: Literal["full", "incremental"]
-    """The tool's last backup. The snapshot holds all data in either case."""
+    """What the tool copied. The snapshot has all data in either case."""
     state: State
     to_lsn: int
-    """End of the backup; the next increment begins here."""
+    """It includes all changes up to here; the next increment starts here."""
     from_lsn: int = 0
-    """Begin of its increment; 0: a full backup."""
+    """Where its increment started; 0: a full copy."""
     base: str | None = None
-    """The snapshot to whose clone the increment was applied. It may be gone by now."""
+    """The snapshot whose clone its increment was applied to. It may no longer exist."""
     full_because: str | None = None
-    """Why an incremental job made a full backup."""
+    """Why it is a full copy although the job is incremental."""
     datadir: str = ""
-    """Of the live server."""
+    """Datadir of the live server."""
     identity: str = ""
-    """Of the live datadir: an increment of another one would be applied without an error, and be garbage."""
+    """Identity of the live datadir: an increment of another one would apply without an error and be corrupt."""
     run: str = ""
-    """Of the server's process: while it runs, its data cannot have been put back."""
+    """Identity of the server's process: as long as it runs, its data cannot have been restored."""
     binlog: BinlogMark | None = None
-    """Where the server's binary log ended when the tool was done; None without one."""
+    """End of the server's binary log when the tool had finished; None without one."""
     fetched_bytes: int = 0
-    """Size of the tool's output."""
+    """Bytes that the tool wrote."""
     size_bytes: int = 0
-    """Size of the snapshot's files."""
+    """Size of all files of the snapshot."""
     files: int = 0
     copy_s: float = 0.0
     apply_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Whether the state directory may be believed: who else may write to it, what hides it, whose machine's it is."""
+"""Checks that the state directory can be trusted: no others write to it, no mount hides it, it is this machine's."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _MACHINE_BYTES = 4096
 def require_sound(path: Path) -> None:
     """Raise CatalogError if the state directory cannot be trusted, MissingRequirementError without the right to it.
 
-    What is not there yet is sound. Looked at are the directory, the folders in it, the way to it, and the machine that
-    it belongs to.
+    A missing one can be trusted. Checked are the directory, the folders in it, the folders above it, and the machine
+    that it belongs to.
     """
     try:
         status = path.lstat()
     except FileNotFoundError:
         return
     except OSError as error:
-        raise MissingRequirementError(f"cannot look at the state directory {path}: {error.strerror}") from None
+        raise MissingRequirementError(f"cannot read the state directory {path}: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode):
         raise CatalogError(f"the state directory {path} is not a directory", hint="see state_dir in the configuration")
     _refuse_changeable(path, status)
     way = exchangeable(path)
     if way is not None:
         raise CatalogError(
-            f"others could put another state directory in the place of {path}: {way}",
-            hint="set state_dir to a folder that only root can reach the place of, as /var/lib/snapmgr",
+            f"others could replace the state directory {path}: {way}",
+            hint="set state_dir to a folder whose parents only root can modify, such as /var/lib/snapmgr",
         )
-    with suppress(PermissionError):  # the first read says it better
+    with suppress(PermissionError):  # the first read reports it
         for name in sorted(os.listdir(path)):
             _require_sound_folder(path / name, status.st_dev)
     _refuse_other_machine(path)
@@ -59,8 +59,8 @@ def _require_sound_folder(folder: Path, device: int) -> None:
     _refuse_changeable(folder, status)
     if status.st_dev != device:
         raise CatalogError(
-            f"something is mounted at {folder}: it hides what is known of the snapshots",
-            hint=f"umount {folder}; a file system of its own belongs at the whole of the state directory",
+            f"something is mounted at {folder}: it hides part of the state directory",
+            hint=f"umount {folder}; a separate file system must hold the whole state directory",
         )
 
 
@@ -68,13 +68,13 @@ def _refuse_changeable(folder: Path, status: os.stat_result) -> None:
     why = changeable(status)
     if why is not None:
         raise CatalogError(
-            f"the state directory cannot be trusted: others could change what is to be deleted, as of {folder} {why}",
+            f"the state directory cannot be trusted: others could change {folder}: {why}",
             hint=f"chown {os.geteuid()} {folder} && chmod go-w {folder}",
         )
 
 
 def _refuse_other_machine(path: Path) -> None:
-    """Two machines in one state directory would take each other's live runs for dead ones."""
+    """Raise CatalogError for a state directory of another machine, whose active runs would look dead here."""
     owner, us = _read_machine(path), lasting_machine_id()
     if owner is None or us is None or owner[0] == us:
         return
@@ -87,7 +87,7 @@ def _refuse_other_machine(path: Path) -> None:
 
 
 def _read_machine(path: Path) -> tuple[str, str] | None:
-    """Return id and host name of the machine that the state directory belongs to; None if it belongs to none yet."""
+    """Return id and host name of the state directory's machine; None if it has none yet."""
     try:
         fd = os.open(path / MACHINE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -101,7 +101,7 @@ def _read_machine(path: Path) -> tuple[str, str] | None:
 
 
 def claim(path: Path) -> None:
-    """Write down that the state directory is this machine's, unless that is on record. Raises OSError."""
+    """Record this machine as the owner of the state directory, unless it has one. Raises OSError."""
     us = lasting_machine_id()
     if us is None or _read_machine(path) is not None:
         return
@@ -112,7 +112,7 @@ def claim(path: Path) -> None:
             file.write(f"{us} {os.uname().nodename}\n".encode())
             file.flush()
             os.fsync(file.fileno())
-        # Unlike a rename this does not replace the word of a machine that was quicker.
+        # Unlike a rename this does not replace the record of a machine that was faster.
         with suppress(FileExistsError):
             os.link(fresh, path / MACHINE)
     finally:

@@ -1,22 +1,22 @@
-"""The state directory: manifests, verifications, leases and locks.
+"""Reads and writes the state directory: manifests, verifications, leases and locks.
 
 ::
 
     STATE/snapshots/ID/manifest.json    the manifest; its folder carries the readers' and deleters' flock
     STATE/snapshots/ID/verified.json    the last verification, if any
     STATE/leases/LEASE.json             who uses which snapshot
-    STATE/schedules/JOB.json            when a job is to run, as `snapmgr schedule` installed it
-    STATE/locks/JOB.lock                flocked by the one active run of a job
-    STATE/frozen/PID                    a server process that is stopped, and who lets it go on
-    STATE/appliers/PID                  a replica whose appliers are stopped, and who starts them again
-    STATE/machine                       whose it is: two machines must not share it
+    STATE/schedules/JOB.json            when a job has to run, as `snapmgr schedule` installed it
+    STATE/locks/JOB.lock                locked (flock) by the active run of a job
+    STATE/frozen/PID                    a stopped server process, and the process that resumes it
+    STATE/appliers/PID                  a replica with stopped appliers, and the process that starts them again
+    STATE/machine                       the machine that it belongs to: two machines must not share it
     STATE/restores/TOKEN.json           an unfinished restore (`snapmgr.restore.destination`)
-    STATE/inplace/   TOKEN.json         an unfinished in-place restore (`snapmgr.catalog.inplace`)
-    STATE/snapshots/ID/tool.log         what the tool of a physical backup printed
-    STATE/tool-logs/JOB.log             the same of the run that is active, or failed
-    STATE/gauges/POOL.json              how full the storage was, and when (`snapmgr.capacity.read`)
+    STATE/inplace/TOKEN.json            an unfinished in-place restore (`snapmgr.catalog.inplace`)
+    STATE/snapshots/ID/tool.log         output of the tool of a physical backup
+    STATE/tool-logs/JOB.log             the same for the active or last failed run
+    STATE/capacity/POOL.json            samples of the storage's capacity (`snapmgr.capacity.read`)
 
-Every file is replaced as a whole (`snapmgr.system.files`): a crash leaves the old content or the new one.
+Every file is replaced atomically (`snapmgr.system.files`): a crash leaves the old or the new content.
 """
 
 from __future__ import annotations
@@ -27,18 +27,10 @@ import re
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from snapmgr.catalog.manifest import (
-    Lease,
-    Manifest,
-    RestoreRecord,
-    Schedule,
-    Verification,
-    decode,
-    decode_number,
-    encode,
-)
+from snapmgr.catalog.manifest import Lease, Manifest, RestoreRecord, Schedule, Verification, decode, encode, read_number
+from snapmgr.catalog.recordfolder import Damaged, names_in, read_records
 from snapmgr.catalog.statedir import claim, require_sound
 from snapmgr.contract.errors import (
     BusyError,
@@ -53,14 +45,12 @@ from snapmgr.system.files import drop_file, is_abandoned, read_file, space_hint,
 from snapmgr.system.probe import require_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from datetime import datetime
 
 _SHOWN = 4
 # Files whose writer was killed before the rename.
 _BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
-
-_Record = TypeVar("_Record", Lease, Schedule, RestoreRecord)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +66,10 @@ class Entry:
         return self.verification is not None and self.verification.result == "passed"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Damaged:
-    """A file of the state directory that cannot be read as what it should be."""
-
-    path: Path
-    problem: str
-
-
 class Catalog:
-    """The state directory at `path`; made (0700) when first written to.
+    """The state directory at `path`; created (0700) when first written to.
 
-    Raises MissingRequirementError without the right to it, CatalogError if others could write to it.
+    Raises MissingRequirementError without the privilege to read it, CatalogError if others could write to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,33 +80,30 @@ class Catalog:
         self._restores = path / "restores"
         self._locks = path / "locks"
         self.frozen = path / "frozen"
-        """Folder of what is frozen right now (`snapmgr.mysql.lock.freeze`)."""
+        """Folder of the records of frozen servers (`snapmgr.mysql.lock.freeze`)."""
         self.appliers = path / "appliers"
-        """Folder of the replicas whose appliers stand still right now (`snapmgr.mysql.lock.applier`)."""
+        """Folder of the records of replicas with stopped appliers (`snapmgr.mysql.lock.applier`)."""
         self._answers = False
         require_sound(path)
 
     def require_answer(self) -> None:
-        """Raise StorageError if the file system of the state directory hangs; tried once."""
+        """Raise StorageError if the file system of the state directory hangs; checked once."""
         if not self._answers:
             require_answer(str(self.path))
             self._answers = True
 
     def make(self) -> None:
-        """Make the folders that are missing.
-
-        Raises CatalogError or MissingRequirementError, StorageError if it hangs.
-        """
+        """Create missing folders. Raises CatalogError or MissingRequirementError, StorageError if it hangs."""
         self.require_answer()
         for folder in (self.path, self._snapshots, self._leases, self._schedules, self._restores, self._locks):
             try:
                 folder.mkdir(mode=0o700, parents=folder is self.path, exist_ok=True)
             except PermissionError:
                 raise MissingRequirementError(
-                    f"no right to make {folder}", hint="run as root, or set state_dir to a folder of yours"
+                    f"no permission to create {folder}", hint="run as root, or set state_dir to a folder of yours"
                 ) from None
             except OSError as error:
-                raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=space_hint(error)) from None
+                raise CatalogError(f"cannot create {folder}: {error.strerror}", hint=space_hint(error)) from None
         require_sound(self.path)
         try:
             claim(self.path)
@@ -137,10 +116,10 @@ class Catalog:
     # ---- snapshots
 
     def entries(self, job: str | None = None) -> tuple[list[Entry], list[Damaged]]:
-        """Return all snapshots (or those of `job`), oldest first, and what could not be read."""
+        """Return all snapshots (or those of `job`), oldest first, and the files that cannot be read."""
         entries: list[Entry] = []
         damaged: list[Damaged] = []
-        for name in _names(self._snapshots):
+        for name in names_in(self._snapshots):
             if job is not None and not name.startswith(job + "."):
                 continue
             try:
@@ -153,28 +132,28 @@ class Catalog:
             if problem is None:
                 entries.append(entry)
             else:
-                # Whether it was verified is not known, so no rule may judge it.
+                # It is unknown whether it was verified, so retention must not see it.
                 damaged.append(Damaged(path=self._snapshots / name, problem=problem))
         entries.sort(key=_order)
         return entries, damaged
 
     def next_number(self, now: datetime) -> int:
-        """Return the next `Manifest.number`: at least the time, to be above what a lost state directory had given."""
+        """Return the next `Manifest.number`: at least the time, to be above the numbers of a lost state directory."""
         number = int(now.timestamp())
-        for name in _names(self._snapshots):
+        for name in names_in(self._snapshots):
             with suppress(SnapmgrError):
-                number = max(number, 1 + decode_number(read_file(self._snapshots / name / "manifest.json")))
+                number = max(number, 1 + read_number(read_file(self._snapshots / name / "manifest.json")))
         return number
 
     def load(self, snapshot_id: str) -> Entry:
-        """Return one snapshot; a damaged verification counts as none.
+        """Return one snapshot; a damaged verification is ignored.
 
         Raises NotFoundError, or CatalogError if its manifest is damaged.
         """
         return self._load(snapshot_id)[0]
 
     def _load(self, snapshot_id: str) -> tuple[Entry, str | None]:
-        """Return one snapshot, and what is wrong with its verification."""
+        """Return one snapshot, and the error of its verification, if any."""
         folder = self._snapshots / snapshot_id
         if folder.is_symlink():
             raise CatalogError(f"{folder} is a symlink", hint="make it a plain folder")
@@ -204,7 +183,7 @@ class Catalog:
                     f"there is no READY snapshot{f' of job {job}' if job else ''}", hint="see: snapmgr list"
                 )
             return ready[-1]
-        names = list(_names(self._snapshots))
+        names = list(names_in(self._snapshots))
         fitting = [name for name in names if name == text] or [
             name for name in names if text and (name.startswith(text) or name.rsplit(".", 1)[-1].startswith(text))
         ]
@@ -224,7 +203,7 @@ class Catalog:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=space_hint(error)) from None
+            raise CatalogError(f"cannot create {folder}: {error.strerror}", hint=space_hint(error)) from None
         write_file(folder / "manifest.json", encode(manifest))
         sync_folder(self._snapshots)
 
@@ -233,11 +212,11 @@ class Catalog:
         write_file(self._snapshots / snapshot_id / "verified.json", encode(verification))
 
     def forget(self, snapshot_id: str) -> None:
-        """Remove a manifest, after its storage is gone; idempotent. What somebody else put beside it stays."""
+        """Remove a manifest, after its storage is gone; idempotent. Files of others beside it stay."""
         folder = self._snapshots / snapshot_id
         with suppress(FileNotFoundError):
             begun = [name for name in os.listdir(folder) if _BEGUN.fullmatch(name)]
-            # The manifest goes last: until then the snapshot is known.
+            # The manifest last, so that the snapshot is known until then.
             for name in (*begun, "tool.log", "verified.json", "manifest.json"):
                 (folder / name).unlink(missing_ok=True)
             with suppress(OSError):
@@ -245,16 +224,16 @@ class Catalog:
         sync_folder(self._snapshots)
 
     def tool_log(self, job: str) -> Path:
-        """Return where the tool of a job's active run is to print."""
+        """Return the path for the tool's output in a job's active run."""
         folder = self.path / "tool-logs"
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise CatalogError(f"cannot make {folder}: {error.strerror}", hint=space_hint(error)) from None
+            raise CatalogError(f"cannot create {folder}: {error.strerror}", hint=space_hint(error)) from None
         return folder / f"{job}.log"
 
     def keep_tool_log(self, manifest: Manifest) -> None:
-        """Put what the tool printed beside the manifest of the snapshot of what it made."""
+        """Move the tool's output beside the manifest of its snapshot."""
         with suppress(FileNotFoundError):
             self.tool_log(manifest.job).rename(self._snapshots / manifest.id / "tool.log")
 
@@ -277,7 +256,7 @@ class Catalog:
                 raise BusyError(
                     f"another run of job {job} is active (pid {holder})", hint="wait for it to end"
                 ) from None
-            # Only for people: on a full disk the lock is as good without it.
+            # Only for error messages: on a full disk the lock works without it.
             with suppress(OSError):
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -287,13 +266,13 @@ class Catalog:
 
     @contextmanager
     def reading(self, snapshot_id: str) -> Iterator[None]:
-        """Keep a snapshot from being deleted while the context lasts. Raises InUseError if it is being deleted."""
+        """Protect a snapshot from deletion while the context lasts. Raises InUseError if it is being deleted."""
         with self._flock(snapshot_id, fcntl.LOCK_SH, "is being deleted"):
             yield
 
     @contextmanager
     def deleting(self, snapshot_id: str) -> Iterator[None]:
-        """Own a snapshot alone. Raises InUseError if somebody reads it or holds a lease on it."""
+        """Lock a snapshot exclusively. Raises InUseError if it is being read or has a lease."""
         with self._flock(snapshot_id, fcntl.LOCK_EX, "is being read"):
             for lease in self.leases()[0]:
                 if lease.snapshot_id == snapshot_id:
@@ -321,12 +300,12 @@ class Catalog:
     # ---- leases
 
     def leases(self) -> tuple[list[Lease], list[Damaged]]:
-        """Return all leases, oldest first, and what could not be read."""
-        leases, damaged = _read_all(self._leases, Lease, lambda lease: lease.id)
+        """Return all leases, oldest first, and the files that cannot be read."""
+        leases, damaged = read_records(self._leases, Lease, lambda lease: lease.id)
         return sorted(leases, key=lambda lease: lease.created_at), damaged
 
     def write_lease(self, lease: Lease) -> None:
-        """Store a lease durably; before anything is attached."""
+        """Store a lease durably, before anything is attached."""
         write_file(self._leases / f"{lease.id}.json", encode(lease))
 
     def drop_lease(self, lease: Lease) -> None:
@@ -336,77 +315,41 @@ class Catalog:
     # ---- schedules
 
     def schedules(self) -> tuple[list[Schedule], list[Damaged]]:
-        """Return when jobs are to run, by job, and what could not be read."""
-        return _read_all(self._schedules, Schedule, lambda schedule: schedule.job)
+        """Return the schedules, ordered by job, and the files that cannot be read."""
+        return read_records(self._schedules, Schedule, lambda schedule: schedule.job)
 
     def write_schedule(self, schedule: Schedule) -> None:
-        """Store when a job is to run, durably."""
+        """Store a schedule durably."""
         write_file(self._schedules / f"{schedule.job}.json", encode(schedule))
 
     def drop_schedule(self, job: str) -> None:
-        """Forget when a job is to run; idempotent."""
+        """Remove a schedule; idempotent."""
         drop_file(self._schedules / f"{job}.json")
 
     # ---- restores
 
     def restorations(self) -> tuple[list[RestoreRecord], list[Damaged]]:
-        """Return the restores that are under way or were cut short, oldest first, and what could not be read."""
-        restorations, damaged = _read_all(self._restores, RestoreRecord, lambda record: record.token)
+        """Return the running and unfinished restores, oldest first, and the files that cannot be read."""
+        restorations, damaged = read_records(self._restores, RestoreRecord, lambda record: record.token)
         return sorted(restorations, key=lambda record: record.began_at), damaged
 
     def write_restoration(self, record: RestoreRecord) -> None:
-        """Store a restore durably; before anything is made."""
+        """Store a restore durably, before anything is created."""
         write_file(self._restores / f"{record.token}.json", encode(record))
 
     def drop_restoration(self, record: RestoreRecord) -> None:
-        """Forget a restore, after all that it made is gone or in place; idempotent."""
+        """Remove the record of a restore that is complete or undone; idempotent."""
         drop_file(self._restores / f"{record.token}.json")
 
 
 def attached_error(lease: Lease) -> InUseError:
-    """Return the error that says who uses a snapshot, and where."""
+    """Return the error that names the user of a snapshot, and where it is attached."""
     return InUseError(
         f"snapshot {lease.snapshot_id} is attached at {lease.point} ({lease.why} by {lease.user})",
         hint=f"snapmgr umount {lease.point}",
     )
 
 
-def _read_all(
-    folder: Path, kind: type[_Record], name_of: Callable[[_Record], str]
-) -> tuple[list[_Record], list[Damaged]]:
-    """Return the records in a folder, by name, and what could not be read."""
-    records: list[_Record] = []
-    damaged: list[Damaged] = []
-    for name in sorted(_names(folder)):
-        path = folder / name
-        try:
-            record = decode(read_file(path), kind, str(path))
-            _require_name(path, f"{name_of(record)}.json")
-            records.append(record)
-        except NotFoundError:
-            continue  # dropped meanwhile
-        except CatalogError as error:
-            damaged.append(Damaged(path=path, problem=error.message))
-    return records, damaged
-
-
 def _order(entry: Entry) -> tuple[int, datetime, str]:
     manifest = entry.manifest
     return (manifest.number, manifest.taken_at or manifest.created_at, manifest.id)
-
-
-def _require_name(path: Path, name: str) -> None:
-    if path.name != name:
-        raise CatalogError(f"{path} does not belong here: by what is in it, it would be {name}")
-
-
-def _names(folder: Path) -> Iterator[str]:
-    try:
-        with os.scandir(folder) as entries:
-            yield from [entry.name for entry in entries if not entry.name.startswith(".")]
-    except FileNotFoundError:
-        return
-    except PermissionError:
-        raise MissingRequirementError(
-            f"no right to read {folder}", hint="run as root, or set state_dir to a folder of yours"
-        ) from None

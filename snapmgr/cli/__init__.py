@@ -1,1 +1,4 @@
-"""The command line: the only place that prints. Each command is a module of its own, imported when it is called."""
+"""The command line: one module for each command, imported when it is called; the only room that prints.
+
+Nothing imports it but `snapmgr.__main__` and the console script.
+"""

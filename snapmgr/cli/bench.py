@@ -57,36 +57,46 @@ Examples:
   snapmgr bench run --on /dev/sdx --wipe S3Z9NB0K123456 --budget 2h -o results
 
 \b
-What a device holds is lost, so it must be blank, or named by its serial number
-(--wipe). The same command with the same -o goes on where one was interrupted.
+A device loses its contents: it must be blank, or named by its serial number
+(--wipe). The same command with the same -o continues an interrupted run.
 Exit codes: 1 if a storage failed too often, 2 if the device or an argument is
 refused, 7 if nothing can be measured here; see snapmgr --help.
 """
 )
 @click.argument("scenarios", metavar="[SCENARIO...]", nargs=-1)
-@click.option("--on", metavar="loop:SIZE[:FOLDER]|DEVICE|FOLDER", help="Where.  [default: a loop device that fits]")
-@click.option("--stacks", metavar="NAME,...", default="", help="What to compare.  [default: what the profile has]")
+@click.option(
+    "--on",
+    metavar="loop:SIZE[:FOLDER]|DEVICE|FOLDER",
+    help="Device, or folder for a loop device.  [default: a loop device that fits]",
+)
+@click.option("--stacks", metavar="NAME,...", default="", help="Storages to compare.  [default: those of the profile]")
 @click.option(
     "--profile",
     type=click.Choice(get_args(ProfileName)),
     default="quick",
-    help="How much, how often.  [default: quick]",
+    help="Size and thoroughness of the run.  [default: quick]",
 )
-@click.option("--budget", "budget_s", metavar="DURATION", type=DurationText(), help='How long at most: "10m".')
-@click.option("--size", "size_bytes", metavar="SIZE", type=SizeText(), help="Of the data.")
-@click.option("--memory", "memory_bytes", metavar="SIZE", type=SizeText(), help="Bound memory, and so the page cache.")
-@click.option("--repeats", metavar="N", type=click.IntRange(min=1, max=1000), help="Exactly so many blocks.")
-@click.option("--variant", metavar="NAME", default="", help="Variant of a scenario, see: bench list")
+@click.option("--budget", "budget_s", metavar="DURATION", type=DurationText(), help='Time limit of the run: "10m".')
+@click.option("--size", "size_bytes", metavar="SIZE", type=SizeText(), help="Size of the data set.")
+@click.option("--memory", "memory_bytes", metavar="SIZE", type=SizeText(), help="Limit memory and page cache.")
+@click.option("--repeats", metavar="N", type=click.IntRange(min=1, max=1000), help="Measure exactly N blocks.")
+@click.option("--variant", metavar="NAME", default="", help="Variant of a scenario; bench list shows them.")
 @click.option(
     "--steady",
     "steady_s",
     metavar="DURATION",
     type=DurationText(zero=True),
-    help="Write to flash until it is steady, for so long at most.",
+    help="Time limit for bringing flash to a steady state before measuring.",
 )
-@click.option("--seed", metavar="N", type=click.IntRange(min=0), default=1, help="Of order and data.  [default: 1]")
-@click.option("--wipe", metavar="SERIAL", help="Destroy what the device of this serial number holds.")
-@click.option("--host-name", is_flag=True, help="Write the machine's name into the results.")
+@click.option(
+    "--seed",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=1,
+    help="Seed for sample order and generated data.  [default: 1]",
+)
+@click.option("--wipe", metavar="SERIAL", help="Overwrite the device with this serial number.")
+@click.option("--host-name", is_flag=True, help="Record the host name in the results.")
 @click.option(
     "-o",
     "--output",
@@ -99,10 +109,10 @@ refused, 7 if nothing can be measured here; see snapmgr --help.
 @json_option
 @click.pass_obj
 def run(session: Session, /, scenarios: tuple[str, ...], folder: Path | None, *, dry_run: bool, **options: Any) -> int:  # noqa: ANN401 - click's
-    """Measure scenarios on storages that are made for it, and write a page.
+    """Measure scenarios on fresh storages, and write a page.
 
-    Each sample is made on a fresh file system, in mirrored order (A B B A), with some storages measured twice to see
-    the noise. A run goes on until the ratios are known well enough, or the budget ends.
+    Each sample gets a fresh file system. Samples run in mirrored order (A B B A), and some storages run twice to show
+    the noise. The run ends when the ratios are precise enough, or when the budget is used up.
     """
     from snapmgr.bench.results.samples import Results
     from snapmgr.bench.run.session import planned
@@ -117,12 +127,12 @@ def run(session: Session, /, scenarios: tuple[str, ...], folder: Path | None, *,
         ended = _carry_out(session, request, plan, place, results)
     except Interrupted as signal:
         kept = 0
-        # It may have come before there were any.
+        # The run may have been interrupted before the first sample.
         with suppress(CatalogError, ConfigError):
             kept = sum(1 for one in results.samples() if one["kind"] != "absent")
         if not kept:
             raise
-        go_on = f"to go on: the same command with -o {path}; to look at them: snapmgr bench show {path}"
+        go_on = f"to continue, repeat the command with -o {path}; to see them: snapmgr bench show {path}"
         raise InterruptedRunError(str(signal), hint=f"{kept} samples are kept; {go_on}") from None
     return _conclude(session, results, ended)
 
@@ -160,7 +170,7 @@ def _request(scenarios: tuple[str, ...], options: dict[str, Any]) -> RunRequest:
 
 
 def _line(ctx: click.Context, scenarios: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command as it was given, without --on and --wipe: for the line to paste of a refusal."""
+    """Return the given command without --on and --wipe: a refusal prints it, completed, to be pasted."""
     line = ["snapmgr", "bench", "run", *scenarios]
     for parameter in ctx.command.params:
         value = ctx.params.get(parameter.name or "")
@@ -217,8 +227,8 @@ def _show_plan(session: Session, request: RunRequest, plan: RunPlan, place: RunT
             f"would measure on {where}",
             *([f"first {_first(flash)}, {format_duration(first_s)}"] if first_s else []),
             *format_table(("STEP", "STORAGES, A FRESH ONE EACH", "TIME", "SPACE", "BUDGET"), rows),
-            f"at least {format_duration(total_s)} in all on a disk of 100 MB/s and 1,000 IOPS; what is measured "
-            f"corrects that. The budget is {format_duration(plan.budget_s)}.",
+            f"at least {format_duration(total_s)} in all on a disk of 100 MB/s and 1,000 IOPS; the run corrects this "
+            f"as it measures. The budget is {format_duration(plan.budget_s)}.",
             *over,
             *(f"not here: {one['scenario']} on {one['stack']}: {one['why']}" for one in absent),
         ]
@@ -228,10 +238,8 @@ def _show_plan(session: Session, request: RunRequest, plan: RunPlan, place: RunT
 
 def _first(flash: int | None) -> str:
     if flash is None:
-        return "its blocks are written"
-    return (
-        f"its {format_size(flash)} are written twice and then at random until it is steady (--steady, --steady 0: not)"
-    )
+        return "write its blocks"
+    return f"write its {format_size(flash)} twice, then at random until it is steady (--steady; --steady 0 skips this)"
 
 
 def _fits(fits: bool) -> str:
@@ -244,7 +252,7 @@ def _carry_out(session: Session, request: RunRequest, plan: RunPlan, place: RunT
     from snapmgr.cli.running import VerboseRunner
 
     if os.path.isdir(results.folder):
-        # Before anything is written anywhere.
+        # Nothing has been written yet.
         require_same(results, arguments_of(plan, place))
     for absent in plan.absent:
         session.console.detail(f"not here: {absent.scenario.name} on {absent.stack.name}: {absent.why}")
@@ -276,7 +284,7 @@ def _progress(session: Session) -> tuple[Callable[[Progress], None], Callable[[s
         session.console.progress(what, now.done, now.total)
 
     def step(text: str) -> None:
-        # Lines would be too many; who asked for details gets them, and a bar changes its words.
+        # One line per step only with --verbose; a progress bar changes its text instead.
         if bar and last:
             now = last[0]
             session.console.progress(f"{text}, about {format_duration(now.left_s)} left", now.done, now.total)
@@ -287,21 +295,21 @@ def _progress(session: Session) -> tuple[Callable[[Progress], None], Callable[[s
 
 
 def _conclude(session: Session, results: Results, ended: RunSummary) -> int:
-    """Write the page and say what was found."""
+    """Write the page and print the result."""
     page = results.folder / PAGE
     document = write_page([results.folder], page)
     error: SnapmgrError | None = None
     if ended.given_up:
         error = SnapmgrError(
             "; ".join(ended.given_up),
-            hint=f"all else was measured; each failed sample says why: snapmgr bench show {results.folder}",
+            hint=f"everything else was measured; for the reasons: snapmgr bench show {results.folder}",
         )
     elif ended.failed and ended.failed == ended.measured:
-        error = SnapmgrError("every sample failed", hint=f"each says why: snapmgr bench show {results.folder}")
+        error = SnapmgrError("every sample failed", hint=f"for the reasons: snapmgr bench show {results.folder}")
     for sentence in ended.left_out:
         session.console.tell(sentence)
     if ended.left_out:
-        session.console.tell(f"the same command goes on with a larger --budget and -o {results.folder}")
+        session.console.tell(f"to continue, repeat the command with a larger --budget and -o {results.folder}")
     if session.json:
         session.document(
             error.exit_code if error else EXIT_OK,
@@ -317,7 +325,9 @@ def _conclude(session: Session, results: Results, ended: RunSummary) -> int:
         )
     else:
         made = (
-            f"{ended.measured} samples, {ended.failed} of them failed" if ended.measured else "all was measured before"
+            f"{ended.measured} samples, {ended.failed} of them failed"
+            if ended.measured
+            else "everything was measured before"
         )
         session.console.tell(f"{made}, in {results.folder}")
         for sentence in document["recommendation"]["sentences"][:1]:

@@ -31,8 +31,8 @@ Examples:
 
 \b
 Exit code 1 for a regression (the whole interval of new ÷ old is beyond the
-tolerance), and where nothing can be said because the machine has changed.
-A conclusion that does not hold here is none: exit code 0.
+tolerance), and if the machine has changed, so that nothing can be concluded.
+A published conclusion that does not hold here is no error: exit code 0.
 """
 )
 @click.argument("old", metavar="OLD|published", type=click.Path(path_type=Path))
@@ -43,23 +43,23 @@ A conclusion that does not hold here is none: exit code 0.
     metavar="PERCENT",
     type=click.FloatRange(min=0, min_open=True, max=1000),
     default=_TOLERANCE_PERCENT,
-    help=f"What is no regression yet.  [default: {_TOLERANCE_PERCENT:g}]",
+    help=f"Largest change that is not a regression.  [default: {_TOLERANCE_PERCENT:g}]",
 )
 @json_option
 @click.pass_obj
 def compare(session: Session, old: Path, new: tuple[Path, ...], *, tolerance_percent: float) -> int:
-    """Say what has become slower from one run to another, or which published conclusions hold here.
+    """Show what became slower between two runs, or which published conclusions hold here.
 
-    OLD and NEW are folders of results, made on the same machine by the same command. Storages without snapshots are the
-    witnesses: if their figures have moved, the machine has changed, and no regression is said. "published" stands for
-    the published experiments that the scenarios repeat.
+    OLD and NEW are folders of results from the same command on the same machine. Storages without snapshots are the
+    controls: if their figures have changed, the machine has changed, and no regression is reported. "published" stands
+    for the published experiments that the scenarios repeat.
     """
     if str(old) == PUBLISHED:
         return _compare_published(session, new)
     from snapmgr.bench.statistics.changes import compare as compared
 
     if len(new) != 1:
-        raise click.UsageError("two folders are compared, OLD and NEW.")
+        raise click.UsageError("give two folders, OLD and NEW.")
     document = compared(_samples((old,)), _samples(new), tolerance=tolerance_percent / 100)
     error = _verdict(document)
     if session.json:
@@ -100,7 +100,7 @@ def _compare_published(session: Session, folders: tuple[Path, ...]) -> int:
 
 
 def _conclusion(row: dict[str, Any]) -> str:
-    """Return the verdict, marked where what was measured here is something else than what was published."""
+    """Return the verdict, marked if our measurement is not comparable with the published one."""
     judged = row["verdict"] in {"holds", "does not hold"}
     return f"{row['verdict']} (not comparable)" if judged and row["obstacles"] else str(row["verdict"])
 
@@ -111,7 +111,7 @@ def _samples(folders: tuple[Path, ...]) -> list[dict[str, Any]]:
     found = read(folders)
     if found.problems:
         raise CatalogError(
-            "\n".join(found.problems), hint="a comparison of what is left would mislead: restore these files"
+            "\n".join(found.problems), hint="a comparison of the other files would mislead: restore these files"
         )
     return found.samples
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from snapmgr.bench.model import ProfileName, Scenario
     from snapmgr.cli.session import Session
 
-# No target is named: as much room as any profile asks for.
+# No target is given, so no profile runs out of room.
 _ROOM_BYTES = 1 << 60
 
 
@@ -29,19 +29,19 @@ Example:
 @json_option
 @click.pass_obj
 def list_(session: Session) -> int:
-    """List scenarios and storages, and what is missing for them here.
+    """List scenarios and storages, and their missing requirements.
 
-    Time and space are of one sample, on a disk of 100 MB/s and 1,000 IOPS; a run makes some for each storage.
+    Time and space are for one sample on a disk of 100 MB/s and 1,000 IOPS; a run takes several per storage.
     """
     from snapmgr.bench.scenarios import scenarios
-    from snapmgr.bench.storage.stacks import STACKS, lacking
+    from snapmgr.bench.storage.stacks import STACKS, missing_requirements
 
     found = [_scenario(scenario) for scenario in scenarios()]
     stacks: list[dict[str, Any]] = [
         {
             "name": stack.name,
             "title": stack.title,
-            "missing": [{"what": reason.what, "hint": reason.hint} for reason in lacking(stack)],
+            "missing": [{"what": reason.what, "hint": reason.hint} for reason in missing_requirements(stack)],
         }
         for stack in STACKS.values()
     ]

@@ -1,4 +1,4 @@
-"""``snapmgr bench show`` and ``snapmgr bench compare``: what results say."""
+"""``snapmgr bench show``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Examples:
   snapmgr bench show results --json
 
 \b
-Exit code 1 if a file cannot be read: the others are shown.
+Exit code 1 if a file cannot be read; the other files are shown.
 """
 )
 @click.argument("folders", metavar="RESULTS...", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -38,16 +38,16 @@ Exit code 1 if a file cannot be read: the others are shown.
     "--output",
     metavar="FILE.html|FILE.csv",
     type=click.Path(path_type=Path),
-    help="Write a page, or the figures of all samples as a table.",
+    help="Write a page, or a table with the figures of all samples.",
 )
-@click.option("--all", "all_figures", is_flag=True, help="All figures, not the ones alone that are compared.")
+@click.option("--all", "all_figures", is_flag=True, help="Show all figures, not only those that are compared.")
 @json_option
 @click.pass_obj
 def show(session: Session, folders: tuple[Path, ...], *, output: Path | None, all_figures: bool) -> int:
-    """Say what the samples of one or several runs show.
+    """Show the results of one or several runs.
 
-    Ratios are made within a run, block by block, and bear their intervals; what was not shown is said. A sample that
-    failed counts for nothing, and its reason is told.
+    Ratios compare storages within a block of a run and come with confidence intervals; differences that were not shown
+    are named as such. Failed samples do not count; their reasons are listed.
     """
     from snapmgr.bench.results.samples import read
 
@@ -89,7 +89,7 @@ def _problem(found: ReadResults) -> SnapmgrError | None:
     if not found.problems:
         return None
     return CatalogError(
-        "\n".join(found.problems), hint="what is shown is made of the other files: restore these, or move them away"
+        "\n".join(found.problems), hint="only the other files are shown: restore these, or move them away"
     )
 
 
@@ -101,7 +101,7 @@ def _write(session: Session, found: ReadResults, document: dict[str, Any], path:
     elif path.suffix == ".csv":
         _replace(path, _table(found))
     else:
-        raise ConfigError(f"{path} has none of the endings .html and .csv", hint=f"call it {path}.html")
+        raise ConfigError(f"{path} ends in neither .html nor .csv", hint=f"name it {path}.html")
     session.console.tell(f"wrote {path}")
 
 
@@ -126,7 +126,7 @@ def _replace(path: Path, text: str) -> None:
     try:
         replace_file(path, text.encode(), mode=0o644)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFoundError(f"there is no folder {path.parent}") from None
+        raise NotFoundError(f"the folder {path.parent} does not exist") from None
     except OSError as error:
         raise SnapmgrError(f"cannot write {path}: {error.strerror}", hint=space_hint(error)) from None
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from snapmgr.capacity.read import Capacities
 from snapmgr.cli.output import clean, format_table, is_terminal, print_lines
 from snapmgr.cli.params import JobName, json_option
 from snapmgr.contract.errors import EXIT_OK, ConfigError
@@ -16,6 +15,7 @@ from snapmgr.contract.errors import EXIT_OK, ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from snapmgr.capacity.read import Capacities
     from snapmgr.catalog.manifest import Lease, Manifest
     from snapmgr.catalog.store import Catalog, Entry
     from snapmgr.cli.session import Session

@@ -106,7 +106,7 @@ class MountName(SnapshotName):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        """Return the mount points, and the ids of what is mounted, that begin with `incomplete`."""
+        """Return the mount points and the ids of mounted snapshots that begin with `incomplete`."""
         from snapmgr.catalog.store import Catalog
         from snapmgr.contract.errors import SnapmgrError
 
@@ -148,7 +148,7 @@ class DurationText(_NumberType):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if seconds <= 0 and not self._zero:
-            self.fail("it must be greater than 0", param, ctx)
+            self.fail("it must be more than 0", param, ctx)
         return seconds
 
 
@@ -168,7 +168,7 @@ class SizeText(_SizeType):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if size_bytes <= 0:
-            self.fail("it must be greater than 0", param, ctx)
+            self.fail("it must be more than 0", param, ctx)
         return size_bytes
 
 

@@ -30,9 +30,9 @@ Examples:
   snapmgr prepare latest                          # in the scratch directory
   snapmgr prepare nightly@latest /mnt/ready --use-memory 4G
   cp -a "$(snapmgr --quiet prepare latest)/." /srv/new
-  snapmgr prepare /backup/full --dry-run          # a tool's backup: the ways
-  snapmgr prepare /backup/full /srv/ready         # … the shortest one
-  snapmgr prepare /jfs/full --result storage      # … beside it
+  snapmgr prepare /backup/full --dry-run          # a tool's backup: the plan
+  snapmgr prepare /backup/full /srv/ready         # … prepared to a folder
+  snapmgr prepare /jfs/full --result storage      # … beside the backup
   snapmgr prepare /jfs/full --mount-option writeback --mount-option cache-size=4G
   snapmgr prepare /jfs/full --tune=10m            # … which settings are best?
 """,
@@ -108,11 +108,11 @@ def command(
     options: a my.cnf may name the live server's folders.
 
     PATH (with a slash): a finished backup folder of mariadb-backup or xtrabackup, or the ID of a physical backup that
-    is still raw. Its tool prepares a copy, at DIR or in a fresh folder; the backup never changes. With --strategy auto
-    it works on a clone where the storage is local. Where it is behind a client (JuiceFS) it copies to scratch if the
-    data fit there, uses an overlay if only the changes fit, and else a clone in the storage. A failed prepare leaves
-    only the tool's log in the scratch directory. A killed one leaves a folder ".snapmgr-prepare-…", which the next
-    prepare of the same backup removes.
+    is still raw. Its tool prepares a copy, at DIR or in a fresh folder; the backup never changes. --strategy auto
+    clones it in local storage; in storage behind a client (JuiceFS) it copies the data to scratch if they fit, else
+    it takes an overlay if the changes fit there, else a clone. A failed prepare leaves only the tool's log in the
+    scratch directory. A killed one leaves a folder ".snapmgr-prepare-…", which the next prepare of the same backup
+    removes.
     """
     options = PrepareOptions(
         strategy=strategy,

@@ -48,7 +48,8 @@ Examples:
 
 \b
 EXPRESSION has systemd's syntax, for cron too: see systemd.time(7), CALENDAR EVENTS.
-Exit code 7: a requirement is missing: neither systemd nor cron runs here.
+Exit code 7: a requirement is missing: a program (neither systemd nor cron is
+here), or the privilege to write the files.
 """
 )
 @click.argument("job", type=JobName())
@@ -97,7 +98,7 @@ def install(
     if wanted is None:
         error = MissingRequirementError(
             "no scheduler found: systemd does not run, and there is no cron with /etc/cron.d",
-            hint=f"apt-get install cron; or set max_age in the job and run this from another scheduler: "
+            hint=f"apt-get install cron; or use another scheduler for this command, and set max_age in the job: "
             f"{shlex.join(plan.command)}",
         )
     elif not dry_run:

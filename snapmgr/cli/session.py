@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from snapmgr.catalog.store import Catalog, Damaged
+    from snapmgr.catalog.recordfolder import Damaged
+    from snapmgr.catalog.store import Catalog
     from snapmgr.config.model import Config, Job
     from snapmgr.context import Context
     from snapmgr.contract.errors import SnapmgrError

@@ -143,7 +143,7 @@ def _begin(
     from snapmgr.contract.abilities import FolderCloning, Remounting
     from snapmgr.physical.prepare.backupfolder import inspect
     from snapmgr.physical.tools.choose import tool_for
-    from snapmgr.physical.tuning.room import limits
+    from snapmgr.physical.tuning.limits import limits
     from snapmgr.physical.tuning.rungs import RungSettings
     from snapmgr.physical.tuning.storagebench import StorageBench
     from snapmgr.physical.tuning.tune import Tuning

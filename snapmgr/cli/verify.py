@@ -36,7 +36,8 @@ def command(session: Session, snapshot: str, *, check: str | None, tables: float
 
     A throwaway server starts on the clone, recovers, and checks tables as the job's [verify] table says. For a
     directory the job's check command runs on the clone. The result is recorded. Exit code 6: the snapshot does not
-    restore. Exit code 7: a requirement is missing, such as the server program; nothing is known about the snapshot.
+    restore. Exit code 7: a requirement is missing (a program, a privilege, or a kernel feature), so nothing is known
+    about the snapshot.
     """
     from snapmgr.verify.run import verify
 

@@ -1,4 +1,4 @@
-"""The commented configuration that ``snapmgr config init`` writes."""
+"""Writes the commented configuration of ``snapmgr config init``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _HEAD = """\
 # snapmgr's configuration. Check it with `snapmgr config validate` and `snapmgr doctor`.
 # Every *.toml in conf.d beside this file is read as well. docs/reference/configuration.md explains each key.
 
-# state_dir = "/var/lib/snapmgr"       # what is known about each snapshot
+# state_dir = "/var/lib/snapmgr"       # one manifest for each snapshot
 # scratch_dir = "/run/snapmgr"         # where snapshots are mounted
 
-# For every job that does not say otherwise.
+# Defaults for all jobs.
 [defaults]
 backend = "auto"                       # or the storage's name: "btrfs", "reflink", …
-after_backup = []                      # ["verify", "prune"] proves each snapshot and drops old ones
-# max_age = "26h"                      # `snapmgr status` complains of a job without a snapshot as young as this
-# grace = "1h"                         # … or this long after the time that `snapmgr schedule` knows of
-# capacity_warn = "80%"                # … of storage fuller than this (where snapshots can run full: LVM) …
-# capacity_warn_within = "24h"         # … or that will be full within this time
+after_backup = []                      # ["verify", "prune"] proves each snapshot and deletes old ones
+# max_age = "26h"                      # `snapmgr status` reports a job whose newest snapshot is older
+# grace = "1h"                         # … or still missing this long after its time in `snapmgr schedule`
+# capacity_warn = "80%"                # … and storage that is fuller than this (LVM only) …
+# capacity_warn_within = "24h"         # … or will be full within this time
 
-# How many READY snapshots to keep (UTC; ISO weeks). Without a rule `prune` deletes nothing.
+# Retention rules decide what is kept (UTC, ISO weeks). Without rules `prune` deletes nothing.
 [defaults.retention]
 keep-last = 3
 keep-hourly = 24
@@ -39,13 +39,13 @@ source = "mysql"
 {way}
 {datadir}
 quiesce = "auto"                       # or "backup-lock", "global-read-lock", "freeze-process", "stopped", …
-position = "exact"                     # the binlog position; "none": a lesser lock, or no lock, may do
-blocker_wait = "1m"                    # how long to wait first for what would hold the lock off …
+position = "exact"                     # the binlog position; "none": a weaker lock, or none, may be enough
+blocker_wait = "1m"                    # how long to wait first for sessions that would block the lock …
 # kill_selects_after = "10m"           # … and SELECTs that are older are killed
-# stop_replica = true                  # a replica's applier stands still meanwhile
-lock_wait = "3s"                       # how long the last try may wait for the lock …
-lock_attempts = 5                      # … and how many tries
-lock_hold = "10s"                      # the lock ends after this, whatever happens
+# stop_replica = true                  # stop a replica's applier during the snapshot
+lock_wait = "3s"                       # how long the last attempt may wait for the lock …
+lock_attempts = 5                      # … and how many attempts
+lock_hold = "10s"                      # the lock is released after this, whatever happens
 
 # A throwaway server on a writable clone proves that a snapshot restores.
 [job.mysql.verify]
@@ -81,25 +81,25 @@ verify.command = ["test", "-e", "{}/README"]      # {} is the clone's path
 
 
 def example_config(*, socket: str | None = None, datadir: str | None = None, defaults_file: str | None = None) -> str:
-    """Given what is known of the server found here, return a commented configuration that is valid as it stands.
+    """Return a commented configuration for the server found here, which is valid without changes.
 
-    With neither `socket` nor `defaults_file` its MySQL job is commented out. With both the defaults file is taken
-    and the socket stays as a comment. Raises ConfigError for a path that TOML cannot hold (one that is not UTF-8).
+    With neither `socket` nor `defaults_file` its MySQL job is commented out. With both, the defaults file is
+    used and the socket becomes a comment. Raises ConfigError for a path that TOML cannot hold (one that is not UTF-8).
     """
     setting = f"datadir = {_quote(datadir or '/var/lib/mysql')}"
-    shown_datadir = _align(setting if datadir else f"# {setting}", "only to cross-check what the server says")
+    shown_datadir = _align(setting if datadir else f"# {setting}", "only to cross-check the server's answer")
     if defaults_file is not None:
-        way = _align(f"defaults_file = {_quote(defaults_file)}", "user, password, socket; nobody else may read it")
+        way = _align(f"defaults_file = {_quote(defaults_file)}", "user, password, socket; readable only by its owner")
         if socket is not None:
             way += f"\n# socket = {_quote(socket)}"
     else:
         way = _align(f"socket = {_quote(socket or '/run/mysqld/mysqld.sock')}", "logs in as the user below …")
-        way += "\n" + _align('# user = "root"', "… by unix_socket; default: who runs snapmgr")
+        way += "\n" + _align('# user = "root"', "… through unix_socket; default: the user who runs snapmgr")
         way += "\n" + _align('# defaults_file = "/etc/snapmgr/my.cnf"', "instead, for a password")
     mysql = _MYSQL.format(way=way, datadir=shown_datadir)
     if socket is None and defaults_file is None:
         mysql = "# No MySQL or MariaDB server was found here; an example:\n" + _comment_out(mysql)
-    physical = f"# By the server's own backup tool:\n{_comment_out(_PHYSICAL)}"
+    physical = f"# With the server's own backup tool:\n{_comment_out(_PHYSICAL)}"
     return f"{_HEAD}\n{mysql}\n{physical}\n# A plain directory:\n{_comment_out(_DIRECTORY)}"
 
 
@@ -119,5 +119,5 @@ def _quote(text: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"{text!r} is not UTF-8, so TOML cannot hold it", hint="rename it") from error
-    # JSON's escapes are TOML's too; only DEL must be escaped besides.
+    # TOML has JSON's escapes; in addition DEL must be escaped.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

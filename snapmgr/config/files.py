@@ -1,4 +1,4 @@
-"""Which configuration files there are, and their TOML; read with care, as they name commands that root runs."""
+"""Finds and reads the configuration files; refuses those that others can modify, as root runs commands from them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _WHERE_IN_TOML = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _MAX_BYTES = 1 << 20
-# Keys go four deep; what is far deeper would exhaust the stack of those who look at it.
+# Keys are at most four levels deep. Much deeper nesting would exhaust the stack of recursive functions.
 _DEEPEST = 32
 
 
 def list_files(main: Path, errors: list[str]) -> list[Path]:
-    """Return the main file and ``conf.d/*.toml`` beside it; why that folder cannot be used goes to `errors`."""
+    """Return the main file and ``conf.d/*.toml`` beside it; append to `errors` if that folder cannot be used."""
     folder = main.parent / "conf.d"
     try:
         entries = sorted(folder.iterdir())
@@ -34,12 +34,12 @@ def list_files(main: Path, errors: list[str]) -> list[Path]:
     except ConfigError as error:
         errors.append(error.message)
         entries = []
-    # Editors leave ".#job.toml" beside what they edit.
+    # Editors leave ".#job.toml" beside the file that they edit.
     return [main, *(entry for entry in entries if entry.suffix == ".toml" and not entry.name.startswith("."))]
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """Return a file's TOML. Raises ConfigError with file and line, also for a file that others may write to."""
+    """Return a file's TOML. Raises ConfigError with file and line, also for a file that others can modify."""
     try:
         document = tomllib.loads(_read(file).decode())
     except FileNotFoundError:
@@ -57,15 +57,15 @@ def read_toml(file: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise ConfigError(f"{file}: is nested too deeply") from error
     except ValueError as error:
-        # Not TOMLDecodeError: Python's own limit for the digits of a number (int_max_str_digits).
-        raise ConfigError(f"{file}: holds a number that is too long") from error
+        # Not a TOMLDecodeError: Python limits the digits of a number (int_max_str_digits).
+        raise ConfigError(f"{file}: has a number that is too long") from error
     if _is_deep(document):
         raise ConfigError(f"{file}: is nested too deeply")
     return document
 
 
 def _read(file: Path) -> bytes:
-    # Without O_NONBLOCK opening a FIFO waits for ever.
+    # Without O_NONBLOCK, opening a FIFO blocks forever.
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
@@ -77,7 +77,7 @@ def _read(file: Path) -> bytes:
     finally:
         os.close(fd)
     if len(data) > _MAX_BYTES:
-        raise ConfigError(f"{file}: is larger than any configuration ({_MAX_BYTES} bytes)")
+        raise ConfigError(f"{file}: is too large for a configuration (more than {_MAX_BYTES} bytes)")
     return data
 
 
@@ -85,12 +85,13 @@ def _refuse_changeable(path: Path, status: os.stat_result) -> None:
     why = changeable(status)
     if why is not None:
         raise ConfigError(
-            f"{path}: {why}, so others could run commands by it; try: chown {os.geteuid()} {path} && chmod go-w {path}"
+            f"{path}: {why}, so others could make snapmgr run their commands; "
+            f"try: chown {os.geteuid()} {path} && chmod go-w {path}"
         )
 
 
 def _is_deep(document: dict[str, Any]) -> bool:
-    """Return whether tables and lists are nested too deeply; dotted keys need no recursion to make them so."""
+    """Return whether tables and lists are nested too deeply; dotted keys nest them without recursion in the parser."""
     level: list[Any] = [document]
     for _ in range(_DEEPEST):
         level = [

@@ -1,4 +1,4 @@
-"""Reads snapmgr.toml and conf.d beside it; finds all that is wrong at once."""
+"""Reads snapmgr.toml and conf.d beside it, and collects all errors in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 _FOLDERS = ("state_dir", "scratch_dir")
 _TOP_KEYS = (*_FOLDERS, "defaults", "job", "backend")
 _NOT_KEYS = frozenset({"name"})
-# Seconds, least and most. A server counts lock_wait_timeout in whole seconds, and 0 would fail at the first busy table.
+# Minimum and maximum in seconds. lock_wait_timeout has whole seconds, and 0 would fail at the first busy table.
 _LIMITS = {
     "lock_wait_s": ("1s", 1.0, "1h", 3600.0),
     "lock_hold_s": ("100ms", 0.1, "1h", 3600.0),
@@ -39,44 +39,46 @@ _LEAST_MEMORY_BYTES = 32 * 1024**2
 def load_config(path: Path | None = None) -> Config:
     """Given the main file (default /etc/snapmgr/snapmgr.toml), return it together with ``conf.d/*.toml`` beside it.
 
-    Raises ConfigError with one line for each thing that is wrong.
+    Raises ConfigError with one line for each error.
     """
     config, errors = _read(path or DEFAULT_PATH)
     if errors:
-        raise ConfigError("\n".join(errors), hint="nothing was done; check again with `snapmgr config validate`")
+        raise ConfigError(
+            "\n".join(errors), hint="nothing was done; correct it, then check it with `snapmgr config validate`"
+        )
     return config
 
 
 def default_config() -> Config:
-    """Return the configuration of a machine that has no file: no jobs, the default folders."""
-    reading = _Reading()
-    return _made((), reading, {})
+    """Return the configuration of a machine without a file: no jobs, default folders."""
+    reader = _Reader()
+    return _made((), reader, {})
 
 
 def validate(path: Path | None = None) -> list[str]:
-    """Return one line for each thing that is wrong with the configuration: file, key's path, value, what is allowed."""
+    """Return one line for each error in the configuration: file, path of the key, value, allowed values."""
     return _read(path or DEFAULT_PATH)[1]
 
 
 def _read(path: Path) -> tuple[Config, list[str]]:
-    reading = _Reading()
-    files = list_files(path, reading.errors)
+    reader = _Reader()
+    files = list_files(path, reader.errors)
     for file in files:
-        reading.add(file)
-    # Also where no job uses them.
-    reading.inherited()
-    jobs = {name: job for name in reading.tables("job") if (job := reading.job(name)) is not None}
-    return _made(tuple(files), reading, jobs), reading.errors
+        reader.add(file)
+    # Check the defaults even if no job uses them.
+    reader.inherited()
+    jobs = {name: job for name in reader.tables("job") if (job := reader.job(name)) is not None}
+    return _made(tuple(files), reader, jobs), reader.errors
 
 
-def _made(files: tuple[Path, ...], reading: _Reading, jobs: dict[str, Job]) -> Config:
+def _made(files: tuple[Path, ...], reader: _Reader, jobs: dict[str, Job]) -> Config:
     return Config(
         files=files,
-        state_dir=reading.folder("state_dir") or _default_folder("/var/lib/snapmgr", "XDG_STATE_HOME", _home_state()),
-        scratch_dir=reading.folder("scratch_dir")
-        or _default_folder("/run/snapmgr", "XDG_RUNTIME_DIR", f"/tmp/snapmgr-{os.geteuid()}"),  # noqa: S108 - per user; mount.py refuses a stranger's
+        state_dir=reader.folder("state_dir") or _default_folder("/var/lib/snapmgr", "XDG_STATE_HOME", _home_state()),
+        scratch_dir=reader.folder("scratch_dir")
+        or _default_folder("/run/snapmgr", "XDG_RUNTIME_DIR", f"/tmp/snapmgr-{os.geteuid()}"),  # noqa: S108 - one per user; mount.py refuses a folder of another user
         jobs=jobs,
-        backends={name: reading.found[f"backend.{name}"][1] for name in reading.tables("backend")},
+        backends={name: reader.found[f"backend.{name}"][1] for name in reader.tables("backend")},
     )
 
 
@@ -84,7 +86,7 @@ def _default_folder(for_root: str, variable: str, otherwise: str) -> Path:
     if os.geteuid() == 0:
         return Path(for_root)
     base = os.environ.get(variable, "")
-    # The XDG specification: what is not absolute is to be ignored.
+    # XDG Base Directory Specification: relative paths are to be ignored.
     return Path(base) / "snapmgr" if base.startswith("/") else Path(otherwise)
 
 
@@ -92,8 +94,8 @@ def _home_state() -> str:
     return os.path.expanduser("~/.local/state/snapmgr")
 
 
-class _Reading:
-    """What the files hold, each thing with the file that it is from, and what is wrong with it."""
+class _Reader:
+    """Collects the values of all files, each with the file it came from, and the errors."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -101,7 +103,7 @@ class _Reading:
         self._defaults: dict[str, Any] | None = None
 
     def add(self, file: Path) -> None:
-        """Take in one file."""
+        """Read one file."""
         try:
             document = read_toml(file)
         except ConfigError as error:
@@ -129,7 +131,9 @@ class _Reading:
                 " and is at most 48 long"
             )
         elif key == "job" and name.lower() in model.RESERVED_JOB_NAMES:
-            self.errors.append(f"{file}: job.{name}: this name means something else on the command line; take another")
+            self.errors.append(
+                f"{file}: job.{name}: this name has a special meaning on the command line; choose another"
+            )
         else:
             self._define(file, f"{key}.{name}", table)
 
@@ -144,7 +148,7 @@ class _Reading:
         return [path.removeprefix(kind + ".") for path in self.found if path.startswith(kind + ".")]
 
     def folder(self, key: str) -> Path | None:
-        """Return a top-level folder, None where the default holds."""
+        """Return a top-level folder; None if it is not configured."""
         if key not in self.found:
             return None
         file, value = self.found[key]
@@ -154,7 +158,7 @@ class _Reading:
         return None
 
     def _read_job_table(self, path: str) -> dict[str, Any]:
-        """Return the typed values of ``defaults`` or a job, without those that are wrong."""
+        """Return the typed values of ``defaults`` or a job, without the invalid ones."""
         file, table = self.found[path]
         errors: list[str] = []
         values = read_table(table, Job, path, errors, skip=_NOT_KEYS)
@@ -169,7 +173,7 @@ class _Reading:
         return self._defaults
 
     def job(self, name: str) -> Job | None:
-        """Return one job with the defaults merged in; None if something is wrong with it."""
+        """Return one job with the defaults merged in; None if it has errors."""
         path = f"job.{name}"
         file, table = self.found[path]
         defaults = self.inherited()
@@ -197,7 +201,7 @@ def _attributes(kind: type[Job | Verify], keys: frozenset[str]) -> set[str]:
 
 
 def _foreign_keys(source: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the keys of a job, and of its ``verify``, that a job of this source does not have."""
+    """Return the keys of a job and of its ``verify`` table that do not apply to this source."""
     job_keys, verify_keys = (
         frozenset(key for key, sources in keys.items() if source not in sources)
         for keys in (model.KEY_SOURCES, model.VERIFY_KEY_SOURCES)
@@ -206,10 +210,10 @@ def _foreign_keys(source: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _without_foreign(defaults: dict[str, Any], source: str, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the defaults that concern a job: those for other sources are not for it."""
+    """Return the defaults that apply to a job, without those for other sources."""
     job_keys, verify_keys = _foreign_keys(source)
     dropped = _attributes(Job, job_keys)
-    # Its own way to the server replaces the inherited one.
+    # The job's own connection to the server replaces the inherited one.
     if "socket" in own or "defaults_file" in own:
         dropped |= {"socket", "defaults_file", "user"}
     kept = {key: value for key, value in defaults.items() if key not in dropped}
@@ -220,7 +224,7 @@ def _without_foreign(defaults: dict[str, Any], source: str, own: dict[str, Any])
 
 
 def _merge(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return `own` over `defaults`, key by key; the tables in them too, one level deep."""
+    """Return `defaults` overridden by `own`, key by key, also in the nested tables."""
     merged = defaults | own
     for key in ("retention", "verify", "prepare"):
         if key in defaults and key in own:
@@ -229,7 +233,7 @@ def _merge(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_limits(values: dict[str, Any], where: str, written: dict[str, Any]) -> list[str]:
-    """Return which of a table's typed values are out of bounds; `written` has them as the user wrote them."""
+    """Return errors for typed values out of bounds; `written` is the table as the user wrote it."""
     errors = []
     verify = values.get("verify", {})
     nested = [(f"{where}.{key}", values.get(key, {}), written.get(key, {})) for key in ("verify", "prepare")]
@@ -240,7 +244,7 @@ def _check_limits(values: dict[str, Any], where: str, written: dict[str, Any]) -
                 errors.append(f"{path}.{key} = {show(raw[key])}: must be between {least_text} and {most_text}")
     if verify.get("memory_bytes", _LEAST_MEMORY_BYTES) < _LEAST_MEMORY_BYTES:
         memory = show(written["verify"]["memory"])
-        errors.append(f"{where}.verify.memory = {memory}: must be at least 32M, or no server starts")
+        errors.append(f"{where}.verify.memory = {memory}: must be at least 32M: with less no server starts")
     steps = values.get("after_backup", ())
     if len(set(steps)) < len(steps):
         errors.append(f"{where}.after_backup = {show(steps)}: names a step twice")
@@ -248,17 +252,17 @@ def _check_limits(values: dict[str, Any], where: str, written: dict[str, Any]) -
 
 
 def _check_job(path: str, source: str, own: dict[str, Any], merged: dict[str, Any]) -> list[str]:
-    """Return what is wrong with a job's keys taken together. `own` is its table as written, `merged` typed."""
+    """Return the errors in the combination of a job's keys. `own` is its table as written, `merged` is typed."""
     job_keys, verify_keys = _foreign_keys(source)
     own_verify = own["verify"] if isinstance(own.get("verify"), dict) else {}
     misplaced = [(f"{path}.{key}", model.KEY_SOURCES[key]) for key in own if key in job_keys]
     misplaced += [(f"{path}.verify.{key}", model.VERIFY_KEY_SOURCES[key]) for key in own_verify if key in verify_keys]
     errors = [
-        f"{key}: is for source = {' or '.join(show(other) for other in sorted(others))}, "
+        f"{key}: applies only to source = {' or '.join(show(other) for other in sorted(others))}, "
         f'and this job has source = "{source}"'
         for key, others in misplaced
     ]
-    # A key that is there but wrong has its own error: it counts as present.
+    # An invalid key has its own error, so it counts as present.
     present = set(own) | set(merged)
     if source == "mysql":
         return errors + _check_mysql(path, present, merged)
@@ -275,9 +279,11 @@ def _check_job(path: str, source: str, own: dict[str, Any], merged: dict[str, An
 def _check_physical(path: str, present: set[str], merged: dict[str, Any]) -> list[str]:
     errors = _check_mysql(path, present, merged)
     if "staging" not in present:
-        errors.append(f'{path}.staging: is missing; source = "physical" needs a folder on the storage to fill')
+        errors.append(f'{path}.staging: is missing; source = "physical" needs a folder on the storage for the backup')
     if merged.get("tool") == "clone" and merged.get("mode") == "incremental":
-        errors.append(f'{path}.mode: "incremental" is not for tool = "clone", which makes full copies only')
+        errors.append(
+            f'{path}.mode: "incremental" cannot be combined with tool = "clone", which makes only full copies'
+        )
     return errors
 
 
@@ -286,11 +292,11 @@ def _check_mysql(path: str, present: set[str], merged: dict[str, Any]) -> list[s
     ways = {"socket", "defaults_file"} & present
     stopped = merged.get("quiesce") == "stopped"
     if len(ways) > 1:
-        errors.append(f"{path}: has both socket and defaults_file; keep one (a defaults file names the socket itself)")
+        errors.append(f"{path}: has both socket and defaults_file; keep one (the defaults file can name the socket)")
     if not ways and not stopped:
         errors.append(f'{path}: needs socket = "/…/mysqld.sock" or defaults_file = "/…/my.cnf"')
     if "user" in present and "defaults_file" in ways:
-        errors.append(f"{path}.user: goes with socket; with defaults_file the user stands in that file")
+        errors.append(f"{path}.user: needs socket; with defaults_file set the user in that file")
     if stopped and "datadir" not in present:
-        errors.append(f'{path}.datadir: is missing; quiesce = "stopped" cannot ask the server where its data are')
+        errors.append(f'{path}.datadir: is missing; with quiesce = "stopped" the server cannot be asked for it')
     return errors

@@ -1,4 +1,4 @@
-"""The configuration's shape: what each table may hold, with which types, limits and defaults.
+"""Defines the tables of the configuration: keys, types, limits and defaults.
 
 A key's TOML name is its attribute's name without the unit: ``lock_wait = "3s"`` is `Job.lock_wait_s`, a float.
 """
@@ -13,7 +13,7 @@ import msgspec
 
 from snapmgr.contract.errors import NotFoundError
 
-# Markers for the texts that become numbers or must have a form; `snapmgr.config.values` parses them.
+# Markers for strings that become numbers or must have a certain form; `snapmgr.config.values` parses them.
 Duration = Annotated[float, "duration"]
 Size = Annotated[int, "size"]
 AbsolutePath = Annotated[str, "path"]
@@ -48,7 +48,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     check: Check = "quick"
     tables_share: Share = msgspec.field(default=1.0, name="tables")
-    """Share of the tables that are checked, more than 0 up to 1."""
+    """Share of the tables that are checked, above 0 and up to 1."""
     assertions: tuple[Text, ...] = ()
     """SQL; each must return one true value."""
     time_limit_s: Duration = msgspec.field(default=1800.0, name="time_limit")
@@ -60,14 +60,14 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``prepare``: how a physical backup is made ready for a server; ``snapmgr prepare --tune`` finds the values."""
+    """``prepare``: how a physical backup is prepared; ``snapmgr prepare --tune`` finds the values."""
 
     strategy: Strategy = "auto"
     use_memory_bytes: Size | None = msgspec.field(default=None, name="use_memory")
-    """The tool's buffer pool; None: a share of what is free."""
+    """The tool's buffer pool; None: a share of the free memory."""
     tool_options: tuple[Text, ...] = ()
     writeback: bool = False
-    """On a private mount of the storage's client: a write is done once it is in the local cache."""
+    """On a private mount of the storage's client: a write completes once it is in the local cache."""
     upload_delay_s: Duration = msgspec.field(default=0.0, name="upload_delay")
     cache_size_bytes: Size | None = msgspec.field(default=None, name="cache_size")
     cache_dir: AbsolutePath | None = None
@@ -89,29 +89,29 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     datadir: AbsolutePath | None = None
     quiesce: Quiesce = "auto"
     lock_wait_s: Duration = msgspec.field(default=3.0, name="lock_wait")
-    """How long the last try may wait for the lock, all its stages together; those before it less."""
+    """How long the last attempt may wait for the lock, all its stages together; earlier ones wait less."""
     lock_attempts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 5
     lock_hold_s: Duration = msgspec.field(default=10.0, name="lock_hold")
-    """The bound from the lock granted to the lock released."""
+    """Maximum time from the lock granted to the lock released."""
     position: WantedPosition = "exact"
-    """Whether the binlog position must be exact; without it a lesser lock, or none, may do."""
+    """Whether the binlog position must be exact; otherwise a weaker lock, or none, may be enough."""
     blocker_wait_s: Duration = msgspec.field(default=60.0, name="blocker_wait")
-    """How long to wait, before asking for the lock, for what would hold it off."""
+    """How long to wait for sessions that would block the lock, before asking for it."""
     kill_selects_after_s: Duration | None = msgspec.field(default=None, name="kill_selects_after")
-    """SELECTs that hold off the lock and run longer than this are killed; None: never."""
+    """SELECTs that block the lock and run longer than this are killed; None: never."""
     stop_replica: bool = False
-    """Whether a replica's applier stands still during the snapshot."""
+    """Whether a replica's applier is stopped during the snapshot."""
     # directory
     path: AbsolutePath | None = None
     # physical
     staging: AbsolutePath | None = None
-    """Folder on the storage: in a folder of the job's name there the server's own tool writes the backup."""
+    """Folder on the storage; the server's own tool writes the backup into a subfolder named for the job."""
     tool: Tool = "auto"
     mode: Mode = "full"
-    """"incremental": only what changed is fetched, and applied to a clone of the last backup: a full one again."""
+    """"incremental": fetch only changes and apply them to a clone of the last backup, which makes a full one."""
     tool_options: tuple[Text, ...] = ()
     parallel: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4
-    """How many files the tool copies at once."""
+    """How many files the tool copies in parallel."""
     throttle_bytes: Size | None = msgspec.field(default=None, name="throttle")
     """Bytes a second that the tool may read; None: no limit."""
     checksums: bool = False
@@ -121,18 +121,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     prepare: Prepare = Prepare()
     # all
     sync_target_s: Duration = msgspec.field(default=0.05, name="sync_target")
-    """Flushing is repeated before the lock until it takes no longer than this."""
+    """The flush before the lock is repeated until it takes no longer than this."""
     settle_timeout_s: Duration = msgspec.field(default=300.0, name="settle_timeout")
     retention: Retention = Retention()
     after_backup: tuple[Step, ...] = ()
     max_age_s: Duration | None = msgspec.field(default=None, name="max_age")
-    """`status` calls the job overdue when its newest snapshot is older: for jobs that something else schedules."""
+    """`status` calls the job overdue if its newest snapshot is older; for jobs that another scheduler runs."""
     grace_s: Duration = msgspec.field(default=3600.0, name="grace")
-    """How long after its scheduled time a job may be without its snapshot before `status` calls it overdue."""
+    """How long after its scheduled time `status` calls a job without its snapshot overdue."""
     capacity_warn_share: Share = msgspec.field(default=0.8, name="capacity_warn")
-    """`status` and `doctor` complain of storage that is fuller than this share."""
+    """`status` and `doctor` report storage that is fuller than this share."""
     capacity_warn_within_s: Duration = msgspec.field(default=86400.0, name="capacity_warn_within")
-    """… or that will be full within this time, or before the next scheduled run."""
+    """They also report storage that will be full within this time, or before the next scheduled run."""
     verify: Verify = Verify()
     name: str = ""
     """NAME; not a key."""
@@ -148,18 +148,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     jobs: dict[str, Job]
     """By name, in the order of the files."""
     backends: dict[str, dict[str, Any]]
-    """``[backend.NAME]`` as it is written; `snapmgr.config.plugins.make_backend` knows its types."""
+    """``[backend.NAME]`` as written; `snapmgr.config.plugins.make_backend` checks its types."""
 
     def job(self, name: str) -> Job:
-        """Return the job called `name`. Raises NotFoundError, which names the jobs that there are."""
+        """Return the job `name`. Raises NotFoundError, which suggests other names."""
         if name in self.jobs:
             return self.jobs[name]
         near = difflib.get_close_matches(name, self.jobs, n=1)
-        known = f"did you mean {near[0]}?" if near else f"jobs here: {', '.join(self.jobs) or 'none'}"
+        known = f"did you mean {near[0]}?" if near else f"configured jobs: {', '.join(self.jobs) or 'none'}"
         raise NotFoundError(f"there is no job {name!r} in {self.files[0]}", hint=known)
 
 
-# Keys of `Job`, and of its table `verify`, that not every source has; those who have them.
+# Keys of `Job` and of its table `verify` that apply only to some sources, with these sources.
 _SERVER, _LIVE = frozenset({"mysql", "physical"}), frozenset({"mysql"})
 KEY_SOURCES: dict[str, frozenset[str]] = {
     **dict.fromkeys(("socket", "defaults_file", "user", "datadir"), _SERVER),

@@ -1,4 +1,4 @@
-"""Storage backends, found by the entry-point group ``snapmgr.backends``; ours are found like anyone else's."""
+"""Finds, checks and constructs storage backends; all are registered in the entry-point group ``snapmgr.backends``."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from snapmgr.contract.backend import Mounter, Runner
 
 GROUP = "snapmgr.backends"
-# Words of the configuration that cannot be a backend's name.
+# A backend cannot have a name that is a value of the configuration.
 _RESERVED = frozenset({"auto"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
-    """One backend that is installed, and the class or why it cannot be used."""
+    """An installed backend: its class, or the error why it cannot be used."""
 
     name: str
     distribution: str
-    """Name and version of what installed it, "snapmgr 1.0"."""
+    """Name and version of the package that installed it, "snapmgr 1.0"."""
     backend: type[Backend] | None
     error: SnapmgrError | None
 
 
 def list_plugins() -> tuple[Plugin, ...]:
-    """Return every installed backend by name, broken ones with their error; one of them never hides the others."""
+    """Return every installed backend by name, broken ones with their error."""
     return tuple(_load_plugin(points) for _, points in sorted(_points().items()))
 
 
@@ -43,7 +43,7 @@ def load_backend(name: str) -> type[Backend]:
     """
     points = _points()
     if name not in points:
-        known = ", ".join(sorted(points)) or "none: install snapmgr again, as its own backends are missing"
+        known = ", ".join(sorted(points)) or "none: reinstall snapmgr, as its own backends are missing"
         raise ConfigError(f"there is no backend {name!r}", hint=f"installed backends: {known}")
     plugin = _load_plugin(points[name])
     if plugin.error is not None:
@@ -64,7 +64,7 @@ def make_backend(name: str, config_table: Mapping[str, Any], runner: Runner, mou
 def _points() -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
-        # An editable install beside a wheel lists the same thing twice.
+        # An editable install beside a wheel lists the same entry point twice.
         others = found.setdefault(point.name, [])
         if all((other.value, _distribution(other)) != (point.value, _distribution(point)) for other in others):
             others.append(point)
@@ -103,12 +103,12 @@ def _import(point: EntryPoint, distribution: str) -> object:
     except SnapmgrError:
         raise
     except ImportError as error:
-        # Not installed, or a compiled module that does not fit this system's libraries.
+        # A package is missing, or a compiled module does not fit this system's libraries.
         raise MissingRequirementError(
-            f"{of} cannot be imported: {error}", hint=f"install {_project(distribution)} again with all that it needs"
+            f"{of} cannot be imported: {error}", hint=f"reinstall {_project(distribution)} with all its requirements"
         ) from error
     except Exception as error:
-        # A plugin's import may raise anything; it must not take the other backends down.
+        # A plugin's import may raise anything; the other backends must stay usable.
         raise SnapmgrError(
             f"{of} cannot be imported: {type(error).__name__}: {error}",
             hint=f"report this to the authors of {_project(distribution)}",
@@ -116,24 +116,24 @@ def _import(point: EntryPoint, distribution: str) -> object:
 
 
 def _checked(backend: object, name: str, distribution: str) -> type[Backend]:
-    """Return `backend` if it has what the contract asks for. Raises SnapmgrError with everything that it lacks."""
+    """Return `backend` if it fulfils the contract. Raises SnapmgrError with everything that is missing."""
     of = f"the backend {name} (of {distribution})"
     report = f"report this to the authors of {_project(distribution)}; docs/how-to/write-a-backend.md has the contract"
     if name in _RESERVED:
-        raise SnapmgrError(f"{of} has a name that means something else in the configuration", hint=report)
+        raise SnapmgrError(f"{of} has a name that is reserved in the configuration", hint=report)
     if not isinstance(backend, type):
-        raise SnapmgrError(f"{of} is no class but {backend!r}", hint=report)
+        raise SnapmgrError(f"{of} is not a class but {backend!r}", hint=report)
     version = getattr(backend, "api_version", None)
-    # First, as another version may well lack methods.
+    # Checked first, as another version may have other methods.
     if version is not None and version != API_VERSION:
         newer = isinstance(version, int) and version > API_VERSION
         raise SnapmgrError(
             f"{of} is written for version {version} of the backend interface; this snapmgr has version {API_VERSION}",
             hint="upgrade snapmgr" if newer else f"upgrade {_project(distribution)}",
         )
-    lacking = [attribute for attribute in _contract() if not hasattr(backend, attribute)]
-    if lacking:
-        raise SnapmgrError(f"{of} lacks {', '.join(lacking)}", hint=report)
+    missing = [attribute for attribute in _contract() if not hasattr(backend, attribute)]
+    if missing:
+        raise SnapmgrError(f"{of} does not define {', '.join(missing)}", hint=report)
     if getattr(backend, "name", None) != name:
         raise SnapmgrError(f"{of} calls itself {getattr(backend, 'name', None)!r}", hint=report)
     return backend
@@ -164,7 +164,7 @@ def _parse_config(name: str, kind: type[Any], table: Mapping[str, Any]) -> objec
         # "Expected `int`, got `str` - at `$.size`"
         said, _, at = str(error).partition(" - at `$")
         key = at.rstrip("`")
-        # "Invalid enum value 'fat'" names none that would do.
+        # "Invalid enum value 'fat'" does not name the valid ones.
         choices = [
             field.type.values
             for field in shape.fields
@@ -173,5 +173,5 @@ def _parse_config(name: str, kind: type[Any], table: Mapping[str, Any]) -> objec
         said = f"allowed are {', '.join(map(show, choices[0]))}" if choices else in_users_words(said)
         problems.append(f"{where}{key}: {said}")
     if problems:
-        raise ConfigError("\n".join(problems), hint=f"it stands in [backend.{name}] of the configuration")
+        raise ConfigError("\n".join(problems), hint=f"correct [backend.{name}] in the configuration")
     return parsed

@@ -1,4 +1,4 @@
-"""Checks one table of TOML against its Struct and collects all that is wrong with it."""
+"""Checks one TOML table against its Struct and collects all errors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def read_table(
 ) -> dict[str, Any]:
     """Given a TOML table and the Struct it should be, return the typed values of its valid keys, by attribute name.
 
-    Nested tables come back as such dicts too. What is wrong is appended to `errors`, each with the key's path (`where`
-    is the table's) and what is allowed. `skip` names attributes that are no keys.
+    Nested tables become such dicts too. Errors are appended to `errors`, each with the path of the key (`where` is the
+    table's path) and the allowed values. `skip` names attributes that are not keys.
     """
     hints = get_type_hints(kind, include_extras=True)
     fields = {field.encode_name: field.name for field in msgspec.structs.fields(kind) if field.name not in skip}
@@ -47,27 +47,27 @@ def read_table(
 
 
 def describe_unknown(key: str, allowed: Iterable[str]) -> str:
-    """Given a key that is not known, return words that name the nearest allowed one, else all. Shows no value: it may
-    be a password that somebody put there.
+    """Return the error for an unknown key: it suggests the nearest allowed key, or lists all. The value may be
+    a password, so it is not shown.
     """
     allowed = sorted(allowed)
-    # "keep_daily" for "keep-daily" is the likeliest slip of all.
+    # "keep_daily" for "keep-daily" is the most likely mistake.
     swapped = [name for name in allowed if name.replace("-", "_") == key.replace("-", "_").lower()]
     near = swapped or difflib.get_close_matches(key, allowed, n=1)
     return f"unknown key; did you mean {near[0]!r}?" if near else f"unknown key; allowed are {', '.join(allowed)}"
 
 
 def show(value: object) -> str:
-    """Return a value as the user wrote it, about, and not longer than is useful in an error."""
+    """Return a value roughly as the user wrote it, shortened for an error message."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 100 else text[:99] + "…"  # noqa: PLR2004
 
 
 def _read_value(value: Any, hint: Any) -> Any:  # noqa: ANN401 - any TOML value to any typed one
-    """Return `value` as the annotation `hint` wants it. Raises ValueError with what is allowed."""
+    """Return `value` in the type of the annotation `hint`. Raises ValueError with the allowed values."""
     alternatives = [part for part in get_args(hint) if part is not type(None)]
     if type(None) in get_args(hint):
-        # Optional: TOML has no null, so only the other half can be written.
+        # Optional: TOML has no null, so only the other type can be written.
         hint = alternatives[0]
     if get_origin(hint) is Annotated:
         marker = hint.__metadata__[0]
@@ -89,7 +89,7 @@ def _read_value(value: Any, hint: Any) -> Any:  # noqa: ANN401 - any TOML value 
 
 
 def in_users_words(message: str) -> str:
-    """Turn msgspec's "Expected `int`, got `str`" into words of TOML."""
+    """Translate msgspec's "Expected `int`, got `str`" into TOML's terms."""
     for ours, theirs in (
         ("must be", "Expected"),
         ("a text", "`str`"),

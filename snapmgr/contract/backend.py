@@ -1,4 +1,4 @@
-"""The protocols between the core and a storage backend.
+"""Defines the protocols between the core and a storage backend.
 
 A backend is a class registered in the entry-point group ``snapmgr.backends``. snapmgr constructs it with its parsed
 ``Config``, a `Runner` for external programs and a `Mounter` for private mounts, and calls nothing outside this file's
@@ -38,7 +38,10 @@ API_VERSION = 1
 
 
 class Runner(Protocol):
-    """Runs external programs: closed stdin, LC_ALL=C.UTF-8, a clean environment. Backends use nothing else for it."""
+    """Runs external programs: closed stdin, LC_ALL=C.UTF-8, a clean environment.
+
+    Backends start programs only with it.
+    """
 
     def run(
         self,
@@ -54,31 +57,31 @@ class Runner(Protocol):
 
         Args:
             argv: program and arguments; never a shell line, never a secret.
-            ok: exit codes that are no error.
+            ok: exit codes that mean success.
             timeout_s: seconds until the program is ended (terminated, then killed) and CommandError is raised.
             secrets: texts to be replaced by "***" in any error.
             env: variables added to the clean environment.
-            abandon: past the time limit leave the program alone instead of ending it: a killed ``lvcreate`` may leave
-                its origin suspended.
+            abandon: after the time limit leave the program running instead of ending it, as a killed ``lvcreate`` may
+                leave its origin suspended.
 
         Raises MissingRequirementError if there is no such program, CommandError for other exit codes or a timeout.
         """
 
     def hold(self, argv: Sequence[str]) -> Held:
-        """Start a process that becomes `argv` only when it is told to: what starting one takes is done before.
+        """Start a process that waits, and becomes `argv` when it is told to, so that starting it takes no time then.
 
         Raises MissingRequirementError if there is no such program, CommandError if it cannot be started.
         """
 
 
 class Held(Protocol):
-    """A program that waits to begin. A context manager: one that was never told to begin ends when that is left.
+    """A program that waits to begin. A context manager: leaving it ends a program that was never told to begin.
 
-    It also ends, having done nothing, when the process that holds it back is gone. Once it runs nobody ends it.
+    It also ends, having done nothing, when the process that started it is gone. Once it runs, it is not ended.
     """
 
     def run(self) -> Completed:
-        """Let it begin, once, and return what it printed. Waits as long as it takes; who waits for us has a limit.
+        """Let it begin, once, wait for its end without a limit, and return what it printed.
 
         Raises CommandError for any exit code but 0.
         """
@@ -108,25 +111,25 @@ class Mounter(Protocol):
     def private(self, source: str, fs_type: str, options: tuple[str, ...] = ()) -> AbstractContextManager[PrivateMount]:
         """Mount `source` detached from the mount tree until the context ends; nothing is left even after SIGKILL.
 
-        Raises MissingRequirementError without the right (CAP_SYS_ADMIN), StorageError if the mount fails.
+        Raises MissingRequirementError without the privilege (CAP_SYS_ADMIN), StorageError if the mount fails.
         """
 
     def mounts(self) -> tuple[Mount, ...]:
-        """Return this process's mount table, fresh."""
+        """Return the current mount table of this process."""
 
 
 class Armed(Protocol):
-    """A snapshot that is ready to fire: everything slow is done.
+    """A snapshot that is ready to be taken: everything slow is done.
 
-    A context manager. Leaving it undoes the preparation and closes descriptors, unless `launched` is set: then what
-    exists is a matter of the manifest, and leaving only closes descriptors. It never waits for the storage.
+    A context manager. Leaving it undoes the preparation and closes descriptors. If `launched` is set, the manifest
+    decides about what exists, and leaving only closes descriptors. It never waits for the storage.
     """
 
     intents: tuple[Intent, ...]
     stall_s: float
     """Forecast of how long `fire` takes."""
     fds: tuple[int, ...]
-    """Descriptors that `fire` needs: the helper process closes all others."""
+    """Descriptors that `fire` needs; the helper process closes all others."""
     launched: bool
     """Set by the core, in its own process, just before it tells the helper to fire."""
 
@@ -137,22 +140,22 @@ class Armed(Protocol):
     ) -> None: ...
 
     def sync(self) -> None:
-        """Flush the volumes' dirty data. Called again and again until it is quick; the last thing before the lock."""
+        """Flush the volumes' dirty data. Called repeatedly until it is quick, as the last step before the lock."""
 
     def fire(self, deadline: float) -> tuple[Shot, ...]:
-        """Take the snapshots: the only call made under a lock, in a helper process that may hang in it.
+        """Take the snapshots. This is the only call under a lock; it runs in a helper process, which may hang in it.
 
         Args:
-            deadline: time.monotonic() after which a further member must not be begun.
+            deadline: time.monotonic() after which no further member may be started.
 
-        Returns one shot for each intent, in their order. No program is started where a system call does it. Raises
+        Returns one shot for each intent, in their order. Use system calls rather than programs where possible. Raises
         FireError, which carries the members already made.
         """
 
 
 @runtime_checkable
 class Announcing(Protocol):
-    """Optional, for an `Armed`: its storage tells the new snapshots' ids late, and no lock is to wait for that."""
+    """Optional, for an `Armed` whose storage reports the new snapshots' ids late; the lock must not wait for them."""
 
     fired: Callable[[], None]
     """Set by the core in the helper. `fire` calls it once its last storage call has returned without an error."""
@@ -160,10 +163,10 @@ class Announcing(Protocol):
 
 @runtime_checkable
 class Readying(Protocol):
-    """Optional, for an `Armed`: something can be done in the helper process beforehand, such as starting a program."""
+    """Optional, for an `Armed` that prepares something in the helper process, such as starting a program."""
 
     def get_ready(self) -> None:
-        """Do it. Called once in the helper, before there is any lock; never raises: what failed, `fire` says."""
+        """Prepare. Called once in the helper, before any lock; never raises: `fire` reports what failed."""
 
 
 class Backend(Protocol):
@@ -172,7 +175,7 @@ class Backend(Protocol):
     name: ClassVar[str]
     """As in the entry point: lower case, "btrfs"."""
     api_version: ClassVar[int]
-    """The `API_VERSION` it was written for; another one is refused."""
+    """The `API_VERSION` it was written for; others are refused."""
     Config: ClassVar[type[Any]]
     """A frozen dataclass or msgspec.Struct with defaults; parsed from ``[backend.NAME]``, unknown keys refused."""
 
@@ -180,64 +183,66 @@ class Backend(Protocol):
         """Store the arguments; touch nothing."""
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return all that this machine lacks for this backend, at once; empty when it can work. Never raises."""
+        """Return all requirements that are missing on this machine; empty if the backend can work. Never raises."""
 
     def locate(self, target: Target) -> Volume | NotMine:
         """Find the volume that holds `target`, or say why this backend cannot snapshot it. Changes nothing.
 
-        `excluded` names every nested subvolume and nested mount: what a snapshot would silently leave out.
+        `excluded` names every nested subvolume and nested mount, which a snapshot would silently leave out.
         """
 
     def capabilities(self, volumes: tuple[Volume, ...]) -> Capabilities:
-        """Return what holds for all of `volumes` together."""
+        """Return the capabilities for all of `volumes` together."""
 
     def headroom(self, volume: Volume) -> tuple[Reservoir, ...]:
-        """Return what can fill up because of snapshots of `volume`."""
+        """Return the reservoirs that snapshots of `volume` can fill up."""
 
     def arm(self, volumes: tuple[Volume, ...], snapshot_id: str) -> Armed:
-        """Prepare a snapshot of `volumes`, outside of any lock: checks, space, names, everything slow.
+        """Prepare a snapshot of `volumes` outside of any lock: checks, space, names, everything slow.
 
         `snapshot_id` is unique and consists of letters, digits, ".", "-" and "_". Raises StorageError if a snapshot
-        would fail, MissingRequirementError if a right is missing.
+        would fail, MissingRequirementError if a privilege is missing.
         """
 
     def settle(self, refs: tuple[SnapshotRef, ...], timeout_s: float) -> None:
-        """After the lock: return when the snapshots would survive a power cut and are read-only.
+        """After the lock, wait until the snapshots would survive a power cut and are read-only.
 
-        Idempotent, and possible in another process: a run that crashed after its proof is completed by it (which is why
-        this is no method of `Armed`). Raises NotFoundError if one is gone, StorageError after `timeout_s`.
+        Idempotent, and possible in another process, as it also completes a run that crashed after its proof (therefore
+        it is not a method of `Armed`). Raises NotFoundError if one is gone, StorageError after `timeout_s`.
         """
 
     def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
         """Return everything of ours in `pools`: snapshots, attachments, debris; also when the origin is gone.
 
-        A pool that is not there now raises StorageError: an unreachable storage is not an empty one. What is not
-        provably ours (no mark, foreign ids, received from elsewhere) is not returned.
+        A pool that is not there raises StorageError, as unreachable storage is not empty storage. Objects that are not
+        provably ours (no mark, foreign ids, received from elsewhere) are not returned.
         """
 
     def annotate(self, ref: SnapshotRef, note: bytes) -> None:
-        """Store `note` (the manifest, at most 64 KiB) beside the snapshot, durably; its data do not change."""
+        """Store `note` (the manifest, at most 64 KiB) beside the snapshot, durably. The snapshot does not change."""
 
     def attach(self, record: AttachRecord) -> Attachment:
-        """Make the snapshot reachable. With `record.writable` on a clone, and the original never changes.
+        """Make the snapshot reachable; with `record.writable` as a clone, so that the original never changes.
 
-        Everything that is made bears `record.id`. Raises NotFoundError if the snapshot is gone or has another id,
-        AlteredError if it was changed after it was taken.
+        Everything that is created has `record.id` in its name. Raises NotFoundError if the snapshot is gone or has
+        another id, AlteredError if it was changed after it was taken.
         """
 
     def detach(self, record: AttachRecord) -> None:
-        """Remove what `attach` made; idempotent; works after a reboot, half-made or already gone. The core has
-        unmounted before. Only what provably came from `record` is removed."""
+        """Remove what `attach` created; idempotent; works after a reboot, after a crash, and if it is already gone.
+
+        The core has unmounted it before. Only objects that provably belong to `record` are removed.
+        """
 
     def delete(self, ref: SnapshotRef, *, wait: Literal["name", "space"] = "name") -> None:
-        """Delete the snapshot: return when its name is gone durably, or ("space") when its space is free again.
+        """Delete the snapshot; wait until its name is gone durably, or ("space") its space is free again.
 
-        Idempotent: what is gone already is no error. Raises StorageError if something else has its name, InUseError if
-        it is attached, mounted or has something mounted in it.
+        Idempotent: a snapshot that is already gone is not an error. Raises StorageError if something else has its name,
+        InUseError if it is attached, mounted or has something mounted in it.
         """
 
     def repair(self, found: Found) -> None:
-        """Remove or mend debris that `inventory` returned; idempotent."""
+        """Remove or repair debris that `inventory` returned; idempotent."""
 
     def usage(self, ref: SnapshotRef, *, exact: bool = False) -> Usage:
-        """Return what the snapshot costs: cheap unless `exact`. Raises NotFoundError if it is gone."""
+        """Return how much space the snapshot takes; cheap unless `exact`. Raises NotFoundError if it is gone."""

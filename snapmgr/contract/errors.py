@@ -1,6 +1,6 @@
-"""One tree of errors; each class owns its exit code.
+"""Defines the errors; each class has its exit code.
 
-An error says what failed, on which object, and what to try. It is raised once and printed once, by the command line.
+An error says what failed, on which object, and what to try. It is raised once, and printed once by the command line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ EXIT_OK = 0
 
 
 class SnapmgrError(Exception):
-    """Something failed and the user can be told what to do about it.
+    """Something failed, and the user can be told what to do about it.
 
     Args:
         message: what failed, on which object.
@@ -31,15 +31,15 @@ class StorageError(SnapmgrError):
 
 
 class AlteredError(StorageError):
-    """A snapshot was changed after it was taken: what it holds is not what was READY."""
+    """A snapshot was changed after it was taken."""
 
 
 class LostError(StorageError):
-    """A snapshot was lost because its room in the storage ran full; it is BROKEN."""
+    """A snapshot is lost because its own space overflowed; it is BROKEN."""
 
 
 class CommandError(SnapmgrError):
-    """An external program failed, could not be started or ran too long."""
+    """An external program failed, could not be started, or exceeded its time limit."""
 
 
 class CatalogError(SnapmgrError):
@@ -55,11 +55,11 @@ class NotFoundError(SnapmgrError):
 
 
 class InUseError(SnapmgrError):
-    """What should be deleted or detached is mounted, being read or protected."""
+    """The object to be deleted or detached is mounted, being read or protected."""
 
 
 class ConfigError(SnapmgrError):
-    """A configuration file or the command line is wrong; nothing was done."""
+    """A configuration file or the command line is invalid; nothing was done."""
 
     exit_code = 2
 
@@ -71,7 +71,7 @@ class BusyError(SnapmgrError):
 
 
 class NotQuiescedError(SnapmgrError):
-    """The database could not be (or provably was not) held still; no snapshot was kept."""
+    """The database could not be quiesced, or the lock was lost; no snapshot was kept."""
 
     exit_code = 4
 
@@ -87,7 +87,7 @@ class LaterStepError(SnapmgrError):
 
 
 class VerificationError(SnapmgrError):
-    """The snapshot was tried and does not restore to what it should."""
+    """The snapshot was tested and does not restore as it should."""
 
     exit_code = 6
 
@@ -99,7 +99,7 @@ class MissingRequirementError(SnapmgrError):
 
 
 class InterruptedRunError(SnapmgrError):
-    """SIGINT or SIGTERM ended the run; what was begun has been undone or recorded."""
+    """SIGINT or SIGTERM ended the run; its unfinished work was undone or recorded."""
 
     exit_code = 130
 
@@ -108,9 +108,9 @@ _GRAVEST_FIRST = (130, 2, 1, 4, 6, 5, 7, 3)
 
 
 def gravest(codes: list[int]) -> int:
-    """Given each job's exit code, return the one that the process ends with: the gravest.
+    """Given each job's exit code, return the most severe one, with which the process exits.
 
-    The order among jobs is 1, 4, 6, 5, 7, 3; an interruption or a usage error ends the whole run and so outranks them.
+    The order among jobs is 1, 4, 6, 5, 7, 3. An interruption or a usage error ends the whole run and comes before them.
     """
     failed = [code for code in codes if code != EXIT_OK]
     if not failed:

@@ -1,4 +1,4 @@
-"""The records that cross the backend interface; plugins import them from `snapmgr.api`.
+"""Defines the records of the backend interface; plugins import them from `snapmgr.api`.
 
 Every record is a frozen, keyword-only dataclass; units are in the names. ``*_ns`` are nanoseconds of CLOCK_MONOTONIC,
 which all processes of a machine share.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """One thing that is lacking on this machine, and what to do about it."""
+    """One requirement that is missing, or one obstacle, and what to do about it."""
 
     what: str
     hint: str
@@ -62,7 +62,7 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is to be snapshotted: an existing directory, resolved, with the storage under it."""
+    """A directory to be snapshotted, resolved, with the storage below it."""
 
     path: str
     """Absolute, symlinks resolved."""
@@ -71,7 +71,7 @@ class Target:
     devices: tuple[BlockDevice, ...] = ()
     """The device or devices (btrfs may have several) that hold the file system; empty for network file systems."""
     submounts: tuple[Mount, ...] = ()
-    """Other mounts below `path`: a snapshot of the file system shows empty folders there."""
+    """Other mounts below `path`; a snapshot of the file system has empty folders there."""
 
 
 PoolKey = tuple[str, str]
@@ -80,22 +80,22 @@ PoolKey = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """What holds snapshots: a btrfs file system, a volume group, a folder of copies. `inventory` reads it whole."""
+    """A place that holds snapshots: a btrfs file system, a volume group, a folder of copies."""
 
     backend: str
     id: str
     """The storage's own id (file system UUID, VG UUID, …); for a folder its path."""
     hint: str
-    """Where it was last seen (a mount point, a device); only to find it faster and to name it to people."""
+    """Where it was last seen (a mount point, a device); only to find it faster and to name it in messages."""
 
     @property
     def key(self) -> PoolKey:
-        """What a pool is known by, wherever it is seen."""
+        """The pool's identity, wherever it is mounted."""
         return (self.backend, self.id)
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """Its name in messages."""
         return f"{self.backend} {self.hint}"
 
 
@@ -112,14 +112,14 @@ class Volume:
     subpath: str
     """Path of the target inside the volume, without a leading slash; "" when the target is the volume."""
     excluded: tuple[str, ...] = ()
-    """Absolute paths at or below `path` that a snapshot would *not* hold: nested subvolumes and mounts."""
+    """Absolute paths at or below `path` that a snapshot would *not* include: nested subvolumes and mounts."""
     warnings: tuple[str, ...] = ()
     label: str = ""
-    """For people, where the id tells them little: "vg0/db (classic snapshot)"."""
+    """Its name in messages, if the id is not readable: "vg0/db (classic snapshot)"."""
 
     @property
     def shown(self) -> str:
-        """What people are shown it as."""
+        """Its name in messages."""
         return self.label or self.id
 
 
@@ -133,7 +133,7 @@ class NotMine:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a backend can promise for given volumes."""
+    """What a backend guarantees for given volumes."""
 
     atomicity: Literal["file", "volume"]
     """"volume": all of one volume in one instant. "file": each file for itself; refused for live servers."""
@@ -145,19 +145,19 @@ class Capabilities:
 
 @dataclass(frozen=True, kw_only=True)
 class Reservoir:
-    """Something that can fill up, and what happens then."""
+    """A space that can fill up, and the consequence."""
 
     name: str
     size_bytes: int
     used_bytes: int
     when_full: Literal["snapshot_lost", "origin_errors", "no_snapshots"]
     wanted_bytes: int = 0
-    """What the next snapshot takes of it at once."""
+    """How much of it the next snapshot allocates."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotRef:
-    """A snapshot: our id together with the storage's own, which alone is believed."""
+    """A snapshot: our id together with the storage's own id, which alone identifies it."""
 
     backend: str
     snapshot_id: str
@@ -167,11 +167,14 @@ class SnapshotRef:
     name: str
     """Its name in the pool: where to look first."""
     native_id: str
-    """The storage's own id of the snapshot (subvolume UUID, LV UUID, …). What has another id is never touched."""
+    """The storage's own id of the snapshot (subvolume UUID, LV UUID, …).
+
+    A snapshot with another id is never touched.
+    """
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """What does not change when the pool is seen elsewhere or the snapshot is renamed."""
+        """Its identity, which does not change when the pool is mounted elsewhere or the snapshot is renamed."""
         return (self.backend, self.pool.id, self.native_id)
 
 
@@ -181,22 +184,22 @@ class Gauge(Reservoir):
 
     pool: Pool
     ref: SnapshotRef | None = None
-    """The snapshot whose own room it is (a CoW table); None for what all share."""
+    """The snapshot whose own space it is (a CoW table); None if it is shared."""
     volume_ids: tuple[str, ...] = ()
-    """Of what is shared: the origins whose snapshots it concerns; () for all in the pool."""
+    """For a shared space: the origins whose snapshots it affects; () for all in the pool."""
     valid: bool = True
-    """False: it ran full. `ref` is lost; without one, what shares it cannot be written any more."""
+    """False: it overflowed. `ref` is lost; without `ref`, the volumes that share it can no longer be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """What `fire` will make; written to disk before it is made, so that a crash leaves nothing unknown."""
+    """A snapshot that `fire` will create; written to disk before, so that a crash leaves nothing unknown."""
 
     pool: Pool
     volume_id: str
     name: str
     about: str = ""
-    """What was decided about it, and why, for people: the size of its CoW table."""
+    """Decisions about it and their reasons, to print: the size of its CoW table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +212,7 @@ class Shot:
 
 
 class FireError(StorageError):
-    """`Armed.fire` failed; `shots` are the members that exist nevertheless."""
+    """`Armed.fire` failed; `shots` are the members that were created anyway."""
 
     def __init__(self, message: str, *, hint: str | None = None, shots: tuple[Shot, ...] = ()) -> None:
         super().__init__(message, hint=hint)
@@ -221,7 +224,7 @@ class AttachRecord:
     """An attachment's record; it is on disk before `attach` is called, so that `detach` works after any crash."""
 
     id: str
-    """16 hex digits; names whatever the backend makes for this attachment."""
+    """16 hex digits; part of the name of everything that the backend creates for this attachment."""
     ref: SnapshotRef
     writable: bool
     boot_id: str
@@ -230,18 +233,18 @@ class AttachRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Attachment:
-    """What `attach` made reachable: a directory, or a device that the core mounts."""
+    """The result of `attach`: a directory, or a device that the core mounts."""
 
     directory: str | None = None
     device: str | None = None
     fs_type: str | None = None
     options: tuple[str, ...] = ()
-    """Mount options; the core adds nosuid, nodev, and "ro" where asked."""
+    """Mount options; the core adds nosuid, nodev, and "ro" if requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Something of ours in a pool, as `inventory` saw it."""
+    """An object of ours in a pool, as `inventory` found it."""
 
     kind: Literal["snapshot", "attachment", "debris"]
     """"debris": begun and not finished, for `repair`."""
@@ -253,100 +256,99 @@ class Found:
     record_id: str | None = None
     """`AttachRecord.id`, for attachments."""
     note: bytes | None = None
-    """What `annotate` stored last."""
+    """The last note stored by `annotate`."""
     why: str = ""
-    """For debris: what is wrong, for people."""
+    """For debris: what is wrong, to print."""
     cure: str = "removes it"
-    """For debris: what `Backend.repair` does about it, for people."""
+    """For debris: what `Backend.repair` does about it, to print."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a snapshot costs."""
+    """The space that a snapshot takes."""
 
     exclusive_bytes: int | None
-    """Bytes that its deletion would free; None where that is not known cheaply."""
+    """Bytes that its deletion would free; None if measuring that is expensive."""
     valid: bool = True
     """False: the storage lost it (an overflowed CoW table)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RevertPlan:
-    """What putting an origin back to one of its snapshots means, as `Revertible.revert_plan` saw it."""
+    """The consequences of an in-place restore of one origin, as found by `Revertible.revert_plan`."""
 
     origin: str
-    """Name of the origin, for people: "vg/mysql"."""
+    """Name of the origin, to print: "vg/mysql"."""
     device: str
     """Its device node, which keeps its name: "/dev/mapper/vg-mysql"."""
     number: str
-    """Its major and minor now; "" while it is not active."""
+    """Its current major and minor number; "" if it is not active."""
     consumes: bool
-    """Whether the snapshot itself is used up; if not it stays, though its own id may be another one then."""
+    """Whether the restore consumes the snapshot; if not, the snapshot stays, but its own id may change."""
     write_bytes: int = 0
-    """Upper bound of what will be written to the origin; 0 where it is exchanged at once."""
+    """Upper bound of the bytes written to the origin; 0 if it is replaced in one step."""
     loses: tuple[Reason, ...] = ()
-    """What would be lost besides, other snapshots above all: only who forces it goes on."""
+    """What else would be lost, such as other snapshots; these need --force."""
     blocked: tuple[Reason, ...] = ()
-    """Why it cannot be done now; force or not."""
+    """Obstacles that --force does not remove."""
     remarks: tuple[str, ...] = ()
-    """What is to be known before."""
+    """What the user should know before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOptions:
-    """How a storage's client program is to mount, for `Remounting.client_mount`; the defaults are the client's."""
+    """Mount options of a storage's client program, for `Remounting.client_mount`; defaults are the client's."""
 
     writeback: bool = False
-    """Whether a write is done once it is in the client's cache folder; the upload follows."""
+    """Whether a write completes once it is in the client's cache folder; the upload follows."""
     upload_delay_s: float = 0.0
-    """With `writeback`: how long an upload waits, so that what is soon overwritten or deleted is never uploaded."""
+    """With `writeback`: how long an upload waits, so that data soon overwritten or deleted are never uploaded."""
     cache_bytes: int | None = None
     """Size of the local cache; None: the client's default."""
     cache_dir: str | None = None
-    """Folder of the local cache; None: a fresh one that goes with the mount."""
+    """Folder of the local cache; None: a new one that is removed with the mount."""
     extra: tuple[str, ...] = ()
     """Further options of the client, as its command line takes them: ("--max-uploads", "150")."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProvisionOrder:
-    """What `Provisioner.provision` is to make."""
+    """The storage that `Provisioner.provision` is to create."""
 
     id: str
     """16 hex digits: part of every name that is global on the machine (volume groups, mounts of clients)."""
     point: str
     """An empty folder to mount at, in the caller's mount namespace."""
     size_bytes: int
-    """How much of the device to use, from its beginning; what lies behind is not touched."""
+    """How much of the device to use, from its beginning; the rest is not touched."""
     options: Mapping[str, str] = field(default_factory=dict)
     """The backend's own: {"file_system": "xfs"}; unknown ones are refused with ConfigError."""
     discard: bool = True
-    """Whether the device is told beforehand that all of it is unused (TRIM), where it can be told."""
+    """Whether to discard (TRIM) the whole device before, if it supports that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provisioned:
-    """A storage that `Provisioner.provision` made."""
+    """A storage that `Provisioner.provision` created."""
 
     path: str
-    """An empty folder in it, writable for root, that the backend takes for a volume of its own."""
+    """An empty folder in it, writable for root, that the backend accepts as a volume."""
     devices: tuple[str, ...]
-    """Block devices whose counters in /proc/diskstats hold everything that is read and written for it, once: the
-    lowest ones. Empty if there is none."""
+    """The lowest block devices, whose counters in /proc/diskstats count everything read and written for it once;
+    empty if there is none."""
     capacity_bytes: int
-    """What may be filled with data, so that snapshots still find room if all of it is overwritten once."""
+    """How much data it can hold so that snapshots still have space if all data are overwritten once."""
     commands: tuple[tuple[str, ...], ...]
-    """What was run, so that anyone can repeat it."""
+    """The commands that were run, so that anyone can repeat them."""
     mount_options: tuple[str, ...] = ()
     """As the kernel reports them."""
     cache_dirs: tuple[str, ...] = ()
-    """Folders in which a client of the storage keeps what it has read: files there may be removed at any time, so that
-    the next read is none of its cache."""
+    """Folders of the client's read cache. Files there may be removed at any time, to make the next read uncached."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """What a program printed and how it ended."""
+    """The output and exit code of a program."""
 
     argv: tuple[str, ...]
     returncode: int

@@ -1,4 +1,4 @@
-"""Bytes and durations: parsed and printed here and nowhere else."""
+"""Parses and formats sizes and durations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import pairwise
 _SIZE = re.compile(r"(?P<number>\d{1,30}(?:\.\d{1,30})?)\s*(?:(?P<unit>[KMGTPE])i?)?B?", re.IGNORECASE | re.ASCII)
 _KIB = 1024
 _POWERS = {unit: power for power, unit in enumerate("KMGTPE", start=1)}
-# What the kernel, a file's length and SQL's BIGINT UNSIGNED can hold.
+# The limit of the kernel, of file sizes and of SQL's BIGINT UNSIGNED.
 _SIZE_LIMIT = 2**64
 _DURATION_PART = re.compile(r"(?P<number>\d{1,30}(?:\.\d{1,30})?) *(?P<unit>ms|s|min|m|h|d|w|y) *", re.ASCII)
 _SECONDS = {
@@ -24,10 +24,10 @@ _SECONDS = {
     "w": Fraction(7 * 86400),
     "y": Fraction(365 * 86400),
 }
-# Of numbers that are written out; others are written as powers of ten.
+# Numbers in this range are written out, others as powers of ten.
 _PLAIN = (1e-9, 1e15)
 _LONG_SCALES = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
-# Beyond this a date is no date any more (datetime ends at the year 9999).
+# datetime ends at the year 9999.
 _DURATION_LIMIT_S = 9999 * 365 * 86400
 
 
@@ -43,9 +43,9 @@ def parse_size(text: str) -> int:
     # Exact: a float would change "9007199254740993".
     size = Fraction(match["number"]) * (_KIB ** _POWERS[unit.upper()] if unit else 1)
     if unit is None and size.denominator != 1:
-        raise ValueError(f"{text!r} is not a size: there are no parts of bytes")
+        raise ValueError(f"{text!r} is not a size: bytes have no fractions")
     if size > _SIZE_LIMIT:
-        raise ValueError(f"{text!r} is too large: 16E is the most")
+        raise ValueError(f"{text!r} is too large: the maximum is 16E")
     return int(size)
 
 
@@ -56,7 +56,7 @@ def format_size(size_bytes: int) -> str:
         return f"{size_bytes} B"
     value = abs(size_bytes) / _KIB
     for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        # 1023.95 would print as 1024.0: it belongs to the next unit.
+        # 1023.95 would be printed as 1024.0, so it belongs to the next unit.
         if round(value, 1) < _KIB:
             return f"{sign}{value:.1f} {unit}"
         value /= _KIB
@@ -66,7 +66,7 @@ def format_size(size_bytes: int) -> str:
 def parse_duration(text: str) -> float:
     """Given "250ms", "30s", "5m", "1h30m", "2 d 3 h" or "0", return seconds; larger units come first.
 
-    A bare number other than 0 is refused: nobody should have to guess its unit. "m" is minutes; a year has 365 days.
+    A number without a unit is refused, except 0. "m" is minutes; a year has 365 days.
     Raises ValueError for anything else and for more than 9999 years.
     """
     stripped = text.strip()
@@ -83,7 +83,7 @@ def parse_duration(text: str) -> float:
             f"{text!r} is not a duration: write a number and ms, s, m, h, d, w or y, as in 250ms, 30s or 1h30m"
         )
     if total > _DURATION_LIMIT_S:
-        raise ValueError(f"{text!r} is too long: 9999y is the most")
+        raise ValueError(f"{text!r} is too long: the maximum is 9999y")
     return float(total)
 
 
@@ -91,7 +91,7 @@ def format_duration(seconds: float) -> str:
     """Given seconds, return "0.8 ms", "31 ms", "2.5 s", "3 min 20 s", "5 h 40 min" or "2 d 3 h": two units at most."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
-    # Each limit is where rounding reaches the next form: 9.95 ms is "10 ms", 59.95 s is "1 min".
+    # Each limit is where rounding gives the next form: 9.95 ms is "10 ms", 59.95 s is "1 min".
     if round(seconds * 1000, 1) < 10:  # noqa: PLR2004
         return f"{seconds * 1000:.1f} ms"
     if round(seconds * 1000, 0) < 1000:  # noqa: PLR2004
@@ -108,7 +108,7 @@ def _format_long(seconds: int) -> str:
 
 
 def format_quantity(value: float, unit: str) -> str:
-    """Given a measured figure and its SI unit without a prefix, return it with three digits that count.
+    """Given a measured figure and its SI unit without a prefix, return it with three significant digits.
 
     "83.1 µs", "1.24 s", "3 min 20 s", "1.5 GiB", "94.2 MiB/s", "7,530/s", "62,515", "5.32e+58"; any other unit follows
     the number.
@@ -124,7 +124,7 @@ def format_quantity(value: float, unit: str) -> str:
 
 
 def _format_seconds(seconds: float) -> str:
-    if abs(seconds) >= 120:  # noqa: PLR2004 - from two minutes on nobody counts tenths
+    if abs(seconds) >= 120:  # noqa: PLR2004 - tenths do not matter from two minutes on
         return format_duration(seconds)
     # The limits are where three digits round up into the next unit.
     unit, factor = next(
@@ -137,7 +137,7 @@ def _format_seconds(seconds: float) -> str:
 def _three_digits(value: float) -> str:
     if value and not _PLAIN[0] <= abs(value) < _PLAIN[1]:
         return f"{value:.2e}"
-    if value == round(value) or abs(value) >= 99.95:  # noqa: PLR2004 - from here on nothing is lost without decimals
+    if value == round(value) or abs(value) >= 99.95:  # noqa: PLR2004 - no significant digit is lost without decimals
         return f"{value:,.0f}"
     decimals = max(0, 2 - math.floor(math.log10(abs(value)) + 1e-12))
     # 9.996 rounds to 10.00: one digit too many.

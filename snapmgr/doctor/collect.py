@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from snapmgr.catalog.manifest import Lease, LeasePart
-    from snapmgr.catalog.store import Catalog, Damaged, Entry
+    from snapmgr.catalog.recordfolder import Damaged
+    from snapmgr.catalog.store import Catalog, Entry
     from snapmgr.config.model import Job
     from snapmgr.context import Context
     from snapmgr.contract.records import Mount, PoolKey, Reason

@@ -1,4 +1,4 @@
-"""Bars of a figure at several moments (before and after a snapshot), stack by stack: what the snapshot itself costs."""
+"""Draws bars of a figure at several moments (before and after a snapshot), stack by stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves of a figure over what was swept (threads, snapshots), one for each stack, with the span of the samples."""
+"""Draws curves of a figure over a swept parameter (threads, snapshots), one per stack, with the span of the samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run interval by interval, before and after its snapshot, its stalls marked: where nothing was done at all."""
+"""Draws a run interval by interval, before and after its snapshot, and marks stalls: intervals without any work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LANE, _LANE_GAP, _FOOT, _HEAD = 58, 30, 30, 8
-# More are merged, each the mean of some: nobody sees them, and a page may have a hundred lanes.
+# More are merged into means: they would be invisible, and a page may have a hundred lanes.
 _COLUMNS = 200
 
 

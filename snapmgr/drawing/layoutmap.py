@@ -1,4 +1,4 @@
-"""The map of a file: to the right its content in order, upwards where on the device that lies."""
+"""Draws the map of a file: its contents to the right, their place on the device upwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chart of ratios: each with its interval on a logarithmic scale, a line at 1, the noise of the machine behind."""
+"""Draws ratios with their intervals on a logarithmic scale, with a line at 1 and the noise of the machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RatioRow:
     low: float
     high: float
     text: str
-    """What stands beside it: "1.42 (1.30–1.57)"."""
+    """The text beside it: "1.42 (1.30–1.57)"."""
     kind: Kind
 
 

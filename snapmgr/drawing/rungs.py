@@ -43,7 +43,7 @@ class Bar:
     value: float
     """Its length; of several runs the mean."""
     text: str
-    """What stands at its end: "29.4 s"."""
+    """The text at its end: "29.4 s"."""
     kind: Kind
     dots: tuple[float, ...] = ()
     """Single runs, where there are several."""

@@ -66,7 +66,7 @@ def text_width(words: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """From figures to pixels, linear or logarithmic; what lies outside is drawn at the edge."""
+    """From figures to pixels, linear or logarithmic; values outside are drawn at the edge."""
 
     low: float
     high: float

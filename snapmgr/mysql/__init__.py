@@ -1,1 +1,4 @@
-"""MySQL and MariaDB: who answers at a socket, what it writes where, how it is held still, and whether a copy starts."""
+"""MySQL and MariaDB: connections, locks, layout of the data, servers on copies, binary logs. See each room.
+
+Imports `system`, `contract` and the catalog's records.
+"""

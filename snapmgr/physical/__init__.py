@@ -1,4 +1,4 @@
-"""Backups by the servers' own tools: run, sealed, snapshotted and prepared.
+"""Physical backups by the servers' own tools: made (`tools`), sealed (`seal`), prepared (`prepare`), tuned (`tuning`).
 
-Imports `source`, `access` and what is below them; `backup`, `verify` and `restore` use it.
+Imports `source`, `access` and what is below them; `backup`, `verify`, `restore`, `cli` and `bench` import it.
 """

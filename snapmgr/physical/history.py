@@ -20,7 +20,7 @@ from snapmgr.system.kernel import generation
 if TYPE_CHECKING:
     from snapmgr.catalog.physical import PhysicalRecord
     from snapmgr.mysql.connect.client import Connection
-    from snapmgr.source.locate import LiveServer
+    from snapmgr.source.server import LiveServer
 
 # Many events, with their times and server id: two histories do not agree in them.
 _TAIL_BYTES = 64 << 10

@@ -1,4 +1,4 @@
-"""The position of a CLONE: only a server that recovers it can tell."""
+"""Reads the position of a CLONE with a throwaway server: only a server that recovers the clone knows it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def with_recovered_position(ctx: Context, manifest: Manifest) -> Manifest:
-    """Return the manifest of a CLONE's snapshot with the position that a throwaway server on a clone of it tells.
+    """Return the manifest of a CLONE's snapshot with its position, read by a throwaway server on a clone of it.
 
-    Without a server's program here it stays absent. Raises VerificationError if no server starts on it, StorageError if
-    what it tells does not fit.
+    The position stays absent without a server program. Raises VerificationError if no server starts on the clone,
+    StorageError if its positions contradict each other.
     """
     how = Verify()
-    # To be attached it has to look READY; on disk it is not yet.
+    # Only READY snapshots can be attached; on disk it is not READY yet.
     entry = Entry(manifest=manifest.with_state("ready"), verification=None)
     try:
         with (

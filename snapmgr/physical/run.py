@@ -19,7 +19,7 @@ from snapmgr.catalog.physical import PhysicalRecord, State
 from snapmgr.contract.abilities import FolderCloning
 from snapmgr.contract.errors import ConfigError, NotFoundError, NotQuiescedError, StorageError
 from snapmgr.mysql.connect.identity import program_of
-from snapmgr.mysql.datadir.layout import PATH_SETTINGS
+from snapmgr.mysql.datadir.settings import PATH_SETTINGS
 from snapmgr.physical.apply import ShownProgress
 from snapmgr.physical.history import break_since, identity, mark, run_of
 from snapmgr.physical.seal import compare, seal
@@ -36,7 +36,7 @@ from snapmgr.physical.tools.choose import (
 from snapmgr.physical.tools.leftout import require_all_tables
 from snapmgr.physical.tools.request import FullError
 from snapmgr.physical.tools.stagefolder import give_owner
-from snapmgr.source.locate import probe_server
+from snapmgr.source.server import probe_server
 from snapmgr.source.volumes import SourceNeeds, choose_backend
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from snapmgr.config.model import Job
     from snapmgr.context import Context
     from snapmgr.physical.seal import Fingerprint
-    from snapmgr.source.locate import LiveServer
+    from snapmgr.source.server import LiveServer
 
 _SHOWN = 5
 # Folders of the live server.

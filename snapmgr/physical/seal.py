@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.contract.errors import NotFoundError, StorageError
-from snapmgr.physical.prepare.crew import Crew, Piece
+from snapmgr.physical.crew import Crew, Piece
 from snapmgr.system.paths import shown
 from snapmgr.tree.facts import facts_of
 from snapmgr.tree.walk import open_file, open_folder, reach, walk

@@ -1,4 +1,4 @@
-"""Preparing the snapshot of a physical backup: a copy or clone of its folder, by the shortest way; no lease stays."""
+"""Prepares a copy or clone of a physical backup's snapshot; no lease stays."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def prepare_backup(
     Args:
         ctx: the job's surroundings.
         entry: the snapshot.
-        order: given the folder of the backup, returns what is wanted.
-        beside: folder of the storage that takes a result there: the job's staging folder. None: only scratch can.
+        order: given the folder of the backup, returns the order.
+        beside: folder for a result in the storage: the job's staging folder. None: the result goes to scratch.
 
     Raises as `snapmgr.physical.prepare.run.prepare_folder`, and what attaching raises.
     """
@@ -54,7 +54,7 @@ def _placed(order: PrepareOrder, beside: str | None, name: str) -> PrepareOrder:
 
 @contextmanager
 def _reached(ctx: Context, entry: Entry) -> Iterator[tuple[str, Backend | None]]:
-    """The backup's folder, in the storage itself where that can clone it."""
+    """Yield the backup's folder; in the storage itself if that can clone it."""
     backend = ctx.backend(entry.manifest.backend)
     if isinstance(backend, FolderCloning):
         with reached(ctx, entry, why="prepare") as folder:

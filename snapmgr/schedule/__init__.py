@@ -1,1 +1,4 @@
-"""When jobs run: calendar expressions, the systemd units or the cron line for one, and their place on the machine."""
+"""Schedules: calendar expressions, systemd units and cron files for jobs, and their installation.
+
+Import its modules; the package itself loads nothing. Uses `config`, `catalog`, `system` and `contract`.
+"""

@@ -1,4 +1,4 @@
-"""The cron file of a job, as text."""
+"""Writes the text of a job's cron file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ENVIRONMENT = {"SHELL": "/bin/sh", "PATH": PATH}
 
 
 def shell_command(command: Sequence[str]) -> str:
-    """Return the command line as the shell gets it: what it prints as a result is of no use in a mail."""
+    """Return the command line for the shell; results on stdout are discarded, as they are of no use in a mail."""
     return f"{shlex.join(command)} >/dev/null"
 
 
 def quote_command(line: str) -> str:
-    r"""Return a shell command as it stands in a crontab, where % means a new line and \% means % (crontab(5)).
+    r"""Return a shell command quoted for a crontab, where % is a newline and \% is % (crontab(5)).
 
-    Raises ConfigError for one with a backslash, about which the crons do not agree, or one that is too long.
+    Raises ConfigError for a command with a backslash, which crons read differently, or one that is too long.
     """
     if "\\" in line:
         raise ConfigError(f"cron cannot run a command with a backslash: {line}", hint="rename the file")
@@ -36,9 +36,9 @@ def quote_command(line: str) -> str:
 
 
 def cron_text(marker: str, expression: str, command: Sequence[str]) -> str:
-    """Return the file for /etc/cron.d. Raises ConfigError for what cron cannot say.
+    """Return the file for /etc/cron.d. Raises ConfigError if cron cannot express the schedule.
 
-    MAILTO is left to the machine. A run that meets another one of the same job ends with exit code 3 by itself.
+    MAILTO is left to the machine. A run that finds another run of the same job ends by itself, with exit code 3.
     """
     environment = "".join(f"{name}={value}\n" for name, value in ENVIRONMENT.items())
     return f"""\

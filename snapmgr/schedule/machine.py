@@ -1,6 +1,6 @@
-"""Putting a schedule on the machine and taking it away again: systemd units, or a file for cron.
+"""Installs and removes schedules: systemd units, or a file for cron.
 
-Every file begins with a line that says which job it is for and who wrote it; a file without that line is never touched.
+Each file begins with a line that names its job and snapmgr; a file without that line is never touched.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _CHECK_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where schedules go. `root` is the file system that they are put on: "/" but for tests and images."""
+    """The machine that schedules are installed on. `root` is its root directory: "/" except for tests and images."""
 
     root: Path = Path("/")
     runner: CommandRunner = field(default_factory=CommandRunner)
 
     @property
     def units(self) -> Path:
-        """Where the administrator's units are."""
+        """The folder of the administrator's units."""
         return self.root / "etc/systemd/system"
 
     @property
     def crontabs(self) -> Path:
-        """Where cron looks for files of the system."""
+        """The folder of the system's crontabs."""
         return self.root / "etc/cron.d"
 
     @property
@@ -63,7 +63,7 @@ class Machine:
         )
 
     def choose(self) -> Kind | None:
-        """Return what starts things here at given times: systemd if it runs, else cron if there is one, else None."""
+        """Return the scheduler to use: systemd if it runs, else cron if it is installed, else None."""
         if self.runs_systemd:
             return "systemd"
         return "cron" if self.has_cron else None
@@ -78,18 +78,18 @@ class Machine:
 
 
 def unit_name(job: str) -> str:
-    """Return what the units and the cron file of a job are called (the units with ".timer" and ".service")."""
+    """Return the name of a job's units (without ".timer" and ".service") and of its cron file."""
     return f"snapmgr-{job}"
 
 
 def marker(job: str) -> str:
-    """Return the first line of every file of a job's schedule: only what has it is ours."""
-    return f"# Written by `snapmgr schedule install {job}`; taken away by `snapmgr schedule remove {job}`."
+    """Return the first line of every file of a job's schedule: only files with this line are ours."""
+    return f"# Written by `snapmgr schedule install {job}`; removed by `snapmgr schedule remove {job}`."
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulePlan:
-    """What `install` writes."""
+    """The schedule and the files that `install` writes."""
 
     schedule: Schedule
     files: dict[Path, str]
@@ -98,7 +98,7 @@ class SchedulePlan:
 
 
 def plan_install(machine: Machine, job: Job, schedule: Schedule, config_path: Path) -> SchedulePlan:
-    """Return what `install` would write. Raises ConfigError for what cannot be said in such a file."""
+    """Return what `install` would write. Raises ConfigError if the files cannot express the schedule."""
     command = own_command(config_path, job.name)
     line = marker(job.name)
     if schedule.kind == "systemd":
@@ -114,9 +114,9 @@ def plan_install(machine: Machine, job: Job, schedule: Schedule, config_path: Pa
 
 
 def check_command(machine: Machine, plan: SchedulePlan) -> None:
-    """Run the scheduled command line with ``--dry-run``, in the environment that it will have: nearly none.
+    """Run the scheduled command line with ``--dry-run`` in its later, nearly empty environment.
 
-    Raises SnapmgrError with what it said if it fails.
+    Raises SnapmgrError with its message if it fails.
     """
     dry = (*plan.command, "--dry-run")
     argv = ("env", "-i", f"PATH={PATH}", *dry)
@@ -128,16 +128,16 @@ def check_command(machine: Machine, plan: SchedulePlan) -> None:
     except CommandError as error:
         raise SnapmgrError(
             f"the command of the schedule does not work in an empty environment: {error.message}",
-            hint=f"see: snapmgr doctor {plan.schedule.job}; or install it all the same: --unchecked",
+            hint=f"see: snapmgr doctor {plan.schedule.job}; to install it anyway: --unchecked",
         ) from None
 
 
 def install(machine: Machine, catalog: Catalog, plan: SchedulePlan) -> None:
-    """Write the files, have them checked, and switch the schedule on.
+    """Write the files, check them, and enable the schedule.
 
-    Whatever goes wrong, the files are as they were. A schedule of the other kind is taken away. Raises
-    MissingRequirementError without the right or the program, SnapmgrError if a foreign file is in the way or systemd
-    complains.
+    After a failure the files are as before. A schedule of the other kind is removed. Raises
+    MissingRequirementError without the privilege or the program, SnapmgrError if another file has the name or systemd
+    rejects the units.
     """
     job = plan.schedule.job
     for paths in machine.paths(job).values():
@@ -146,7 +146,7 @@ def install(machine: Machine, catalog: Catalog, plan: SchedulePlan) -> None:
     catalog.make()
     fresh = not any(path.exists() for path in plan.files)
     before = next((one for one in catalog.schedules()[0] if one.job == job), None)
-    # First: if we are killed now, `status` waits for runs that do not come, rather than for none.
+    # Recorded first: if we are killed now, `status` reports missing runs instead of watching nothing.
     catalog.write_schedule(plan.schedule)
     try:
         with _restored_on_failure(tuple(plan.files)):
@@ -156,7 +156,7 @@ def install(machine: Machine, catalog: Catalog, plan: SchedulePlan) -> None:
                 _verify_units(machine, tuple(plan.files))
                 _enable(machine, job)
     except BaseException:
-        with suppress(SnapmgrError):  # the first error is the one to tell
+        with suppress(SnapmgrError):  # report only the first error
             if before is None:
                 catalog.drop_schedule(job)
             else:
@@ -169,9 +169,9 @@ def install(machine: Machine, catalog: Catalog, plan: SchedulePlan) -> None:
 
 
 def remove(machine: Machine, catalog: Catalog, job: str) -> list[Path]:
-    """Take away a job's schedule, of either kind; idempotent. Returns the files that there were.
+    """Remove a job's schedule, of either kind, and return the removed files; idempotent.
 
-    Raises SnapmgrError if one of them is foreign: then nothing is done.
+    Raises SnapmgrError, and removes nothing, if one of the files is not ours.
     """
     for paths in machine.paths(job).values():
         for path in paths:
@@ -182,7 +182,7 @@ def remove(machine: Machine, catalog: Catalog, job: str) -> list[Path]:
 
 
 def installed_files(machine: Machine, job: str) -> list[Path]:
-    """Return the files of a job's schedule that are there and ours."""
+    """Return the existing files of a job's schedule that are ours."""
     return [path for paths in machine.paths(job).values() for path in paths if _owner(path, job) == "ours"]
 
 
@@ -196,7 +196,7 @@ def is_waiting(machine: Machine, job: str) -> bool | None:
 
 
 def last_result(machine: Machine, job: str) -> str | None:
-    """Return how systemd says that the last scheduled run ended, in words; None if it does not know."""
+    """Return how the last scheduled run ended, in words; None if systemd does not know."""
     if not machine.runs_systemd:
         return None
     names = ("Result", "ExecMainStatus", "ExecMainExitTimestamp")
@@ -236,8 +236,8 @@ def _owner(path: Path, job: str) -> Literal["nobody", "ours", "foreign"]:
 def _refuse_foreign(path: Path, job: str) -> None:
     if _owner(path, job) == "foreign":
         raise SnapmgrError(
-            f"{path} is not by snapmgr: its first line does not say so, or it is no file",
-            hint="look at it, and move it away",
+            f"{path} was not written by snapmgr: its first line differs, or it is not a regular file",
+            hint="inspect it and move it away",
         )
 
 
@@ -256,12 +256,12 @@ def _restored_on_failure(paths: tuple[Path, ...]) -> Iterator[None]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Put a whole file in place, or none."""
+    """Replace a file atomically."""
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         _clear_unfinished(path)
-        # cron passes over names with a dot, systemd over those without a known suffix: neither sees it half written.
-        # cron obeys only files that nobody but root may write to.
+        # cron skips names with a dot, systemd names without a known suffix: neither reads the unfinished file.
+        # cron obeys only files that root alone can write to.
         replace_file(path, content, mode=0o644)
     except PermissionError:
         raise MissingRequirementError(f"no right to write {path}", hint="run as root") from None
@@ -270,19 +270,19 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _clear_unfinished(path: Path) -> None:
-    """Remove what a process that was killed had begun to write for `path`."""
+    """Remove unfinished files of killed processes for `path`."""
     for fresh in path.parent.glob(f".{path.name}.*"):
         if is_abandoned(fresh):
             fresh.unlink(missing_ok=True)
 
 
 def _take_away(machine: Machine, job: str, kind: Kind) -> list[Path]:
-    """Remove the files of one kind, after switching the timer off; what runs now runs on."""
+    """Disable the timer and remove the files of one kind; an active run continues."""
     for path in machine.paths(job)[kind]:
         _clear_unfinished(path)
     there = [path for path in machine.paths(job)[kind] if _owner(path, job) == "ours"]
     if kind == "systemd":
-        # The timer first: what is left without its service would fail each night.
+        # The timer first: without its service it would fail at each run.
         there.reverse()
         if there and machine.runs_systemd:
             _systemctl(machine, "disable", "--now", "--quiet", f"{unit_name(job)}.timer")
@@ -309,13 +309,13 @@ def _unlink(path: Path) -> None:
 
 
 def _verify_units(machine: Machine, paths: tuple[Path, ...]) -> None:
-    """Let systemd-analyze read the units, where it is installed. Raises SnapmgrError with its complaints of them."""
+    """Check the units with systemd-analyze, if it is installed. Raises SnapmgrError with its complaints."""
     if shutil.which("systemd-analyze", path=PATH) is None:
         return
     done = machine.runner.run(
         ["systemd-analyze", "verify", "--man=no", *(str(path) for path in paths)], ok=tuple(range(256))
     )
-    # It reads the units that ours name as well, and complains of them: not ours to mend.
+    # It also checks the units that ours refer to; complaints about those are ignored.
     names = tuple(path.name for path in paths)
     complaints = [line for line in done.stderr.splitlines() if any(name in line for name in names)]
     if complaints:
@@ -327,14 +327,14 @@ def _enable(machine: Machine, job: str) -> None:
     if machine.runs_systemd:
         _systemctl(machine, "daemon-reload")
         _systemctl(machine, "enable", "--quiet", timer)
-        # Not `enable --now`: a timer that runs already would keep its old times.
+        # Not `enable --now`: an active timer would keep its old times.
         _systemctl(machine, "restart", timer)
     else:
         _systemctl(machine, "enable", "--quiet", timer)
 
 
 def _forget_units(machine: Machine, job: str, *, gone: bool) -> None:
-    """After a failure let systemd see the files as they are again; `gone`: there are none."""
+    """After a failure make systemd reload the restored files; `gone`: there are none."""
     if gone:
         _unlink(_link(machine, job))
     if machine.runs_systemd:
@@ -344,7 +344,7 @@ def _forget_units(machine: Machine, job: str, *, gone: bool) -> None:
 
 
 def _link(machine: Machine, job: str) -> Path:
-    """Return the symlink by which a timer is enabled."""
+    """Return the symlink that enables a timer."""
     return machine.units / "timers.target.wants" / f"{unit_name(job)}.timer"
 
 

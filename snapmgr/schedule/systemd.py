@@ -1,10 +1,10 @@
-"""The systemd timer and service of a job, as texts.
+"""Writes the texts of a job's systemd timer and service.
 
-The service is as hardened as mounting allows. What we mount must be seen by everybody, and what we unmount must be gone
-for everybody; so the service has no mount namespace of its own, which rules out PrivateTmp, PrivateDevices,
+The service is as hardened as mounting allows. Our mounts and unmounts must be visible to all processes, so the service
+has no mount namespace of its own, which rules out PrivateTmp, PrivateDevices,
 ProtectSystem, ProtectHome, ProtectProc, ProtectKernelTunables, ProtectKernelModules, ProtectKernelLogs,
 ProtectControlGroups, ReadOnlyPaths and its like. Most of what these would protect is out of reach without the
-capabilities that are taken away.
+capabilities that are dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CAPABILITIES = (
     "CAP_SYS_RESOURCE",  # the process that thaws a frozen server is exempt from the out-of-memory killer
 )
 
-# Nothing of this touches mounts. Without CAP_SYS_TIME, CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_SYS_BOOT and CAP_SYSLOG
+# None of these affects mounts. Without CAP_SYS_TIME, CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_SYS_BOOT and CAP_SYSLOG
 # there is nothing to add for ProtectClock (which would also close all devices but the clock) and its like.
 _ALWAYS = """\
 NoNewPrivileges=yes
@@ -56,7 +56,7 @@ RestrictNamespaces=mnt
 def quote_word(word: str) -> str:
     """Return a word of a command line for ``ExecStart=:`` (systemd.service(5), COMMAND LINES).
 
-    In double quotes, with C escapes, and % doubled. $ needs nothing: the prefix ":" turns variables off.
+    In double quotes, with C escapes and % doubled. $ is not special: the prefix ":" disables variables.
     """
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
@@ -68,11 +68,11 @@ def timer_text(marker: str, job: str, expression: str, delay_s: float) -> str:
     return f"""\
 {marker}
 [Unit]
-Description=When snapmgr backs up the job {job}
+Description=Timer of the snapmgr backup of job {job}
 
 [Timer]
 OnCalendar={expression}
-# Once, as soon as the machine runs again, if it was off at that time.
+# If the machine was off at that time: once, as soon as it runs again.
 Persistent=true
 AccuracySec=1min
 {delay}
@@ -86,21 +86,21 @@ def service_text(marker: str, job: str, command: Sequence[str], source: Source) 
     return f"""\
 {marker}
 [Unit]
-Description=snapmgr backup of the job {job}
-# At boot a missed run is made up for: not before the database is there.
+Description=snapmgr backup of job {job}
+# A missed run is made up for at boot, but not before the database has started.
 After=local-fs.target mariadb.service mysql.service mysqld.service
 
 [Service]
 Type=oneshot
 ExecStart=:{" ".join(quote_word(word) for word in command)}
 Environment=PATH={PATH}
-# SIGTERM goes to snapmgr alone, which clears up: umount, end a server, undo a snapshot. A storage call that hangs and
-# the process that lets a frozen server go on must outlive it.
+# SIGTERM goes only to snapmgr, which cleans up: unmounts, ends a server, removes a snapshot. A storage call that hangs
+# and the process that thaws a frozen server must outlive it.
 KillMode=process
 TimeoutStopSec=5min
-# The throwaway server may be what runs out of memory: then that verification has failed, and we say so.
+# If the throwaway server runs out of memory, snapmgr reports a failed verification.
 OOMPolicy=continue
 OOMScoreAdjust=500
-# No Nice, no IOSchedulingClass: what is slow under the lock keeps the database waiting.
+# No Nice, no IOSchedulingClass: slow work under the lock blocks the database.
 CapabilityBoundingSet={" ".join(CAPABILITIES)}
 {_ALWAYS}{_ONLY_OUR_PROGRAMS if source == "mysql" else ""}"""

@@ -1,7 +1,7 @@
-"""OnCalendar expressions (systemd.time(7)): read, evaluated, and said in cron's words.
+"""Reads and evaluates OnCalendar expressions (systemd.time(7)), and translates them for cron.
 
-`oncalendar` does the reading, so that it works where there is no systemd, too. It knows all of systemd's syntax but
-fractions of seconds, ``@TIMESTAMP`` and a few rare synonyms; what it does not know is refused.
+`oncalendar` parses them, also where there is no systemd. It knows systemd's whole syntax except fractions of seconds,
+``@TIMESTAMP`` and a few rare synonyms, which are refused.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 _LONGEST = 200
 _HINT = 'as in "daily", "02:30", "Mon..Fri 22:00" or "*-*-1 04:00"; see systemd.time(7), CALENDAR EVENTS'
-# In a list of numbers this many in a row are written as a range.
+# From this many consecutive numbers on a list is written as a range.
 _RANGE_FROM = 3
 
 
 def read_expression(text: str) -> str:
-    """Given an OnCalendar expression, return it with single spaces. Raises ConfigError if it is none."""
+    """Given an OnCalendar expression, return it with single spaces. Raises ConfigError if it is invalid."""
     expression = " ".join(text.split())
-    # Anything else could never be in one; and a file of one line must not become one of two.
+    # No valid expression has other characters, and it must not add a line to our file.
     plain = expression.isascii() and expression.isprintable()
-    # oncalendar would take any number of commas after a weekday; systemd takes one.
+    # oncalendar accepts any number of commas after a weekday, systemd only one.
     if not expression or not plain or len(expression) > _LONGEST or ",," in expression:
         raise ConfigError(f"{text[:_LONGEST]!r} is not a calendar expression", hint=_HINT)
     try:
         TzIterator(expression, datetime(2000, 1, 1, tzinfo=UTC))
     except (OnCalendarError, ValueError, OSError) as error:
-        # OSError: a folder of the time zone database, taken for a zone.
+        # OSError: a folder of the time zone database was read as a zone.
         why = str(error) if isinstance(error, OnCalendarError) else "bad time zone or number"
         raise ConfigError(f"{expression!r} is not a calendar expression: {why}", hint=_HINT) from None
     return expression
 
 
 def local_zone(path: Path = Path("/etc/localtime")) -> tzinfo:
-    """Return the machine's time zone: what systemd and cron go by, whatever TZ says in our own environment.
+    """Return the machine's time zone, which systemd and cron use, whatever TZ is in our environment.
 
-    UTC where the machine has none, as in libc.
+    UTC if the machine has none, as in libc.
     """
     try:
         with path.open("rb") as file:
@@ -57,37 +57,34 @@ def local_zone(path: Path = Path("/etc/localtime")) -> tzinfo:
 def next_time(expression: str, after: datetime, zone: tzinfo) -> datetime | None:
     """Return the first time (UTC) after `after` that `expression` names, in `zone` unless it names one itself.
 
-    None if there is none any more; raises ConfigError if it is no expression. A time that is skipped when clocks go
-    forward does not come on that day; one that comes twice when they go back counts the first time.
+    None if all are past. Raises ConfigError if it is invalid. A time that is skipped when clocks go forward does not
+    occur on that day; one that occurs twice when they go back counts once, the first time.
     """
     return next(_times(expression, after, zone), None)
 
 
 def next_times(expression: str, after: datetime, zone: tzinfo, count: int) -> list[datetime]:
-    """Return the first `count` times, as `next_time` does, or as many as there are."""
+    """Return the first `count` times as `next_time` does, or fewer if there are no more."""
     return list(islice(_times(expression, after, zone), count))
 
 
 def _times(expression: str, after: datetime, zone: tzinfo) -> Iterator[datetime]:
     for at in TzIterator(read_expression(expression), after.astimezone(zone)):
-        # Within the hour that comes twice it begins an hour early. Compared in UTC: two times of one zone are compared
-        # by what the clock on the wall showed.
+        # In the hour that occurs twice TzIterator begins an hour early. Compared in UTC, as times of one zone are
+        # compared by their wall clock.
         moment = at.astimezone(UTC)
         if moment > after.astimezone(UTC):
             yield moment
 
 
 def cron_fields(expression: str) -> str:
-    """Given an expression, return the five time fields of the cron line that says the same.
-
-    Raises ConfigError with what cron cannot say.
-    """
+    """Return the five time fields of the cron line for an expression. Raises ConfigError if cron cannot express it."""
     named_zone = " " in expression and parse_tz(expression.rpartition(" ")[2]) is not None
     if named_zone:
         raise _unsayable(expression, "a time zone", "name the time in the machine's own zone")
     read = BaseIterator(expression, datetime(2000, 1, 1, tzinfo=UTC))
     if read.seconds != {0}:
-        raise _unsayable(expression, "seconds", "let it be due at a whole minute")
+        raise _unsayable(expression, "seconds", "use a whole minute")
     if len(read.years) < _every_year():
         raise _unsayable(expression, "a year", "leave out the year")
     if any(day < 0 for day in read.days):
@@ -99,7 +96,7 @@ def cron_fields(expression: str) -> str:
     # Ours begin with Monday = 0; in cron Monday is 1 and Sunday 0.
     weekdays = _field({(day + 1) % 7 for day in read.weekdays}, range(7))
     if days != "*" and weekdays != "*":
-        # crontab(5): a job then runs when *either* of them matches.
+        # crontab(5): a job with both runs when *either* matches.
         raise _unsayable(expression, "a day of the month together with a weekday", "restrict only one of them")
     return f"{minutes} {hours} {days} {months} {weekdays}"
 
@@ -109,7 +106,7 @@ def _every_year() -> int:
 
 
 def _unsayable(expression: str, what: str, hint: str) -> ConfigError:
-    return ConfigError(f"cron cannot say {expression!r}: it has no way to name {what}", hint=hint)
+    return ConfigError(f"cron cannot express {expression!r}: its fields cannot name {what}", hint=hint)
 
 
 def _field(values: Collection[int], every: range) -> str:

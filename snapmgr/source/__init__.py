@@ -1,4 +1,4 @@
 """The source of a job: its server or directory, its volumes, and the backend that snapshots them.
 
-Imports `mysql` and what is below it; changes nothing on the machine.
+Imports `mysql` and the rooms below it; changes nothing on the machine.
 """

@@ -1,4 +1,4 @@
-"""A tool backup as the source of a snapshot: where it is staged, and what a snapshot of it needs to know."""
+"""Describes a tool backup as the source of a snapshot. A protocol, so that `source` does not import its makers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def staging_root(job: Job) -> str:
     """Return the job's `staging` folder. Raises ConfigError if it does not exist."""
     root = str(job.staging)
     if not os.path.isdir(root):
-        raise ConfigError(f"the staging folder {root} is not there", hint="mount its storage, or make it")
+        raise ConfigError(f"the staging folder {root} does not exist", hint="mount its storage, or create the folder")
     return root
 
 
@@ -30,7 +30,7 @@ class ToolBackup(Protocol):
 
     @property
     def server(self) -> ServerRecord:
-        """The server that it is of."""
+        """Its server."""
 
     @property
     def position(self) -> Position | None:
@@ -38,11 +38,11 @@ class ToolBackup(Protocol):
 
     @property
     def sources(self) -> tuple[SourcePosition, ...]:
-        """Of a replica: where its sources were."""
+        """For a replica: the positions of its sources."""
 
     @property
     def record(self) -> PhysicalRecord:
-        """What the manifest keeps of it."""
+        """Its record in the manifest."""
 
     def require_unchanged(self) -> None:
         """Raise NotQuiescedError, with the names, if a file has changed since the seal."""

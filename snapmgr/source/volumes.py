@@ -1,4 +1,4 @@
-"""Which backend takes a source, and which volumes of it: what must be in one instant, what may be left out."""
+"""Chooses the backend of a source, and finds the volumes that a snapshot of it must hold."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLACES_SHOWN = 20
 
 @dataclass(frozen=True, kw_only=True)
 class VolumeShare:
-    """One volume, and what of the source is in it."""
+    """One volume, and the parts of the source in it."""
 
     volume: Volume
     places: dict[str, str]
@@ -34,60 +34,62 @@ class VolumeShare:
 
 
 def name_excluded(shares: tuple[VolumeShare, ...], absent: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return what a snapshot of these volumes does not hold: first paths, then how many more (snapper makes thousands).
+    """Return the paths that a snapshot of these volumes leaves out: first the paths, then how many more (snapper makes
+    thousands).
 
-    What is left out of one volume may be in another one. `absent` is named elsewhere.
+    A path that one volume leaves out may be in another. `absent` is reported elsewhere.
     """
     held = {path for share in shares for path in share.places} | set(absent)
     excluded = [path for share in shares for path in share.volume.excluded if path not in held]
     more = len(excluded) - _EXCLUDED_SHOWN
-    # Names on disk need not be UTF-8; manifests are.
+    # Names on disk need not be UTF-8, but manifests are.
     named = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in excluded[:_EXCLUDED_SHOWN]]
     return (*named, *([f"… and {more} more"] if more > 0 else []))
 
 
 def refuse_excluded(taken: BackendChoice, scratch: tuple[str, ...] = ()) -> None:
-    """Raise NotQuiescedError if a snapshot would lack a folder of the server's; `scratch` are those it may lack."""
+    """Raise NotQuiescedError if a snapshot would lack a folder of the server, other than `scratch`."""
     excluded = name_excluded(taken.shares, (*taken.absent, *scratch))
     if excluded:
         raise NotQuiescedError(
-            f"inside the server's folders a snapshot would leave out: {', '.join(excluded)}",
+            f"a snapshot would leave out these paths in the server's folders: {', '.join(excluded)}",
             hint="a nested subvolume or mount is an empty folder in the snapshot: make it a plain folder",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceNeeds:
-    """What the snapshot must hold."""
+    """The requirements of a source: the paths that a snapshot must hold, and how."""
 
     path: str
     places: tuple[DataPlace, ...] = ()
     one_instant: bool = False
-    """Whether all of it must be taken in one instant, because somebody goes on writing."""
+    """Whether all of it must be from one instant, because a server keeps writing."""
     logs_needed: bool = True
-    """Whether logs may not be left out: nobody can flush the engines' logs so that the data are whole without."""
+    """Whether the snapshot must hold the logs: without a running server, nobody can flush the engines' logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendChoice:
-    """What a backend would take."""
+    """A backend, and the volumes that it would snapshot."""
 
     backend: Backend
     shares: tuple[VolumeShare, ...]
     absent: tuple[str, ...]
-    """Folders of logs that it cannot take."""
+    """Folders of logs that it cannot snapshot."""
 
     @property
     def atomic(self) -> bool:
-        """Whether all is of one instant by itself."""
+        """Whether one snapshot call makes all of it from one instant."""
         volumes = tuple(share.volume for share in self.shares)
         return len(volumes) == 1 and self.backend.capabilities(volumes).atomicity == "volume"
 
 
 def choose_backend(ctx: Context, job: Job, wanted: SourceNeeds) -> BackendChoice:
-    """Return the job's backend, or with "auto" the best that can: one atomic over a volume before one that is not.
+    """Return the job's backend, or with "auto" the best one that can, and the volumes that it finds.
 
-    And the volumes that it finds.
+    A backend that is atomic over a volume comes before one that is not. Raises NotQuiescedError, StorageError or
+    MissingRequirementError if none can, ConfigError for a mistake in a backend's configuration.
     """
     names = [plugin.name for plugin in list_plugins()] if job.backend == "auto" else [job.backend]
     refusals: dict[str, SnapmgrError] = {}
@@ -98,10 +100,10 @@ def choose_backend(ctx: Context, job: Job, wanted: SourceNeeds) -> BackendChoice
         except ConfigError:
             raise  # a typo in [backend.NAME] must not end in another backend
         except SnapmgrError as error:
-            refusals[name] = _told_apart(ctx, name, wanted, error) if len(names) > 1 else error
+            refusals[name] = _true_refusal(ctx, name, wanted, error) if len(names) > 1 else error
             continue
         if fitting[-1][0]:
-            break  # none can be better, and another may have to walk through a whole tree before it answers
+            break  # no other can be better, and another might walk through a whole tree first
     if not fitting:
         raise _none_fits(wanted, refusals)
     taken = max(fitting, key=lambda candidate: candidate[0])[1]
@@ -111,7 +113,7 @@ def choose_backend(ctx: Context, job: Job, wanted: SourceNeeds) -> BackendChoice
 
 
 def _try_backend(ctx: Context, name: str, wanted: SourceNeeds) -> tuple[bool, BackendChoice]:
-    """Return whether the backend is atomic over a volume, and what it would take. Raises why it will not do."""
+    """Return whether the backend is atomic over a volume, and its volumes. Raises the reason if it cannot."""
     backend = ctx.backend(name)
     found = locate_all(ctx, backend, wanted)
     if isinstance(found, NotMine):
@@ -120,15 +122,15 @@ def _try_backend(ctx: Context, name: str, wanted: SourceNeeds) -> tuple[bool, Ba
     if wanted.one_instant and not atomic:
         raise NotQuiescedError(
             f"{name} copies {wanted.path} file by file, which is not consistent under a running server"
-            + (f"; elsewhere are {_name_places(wanted.places)}" if wanted.places else ""),
+            + (f"; other places: {_name_places(wanted.places)}" if wanted.places else ""),
             hint='set quiesce = "freeze-process" in the job (clients wait for the copy: docs/explanation/freeze.md), '
             "move it to a btrfs subvolume or a logical volume, or stop the server",
         )
     return atomic, found
 
 
-def _told_apart(ctx: Context, name: str, wanted: SourceNeeds, error: SnapmgrError) -> SnapmgrError:
-    """Return why a backend will not do: what it could not take anyway is not for want of something on this machine."""
+def _true_refusal(ctx: Context, name: str, wanted: SourceNeeds, error: SnapmgrError) -> SnapmgrError:
+    """Return why a backend cannot: a missing requirement is not the reason if it could not snapshot the path anyway."""
     if not isinstance(error, MissingRequirementError):
         return error
     try:
@@ -136,7 +138,7 @@ def _told_apart(ctx: Context, name: str, wanted: SourceNeeds, error: SnapmgrErro
     except MissingRequirementError:
         return error
     except SnapmgrError as other:
-        return other  # there is no such folder
+        return other  # the folder does not exist
     return StorageError(found.reason, hint=found.hint) if isinstance(found, NotMine) else error
 
 
@@ -144,15 +146,15 @@ def _none_fits(wanted: SourceNeeds, refusals: dict[str, SnapmgrError]) -> Snapmg
     for refusal in refusals.values():
         if isinstance(refusal, NotQuiescedError):
             return refusal
-    lacking = any(isinstance(refusal, MissingRequirementError) for refusal in refusals.values())
+    missing = any(isinstance(refusal, MissingRequirementError) for refusal in refusals.values())
     if len({one.message for one in refusals.values()}) == 1 < len(refusals):
-        return next(iter(refusals.values()))  # it is about the folder, not about a storage
+        return next(iter(refusals.values()))  # the folder is the reason, not a storage
     texts = [f"{name}: {one.message}" + (f" ({one.hint})" if one.hint else "") for name, one in refusals.items()]
     ways = ["move it to a btrfs subvolume or a logical volume"]
     ways += ["stop the server"] if wanted.one_instant else ["to XFS or JuiceFS"]
-    return (MissingRequirementError if lacking else StorageError)(
+    return (MissingRequirementError if missing else StorageError)(
         f"no backend can snapshot {wanted.path}: {'; '.join(texts) or 'none is installed'}",
-        hint=None if lacking else ", or ".join(ways),
+        hint=None if missing else ", or ".join(ways),
     )
 
 
@@ -165,7 +167,7 @@ def locate_all(ctx: Context, backend: Backend, wanted: SourceNeeds) -> BackendCh
     absent: list[str] = []
     logs = _log_folders(wanted)
     # An outer folder first: its volume may hold the inner one.
-    for folder in sorted({folder_of(place) for place in wanted.places}):
+    for folder in sorted({place.folder for place in wanted.places}):
         holder = next((share for share in shares if _subpath(share.volume, folder) is not None), None)
         if holder is not None:
             holder.places[folder] = _subpath(holder.volume, folder) or ""
@@ -173,17 +175,17 @@ def locate_all(ctx: Context, backend: Backend, wanted: SourceNeeds) -> BackendCh
         found = backend.locate(find_target(folder, runner=ctx.runner))
         if _would_double(found, home):
             found = NotMine(
-                reason="it holds the datadir, which would be taken twice",
-                hint="move what is there into a folder of its own",
+                reason="it holds the datadir, which would be snapshotted twice",
+                hint="move the files there into a separate folder",
             )
         if isinstance(found, NotMine) and folder in logs and not wanted.logs_needed:
             absent.append(folder)
             continue
         if isinstance(found, NotMine):
             if wanted.one_instant:
-                # Whatever the backend, it is not in the same instant.
-                _refuse_strays(tuple(place for place in wanted.places if folder_of(place) == folder), home)
-            return NotMine(reason=f"{folder}, which the server writes as well: {found.reason}", hint=found.hint)
+                # With any backend, it is not from the same instant.
+                _refuse_strays(tuple(place for place in wanted.places if place.folder == folder), home)
+            return NotMine(reason=f"{folder}, which the server also writes: {found.reason}", hint=found.hint)
         known = next((share for share in shares if share.volume.id == found.id), None)
         if known is None:
             shares.append(VolumeShare(volume=found, places={folder: found.subpath}))
@@ -197,24 +199,17 @@ def _would_double(found: Volume | NotMine, home: Volume) -> bool:
 
 
 def _log_folders(wanted: SourceNeeds) -> set[str]:
-    """Return the folders that hold nothing but logs of the binary log or of replication."""
-    return {folder_of(place) for place in wanted.places} - {
-        folder_of(place) for place in wanted.places if not place.log
-    }
-
-
-def folder_of(place: DataPlace) -> str:
-    """Return the folder that has to be in a snapshot for a place to be in it."""
-    return place.path if os.path.isdir(place.path) else os.path.dirname(place.path)
+    """Return the folders that hold only binary logs and replication logs."""
+    return {place.folder for place in wanted.places} - {place.folder for place in wanted.places if not place.log}
 
 
 def is_held(shares: tuple[VolumeShare, ...], path: str) -> bool:
-    """Return whether a snapshot of these volumes holds `path`, as far as its path tells."""
+    """Return whether a snapshot of these volumes holds `path`, judging by the path."""
     return any(_subpath(share.volume, path) is not None for share in shares)
 
 
 def _subpath(volume: Volume, folder: str) -> str | None:
-    """Return where `folder` is in a snapshot of `volume`; None if it is not in it, as far as its path tells."""
+    """Return the path of `folder` in a snapshot of `volume`; None if it is not in it, judging by the path."""
     if not lies_in(folder, volume.path) or lies_in(folder, *volume.excluded):
         return None
     return os.path.relpath(folder, volume.path) if folder != volume.path else ""
@@ -227,16 +222,16 @@ def _name_places(places: tuple[DataPlace, ...]) -> str:
 
 
 def _refuse_set(shares: tuple[VolumeShare, ...], wanted: SourceNeeds) -> None:
-    # Logs need not be of the same instant: they stand still under the lock, and the engines' logs are flushed.
+    # Logs need not be from the same instant: under the lock they do not grow, and the engines' logs are flushed.
     elsewhere = {folder for share in shares[1:] for folder in share.places} - _log_folders(wanted)
-    strays = tuple(place for place in wanted.places if folder_of(place) in elsewhere)
+    strays = tuple(place for place in wanted.places if place.folder in elsewhere)
     if strays:
         _refuse_strays(strays, shares[0].volume)
 
 
 def _refuse_strays(strays: tuple[DataPlace, ...], home: Volume) -> None:
     raise NotQuiescedError(
-        "a snapshot of the datadir's volume would not hold all that the server writes: " + _name_places(strays),
-        hint=f"move it into {home.path}, volume {home.shown}, or let the job take all volumes while the server stands "
-        'still: quiesce = "freeze-process" or "stopped"',
+        "a snapshot of the datadir's volume would not hold all files of the server: " + _name_places(strays),
+        hint=f"move them into {home.path}, volume {home.shown}, or snapshot all volumes while the server does not run: "
+        'set quiesce = "freeze-process" or "stopped"',
     )

@@ -1,7 +1,7 @@
-"""From a path to the storage below it: the mount, the file system's devices and what these are made of.
+"""Finds the storage below a path: the mount, the file system's devices, and the devices below these.
 
-Sources, in the order of trust: the kernel (/proc/self/mountinfo, sysfs, one btrfs ioctl), then udev's database, then
-``lsblk`` and ``blkid -p``, which probe for themselves where udevd does not run (containers, rescue systems).
+Sources, most trusted first: the kernel (/proc/self/mountinfo, sysfs, one btrfs ioctl), udev's database, and ``lsblk``
+and ``blkid -p``, which probe devices themselves if udevd does not run (containers, rescue systems).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SECTOR_BYTES = 512
 _BTRFS_IOC_FS_INFO = 0x8400941F
 _BTRFS_FSID = slice(16, 32)
 _PROBE_TIMEOUT_S = 20.0
-# lsblk's and udev's answers: file system type and UUID by device number.
+# Answer of lsblk and udev: file system type and UUID.
 _Signature = tuple[str | None, str | None]
 
 
@@ -44,7 +44,7 @@ def read_mounts(path: str = MOUNTINFO) -> tuple[Mount, ...]:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}", hint="is /proc mounted here?") from error
+        raise StorageError(f"cannot read {path}: {error.strerror}", hint="mount /proc") from error
     return parse_mountinfo(data)
 
 
@@ -52,9 +52,9 @@ def parse_mountinfo(data: bytes) -> tuple[Mount, ...]:
     r"""Given the bytes of a mountinfo file (proc(5)), return its mounts.
 
     Octal escapes (``\040`` and the like) are decoded; names that are not UTF-8 survive as os.fsdecode makes them.
-    Raises StorageError for a line that is none.
+    Raises StorageError for an invalid line.
     """
-    # Only "\n" ends a line and only " " separates: a mount point may hold \r, \v or U+0085 unescaped.
+    # Only "\n" ends a line and only " " separates fields: a mount point may contain \r, \v or U+0085 unescaped.
     return tuple(_parse_line(line) for line in data.split(b"\n") if line)
 
 
@@ -103,15 +103,15 @@ class MountTree:
                 self.tops.append(mount)
 
     def find(self, path: str) -> Mount:
-        """Given an absolute path without symlinks, return the mount that the kernel would reach it by.
+        """Given an absolute path without symlinks, return the mount through which the kernel reaches it.
 
-        Walks down as a path lookup does, so a mount hidden under a later one is not found, and of several at one point
-        the topmost is. Raises NotFoundError if no mount covers `path`.
+        It walks down as a path lookup does, so it finds no mount that is hidden under a later one, and of several at
+        one point the topmost. Raises NotFoundError if no mount covers `path`.
         """
         found = _first_on_the_way(path, self.tops)
         if found is None:
-            raise NotFoundError(f"no mount holds {path}", hint="is this a chroot that is no mount point of its own?")
-        # An absolute path starts *in* the process's root: what was mounted over "/" later is not entered.
+            raise NotFoundError(f"no mount holds {path}", hint="in a chroot, make its root a mount point")
+        # An absolute path starts *in* the process's root, not in a mount that was placed over "/" later.
         entered_by_root = found.point == "/"
         while True:
             below = self.children.get(found.id, [])
@@ -125,7 +125,7 @@ class MountTree:
 
 
 def _first_on_the_way(path: str, mounts: Iterable[Mount]) -> Mount | None:
-    """Return the mount that a lookup of `path` meets first; of equals the later, which lies on top."""
+    """Return the mount that a lookup of `path` meets first; of equals the later one, which is on top."""
     best: Mount | None = None
     for mount in mounts:
         if lies_in(path, mount.point) and (best is None or len(mount.point) <= len(best.point)):
@@ -136,12 +136,12 @@ def _first_on_the_way(path: str, mounts: Iterable[Mount]) -> Mount | None:
 def find_target(path: str, *, runner: Runner | None = None) -> Target:
     """Given an absolute path of a directory, return it resolved, with its mount, devices and the mounts below it.
 
-    `runner` runs ``lsblk`` and ``blkid`` where udev knows nothing. Raises NotFoundError if there is nothing at `path`,
-    ConfigError if it is relative or no directory, MissingRequirementError if this user may not look at it, and
+    `runner` runs ``lsblk`` and ``blkid`` if udev knows nothing. Raises NotFoundError if there is nothing at `path`,
+    ConfigError if it is relative or no directory, MissingRequirementError if this user may not read it, and
     StorageError if its devices are hidden from us.
     """
     resolved = _resolve(path)
-    # The kernel's own answer for an open descriptor beats any walk of the table, which others may change meanwhile.
+    # The kernel's answer for an open descriptor is safer than the mount table, which others may change meanwhile.
     descriptor = os.open(resolved, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         mounts = read_mounts()
@@ -160,16 +160,16 @@ def find_target(path: str, *, runner: Runner | None = None) -> Target:
 
 def _resolve(path: str) -> str:
     if not path.startswith("/") or "\0" in path:
-        raise ConfigError(f"{path!r} is not an absolute path", hint="write the path from / on")
+        raise ConfigError(f"{path!r} is not an absolute path", hint="write it with a leading /")
     try:
         resolved = os.path.realpath(path, strict=True)
         status = os.stat(resolved)
     except FileNotFoundError:
-        raise NotFoundError(f"{path} does not exist", hint="is its file system mounted?") from None
-    except PermissionError:
-        raise MissingRequirementError(
-            f"{path} cannot be looked at: permission denied", hint="run this as root"
+        raise NotFoundError(
+            f"{path} does not exist", hint="check the path, and whether its file system is mounted"
         ) from None
+    except PermissionError:
+        raise MissingRequirementError(f"cannot read {path}: permission denied", hint="run snapmgr as root") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be used: {error.strerror}", hint="it must be a directory") from error
     if not stat.S_ISDIR(status.st_mode):
@@ -190,20 +190,20 @@ def _find_devices(path: str, mount: Mount, runner: Runner | None) -> tuple[Block
     if not mount.device.startswith("0:"):
         numbers: tuple[str, ...] = (mount.device,)
     elif mount.fs_type == "btrfs":
-        # Each subvolume has an anonymous device number (0:NN); sysfs knows the real ones.
+        # A subvolume has an anonymous device number (0:NN); sysfs has the real ones.
         fs_uuid = _btrfs_uuid(path, mount)
         numbers = btrfs_devices(fs_uuid)
     else:
         # FUSE, network, overlay and memory file systems.
         return ()
     stacks = [device_stack(number, properties=udev_properties) for number in numbers]
-    # fuseblk (ntfs-3g) is a way to mount, not what is on the device.
+    # fuseblk (ntfs-3g) is a way to mount, not the type on the device.
     fs_type = None if mount.fs_type == "fuseblk" else mount.fs_type
     known = [
         replace(
             device,
             fs_type=fs_type or device.fs_type,
-            # udev's record is stale when it names another file system than the one that is mounted.
+            # udev's record is outdated if it names another file system than the mounted one.
             fs_uuid=fs_uuid or (device.fs_uuid if device.fs_type == fs_type or fs_type is None else None),
         )
         for device in stacks
@@ -214,7 +214,7 @@ def _find_devices(path: str, mount: Mount, runner: Runner | None) -> tuple[Block
 
 
 def _btrfs_uuid(path: str, mount: Mount) -> str:
-    """Return the file system's UUID: asked of itself, else of the device that the mount table names."""
+    """Return the UUID of the file system, from its ioctl, else from the device in the mount table."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -239,7 +239,7 @@ def btrfs_devices(fs_uuid: str, *, sysfs: Path = _SYSFS) -> tuple[str, ...]:
         return tuple(sorted((entry / "dev").read_text(encoding="ascii").strip() for entry in folder.iterdir()))
     except OSError as error:
         raise StorageError(
-            f"cannot read {folder}: {error.strerror}", hint="/sys must be visible (a container hides it?)"
+            f"cannot read {folder}: {error.strerror}", hint="make /sys visible: a container may hide it"
         ) from error
 
 
@@ -257,7 +257,7 @@ def device_stack(
     except (OSError, KeyError, ValueError) as error:
         raise StorageError(
             f"the block device {number} cannot be read in {link}: {error}",
-            hint="it was removed, or /sys is hidden here (a container?)",
+            hint="it was removed, or /sys is hidden, as in some containers",
         ) from error
 
 
@@ -296,7 +296,7 @@ def _kind(folder: Path, dm_uuid: str | None) -> str:
         return "part" if prefix.startswith("part") else prefix or "dm"
     if (folder / "md").is_dir():
         return "raid"
-    # What has hardware (or a hypervisor's emulation of it) behind it links to that; zram, nbd, bcache do not.
+    # Disks link to their hardware, real or emulated; zram, nbd and bcache do not.
     return "disk" if (folder / "device").exists() else folder.name.rstrip("0123456789")
 
 
@@ -317,8 +317,8 @@ def backing_file(device: BlockDevice, *, sysfs: Path = _SYSFS) -> str | None:
 
 
 def udev_properties(number: str) -> dict[str, str]:
-    """Given a block device's number, return what udev knows of it; empty where udevd does not run."""
-    # Without its database pyudev repeats what sysfs says, after 20 ms of imports.
+    """Given a block device's number, return udev's properties of it; empty if udevd does not run."""
+    # Without the database pyudev only repeats sysfs, after 20 ms of imports.
     if not _UDEV_DATA.is_dir():
         return {}
     import pyudev  # noqa: PLC0415 - slow to import, and needs libudev
@@ -328,17 +328,17 @@ def udev_properties(number: str) -> dict[str, str]:
         device = pyudev.Devices.from_device_number(pyudev.Context(), "block", os.makedev(major, minor))
         return {str(key): str(value) for key, value in device.properties.items()}
     except (ImportError, pyudev.DeviceNotFoundError):
-        # No libudev, or the device is going away: lsblk and blkid are asked instead.
+        # No libudev, or the device is being removed: lsblk and blkid are used instead.
         return {}
 
 
 def _probe(stacks: list[BlockDevice], runner: Runner | None) -> tuple[BlockDevice, ...]:
-    """Fill in what udev does not know: ``lsblk`` for whole stacks, then ``blkid -p`` for the top."""
+    """Add facts that udev does not have: from ``lsblk`` for whole stacks, then from ``blkid -p`` for the top."""
     from snapmgr.system.command import CommandRunner  # noqa: PLC0415 - only where udev knows nothing
 
     runner = runner or CommandRunner()
     listed: dict[str, _Signature] = {}
-    # An unknown UUID is a legal answer (we may not open the device), so a failing probe only means that.
+    # A failed probe means only that the UUID is unknown, which is allowed (we may lack the privilege).
     with suppress(CommandError, MissingRequirementError):
         argv = ["lsblk", "--json", "--bytes", "--inverse", "--output", "NAME,MAJ:MIN,FSTYPE,UUID"]
         answer = runner.run([*argv, *(device.path for device in stacks)], ok=(0, 32, 64), timeout_s=_PROBE_TIMEOUT_S)
@@ -352,7 +352,7 @@ def _fill(device: BlockDevice, signatures: Mapping[str, _Signature]) -> BlockDev
     return replace(
         device,
         fs_type=device.fs_type or fs_type,
-        # The mounted type is the truth; a signature of another type has another file system's UUID.
+        # The mounted type is right; a signature of another type has the UUID of another file system.
         fs_uuid=device.fs_uuid or (fs_uuid if fs_type == (device.fs_type or fs_type) else None),
         below=tuple(_fill(lower, signatures) for lower in device.below),
     )
@@ -384,7 +384,7 @@ def parse_lsblk(text: str) -> dict[str, _Signature]:
     try:
         add(json.loads(text)["blockdevices"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CommandError(f"lsblk printed something unexpected ({error!r})") from error
+        raise CommandError(f"the output of lsblk cannot be parsed ({error!r})") from error
     return signatures
 
 

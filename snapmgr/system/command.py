@@ -1,9 +1,9 @@
 """Runs external programs: the only user of subprocess.
 
 Argument lists only, stdin closed, a clean environment with a fixed locale, exit codes declared by the caller, bounded
-stderr in errors, secrets redacted, children ended and reaped on any exception. What a program prints goes into memory
-files and not into pipes: so an abandoned program is not killed by SIGPIPE at its next word, and a daemon that it leaves
-behind with its stdout open does not keep us waiting.
+stderr in errors, secrets redacted, children ended and reaped on any exception. Output goes to memory files rather than
+pipes: so an abandoned program is not killed by SIGPIPE, and a daemon that it leaves with its stdout open does not block
+us.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What programs may need from our caller; everything else (LD_PRELOAD, TERM, LANG, passwords, …) stays out.
+# Variables that programs may need from our caller; all others (LD_PRELOAD, TERM, LANG, passwords, …) are dropped.
 _KEPT = ("HOME", "TMPDIR", "LVM_SYSTEM_DIR", "DM_DISABLE_UDEV")
 _STDERR_SHOWN = 2000
 _TERM_GRACE_S = 5.0
 
-# The type of what `running` yields, for modules that may not import subprocess.
+# The type that `running` yields, for modules that may not import subprocess.
 Process = subprocess.Popen[bytes]
 
-# Debian's names of the packages that bring a program.
+# The Debian package of each program.
 _PACKAGES = {
     "mariadbd": "mariadb-server-core",
     "mariadb-install-db": "mariadb-server-core",
@@ -59,13 +59,13 @@ def find_program(name: str) -> str:
     found = shutil.which(name, path=_PATH)
     if found is None:
         package = _PACKAGES.get(name)
-        hint = f"apt-get install {package}" if package else f"install it, or correct its name; looked for in {_PATH}"
+        hint = f"apt-get install {package}" if package else f"install it, or correct its name; searched in {_PATH}"
         raise MissingRequirementError(f"the program {name} is not installed", hint=hint)
     return found
 
 
 def missing_programs(*names: str) -> tuple[Reason, ...]:
-    """Return a reason for each of these programs that is not installed."""
+    """Return a reason for each program that is not installed."""
     found = []
     for name in names:
         try:
@@ -109,7 +109,7 @@ class CommandRunner:
             try:
                 finished = _ended(process, timeout_s)
             finally:
-                # Also on Ctrl-C: what may be abandoned must not be killed half-way either.
+                # Also on Ctrl-C: a program that may be abandoned must not be killed.
                 if not finished and abandon:
                     _abandoned.append(process)
                 elif not finished:
@@ -118,7 +118,7 @@ class CommandRunner:
                 raise CommandError(
                     f"{shown} did not finish within {format_duration(timeout_s or 0)}"
                     + (" and was left running" if abandon else ""),
-                    hint=f"look at process {process.pid}" if abandon else None,
+                    hint=f"see process {process.pid}" if abandon else None,
                 )
             stdout, stderr = _text(out), _text(err)
         if process.returncode not in ok:
@@ -126,12 +126,12 @@ class CommandRunner:
         return Completed(argv=tuple(argv), returncode=process.returncode, stdout=stdout, stderr=stderr)
 
     def hold(self, argv: Sequence[str]) -> HeldCommand:
-        """Start a process that becomes `argv` when it is told; see `snapmgr.api.Runner.hold`."""
+        """Start a process that becomes `argv` when told to; see `snapmgr.api.Runner.hold`."""
         return HeldCommand(argv)
 
 
 class HeldCommand:
-    """A program that is held back before its first step; see `snapmgr.api.Held`."""
+    """A program that waits to begin; see `snapmgr.api.Held`."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = tuple(argv)
@@ -148,7 +148,7 @@ class HeldCommand:
             self._files = stack.pop_all()
 
     def run(self) -> Completed:
-        """Let it begin, and wait for its end however long that takes."""
+        """Let it begin, and wait for its end without a limit."""
         process = self._process
         _open_gate(process)
         try:
@@ -168,7 +168,7 @@ class HeldCommand:
         self._files.close()
         stream = self._process.stdin
         if stream is not None and not stream.closed:
-            # Never told to begin: it ends by itself.
+            # It was never told to begin, so it ends by itself.
             stream.close()
             self._process.wait()
 
@@ -191,7 +191,7 @@ def _start(
             stderr=stderr,
             env=clean_environment(env),
             cwd="/",
-            # Ctrl-C is ours to handle: the program must not get it from the terminal as well.
+            # We handle Ctrl-C: the terminal must not send it to the program too.
             start_new_session=True,
         )
     except FileNotFoundError:
@@ -220,9 +220,9 @@ def _failure(shown: str, returncode: int, said: str) -> CommandError:
 
 
 def _ended(process: Process, timeout_s: float | None) -> bool:
-    """Wait for the end of a child and reap it; False when it still runs after `timeout_s`.
+    """Wait for the end of a child and reap it; False if it still runs after `timeout_s`.
 
-    By a pidfd: `Popen.wait` with a limit polls, which would add up to 50 ms.
+    With a pidfd, as `Popen.wait` with a timeout polls, which adds up to 50 ms.
     """
     if process.returncode is None and timeout_s is not None:
         descriptor = os.pidfd_open(process.pid)
@@ -245,22 +245,22 @@ def _reap_abandoned() -> None:
 
 
 def end_process(process: Process, *, grace_s: float = _TERM_GRACE_S) -> None:
-    """End a child that runs in a session of its own, with its whole process group, and reap it.
+    """End a child that runs in its own session, with its whole process group, and reap it.
 
-    SIGTERM first, SIGKILL after `grace_s` to whatever of the group is left. A process stuck in the kernel (state D)
-    cannot be reaped: it is left after one more grace period rather than waited for forever.
+    SIGTERM first, after `grace_s` SIGKILL to the rest of the group. A process stuck in the kernel (state D) cannot be
+    reaped: it is left running after one more grace period.
     """
-    # A child that was not reaped yet keeps its number, so the group is still ours; a reaped one's may be anybody's.
+    # A child that is not reaped yet keeps its pid, so the group is still ours; after that the number may be reused.
     if process.returncode is None:
         try:
             _signal_group(process, signal.SIGTERM)
-            # A stopped program acts on SIGTERM only when it goes on.
+            # A stopped program acts on SIGTERM only when it continues.
             _signal_group(process, signal.SIGCONT)
             deadline = time.monotonic() + grace_s
             while _group_lives(process.pid) and time.monotonic() < deadline:
                 time.sleep(0.01)
         finally:
-            # Also when a second Ctrl-C cuts the waiting short.
+            # Also if a second Ctrl-C interrupts the wait.
             _signal_group(process, signal.SIGKILL)
             _ended(process, grace_s)
     for stream in (process.stdout, process.stderr, process.stdin):
@@ -274,10 +274,10 @@ def _signal_group(process: Process, number: int) -> None:
 
 
 def _group_lives(group: int) -> bool:
-    """Whether any process of the group still runs, zombies left out (the unreaped leader is one)."""
+    """Whether any process of the group still runs; zombies (such as the unreaped leader) do not count."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            # proc_pid_stat(5): the name in parentheses may hold anything; then state, parent, group.
+            # proc_pid_stat(5): the name in parentheses may contain anything; then state, parent, group.
             state, _parent, its_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
             if int(its_group) == group and state not in "ZX":
                 return True
@@ -285,11 +285,12 @@ def _group_lives(group: int) -> bool:
 
 
 def dying_with_us() -> list[str]:
-    """Return what a program is prefixed with that must not outlive even a SIGKILL of ours (prctl(2), PR_SET_PDEATHSIG).
+    """Return the prefix for a program that must end when we do, even by SIGKILL (prctl(2), PR_SET_PDEATHSIG).
 
-    It dies with the *thread* that starts it, and changes its user before this, if at all: that would clear the signal.
+    It ends with the *thread* that starts it. A change of its user must come before this prefix, as it clears the
+    signal.
     """
-    # Whoever died before the signal was set sends none: then nobody would ever end the program.
+    # If we die before the signal is set, none is sent, so the program checks its parent.
     alive = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
     return ["setpriv", "--pdeathsig", "KILL", "--", *alive]
 
@@ -302,10 +303,10 @@ def running(
     env: dict[str, str] | None = None,
     grace_s: float = 30.0,
 ) -> Iterator[Process]:
-    """Run a long-living program (a throwaway server) while the context lasts; it is always ended and reaped.
+    """Run a long-running program (a throwaway server) while the context lasts; it is always ended and reaped.
 
-    `output` gets its stdout and stderr. The caller prefixes `dying_with_us` where the program must not outlive
-    even a SIGKILL of ours. Raises as `CommandRunner.run` does if it cannot be started.
+    `output` gets its stdout and stderr. Prefix it with `dying_with_us` if it must end even when we are killed. Raises
+    as `CommandRunner.run` does if it cannot be started.
     """
     process = _start(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env)
     try:
@@ -314,19 +315,19 @@ def running(
         end_process(process, grace_s=grace_s)
 
 
-# Reads a word before it becomes the program, with the same pid: who started it can write that down first. Without the
-# word, because nobody is there any more to say it, it ends.
+# Waits for a word before it becomes the program, with the same pid, so that the starter can record the pid first. If
+# the starter is gone, no word comes and it ends.
 _GATE = 'IFS= read -r word && [ "$word" = go ] && exec "$@" </dev/null'
-# Their Popen objects must not be collected: that would complain of programs that still run.
+# Keeps their Popen objects, which complain when they are collected while the program still runs.
 _lasting: list[Process] = []
 
 
 def start_held(argv: Sequence[str], *, output: BinaryIO, env: dict[str, str] | None = None) -> Process:
-    """Start a program that is to outlive us, held back before its first step until `let_go`; its pid stays the same.
+    """Start a program that outlives us; it waits until `let_go`, and keeps its pid.
 
-    It has a session of its own, no descriptor of ours but `output` (its stdout and stderr), and /dev/null as stdin. If
-    we die before `let_go`, even by SIGKILL, it ends without having done anything. A program that is missing is told by
-    its exit code 127. Raises as `CommandRunner.run` does if it cannot be started.
+    It has its own session, no descriptor of ours except `output` (its stdout and stderr), and /dev/null as stdin. If we
+    die before `let_go`, even by SIGKILL, it ends without having done anything. A missing program gives exit code 127.
+    Raises as `CommandRunner.run` does if it cannot be started.
     """
     return _start(
         ["sh", "-c", _GATE, "sh", *argv], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=env
@@ -334,7 +335,10 @@ def start_held(argv: Sequence[str], *, output: BinaryIO, env: dict[str, str] | N
 
 
 def let_go(process: Process) -> None:
-    """Let a program of `start_held` begin. From now on it lives without us; whether it still does, its `poll` says."""
+    """Let a program of `start_held` begin.
+
+    From now on it runs independently; its `poll` tells whether it still runs.
+    """
     _open_gate(process)
     _lasting.append(process)
 
@@ -347,9 +351,9 @@ def _open_gate(process: Process) -> None:
 
 
 def start_for_user(argv: Sequence[str]) -> Process:
-    """Start a command of the user's as a shell would: with our terminal, environment and folder, in our process group.
+    """Start a user's command as a shell would: with our terminal, environment and folder, in our process group.
 
-    So Ctrl-C at a terminal reaches it too. Raises MissingRequirementError if there is no such program, CommandError if
+    Ctrl-C at a terminal reaches it too. Raises MissingRequirementError if there is no such program, CommandError if
     it cannot be started. The caller waits for it.
     """
     try:
@@ -362,5 +366,5 @@ def start_for_user(argv: Sequence[str]) -> Process:
 
 
 def wait_for(process: Process, timeout_s: float) -> bool:
-    """Wait for the end of a child and reap it; False when it still runs after `timeout_s`."""
+    """Wait for the end of a child and reap it; False if it still runs after `timeout_s`."""
     return _ended(process, timeout_s)

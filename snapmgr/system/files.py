@@ -1,6 +1,6 @@
-"""Files of ours: read with care, replaced durably.
+"""Reads our own files with care, and replaces them durably.
 
-What is not renamed yet is called ".NAME.PID", so that what a killed process had begun is told from what is under way.
+A file that is not renamed yet is named ".NAME.PID", so that files of killed processes can be recognised.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ BEGUN = re.compile(r"\..+\.(?P<pid>[0-9]+)")
 
 
 def read_file(path: Path) -> bytes:
-    """Return what is in one of our files.
+    """Return the contents of one of our files.
 
     Raises NotFoundError, MissingRequirementError without the right, CatalogError.
     """
     try:
-        # A FIFO in its place would be waited for without O_NONBLOCK.
+        # Without O_NONBLOCK a FIFO in its place would block.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
     except (FileNotFoundError, NotADirectoryError):
         raise NotFoundError(f"{path} does not exist") from None
@@ -36,9 +36,9 @@ def read_file(path: Path) -> bytes:
         raise CatalogError(f"cannot read {path}: {error.strerror}") from None
     try:
         status = os.fstat(fd)
-        why = changeable(status) if stat.S_ISREG(status.st_mode) else "it is no regular file"
+        why = changeable(status) if stat.S_ISREG(status.st_mode) else "it is not a regular file"
         if why is not None:
-            raise CatalogError(f"{path} is none of our files: {why}", hint="look at it and move it away")
+            raise CatalogError(f"{path} is not a file of snapmgr: {why}", hint="inspect it and move it away")
         with open(fd, "rb", closefd=False) as file:
             data = file.read(_MAX_BYTES + 1)
     except OSError as error:
@@ -46,7 +46,7 @@ def read_file(path: Path) -> bytes:
     finally:
         os.close(fd)
     if len(data) > _MAX_BYTES:
-        raise CatalogError(f"{path} is larger than any of our files ({_MAX_BYTES} bytes)")
+        raise CatalogError(f"{path} is too large for a file of snapmgr (more than {_MAX_BYTES} bytes)")
     return data
 
 
@@ -69,7 +69,7 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         with os.fdopen(fd, "wb") as file:
-            # Whatever our umask is.
+            # Independent of our umask.
             os.fchmod(file.fileno(), mode)
             file.write(data)
             file.flush()
@@ -90,13 +90,13 @@ def drop_file(path: Path) -> None:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether `path` is what a process had begun to write that is gone by now."""
+    """Whether `path` is the unfinished file of a process that no longer exists."""
     match = BEGUN.fullmatch(path.name)
     return match is not None and not Path("/proc", match["pid"]).exists()
 
 
 def sync_folder(path: Path) -> None:
-    """Make what was made or removed in a folder durable."""
+    """Make creations and removals in a folder durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -105,5 +105,5 @@ def sync_folder(path: Path) -> None:
 
 
 def space_hint(error: OSError) -> str | None:
-    """Return what helps against an error, if room does."""
+    """Return a hint if an error means that the file system is full, else None."""
     return "make room on its file system" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None

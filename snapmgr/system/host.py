@@ -1,4 +1,4 @@
-"""Facts about this host and its processes that outlive a pid."""
+"""Identifies this host and its processes across reboots and reused pids."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A process, named so that a reused pid is not taken for it."""
+    """A process, identified so that a reused pid is not mistaken for it."""
 
     pid: int
     start_ticks: int
     boot_id: str
 
 
-_REGRESSED, _CURED = (4, 9), (5, 6)
+_REGRESSED, _FIXED = (4, 9), (5, 6)
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def regression_side(kernel: str) -> Literal["before", "within", "after"]:
     """Given a kernel's release ("5.4.0-150-generic"), return on which side of ext4's O_DIRECT regression it is.
 
-    "within": Linux 4.9 to 5.5, where writes in place keep synchronous reads of the same file out ("ext4: Allow parallel
-    DIO reads" until they share the lock again). A distribution may have taken the cure back into an older kernel: that
-    the number does not show. Raises ValueError for what begins with no version.
+    "within": Linux 4.9 to 5.5, where in-place writes block synchronous reads of the same file (since "ext4: Allow
+    parallel DIO reads", until they share the lock again). A distribution may have backported the fix, which the number
+    does not show. Raises ValueError if `kernel` does not begin with a version.
     """
     version = re.match(r"(\d+)\.(\d+)", kernel)
     if version is None:
-        raise ValueError(f"{kernel!r} is no release of a kernel")
+        raise ValueError(f"{kernel!r} is not a kernel release")
     number = int(version[1]), int(version[2])
     if number < _REGRESSED:
         return "before"
-    return "within" if number < _CURED else "after"
+    return "within" if number < _FIXED else "after"
 
 
 def start_ticks(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot (field 22 of proc(5) stat), or None if it is gone.
 
-    A zombie is gone: it does nothing any more.
+    A zombie counts as gone.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name, in parentheses, may hold spaces and parentheses itself.
+    # The name in parentheses may contain spaces and parentheses.
     fields = stat[stat.rindex(b")") + 2 :].split()
     return None if fields[0] in {b"Z", b"X"} else int(fields[19])
 
 
 def this_process(pid: int | None = None) -> Process:
-    """Return the identity of a living process, by default ours."""
+    """Return the identity of a running process, by default ours."""
     pid = os.getpid() if pid is None else pid
     return Process(pid=pid, start_ticks=start_ticks(pid) or 0, boot_id=boot_id())
 
@@ -72,7 +72,7 @@ def is_alive(process: Process) -> bool:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Hold back the signals that end a run while the context lasts; they arrive at its end. For short, whole steps."""
+    """Block the signals that end a run until the context ends. For short steps that must not be interrupted."""
     old = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         yield
@@ -83,7 +83,7 @@ def signals_held() -> Iterator[None]:
 def keep_only(fds: set[int]) -> None:
     """Close every descriptor but `fds`; stdin, stdout and stderr become /dev/null.
 
-    For a forked helper: one that hangs for hours must not hold a lock, a socket, or the pipe that cron reads.
+    For a forked helper, which may hang for hours and must not hold a lock, a socket, or the pipe that cron reads.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):

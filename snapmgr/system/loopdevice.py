@@ -1,4 +1,4 @@
-"""Makes loop devices on open files, lists them and releases them, by their ioctls (linux/loop.h) and sysfs."""
+"""Attaches loop devices to open files by ioctls (linux/loop.h); a device ends when nobody has it open any more."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ def attach_loop(file_fd: int, name: str, *, block_bytes: int = 0) -> tuple[int, 
     """Return a descriptor, open for writing, and the path of a fresh loop device on an open file.
 
     It lives as long as anybody has it open: us, who mounted it, a device-mapper device that was made on it. Direct I/O
-    is used where the file's file system can do it in blocks of `block_bytes` (0: of 512). ``losetup`` shows `name`.
-    Raises MissingRequirementError without the right or loop devices, StorageError.
+    is used where the file's file system can do it in blocks of `block_bytes` (0: of 512). ``losetup``
+    prints `name`. Raises MissingRequirementError without the privilege or loop devices, StorageError.
     """
     try:
         return _attached(file_fd, name, block_bytes)
     except (PermissionError, FileNotFoundError) as error:
         raise MissingRequirementError(
-            f"cannot make a loop device: {error.strerror} ({error.filename or _CONTROL})",
+            f"cannot create a loop device: {error.strerror} ({error.filename or _CONTROL})",
             hint="modprobe loop; run as root",
         ) from None
     except OSError as error:
-        raise StorageError(f"cannot make a loop device: {error.strerror}", hint="see: losetup, dmesg") from None
+        raise StorageError(f"cannot create a loop device: {error.strerror}", hint="see: losetup, dmesg") from None
 
 
 def _attached(file_fd: int, name: str, block_bytes: int) -> tuple[int, str]:
@@ -94,7 +94,7 @@ def _attached(file_fd: int, name: str, block_bytes: int) -> tuple[int, str]:
                 return loop_fd, path
             except BaseException as error:
                 os.close(loop_fd)
-                # Another process was quicker.
+                # Another process took it first.
                 if not (isinstance(error, OSError) and error.errno == errno.EBUSY):
                     raise
     finally:

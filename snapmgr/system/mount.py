@@ -1,7 +1,7 @@
-"""Mounts: private ones that nobody sees (for backends) and scratch mounts that people work in.
+"""Mounts file systems: private mounts for backends, and scratch mounts for users.
 
-A private mount exists only as descriptors: there is no entry in any mount table, so it cannot be forgotten, and it goes
-with the process, also after SIGKILL. Scratch mounts are nosuid, nodev, and put on the very folder that was checked.
+A private mount exists only as a descriptor, in no mount table, so it ends with the process, also after SIGKILL. Scratch
+mounts are nosuid and nodev, and are placed on exactly the folder that was checked.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _AGAIN_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class DetachedMount:
-    """A `PrivateMount`: `fd` is open for reading (so it takes ioctls and syncfs), `path` leads to the mount's root."""
+    """A `PrivateMount`: `fd` is open for reading (so that ioctls and syncfs work), `path` is the mount's root."""
 
     fd: int
 
     @property
     def path(self) -> str:
-        """Valid here and in forked children that keep `fd`; programs that we start do not get it."""
+        """Valid in this process and in forked children that keep `fd`, but not in programs that we start."""
         return f"/proc/self/fd/{self.fd}"
 
 
@@ -52,11 +52,11 @@ class KernelMounter:
     def private(self, source: str, fs_type: str, options: tuple[str, ...] = ()) -> Iterator[DetachedMount]:
         """Mount `source` detached from the mount tree until the context ends.
 
-        nosuid and nodev always; noatime, because looking must not write. Raises MissingRequirementError without
+        Always nosuid and nodev; noatime, as reading must not write. Raises MissingRequirementError without
         CAP_SYS_ADMIN or where the kernel lacks the file system, StorageError with the kernel's words otherwise.
         """
         with mountapi.new_mount(source, fs_type, options, unseen=True) as mount_fd:
-            # What fsmount(2) returns is an O_PATH descriptor, which refuses ioctl(2) and syncfs(2).
+            # fsmount(2) returns an O_PATH descriptor, which does not allow ioctl(2) and syncfs(2).
             fd = os.open(f"/proc/self/fd/{mount_fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 yield DetachedMount(fd=fd)
@@ -64,14 +64,14 @@ class KernelMounter:
                 os.close(fd)
 
     def mounts(self) -> tuple[Mount, ...]:
-        """Return this process's mount table, fresh."""
+        """Return the current mount table of this process."""
         return read_mounts()
 
 
 def mount_device(device: str, point: str, *, fs_type: str, options: tuple[str, ...] = ()) -> None:
     """Mount `device` at `point`, nosuid and nodev; it stays until `unmount`.
 
-    `point` is made if it is not there (0700, its parents 0755). Raises StorageError if it is no empty folder, is a
+    A missing `point` is created (0700, its parents 0755). Raises StorageError if it is not an empty folder, is a
     symlink or a mount point, or if the kernel refuses; MissingRequirementError without CAP_SYS_ADMIN.
     """
     with _point(point) as point_fd, mountapi.new_mount(device, fs_type, options) as mount_fd:
@@ -79,7 +79,7 @@ def mount_device(device: str, point: str, *, fs_type: str, options: tuple[str, .
 
 
 def bind(directory: str, point: str, *, read_only: bool) -> None:
-    """Show `directory` (without what is mounted below it) at `point` too, nosuid, nodev. Errors as `mount_device`."""
+    """Bind-mount `directory` (without mounts below it) at `point`, nosuid and nodev. Errors as `mount_device`."""
     attributes = mountapi.ATTRIBUTES["nosuid"] | mountapi.ATTRIBUTES["nodev"]
     if read_only:
         attributes |= mountapi.ATTRIBUTES["ro"]
@@ -93,7 +93,7 @@ def bind(directory: str, point: str, *, read_only: bool) -> None:
 
 
 def mount_attachment(attachment: Attachment, point: str, *, writable: bool) -> None:
-    """Mount what a backend has attached at `point`: a device, or its folder's bind mount. Errors as `mount_device`."""
+    """Mount a backend's attachment at `point`: its device, or its folder as a bind mount. Errors as `mount_device`."""
     if attachment.directory is not None:
         bind(attachment.directory, point, read_only=not writable)
     elif attachment.device is not None:
@@ -105,7 +105,7 @@ def mount_attachment(attachment: Attachment, point: str, *, writable: bool) -> N
 
 @contextmanager
 def mounted(attachment: Attachment, point: str, *, writable: bool, patience_s: float = 0.0) -> Iterator[Path]:
-    """`mount_attachment` for as long as the context lasts; its end is `unmount`, and the point is removed."""
+    """`mount_attachment` until the context ends, which unmounts it and removes the mount point."""
     mount_attachment(attachment, point, writable=writable)
     try:
         yield Path(point)
@@ -115,12 +115,12 @@ def mounted(attachment: Attachment, point: str, *, writable: bool, patience_s: f
 
 
 def unmount(point: str, *, mount_id: int | None = None, patience_s: float = 0.0) -> None:
-    """Unmount what is mounted at `point`; never lazily, so that "done" means that nobody uses it any more.
+    """Unmount the file system at `point`, never lazily, so that afterwards nobody uses it.
 
-    With `mount_id` only if it is that very mount (`Mount.id`): the folders above may be exchanged at any time, where
-    they are somebody else's. While somebody uses it, it is tried again for `patience_s`. Raises InUseError that names
-    who holds it, NotFoundError if nothing (or another mount) is there, MissingRequirementError without root,
-    StorageError for somebody else's symlink on the way.
+    With `mount_id` only if it is that mount (`Mount.id`), as others may replace folders above that belong to them.
+    While it is in use, it is tried again for `patience_s`. Raises InUseError that names who uses it, NotFoundError if
+    nothing (or another mount) is there, MissingRequirementError without root, StorageError for another user's symlink
+    in the path.
     """
     deadline = time.monotonic() + patience_s
     while True:
@@ -134,11 +134,13 @@ def unmount(point: str, *, mount_id: int | None = None, patience_s: float = 0.0)
 
 def _unmount(point: str, mount_id: int | None) -> None:
     try:
-        # Once the folder above is open, nobody can lead us elsewhere: a mount point cannot be renamed or removed.
+        # Once the folder above is open, nobody can redirect us: a mount point cannot be renamed or removed.
         parent, name = _open_parent(point, make=False)
         try:
             if mount_id is not None and _mount_id_of(name, parent) != mount_id:
-                raise NotFoundError(f"at {point} is not the mount that snapmgr made", hint="see: snapmgr mount --list")
+                raise NotFoundError(
+                    f"the mount at {point} is not the one that snapmgr made", hint="see: snapmgr mount --list"
+                )
             mountapi.take_down(f"/proc/self/fd/{parent}/{name}")
         finally:
             os.close(parent)
@@ -146,8 +148,10 @@ def _unmount(point: str, mount_id: int | None) -> None:
         if error.errno == errno.EBUSY:
             who = holders(os.path.realpath(point), read_mounts())
             raise InUseError(
-                f"{point} is in use by {', '.join(who)}" if who else f"{point} is in use (nobody visible holds it)",
-                hint="end these, or leave the folder, and try again" if who else "a process of another namespace may",
+                f"{point} is in use by {', '.join(who)}" if who else f"{point} is in use (by no visible process)",
+                hint="end these, or leave the folder, and try again"
+                if who
+                else "look for processes in other namespaces",
             ) from None
         if error.errno in {errno.EINVAL, errno.ENOENT}:
             raise NotFoundError(f"nothing is mounted at {point}", hint="snapmgr list shows what is mounted") from None
@@ -164,28 +168,28 @@ def _mount_id_of(name: str, parent: int) -> int:
 
 
 def require_own(folder: Path) -> None:
-    """Raise StorageError if others could exchange what lies in `folder`: mount points there are used by name later.
+    """Raise StorageError if others could replace entries of `folder`, as mount points there are used by name later.
 
-    World-writable with the sticky bit, as /tmp is, will do; a folder that is not there yet will be made by us.
+    A world-writable folder with the sticky bit, such as /tmp, is accepted. A missing one is created by us later.
     """
     way = exchangeable(folder)
     if way is not None:
         raise StorageError(
-            f"others could exchange the folder for scratch mounts {folder}: {way}", hint="set another scratch_dir"
+            f"others could replace the folder for scratch mounts {folder}: {way}", hint="set another scratch_dir"
         )
     with suppress(FileNotFoundError):
         found = folder.stat()
         loose = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
         if loose or found.st_uid not in {0, os.geteuid()}:
             raise StorageError(
-                f"others may change the folder for scratch mounts {folder} (owner {found.st_uid}, "
+                f"others could change the folder for scratch mounts {folder} (owner {found.st_uid}, "
                 f"mode {stat.S_IMODE(found.st_mode):04o})",
                 hint=f"chown {os.geteuid()} {folder} && chmod 0755 {folder}, or set another scratch_dir",
             )
 
 
 def remove_point(point: str) -> None:
-    """Remove the empty folder that a scratch mount left; one that has contents, or is gone, is left as it is."""
+    """Remove the empty folder of a scratch mount; nothing happens if it is gone or not empty."""
     with suppress(OSError, StorageError):
         parent, name = _open_parent(point, make=False)
         try:
@@ -203,7 +207,10 @@ def _put(mount_fd: int, point_fd: int, what: str) -> None:
 
 @contextmanager
 def _point(point: str) -> Iterator[int]:
-    """Yield a descriptor of the empty folder `point`, made if need be; what we made goes if the mount fails."""
+    """Yield a descriptor of the empty folder `point`.
+
+    If it is missing it is created, and removed if the mount fails.
+    """
     fd, made = _open_point(point)
     try:
         yield fd
@@ -217,7 +224,7 @@ def _point(point: str) -> Iterator[int]:
 
 def _open_point(point: str) -> tuple[int, bool]:
     if not os.path.isabs(point):
-        raise StorageError(f"the mount point {point} is not an absolute path", hint="write it from the root: /mnt/x")
+        raise StorageError(f"the mount point {point} is not an absolute path", hint="write an absolute path: /mnt/x")
     (parent, name), made = _open_parent(point, make=True), False
     try:
         with suppress(FileExistsError):
@@ -226,7 +233,7 @@ def _open_point(point: str) -> tuple[int, bool]:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError as error:
         if error.errno in {errno.ENOTDIR, errno.ELOOP}:
-            message = f"{point} is a symlink or no folder: nothing is mounted there"
+            message = f"{point} is a symlink or not a folder, so nothing was mounted there"
             raise StorageError(message, hint="name a folder that does not exist yet") from None
         raise StorageError(f"cannot use the mount point {point}: {error.strerror}") from None
     finally:
@@ -242,17 +249,17 @@ def _open_point(point: str) -> tuple[int, bool]:
 def _require_unused(fd: int, point: str) -> None:
     visible = os.readlink(f"/proc/self/fd/{fd}")
     if any(mount.point == visible for mount in read_mounts()):
-        raise StorageError(f"something is mounted at {point} already", hint="unmount it, or name another folder")
+        raise StorageError(f"something is already mounted at {point}", hint="unmount it, or name another folder")
     if os.listdir(fd):
-        message = f"the folder {point} is not empty: its contents would be hidden"
+        message = f"the folder {point} is not empty, and the mount would hide its contents"
         raise StorageError(message, hint="name an empty folder, or one that does not exist yet")
 
 
 def _open_parent(point: str, *, make: bool) -> tuple[int, str]:
     """Open the parent folder of `point` step by step; return its descriptor and the point's name in it.
 
-    With `make` what is missing is made, and what fails is a StorageError; else an OSError. A symlink on the way is
-    followed only if root or we ourselves made it: in /tmp anybody may lay one.
+    With `make` missing folders are created, and failures are StorageErrors; else OSErrors. A symlink in the path is
+    followed only if it belongs to root or us, as anybody can create one in /tmp.
     """
     *steps, name = os.path.normpath(point).split("/")[1:]
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -268,7 +275,7 @@ def _open_parent(point: str, *, make: bool) -> tuple[int, str]:
                 if stat.S_ISLNK(found.st_mode):
                     links += 1
                     if found.st_uid not in {0, os.geteuid()} or links > _MAX_LINKS:
-                        message = f"{step} on the way to {point} is somebody else's symlink: not followed"
+                        message = f"{step} in the path of {point} is another user's symlink, which is not followed"
                         raise StorageError(message, hint="name a folder by its real path")
                     aim = os.readlink(step, dir_fd=fd)
                     steps = [part for part in aim.split("/") if part not in {"", "."}] + steps
@@ -278,7 +285,7 @@ def _open_parent(point: str, *, make: bool) -> tuple[int, str]:
             except OSError as error:
                 if not make:
                     raise
-                raise StorageError(f"cannot make the folder of {point}, at {step}: {error.strerror}") from None
+                raise StorageError(f"cannot create the folder of {point}, at {step}: {error.strerror}") from None
             os.close(fd)
             fd = following
     except BaseException:
@@ -290,8 +297,8 @@ def _open_parent(point: str, *, make: bool) -> tuple[int, str]:
 def holders(point: str, mounts: tuple[Mount, ...]) -> tuple[str, ...]:
     """Given a resolved mount point, return texts such as "mariadbd (pid 812, open file ibdata1)", at most eight.
 
-    Processes of other mount namespaces may see other paths and are then not found; so may processes of other users
-    unless we are root.
+    Processes in other mount namespaces may see other paths and are not found then; without root neither are processes
+    of other users.
     """
     found: list[str] = []
     found += [f"the mount at {mount.point}" for mount in mounts if mount.point.startswith(point.rstrip("/") + "/")]
@@ -313,7 +320,7 @@ def holders(point: str, mounts: tuple[Mount, ...]) -> tuple[str, ...]:
 
 
 def _uses(process: Path, point: str) -> Iterator[str]:
-    # readlink only: stat through these links could hang on a dead network file system.
+    # Only readlink: stat through these links could hang on a dead network file system.
     for name, text in (("cwd", "working directory"), ("root", "root directory"), ("exe", "program")):
         with suppress(OSError):
             if lies_in(os.readlink(process / name), point):

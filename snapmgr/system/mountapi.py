@@ -1,7 +1,7 @@
-"""The kernel's mount system calls, thinly: fsopen, fsconfig, fsmount, open_tree, move_mount, mount_setattr.
+"""Wraps the kernel's mount system calls: fsopen, fsconfig, fsmount, open_tree, move_mount, mount_setattr.
 
-They need Linux 5.2 (`set_attributes`: 5.12) and have no wrapper in the C library of Debian 12, hence ctypes. What they
-return are descriptors: a mount that has not been put anywhere is gone when its last descriptor is, even after SIGKILL.
+They need Linux 5.2 (`set_attributes`: 5.12), and Debian 12's C library has no wrapper for them. They return
+descriptors: a mount that is not attached anywhere ends with its last descriptor, even after SIGKILL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from snapmgr.contract.errors import MissingRequirementError, SnapmgrError, Stora
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The same on every architecture but Alpha: include/uapi/asm-generic/unistd.h.
+# The same on all architectures except Alpha: include/uapi/asm-generic/unistd.h.
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
 _FSOPEN_CLOEXEC = 1
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
@@ -65,7 +65,7 @@ def _call(number: int, *arguments: int | bytes | ctypes._Pointer[_MountAttr] | N
 
 
 def may_mount() -> bool:
-    """Return whether this process has CAP_SYS_ADMIN in effect."""
+    """Return whether this process has an effective CAP_SYS_ADMIN."""
     with open("/proc/self/status", encoding="ascii") as file:
         for line in file:
             if line.startswith("CapEff:"):
@@ -95,20 +95,20 @@ def refused(error: OSError, what: str, *, log: str = "") -> SnapmgrError:
                 f"cannot {what}: the kernel does not know this file system", hint="load its module (modprobe)"
             )
         case errno.ENOENT:
-            hint = "the device, folder or subvolume does not exist (any more); lsblk shows the devices"
+            hint = "the device, folder or subvolume does not exist; lsblk lists the devices"
         case errno.EINVAL:
-            hint = "wrong type of file system, a bad option or a damaged superblock; the kernel's log (dmesg) says more"
+            hint = "wrong type of file system, an invalid option or a damaged superblock; see the kernel log (dmesg)"
         case errno.EBUSY:
             hint = "the device is in use in another way: mounted with other options, or held by LVM, md or swap"
         case errno.EROFS:
             hint = "the device is write-protected"
         case _:
-            hint = "the kernel's log (dmesg) may say more"
+            hint = "see the kernel log (dmesg)"
     return StorageError(f"cannot {what}: {said}", hint=hint)
 
 
 def _context_log(fd: int) -> str:
-    """Read what the file system said: one message a read, each with a prefix of severity ("e ", "w ", "i ")."""
+    """Read the file system's messages: one per read, each with a prefix of severity ("e ", "w ", "i ")."""
     lines: list[str] = []
     while len(lines) < _LOG_LINES:
         try:
@@ -156,7 +156,7 @@ def new_mount(source: str, fs_type: str, options: tuple[str, ...], *, unseen: bo
 
 @contextmanager
 def cloned_tree(directory: str) -> Iterator[int]:
-    """Yield a descriptor of a detached bind mount of `directory` (without what is mounted below it)."""
+    """Yield a descriptor of a detached bind mount of `directory` (without mounts below it)."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
     try:
         fd = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(directory), flags)
@@ -175,7 +175,7 @@ def set_attributes(fd: int, attributes: int) -> None:
 
 
 def put(mount_fd: int, point_fd: int) -> None:
-    """Put a detached mount on the folder that `point_fd` is open on. Raises OSError."""
+    """Attach a detached mount to the folder of `point_fd`. Raises OSError."""
     _call(_MOVE_MOUNT, mount_fd, b"", point_fd, b"", _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH)
 
 

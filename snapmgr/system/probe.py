@@ -1,7 +1,7 @@
-"""Whether a file system answers: on a frozen or hung one every change hangs, where no signal reaches it.
+"""Checks that a file system answers: on a frozen or hung one every change hangs, unreachable for signals.
 
-So a child tries one, and the parent waits with a timeout. The child holds no lock, no socket and no folder;
-one that hangs ends by itself when the file system goes on.
+Therefore a child tries a change, and the parent waits with a timeout. The child holds no lock, no socket and no folder;
+a hanging child ends by itself when the file system recovers.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
     from snapmgr.contract.records import Mount, Pool
 
-# btrfs makes everybody wait while it commits much dirty data: seconds, on a slow disk.
+# btrfs blocks all changes while it commits much dirty data: seconds on a slow disk.
 ANSWER_S = 15.0
 _POLL_S = 0.0005
 _hanging: dict[int, int] = {}
-"""The child that hangs, by the device number of the file system: one is enough."""
+"""The hanging child by device number of the file system; one is enough."""
 
 
 def require_answer(path: str) -> None:
     """Raise StorageError if a small change on the file system of the folder `path` does not return in `ANSWER_S`.
 
-    A file without a name is opened there, which leaves nothing. A client program behind FUSE, which nobody can freeze,
-    is asked for its size: JuiceFS makes a file with a name and removes it, which changes the folder's times. Any answer
-    is good, "read-only" too: what the storage refuses is said by the call that needs it.
+    The child opens an unnamed file there, which leaves nothing. For FUSE, which cannot be frozen, it only asks for the
+    size, as JuiceFS would create and remove a named file, which changes the folder's times. Any answer is good, also
+    "read-only": the call that needs the storage reports its errors.
     """
     try:
         device = os.stat(path).st_dev
@@ -50,13 +50,13 @@ def require_answer(path: str) -> None:
             raise StorageError(
                 f"the file system at {path} did not answer within {format_duration(ANSWER_S)}: "
                 f"a small change there hangs (process {pid})",
-                hint=f"is it frozen? fsfreeze -u {path}; else see /proc/{pid}/stack and the kernel log",
+                hint=f"if it is frozen: fsfreeze -u {path}; else see /proc/{pid}/stack and the kernel log",
             )
         time.sleep(_POLL_S)
 
 
 def require_pools_answer(pools: Iterable[Pool], mounts: tuple[Mount, ...]) -> None:
-    """The same for each of `pools` that is mounted, given the mount table; what is not mounted cannot be frozen."""
+    """Do the same for each pool in `pools` that is mounted, given the mount table; others cannot be frozen."""
     for pool in dict.fromkeys(pools):
         path = _folder_of(pool, mounts)
         if path is not None:
@@ -88,7 +88,7 @@ def _start(path: str, *, changing: bool) -> int:
         pid = os.fork()
         if pid == 0:
             try:
-                # Not to keep somebody's mount busy.
+                # Keep no mount busy.
                 os.chdir("/")
                 keep_only(set())
                 if changing:

@@ -1,4 +1,4 @@
-"""Makes, mounts and removes file systems, for backends that are a `snapmgr.contract.abilities.Provisioner`.
+"""Creates, mounts and removes file systems, for backends with the ability `Provisioner`.
 
 Plugins import all of it from `snapmgr.api`.
 """
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from snapmgr.contract.records import Completed, Mount, ProvisionOrder
 
 _FOLDER = "volume"
-# Without discards: on a loop device they would punch holes into its file.
+# Without discards, which would punch holes into the file of a loop device.
 _MOUNT = ("rw", "relatime", "nodiscard")
 _MKFS_TIMEOUT_S = 1800.0
 _UNMOUNT_PATIENCE_S = 20.0
 _MIB = 1 << 20
 _SECTOR_BYTES = 512
-# What mkfs refuses to go below, and what leaves nothing to measure.
+# Minimum sizes of mkfs, and for useful measurements.
 _LEAST_BYTES = {"btrfs": 256 * _MIB, "ext4": 64 * _MIB, "xfs": 300 * _MIB}
 
 
 class _Running(Protocol):
-    """What is needed of a `snapmgr.api.Runner`."""
+    """The part of `snapmgr.api.Runner` that is needed."""
 
     def run(self, argv: Sequence[str], *, ok: tuple[int, ...] = (0,), timeout_s: float | None = 60.0) -> Completed: ...
 
 
 class _Mounted(Protocol):
-    """What is needed of a `snapmgr.api.Mounter`."""
+    """The part of `snapmgr.api.Mounter` that is needed."""
 
     def mounts(self) -> tuple[Mount, ...]: ...
 
@@ -48,7 +48,7 @@ class _Mounted(Protocol):
 def provisioned(
     provisioner: Provisioner, device: str, order: ProvisionOrder, make: Callable[[], Provisioned]
 ) -> Iterator[Provisioned]:
-    """For `Provisioner.provision`: make it, and take it down at the end, however far that came."""
+    """For `Provisioner.provision`: create the storage, and remove it at the end, even if only partly created."""
     try:
         yield make()
     finally:
@@ -56,9 +56,9 @@ def provisioned(
 
 
 class StorageMaker:
-    """Makes and mounts file systems for an order, and keeps what was run for that.
+    """Creates and mounts file systems for an order, and records the commands.
 
-    All programs get an order's size as an option of their own: what lies behind it on the device is not touched.
+    All programs get the order's size as an option, so that the rest of the device is not touched.
     """
 
     def __init__(self, runner: _Running, mounter: _Mounted, device: str, order: ProvisionOrder) -> None:
@@ -68,7 +68,7 @@ class StorageMaker:
         self.device = device
         self.order = order
         self.path = os.path.join(order.point, _FOLDER)
-        """Where the volume is to be, in the file system that is mounted at the order's point."""
+        """Path of the volume, in the file system mounted at the order's point."""
 
     def options(self, allowed: Mapping[str, tuple[str, ...] | None]) -> dict[str, str]:
         """Return the order's options. Raises ConfigError for a key or value not in `allowed` (None: any text).
@@ -78,44 +78,42 @@ class StorageMaker:
         allowed = {**allowed, "mount_options": None}
         for key, value in self.order.options.items():
             if key not in allowed:
-                raise ConfigError(
-                    f"there is no option {key!r} for this storage", hint=f"there are: {', '.join(allowed)}"
-                )
+                raise ConfigError(f"this storage has no option {key!r}", hint=f"its options are: {', '.join(allowed)}")
             values = allowed[key]
             if values is not None and value not in values:
                 raise ConfigError(f"{key} cannot be {value!r}", hint=f"allowed are: {', '.join(values)}")
         return dict(self.order.options)
 
     def run(self, *argv: str, timeout_s: float | None = 60.0) -> Completed:
-        """Run a program, and keep what was run. Raises as `Runner.run`."""
+        """Run a program and record the command. Raises as `Runner.run`."""
         self._commands.append(argv)
         return self._runner.run(argv, timeout_s=timeout_s)
 
     def discard(self) -> None:
-        """Tell the device that all in the order's size is unused (TRIM), where that is ordered and it can be told.
+        """Discard (TRIM) the device up to the order's size, if the order says so and the device supports it.
 
-        Not a loop device: that would punch holes into its file, which was allocated beforehand with intent.
+        Not on a loop device, where it would punch holes into its file, which was allocated on purpose.
         """
         if self.order.discard and _can_discard(self.device):
             length = str(self.order.size_bytes)
-            # Never forced: that would not ask whether somebody has mounted it meanwhile.
+            # Without --force, which would not check whether it has been mounted meanwhile.
             self.run("blkdiscard", "--offset", "0", "--length", length, self.device, timeout_s=_MKFS_TIMEOUT_S)
 
     def make_folder(self, fs_type: str, device: str, size_bytes: int) -> None:
-        """Make ext4 or xfs on the first `size_bytes` of a device, mount it as the order says, and make `path` in it."""
+        """Create ext4 or xfs on the first `size_bytes` of a device, mount it as ordered, and create `path` in it."""
         self.make_file_system(fs_type, device, size_bytes)
         self.mount(device, fs_type)
         self.run("mkdir", self.path)
 
     def make_file_system(self, fs_type: str, device: str, size_bytes: int) -> None:
-        """Make a file system (btrfs, ext4 or xfs) on the first `size_bytes` of a device.
+        """Create a file system (btrfs, ext4 or xfs) on the first `size_bytes` of a device.
 
-        Nothing is left to be done later, when something is measured. Raises StorageError if that is too small.
+        Nothing is deferred (lazy initialisation would disturb measurements). Raises StorageError if it is too small.
         """
         if size_bytes < _LEAST_BYTES[fs_type]:
             raise StorageError(
                 f"{format_size(size_bytes)} are too little for {fs_type}",
-                hint=f"{format_size(_LEAST_BYTES[fs_type])} is the least",
+                hint=f"the minimum is {format_size(_LEAST_BYTES[fs_type])}",
             )
         size_bytes -= size_bytes % _MIB
         argv: tuple[str, ...]
@@ -131,7 +129,7 @@ class StorageMaker:
                 self.run(*argv, timeout_s=_MKFS_TIMEOUT_S)
             case "xfs":
                 with self._cut(device, size_bytes) as whole:
-                    # Where it is cut the program does not see what the device itself says of its sectors.
+                    # Behind the loop device mkfs does not see the sector size of the device.
                     sector = ("-s", f"size={_sector_bytes(device)}")
                     size = ("-d", f"size={size_bytes}")
                     argv = ("mkfs.xfs", "-q", "-f", "-K", "-m", "crc=1,reflink=1", *sector, *size, whole)
@@ -139,7 +137,7 @@ class StorageMaker:
 
     @contextmanager
     def _cut(self, device: str, size_bytes: int) -> Iterator[str]:
-        """Yield a device that ends after `size_bytes`: mkfs.xfs clears the last 128 KiB of any, whatever its size."""
+        """Yield a device that ends after `size_bytes`, as mkfs.xfs clears the last 128 KiB of a device."""
         if size_bytes + _MIB > _device_bytes(device):
             yield device
             return
@@ -157,7 +155,7 @@ class StorageMaker:
         self.run("mount", "-t", fs_type, "-o", options, device, self.order.point)
 
     def free_bytes(self) -> int:
-        """Return what is free in the file system at the order's point."""
+        """Return the free space in the file system at the order's point."""
         room = os.statvfs(self.order.point)
         return room.f_bavail * room.f_frsize
 
@@ -166,15 +164,18 @@ class StorageMaker:
         point = os.path.dirname(os.path.realpath(path))
         mount = next((mount for mount in reversed(self._mounter.mounts()) if mount.point == point), None)
         if mount is None:
-            raise StorageError(f"what was to be mounted at {point} is not there", hint="see: dmesg")
+            raise StorageError(f"nothing is mounted at {point}", hint="see the kernel log: dmesg")
         return mount
 
     def made(self, path: str, *, capacity_bytes: float, cache_dirs: tuple[str, ...] = ()) -> Provisioned:
-        """Return what was made; for the arguments see `Provisioned`. Raises StorageError if `path` is in no mount."""
+        """Return the created storage; for the arguments see `Provisioned`.
+
+        Raises StorageError if `path` is in no mount.
+        """
         mount = self.mounted(path)
         return Provisioned(
             path=path,
-            # The lowest one: what snapshots write is seen there alone.
+            # The lowest device, as only it counts the writes of snapshots.
             devices=(self.device,),
             capacity_bytes=int(capacity_bytes),
             commands=tuple(self._commands),
@@ -186,8 +187,8 @@ class StorageMaker:
 def unmake(runner: _Running, mounter: _Mounted, device: str, order: ProvisionOrder) -> None:
     """For `Provisioner.unprovision`: undo what a `StorageMaker` with these arguments did, killed or not; idempotent.
 
-    All at the order's point and below it is unmounted. What has just ended may hold it for a moment. Raises
-    CommandError that names it if it is held for longer.
+    Everything at the order's point and below it is unmounted; a mount in use is tried again for a while. Raises
+    CommandError that names it if it stays in use.
     """
     point = os.path.realpath(order.point)
     deadline = time.monotonic() + _UNMOUNT_PATIENCE_S
@@ -204,7 +205,7 @@ def unmake(runner: _Running, mounter: _Mounted, device: str, order: ProvisionOrd
             limit = int((folder / "sizelimit").read_text())
         except (OSError, ValueError):
             continue
-        # What mkfs was given instead of the whole device.
+        # The loop device of mkfs, see `StorageMaker._cut`.
         if backing == device and order.size_bytes - _MIB < limit <= order.size_bytes:
             runner.run(["losetup", "--detach", f"/dev/{folder.parent.name}"], ok=(0, 1))
 

@@ -1,4 +1,4 @@
-"""Who else could change a file or folder that snapmgr obeys: what a root process reads there, it does."""
+"""Checks that no other user can modify files that snapmgr acts on as root."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def changeable(status: os.stat_result) -> str | None:
-    """Return how others than root and this user may change what has this `status`, or None if they may not."""
+    """Return how users other than root and this one can modify a file with this `status`; None if they cannot."""
     if status.st_uid not in {0, os.geteuid()}:
         return f"it belongs to user {status.st_uid}"
     if status.st_mode & _OTHERS_WRITE:
@@ -20,14 +20,14 @@ def changeable(status: os.stat_result) -> str | None:
 
 
 def exchangeable(path: Path) -> str | None:
-    """Return which folder above `path` lets others put something else in its place, or None.
+    """Return which folder above `path` lets others replace it, or None.
 
-    A sticky folder such as /tmp does not, and neither does one that only a group may write to, as /var/local on Debian:
-    that is the administrator's word.
+    A sticky folder such as /tmp does not. A folder that only a group may write to is trusted too, as the administrator
+    decides about the group (/var/local on Debian).
     """
-    # Also the folders that a symlink on the way leads through, and those that it stands in.
+    # Check both the folders of the path as given and those of its resolved form.
     for folder in dict.fromkeys((*path.absolute().parents, *Path(os.path.realpath(path)).parents)):
-        with suppress(OSError):  # not there yet: whoever makes it is asked then
+        with suppress(OSError):  # missing: checked when it is created
             status = folder.stat()
             if status.st_uid not in {0, os.geteuid()}:
                 return f"{folder} belongs to user {status.st_uid}"

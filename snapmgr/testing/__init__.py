@@ -17,7 +17,7 @@ from __future__ import annotations
 import pytest
 
 # Before they are imported, or their asserts would say nothing but that they failed.
-_PARTS = ("attaching", "crashing", "filling", "locating", "removing", "taking")
+_PARTS = ("attaching", "capacity", "crashing", "locating", "removing", "taking")
 pytest.register_assert_rewrite(*(f"snapmgr.testing.{part}" for part in _PARTS))
 
 # ruff: noqa: E402

@@ -1,4 +1,4 @@
-"""The contract of `attach` and `detach`."""
+"""Tests the contract of `attach` and `detach`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _need_clones(lab: Lab) -> None:
 
 
 class AttachingContract(Contract):
-    """What holds for attachments."""
+    """The contract of attachments."""
 
     def test_attachment_is_a_directory_or_a_device(self, lab: Lab) -> None:
-        """It is one of the two; a device comes with its file system."""
+        """An attachment has either a directory, or a device with its file system."""
         ref = lab.take_one(lab.make_origin())
         record = new_record(ref, writable=False)
         attachment = lab.backend().attach(record)
@@ -46,7 +46,7 @@ class AttachingContract(Contract):
             lab.backend().detach(record)
 
     def test_attachments_are_in_the_inventory(self, lab: Lab) -> None:
-        """A writable clone is found by its record's id, in another process, too, until it is detached."""
+        """A writable clone is found by its record's id, also by another process, until it is detached."""
         _need_clones(lab)
         ref = lab.take_one(lab.make_origin())
         before = _attachments(lab, ref.pool)
@@ -58,7 +58,7 @@ class AttachingContract(Contract):
         assert _attachments(lab, ref.pool) == before
 
     def test_writable_clone_changes_nothing_else(self, lab: Lab) -> None:
-        """Whatever is done to a clone, the snapshot and the origin stay as they are."""
+        """Changes of a clone change neither the snapshot nor the origin."""
         _need_clones(lab)
         origin = lab.make_origin()
         plant(origin)
@@ -73,7 +73,7 @@ class AttachingContract(Contract):
             same(before, fingerprint(lab.inside(reached, origin)))
 
     def test_two_clones_at_once(self, lab: Lab) -> None:
-        """Clones of one snapshot do not see each other; a reader beside them sees the snapshot."""
+        """Clones of one snapshot are independent; a reader beside them sees the snapshot."""
         _need_clones(lab)
         origin = lab.make_origin()
         (origin / "file").write_text("origin")
@@ -89,7 +89,7 @@ class AttachingContract(Contract):
             assert [file.read_text() for file in files] == ["one", "two", "origin"]
 
     def test_two_readers_at_once(self, lab: Lab) -> None:
-        """One reader's end does not take the snapshot from the other."""
+        """The end of one reader does not affect the other."""
         origin = lab.make_origin()
         (origin / "file").write_text("origin")
         ref = lab.take_one(origin)
@@ -99,7 +99,10 @@ class AttachingContract(Contract):
             assert (lab.inside(one, origin) / "file").read_text() == "origin"
 
     def test_detach_again_and_unknown(self, lab: Lab) -> None:
-        """Detaching is idempotent: again, never attached, after a reboot, with another instance; only its own goes."""
+        """Detaching is idempotent: repeated, never attached, after a reboot, by another instance.
+
+        Others stay attached.
+        """
         origin = lab.make_origin()
         (origin / "file").write_text("origin")
         ref = lab.take_one(origin)
@@ -125,7 +128,7 @@ class AttachingContract(Contract):
         lab.backend().detach(record)
 
     def test_attach_what_is_gone(self, lab: Lab) -> None:
-        """A deleted snapshot cannot be attached, and nothing is left of the attempt."""
+        """A deleted snapshot cannot be attached, and the attempt leaves nothing."""
         ref = lab.take_one(lab.make_origin())
         lab.backend().delete(ref)
         before = lab.found(ref.pool)
@@ -135,7 +138,7 @@ class AttachingContract(Contract):
         assert lab.found(ref.pool) == before
 
     def test_attach_with_another_native_id(self, lab: Lab) -> None:
-        """The native id alone is believed: a snapshot of the right name and another id is not attached."""
+        """Only the native id identifies a snapshot: one with the same name and another id is not attached."""
         origin = lab.make_origin()
         ref, other = lab.take_one(origin), lab.take_one(origin)
         lab.backend().delete(other)
@@ -147,7 +150,7 @@ class AttachingContract(Contract):
         assert lab.found(ref.pool) == before
 
     def test_attach_an_impostor(self, lab: Lab) -> None:
-        """What somebody put under the snapshot's name is not attached, and is left alone."""
+        """An object that somebody put under the snapshot's name is neither attached nor changed."""
         origin = lab.make_origin()
         ref = lab.take_one(origin)
         untouched = lab.impostor(ref)

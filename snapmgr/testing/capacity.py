@@ -1,4 +1,4 @@
-"""The contract of the optional abilities `CapacityReporting` and `ScratchAttaching`."""
+"""Tests the contract of the optional abilities `CapacityReporting` and `ScratchAttaching`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from snapmgr.testing.trees import plant
 
 
 class CapacityContract(Contract):
-    """What holds for a backend that says it has these abilities; others have nothing to show."""
+    """The contract of backends with these abilities; others skip it."""
 
     def test_gauges(self, lab: Lab) -> None:
-        """What can run full is named, sound and of what is there; its snapshots are those of the inventory."""
+        """Gauges have a name and sound numbers, and belong to existing pools and snapshots."""
         backend = lab.backend()
         if not isinstance(backend, CapacityReporting):
             return
@@ -30,10 +30,10 @@ class CapacityContract(Contract):
             assert gauge.pool == first.pool
             assert 0 <= gauge.used_bytes <= gauge.size_bytes
             assert gauge.valid
-            # What is lost is somebody's snapshot, and that is in the inventory.
+            # Only a snapshot can be lost, and it is in the inventory.
             assert (gauge.ref is not None) == (gauge.when_full == "snapshot_lost")
         shared = [gauge.name for gauge in gauges if gauge.ref is None]
-        assert len(set(shared)) == len(shared), "what is shared is known by its name"
+        assert len(set(shared)) == len(shared), "shared reservoirs have unique names"
         there = {found.ref for found in lab.found(first.pool) if found.kind == "snapshot"}
         assert {gauge.ref for gauge in gauges if gauge.ref is not None} <= there
 
@@ -47,7 +47,7 @@ class CapacityContract(Contract):
             backend.gauges((second.pool,))
 
     def test_sound_attachment(self, lab: Lab) -> None:
-        """An attachment is to be believed, before and after something was written to it."""
+        """An attachment can be trusted, before and after it is written to."""
         backend = lab.backend()
         if not isinstance(backend, ScratchAttaching):
             return

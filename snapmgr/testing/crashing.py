@@ -1,4 +1,4 @@
-"""The contract after SIGKILL at any moment, and with several processes at once."""
+"""Tests the contract after SIGKILL at any moment, and with several concurrent processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _origin(lab: Lab) -> Path:
-    """Make an origin with enough in it to be killed in the middle."""
+    """Create an origin that is large enough for an operation to be killed in the middle."""
     origin = lab.make_origin()
     plant(origin)
     (origin / "many").mkdir()
@@ -26,7 +26,7 @@ def _origin(lab: Lab) -> Path:
 
 
 def _expect_only(lab: Lab, *refs: SnapshotRef) -> None:
-    """Repair what is debris; then exactly `refs` exist in the pool, complete."""
+    """Repair debris; then exactly `refs` exist in the pool, complete."""
     pool = refs[0].pool
     lab.repair_all(pool)
     left = lab.found(pool)
@@ -36,7 +36,7 @@ def _expect_only(lab: Lab, *refs: SnapshotRef) -> None:
 
 
 class CrashingContract(Contract):
-    """What holds after a crash: a sweep finds everything of ours, and nothing else is touched."""
+    """The contract after a crash: cleanup finds everything of ours and touches nothing else."""
 
     def test_killed_while_armed(self, lab: Lab) -> None:
         """A process that dies with an armed snapshot leaves at most debris, which can be repaired."""
@@ -52,7 +52,7 @@ class CrashingContract(Contract):
         assert [found for found in lab.found(ref.pool) if found.snapshot_id == snapshot_id and found.ref] == []
         _expect_only(lab, ref)
         assert [found for found in lab.found(ref.pool) if found.snapshot_id == snapshot_id] == []
-        # The name is free again: the same id can be used by the next run.
+        # The name is free again, so the next run can use the id.
         lab.take(origin, snapshot_id=snapshot_id)
 
     def test_killed_while_arming_and_firing(self, lab: Lab) -> None:
@@ -83,7 +83,7 @@ class CrashingContract(Contract):
             same(wanted, fingerprint(lab.inside(reached, origin)))
 
     def test_killed_while_attaching(self, lab: Lab) -> None:
-        """However far `attach` came, `detach` with its record, and a repair, remove it; the snapshot stays."""
+        """Wherever `attach` was killed, `detach` with its record and a repair remove it; the snapshot stays."""
         origin = _origin(lab)
         ref, wanted = lab.take_one(origin), fingerprint(origin)
         writable = lab.backend().capabilities((lab.volume(origin),)).clone != "none"
@@ -101,7 +101,7 @@ class CrashingContract(Contract):
             same(wanted, fingerprint(lab.inside(reached, origin)))
 
     def test_killed_while_detaching(self, lab: Lab) -> None:
-        """A detaching that was interrupted is finished by the next one."""
+        """The next `detach` finishes an interrupted one."""
         origin = _origin(lab)
         ref = lab.take_one(origin)
         writable = lab.backend().capabilities((lab.volume(origin),)).clone != "none"
@@ -116,7 +116,7 @@ class CrashingContract(Contract):
             assert [found for found in lab.found(ref.pool) if found.record_id == record.id] == []
 
     def test_killed_while_deleting(self, lab: Lab) -> None:
-        """A deletion that was interrupted left a whole snapshot or none; the next one, or a repair, finishes it."""
+        """An interrupted deletion leaves a complete snapshot or none; the next deletion or a repair finishes it."""
         origin = _origin(lab)
         kept, wanted = lab.take_one(origin), fingerprint(origin)
         first = lab.take_one(origin)
@@ -137,7 +137,7 @@ class CrashingContract(Contract):
             same(wanted, fingerprint(lab.inside(reached, origin)))
 
     def test_several_processes_at_once(self, lab: Lab) -> None:
-        """Runs on different origins of one pool do not disturb each other, nor does somebody who looks on."""
+        """Concurrent runs on different origins of a pool do not disturb each other, nor do readers of the inventory."""
         origins = [_origin(lab) for _ in range(3)]
         pool = lab.take_one(origins[0]).pool
 

@@ -1,4 +1,4 @@
-"""What the contract suite must be told about a backend: how to make directories on its storage, how to break things."""
+"""Defines what the contract suite needs of a backend: ways to create directories on its storage, and to break it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LONG_S = 60.0
 
 
 class Lab(ABC):
-    """A backend together with storage to try it on. One lab serves one test; storage may be shared between labs."""
+    """A backend together with storage for tests. Each test has its own lab; labs may share storage."""
 
     backend_class: type[Backend]
     """The backend under test."""
@@ -47,20 +47,20 @@ class Lab(ABC):
         self.mounter = KernelMounter()
 
     def backend(self) -> Backend:
-        """Return a fresh instance: nothing may depend on what an earlier one remembered."""
+        """Return a new instance, as nothing may depend on the memory of an earlier one."""
         return self.backend_class(self.config, self.runner, self.mounter)
 
     @abstractmethod
     def make_origin(self) -> Path:
-        """Make a new, empty, writable directory that the backend can snapshot; a volume of its own each time."""
+        """Create an empty, writable directory that the backend can snapshot; a separate volume each time."""
 
     @abstractmethod
     def remove_origin(self, origin: Path) -> None:
-        """Delete an origin with the storage's own means: the subvolume, the logical volume, the folder."""
+        """Delete an origin with the storage's own tools: the subvolume, the logical volume, the folder."""
 
     @abstractmethod
     def impostor(self, ref: SnapshotRef) -> Callable[[], bool]:
-        """Remove a snapshot behind the backend's back and put something else, with content, under its name.
+        """Remove a snapshot without the backend, and put something else, with content, under its name.
 
         Return a function that says whether the impostor is untouched.
         """
@@ -72,23 +72,23 @@ class Lab(ABC):
     rounds = 3
     """How often each of several processes takes and deletes a snapshot."""
     files = 300
-    """How many files are in what is killed in the middle."""
+    """Number of files in the origin of operations that are killed."""
     looks = 20
-    """How often somebody looks on meanwhile."""
+    """How often another process reads the inventory meanwhile."""
     kills = 7
-    """At how many moments of each operation it is killed."""
+    """At how many moments each operation is killed."""
     race_rounds = 8
-    """How many snapshots `test_one_instant_if_promised` takes each way: less where one takes seconds."""
+    """Number of snapshots that `test_one_instant_if_promised` takes in each direction; fewer if one takes seconds."""
 
     def trim(self, origin: Path) -> None:  # noqa: B027 - most file systems need nothing
-        """Give the blocks of deleted files back to the storage, where a file system does not do so by itself."""
+        """Return the blocks of deleted files to the storage, if the file system does not do so by itself."""
 
     def foreign(self) -> Path | None:
-        """Return a directory that the backend cannot snapshot; None if there is no such thing."""
+        """Return a directory that the backend cannot snapshot; None if there is none."""
         return Path("/proc/self")
 
     def nest(self, folder: Path) -> AbstractContextManager[None] | None:
-        """Mount something at an empty folder while the context lasts; None where this user may not."""
+        """Mount a file system at an empty folder while the context lasts; None without the privilege."""
         return self._tmpfs(folder) if os.geteuid() == 0 else None
 
     @contextmanager
@@ -112,10 +112,10 @@ class Lab(ABC):
         with mounted(attachment, point, writable=writable) as folder:
             yield folder
 
-    # What the tests do all the time. Nothing below needs to be overridden.
+    # Steps that many tests share. Nothing below needs to be overridden.
 
     def target(self, origin: Path) -> Target:
-        """Return what the core hands to `Backend.locate`."""
+        """Return the target that the core passes to `Backend.locate`."""
         return find_target(str(origin), runner=self.runner)
 
     def volume(self, origin: Path) -> Volume:
@@ -126,7 +126,7 @@ class Lab(ABC):
         return located
 
     def take(self, *origins: Path, snapshot_id: str | None = None) -> tuple[SnapshotRef, ...]:
-        """Take one snapshot of all `origins` as the core does: in a helper process that keeps `Armed.fds` alone."""
+        """Take one snapshot of all `origins` as the core does: in a helper process that keeps only `Armed.fds`."""
         backend = self.backend()
         volumes = tuple(self.volume(origin) for origin in origins)
         with backend.arm(volumes, snapshot_id or new_id()) as armed:
@@ -143,15 +143,15 @@ class Lab(ABC):
         return self.take(origin)[0]
 
     def inside(self, volume_root: Path, origin: Path) -> Path:
-        """Return where the origin's content is in a volume that was reached somewhere."""
+        """Return where the origin's content is in an attached volume."""
         return volume_root / self.volume(origin).subpath
 
     def found(self, pool: Pool) -> tuple[Found, ...]:
-        """Return a fresh instance's inventory of a pool."""
+        """Return the inventory of a pool, from a new instance."""
         return self.backend().inventory((pool,))
 
     def repair_all(self, pool: Pool) -> None:
-        """Repair all debris of a pool, twice: repairing is idempotent."""
+        """Repair all debris of a pool, twice, as repairing is idempotent."""
         for found in self.found(pool):
             if found.kind == "debris":
                 self.backend().repair(found)
@@ -159,7 +159,7 @@ class Lab(ABC):
 
     @contextmanager
     def attached(self, ref: SnapshotRef, *, writable: bool) -> Iterator[Path]:
-        """Attach a snapshot and yield where its volume is; detached at the end."""
+        """Attach a snapshot, yield the folder of its volume, and detach it at the end."""
         record = new_record(ref, writable=writable)
         try:
             with self.reached(self.backend().attach(record), writable=writable) as folder:
@@ -172,12 +172,12 @@ class FolderLab(Lab):
     """A lab for backends that keep each snapshot as a folder ``POOL.ID/REF.NAME`` of ordinary files."""
 
     def __init__(self, backend_class: type[Backend], config: Any, folder: Path) -> None:  # noqa: ANN401
-        """Take also the folder in which origins are made."""
+        """Also takes the folder in which origins are created."""
         super().__init__(backend_class, config)
         self.folder = folder
 
     def make_origin(self) -> Path:
-        """Make a folder."""
+        """Create a folder."""
         origin = self.folder / f"origin-{secrets.token_hex(4)}"
         origin.mkdir()
         return origin
@@ -187,7 +187,7 @@ class FolderLab(Lab):
         self._remove(origin)
 
     def impostor(self, ref: SnapshotRef) -> Callable[[], bool]:
-        """Put a copy of the snapshot in its place: the same names and content, but not what snapmgr made."""
+        """Replace the snapshot by a copy with the same names and content, which snapmgr did not create."""
         place = Path(ref.pool.id, ref.name)
         aside = self.folder / f"aside-{secrets.token_hex(4)}"
         place.rename(aside)
@@ -198,7 +198,7 @@ class FolderLab(Lab):
         return lambda: place.is_dir() and sorted(path.relative_to(place) for path in place.rglob("*")) == before
 
     def _remove(self, folder: Path) -> None:
-        # A user who is not root can empty only folders that he may write to.
+        # Without root only writable folders can be emptied.
         self.runner.run(["chmod", "-R", "u+rwX", str(folder)])
         shutil.rmtree(folder)
 
@@ -214,21 +214,21 @@ class FolderLab(Lab):
 
 
 def new_id() -> str:
-    """Return a snapshot's id as the core makes them."""
+    """Return a snapshot id in the form of the core's."""
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
 
 
 def new_record(ref: SnapshotRef, *, writable: bool) -> AttachRecord:
-    """Return a record as the core writes it before it attaches."""
+    """Return a record as the core writes it before attaching."""
     return AttachRecord(id=secrets.token_hex(8), ref=ref, writable=writable, boot_id=boot_id())
 
 
 def _no_undo(_shot: Shot) -> None:
-    """Leave a shot that came too late to the test: it fails anyway."""
+    """Ignore a late snapshot: the test fails anyway."""
 
 
 class Contract:
-    """What all parts of the suite share: the fixture that a subclass overrides."""
+    """The fixture that all parts of the suite share and a subclass overrides."""
 
     @pytest.fixture
     def lab(self) -> Lab:

@@ -1,4 +1,4 @@
-"""The contract before anything is taken: registration, `missing`, `locate`, `capabilities`, `headroom`."""
+"""Tests the contract of registration, `missing`, `locate`, `capabilities` and `headroom`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Forbidden:
 
 
 class LocatingContract(Contract):
-    """What holds before anything is taken."""
+    """The contract before a snapshot is taken."""
 
     def test_name_and_version(self, lab: Lab) -> None:
         """A backend has a lower-case name and the version of the interface it was written for."""
@@ -29,7 +29,7 @@ class LocatingContract(Contract):
         assert lab.backend_class.api_version == API_VERSION
 
     def test_config_has_defaults_is_typed_and_frozen(self, lab: Lab) -> None:
-        """``[backend.NAME]`` may be missing; a key that is not known is refused; nobody changes the configuration."""
+        """``[backend.NAME]`` may be missing, unknown keys are refused, and the configuration is immutable."""
         kind = lab.backend_class.Config
         default = msgspec.convert({}, kind)
         names = [field.name for field in fields(kind)] if is_dataclass(kind) else list(kind.__struct_fields__)
@@ -38,12 +38,12 @@ class LocatingContract(Contract):
                 setattr(default, name, getattr(default, name))
 
     def test_constructor_touches_nothing(self, lab: Lab) -> None:
-        """Constructing is free: `snapmgr list` constructs backends that it never uses."""
+        """Constructing does nothing else, as `snapmgr list` constructs backends that it never uses."""
         forbidden: Any = _Forbidden()
         lab.backend_class(lab.config, forbidden, forbidden)
 
     def test_missing_is_empty_here(self, lab: Lab) -> None:
-        """On a machine where the backend can work it misses nothing, and says so twice."""
+        """On a machine where the backend works it misses no requirement, also when asked again."""
         backend = lab.backend()
         assert backend.missing() == ()
         assert backend.missing() == ()
@@ -60,7 +60,7 @@ class LocatingContract(Contract):
         assert os.path.samefile(os.path.join(volume.path, volume.subpath), origin)
 
     def test_volume_is_the_same_each_time(self, lab: Lab) -> None:
-        """The ids are the storage's own: another instance, or content, changes nothing; another origin has others."""
+        """Ids are the storage's own: the same for another instance or content, different for another origin."""
         origin, other = lab.make_origin(), lab.make_origin()
         before = lab.volume(origin)
         plant(origin)
@@ -69,7 +69,7 @@ class LocatingContract(Contract):
         assert (elsewhere.id, elsewhere.subpath) != (before.id, before.subpath)
 
     def test_locate_changes_nothing(self, lab: Lab) -> None:
-        """Looking at a target leaves its files and the pool as they were."""
+        """`locate` changes neither the target's files nor the pool."""
         origin = lab.make_origin()
         plant(origin)
         lab.take_one(origin)
@@ -80,12 +80,12 @@ class LocatingContract(Contract):
         assert lab.found(pool) == things
 
     def test_locate_makes_no_pool(self, lab: Lab) -> None:
-        """Looking at a target does not create the place for snapshots either."""
+        """`locate` does not create the place for snapshots either."""
         pool = lab.volume(lab.make_origin()).pool
         assert not os.path.isdir(pool.id) or os.listdir(pool.id), f"{pool.id} is empty: locate seems to have made it"
 
     def test_foreign_target_is_refused_with_a_reason(self, lab: Lab) -> None:
-        """What is not on this storage is no error, but an answer that people understand."""
+        """A target on other storage is not an error, but gets an understandable answer."""
         foreign = lab.foreign()
         if foreign is None:
             pytest.skip("this backend takes any directory")
@@ -112,7 +112,7 @@ class LocatingContract(Contract):
                 assert os.listdir(inside / "nested") == []
 
     def test_capabilities(self, lab: Lab) -> None:
-        """The promises have allowed values, the same for one volume and for two of the same kind."""
+        """Capabilities have allowed values, the same for one volume and for two of the same kind."""
         volumes = (lab.volume(lab.make_origin()), lab.volume(lab.make_origin()))
         one = lab.backend().capabilities(volumes[:1])
         assert isinstance(one, Capabilities)
@@ -123,7 +123,7 @@ class LocatingContract(Contract):
         assert lab.backend().capabilities(volumes).atomicity in {"file", one.atomicity}
 
     def test_headroom(self, lab: Lab) -> None:
-        """What can fill up has a name and a size; before and after the first snapshot."""
+        """Reservoirs have a name and a size, before and after the first snapshot."""
         origin = lab.make_origin()
         volume = lab.volume(origin)
         for _ in range(2):
@@ -137,11 +137,11 @@ class LocatingContract(Contract):
             lab.take_one(origin)
 
     def test_no_pools_no_things(self, lab: Lab) -> None:
-        """The inventory of nothing is nothing."""
+        """The inventory of no pools is empty."""
         assert lab.backend().inventory(()) == ()
 
     def test_unreachable_pool_is_an_error(self, lab: Lab) -> None:
-        """A storage that is not there is not an empty one: else its snapshots would be forgotten."""
+        """Unreachable storage is not empty storage; otherwise its snapshots would be forgotten."""
         origin = lab.make_origin()
         ref = lab.take_one(origin)
         with lab.unreachable(ref.pool), pytest.raises(StorageError):
@@ -149,7 +149,7 @@ class LocatingContract(Contract):
         assert [found.ref for found in lab.found(ref.pool) if found.snapshot_id == ref.snapshot_id] == [ref]
 
     def test_unknown_pool_is_an_error(self, lab: Lab) -> None:
-        """So is one that never was."""
+        """Neither is a pool that never existed."""
         pool = lab.volume(lab.make_origin()).pool
         unknown = Pool(backend=pool.backend, id=f"{pool.id}-no-such-pool", hint="/nowhere")
         with pytest.raises(StorageError):

@@ -1,4 +1,4 @@
-"""Does things in other processes: to have no memory of them, or to be killed in the middle."""
+"""Runs actions in other processes, so that they share no memory or can be killed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kill_after(action: Callable[[], object], delay_s: float) -> None:
     pid = spawn(action)
     time.sleep(delay_s)
     started = _descendants(pid)
-    os.kill(pid, signal.SIGKILL)  # a zombie at worst: nobody else has its pid
+    os.kill(pid, signal.SIGKILL)  # at worst a zombie, so the pid is not reused
     os.waitpid(pid, 0)
     deadline = time.monotonic() + _ORPHANS_S
     while any(is_alive(process) for process in started) and time.monotonic() < deadline:
@@ -62,7 +62,7 @@ def _descendants(pid: int) -> list[Process]:
 
 
 def moments(duration_s: float, count: int) -> tuple[float, ...]:
-    """Given how long something takes, return so many moments in it, in seconds, at which to kill it."""
+    """Given the duration of an action, return moments, in seconds, at which to kill it."""
     return tuple(duration_s * (number + 0.5) / count for number in range(count))
 
 

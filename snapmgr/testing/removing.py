@@ -1,4 +1,4 @@
-"""The contract of `delete` and `usage`."""
+"""Tests the contract of `delete` and `usage`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REWRITTEN_BYTES = 4 << 20
 
 
 class RemovingContract(Contract):
-    """What holds when snapshots go."""
+    """The contract of deleting snapshots."""
 
     def test_delete_takes_this_one(self, lab: Lab) -> None:
         """A deleted snapshot is gone from the inventory; the others and the origin stay."""
@@ -30,14 +30,14 @@ class RemovingContract(Contract):
             same(before, fingerprint(lab.inside(reached, origin)))
 
     def test_delete_again(self, lab: Lab) -> None:
-        """What is gone already is no error, waiting or not."""
+        """Deleting a missing snapshot is not an error, with any `wait`."""
         ref = lab.take_one(lab.make_origin())
         lab.backend().delete(ref, wait="space")
         lab.backend().delete(ref, wait="space")
         lab.backend().delete(ref, wait="name")
 
     def test_delete_gives_the_space_back(self, lab: Lab) -> None:
-        """``wait="space"`` returns when the reservoirs have the snapshot's own blocks again."""
+        """``wait="space"`` returns when the snapshot's own blocks are free again."""
         origin = lab.make_origin()
         volume = lab.volume(origin)
         (origin / "big").write_bytes(os.urandom(_REWRITTEN_BYTES * 8))
@@ -56,7 +56,7 @@ class RemovingContract(Contract):
         assert freed >= _REWRITTEN_BYTES * 7
 
     def test_delete_what_is_attached(self, lab: Lab) -> None:
-        """An attached snapshot is not deleted, writable or not; afterwards it is."""
+        """An attached snapshot is not deleted, writable or not; a detached one is."""
         origin = lab.make_origin()
         plant(origin)
         ref, before = lab.take_one(origin), fingerprint(origin)
@@ -72,7 +72,7 @@ class RemovingContract(Contract):
         assert [found for found in lab.found(ref.pool) if found.snapshot_id == ref.snapshot_id] == []
 
     def test_delete_with_another_native_id(self, lab: Lab) -> None:
-        """The native id must match: else nothing is deleted, of neither."""
+        """The native id must match; otherwise neither snapshot is deleted."""
         origin = lab.make_origin()
         ref, other = lab.take_one(origin), lab.take_one(origin)
         lab.backend().delete(other)
@@ -82,7 +82,7 @@ class RemovingContract(Contract):
         assert [found.ref for found in lab.found(ref.pool) if found.snapshot_id == ref.snapshot_id] == [ref]
 
     def test_impostor_survives(self, lab: Lab) -> None:
-        """What somebody put under the snapshot's name is not ours: it is left alone by everything."""
+        """An object that somebody put under the snapshot's name is not ours, and is never touched."""
         origin = lab.make_origin()
         plant(origin)
         ref = lab.take_one(origin)
@@ -101,7 +101,7 @@ class RemovingContract(Contract):
         assert untouched()
 
     def test_survives_origin_if_promised(self, lab: Lab) -> None:
-        """A snapshot whose origin is gone is listed, complete if that was promised, and can be deleted."""
+        """A snapshot without its origin is listed, is complete if that is promised, and can be deleted."""
         origin = lab.make_origin()
         plant(origin)
         volume, before = lab.volume(origin), fingerprint(origin)
@@ -119,7 +119,7 @@ class RemovingContract(Contract):
         assert [thing for thing in lab.found(ref.pool) if thing.snapshot_id == ref.snapshot_id] == []
 
     def test_usage(self, lab: Lab) -> None:
-        """What a snapshot costs is a number or unknown, and if exact it grows as the origin moves away from it."""
+        """Usage is a number or unknown; an exact number grows as the origin changes."""
         origin = lab.make_origin()
         (origin / "big").write_bytes(os.urandom(_REWRITTEN_BYTES))
         ref = lab.take_one(origin)
@@ -141,7 +141,7 @@ class RemovingContract(Contract):
         assert after >= before
 
     def test_usage_of_what_is_gone(self, lab: Lab) -> None:
-        """There is no usage of a deleted snapshot."""
+        """A deleted snapshot has no usage."""
         ref = lab.take_one(lab.make_origin())
         lab.backend().delete(ref)
         for exact in (False, True):
@@ -149,7 +149,7 @@ class RemovingContract(Contract):
                 lab.backend().usage(ref, exact=exact)
 
     def test_settle_of_what_is_gone(self, lab: Lab) -> None:
-        """Nor can it be settled."""
+        """A deleted snapshot cannot be settled."""
         ref = lab.take_one(lab.make_origin())
         lab.backend().delete(ref)
         with pytest.raises(NotFoundError):

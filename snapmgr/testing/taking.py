@@ -1,4 +1,4 @@
-"""The contract of taking a snapshot: `arm`, `Armed`, `settle`, `annotate`, and what the snapshot holds."""
+"""Tests the contract of taking a snapshot: `arm`, `Armed`, `settle`, `annotate`, and the snapshot's contents."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def _of(found: tuple[Found, ...], snapshot_id: str) -> list[Found]:
 
 
 class TakingContract(Contract):
-    """What holds while a snapshot is taken, and what it then holds."""
+    """The contract of taking a snapshot, and of its contents."""
 
     def test_leaving_unfired_undoes(self, lab: Lab) -> None:
-        """An armed snapshot that is not fired leaves nothing: no name, no debris, no descriptor; not after an error."""
+        """An armed snapshot that is not fired leaves no name, debris or descriptor, also after an error."""
         origin = lab.make_origin()
         plant(origin)
         lab.take_one(origin)
@@ -53,7 +53,7 @@ class TakingContract(Contract):
         assert _open_fds() == open_fds, "descriptors leaked"
 
     def test_armed_says_what_will_be(self, lab: Lab) -> None:
-        """There is one intent a volume, in order, known before anything exists; descriptors are open."""
+        """Each volume has one intent, in order, known before anything exists; descriptors are open."""
         volumes = tuple(lab.volume(lab.make_origin()) for _ in range(2))
         with lab.backend().arm(volumes, new_id()) as armed:
             assert not armed.launched
@@ -69,7 +69,7 @@ class TakingContract(Contract):
             armed.sync()
 
     def test_one_shot_an_intent_in_order(self, lab: Lab) -> None:
-        """Fired in a helper with `fds` alone, each intent has its shot, under its name and made within the call."""
+        """Fired in a helper with only `fds`, each intent gets a shot, under its name and taken during the call."""
         origins = [lab.make_origin() for _ in range(3)]
         for number, origin in enumerate(origins):
             (origin / "number").write_text(str(number))
@@ -103,7 +103,7 @@ class TakingContract(Contract):
                 assert (lab.inside(reached, origins[number]) / "number").read_text() == str(number)
 
     def test_past_deadline_nothing_is_begun(self, lab: Lab) -> None:
-        """After the deadline no member is begun: there is no snapshot, and what is left can be repaired."""
+        """After the deadline no member is started: there is no snapshot, and leftovers can be repaired."""
         origin = lab.make_origin()
         plant(origin)
         volume, snapshot_id = lab.volume(origin), new_id()
@@ -117,7 +117,7 @@ class TakingContract(Contract):
         assert _of(lab.found(volume.pool), snapshot_id) == []
 
     def test_launched_is_left_alone(self, lab: Lab) -> None:
-        """Once launched, leaving removes nothing: the helper may be slow, and its snapshot is the manifest's matter."""
+        """Once launched, leaving removes nothing: a slow helper may still take its snapshot."""
         origin = lab.make_origin()
         plant(origin)
         backend, volume, snapshot_id = lab.backend(), lab.volume(origin), new_id()
@@ -126,7 +126,7 @@ class TakingContract(Contract):
             shots: tuple[Shot, ...] = armed.fire(time.monotonic() + 60)
         (found,) = _of(lab.found(volume.pool), snapshot_id)
         assert found.name == shots[0].ref.name
-        # What crashed between its proof and its settling is completed by another process.
+        # Another process completes a run that crashed between proof and settling.
         assert processes.succeeds(processes.spawn(lambda: lab.backend().settle((shots[0].ref,), 60)))
         (found,) = _of(lab.found(volume.pool), snapshot_id)
         assert (found.kind, found.ref) == ("snapshot", shots[0].ref)
@@ -145,7 +145,7 @@ class TakingContract(Contract):
         assert lab.found(ref.pool) == before
 
     def test_same_id_again_is_refused(self, lab: Lab) -> None:
-        """An id that is taken makes `arm` fail, or at the latest `fire`; the first snapshot stays as it is."""
+        """With an id in use `arm` fails, or at the latest `fire`; the first snapshot does not change."""
         origin = lab.make_origin()
         plant(origin)
         ref, before = lab.take_one(origin), fingerprint(origin)
@@ -157,7 +157,7 @@ class TakingContract(Contract):
         assert [found.ref for found in _of(lab.found(ref.pool), ref.snapshot_id)] == [ref]
 
     def test_origin_gone_before_arm(self, lab: Lab) -> None:
-        """A volume that is no longer there cannot be armed, and nothing is left of the attempt."""
+        """A volume that no longer exists cannot be armed, and the attempt leaves nothing."""
         origin, other = lab.make_origin(), lab.make_origin()
         ref = lab.take_one(other)
         volume, before = lab.volume(origin), lab.found(ref.pool)
@@ -167,7 +167,7 @@ class TakingContract(Contract):
         assert lab.found(ref.pool) == before
 
     def test_snapshot_holds_everything(self, lab: Lab) -> None:
-        """Names that are no UTF-8, modes, owners, times, ACLs, attributes, links and devices are as in the origin."""
+        """Names that are not UTF-8, modes, owners, times, ACLs, attributes, links and devices are as in the origin."""
         origin = lab.make_origin()
         plant(origin)
         before = fingerprint(origin)
@@ -177,7 +177,7 @@ class TakingContract(Contract):
             same(before, fingerprint(lab.inside(reached, origin)))
 
     def test_holes_stay_holes(self, lab: Lab) -> None:
-        """A sparse file takes no more room in the snapshot than in the origin, but for one block's rounding."""
+        """A sparse file takes no more space in the snapshot than in the origin, except rounding to a block."""
         origin = lab.make_origin()
         plant(origin)
         if os.stat(origin / "sparse").st_blocks * 512 >= trees.HOLE_BYTES:
@@ -186,7 +186,7 @@ class TakingContract(Contract):
             assert os.stat(lab.inside(reached, origin) / "sparse").st_blocks * 512 < trees.HOLE_BYTES // 4
 
     def test_later_changes_do_not_show(self, lab: Lab) -> None:
-        """Whatever happens to the origin afterwards, the snapshot stays, and a second one shows the new state."""
+        """Later changes of the origin do not change the snapshot; a second snapshot has the new state."""
         origin = lab.make_origin()
         plant(origin)
         first, before = lab.take_one(origin), fingerprint(origin)
@@ -198,7 +198,7 @@ class TakingContract(Contract):
                 same(wanted, fingerprint(lab.inside(reached, origin)))
 
     def test_unflushed_writes_are_in_it(self, lab: Lab) -> None:
-        """What a program has written before `fire` is in the snapshot, even if nothing was ever flushed."""
+        """Data written before `fire` are in the snapshot, even if they were never flushed."""
         origin = lab.make_origin()
         volume, snapshot_id = lab.volume(origin), new_id()
         backend = lab.backend()
@@ -218,7 +218,7 @@ class TakingContract(Contract):
         origin = lab.make_origin()
         if lab.backend().capabilities((lab.volume(origin),)).atomicity != "volume":
             pytest.skip("this backend promises no more than whole files")
-        # Most file systems list a folder in the order in which it was filled.
+        # Most file systems list entries in the order of their creation.
         for name in ("first", *(f"between-{number}" for number in range(500)), "second"):
             (origin / name).write_bytes(bytes(8))
         for ahead in (("first", "second"), ("second", "first")):
@@ -238,7 +238,7 @@ class TakingContract(Contract):
                 (origin / name).write_bytes(bytes(8))
 
     def test_notes_come_back(self, lab: Lab) -> None:
-        """A note of up to 64 KiB of any bytes is kept beside the snapshot; the last counts; the data do not change."""
+        """A note of up to 64 KiB is kept beside the snapshot; the last one counts; the data do not change."""
         origin = lab.make_origin()
         plant(origin)
         ref, before = lab.take_one(origin), fingerprint(origin)
@@ -254,7 +254,7 @@ class TakingContract(Contract):
         assert [found.note for found in _of(lab.found(ref.pool), ref.snapshot_id)] == [b'{"state": "ready"}\n']
 
     def test_inventory_is_complete(self, lab: Lab) -> None:
-        """Another process sees every snapshot, as the same reference that `fire` returned, and nothing twice."""
+        """Another process finds every snapshot once, as the reference that `fire` returned."""
         origins = [lab.make_origin() for _ in range(2)]
         refs = [lab.take_one(origin) for origin in (*origins, origins[0])]
 
@@ -268,7 +268,7 @@ class TakingContract(Contract):
 
 
 def _keep(_shot: Shot) -> None:
-    """Leave a shot that came too late."""
+    """Ignore a late snapshot."""
 
 
 def _write_in_turn(origin: Path, first: str, second: str) -> None:

@@ -1,4 +1,4 @@
-"""A directory with everything that a file system can hold, and a way to compare two of them."""
+"""Creates directories with files of every kind, and compares them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOBODY_ID = 0xFFFFFFFF
 _PARTS = ("mode", "owner", "mtime_ns", "device", "first name", "content", "extended attributes")
 _SHOWN = 20
 HOLE_BYTES = 8 << 20
-"""Size of the sparse file ``sparse``; nearly all of it is a hole."""
+"""Size of the file ``sparse``, which is nearly all hole."""
 _CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")
 
 
@@ -42,7 +42,7 @@ def _set_xattr(path: bytes, name: str, value: bytes) -> None:
 
 
 def plant(folder: Path) -> None:
-    """Fill a folder with files of every kind: names that are no UTF-8, links, holes, attributes, ACLs, special files.
+    """Fill a folder with files of every kind: names that are not UTF-8, links, holes, attributes, ACLs, special files.
 
     Owners, devices and file capabilities only as root; attributes and ACLs where the file system has them.
     """
@@ -107,10 +107,10 @@ def plant(folder: Path) -> None:
 
 
 def fingerprint(folder: Path) -> dict[bytes, tuple[object, ...]]:
-    """Return, for every entry below `folder` by its relative name, all that a snapshot has to keep.
+    """Return, for every entry below `folder` by its relative name, everything that a snapshot has to preserve.
 
     Kind and mode, owner, modification time, size and content, aim, device, extended attributes, and for hard links the
-    first of the file's names. Access times and the sizes of folders are no part of it.
+    first of the file's names. Access times and sizes of folders are not included.
     """
     root = os.fsencode(folder)
     result: dict[bytes, tuple[object, ...]] = {}
@@ -149,7 +149,7 @@ def _xattrs(path: bytes) -> tuple[tuple[str, bytes], ...]:
 
 
 def same(left: dict[bytes, tuple[object, ...]], right: dict[bytes, tuple[object, ...]]) -> None:
-    """Given two fingerprints, raise AssertionError that says what differs, if anything does."""
+    """Raise AssertionError with the differences of two fingerprints, if there are any."""
     lines = [f"missing: {name!r}" for name in sorted(left.keys() - right.keys())]
     lines += [f"not expected: {name!r}" for name in sorted(right.keys() - left.keys())]
     for name in sorted(left.keys() & right.keys()):
@@ -181,7 +181,7 @@ def overwrite(folder: Path) -> None:
     os.chmod(at(b"set-user-id"), 0o600)
     with socket.socket(socket.AF_UNIX) as server:
         os.unlink(at(b"socket"))
-        # The path of a socket may have 107 bytes: its name alone fits.
+        # The path of a socket is limited to 107 bytes, so only its name is used.
         here = os.open(".", os.O_RDONLY)
         try:
             os.chdir(root)
@@ -192,7 +192,7 @@ def overwrite(folder: Path) -> None:
 
 
 def flush(path: str | os.PathLike[str]) -> None:
-    """Write all dirty data of the file system of `path`, and wait for no other one: somebody may have frozen that."""
+    """Write all dirty data of the file system of `path`, but of no other one, which may be frozen."""
     fd = os.open(path, os.O_RDONLY)
     try:
         sync_file_system(fd)

@@ -1,1 +1,4 @@
-"""What a JuiceFS client did: its access log recorded, added up, judged and drawn."""
+"""Traces of a JuiceFS client: its access log recorded, analysed, judged and drawn.
+
+Import its modules; the package itself loads nothing. Uses `system` and `contract`.
+"""

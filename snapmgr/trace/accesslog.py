@@ -1,7 +1,7 @@
-"""Reads a log of operations into columns, a stream in, at some hundred thousand lines a second.
+"""Reads a stream of log lines into columns, at some hundred thousand lines a second.
 
-Reads and writes, nearly all of a busy log, are recognised many at once by one regular expression over a block of lines;
-`line.read_line` reads the others, and any that is odd.
+Reads and writes, nearly all lines of a busy log, are matched together by one regular expression over a block of lines;
+`line.read_line` reads all other lines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from snapmgr.trace.line import Line, read_line, time_us
 from snapmgr.trace.operations import Operations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 HEADER = b"#snapmgr-trace "
 TRAILER = b"#snapmgr-end "
@@ -29,13 +29,13 @@ _NEW = re.compile(_FRONT + rb"(?:: \((\d{1,19})\))? - OK" + _BACK, re.MULTILINE)
 _OLD = re.compile(_FRONT + rb": OK(?: \((\d{1,19})\))?" + _BACK, re.MULTILINE)
 _NEW_MARK = b" - OK <"
 _LONGEST_LINE_BYTES = 1 << 16
-"""Names are up to 255 bytes and targets of links up to 4 KiB, each byte four characters where it is escaped."""
+"""Names have up to 255 bytes and link targets up to 4 KiB; an escaped byte takes four characters."""
 _MOST_KINDS = 254
-"""An index has a byte; read and write must always find room."""
+"""An index is one byte; read and write must always fit."""
 _LATEST_US = 1 << 63
 _PLAIN_ROW = (b"", b"0", b"0", b"read", b"0", b"0", b"0", b"", b"0", b"0", b"")
 _ROOT = 1
-# Inodes of the files that a client invents in its root folder.
+# Inodes of the virtual files in the root folder of a mount.
 _INTERNAL = 0x7FFF_FFFF_0000_0000
 _INTERNAL_NAMES = {1: ".accesslog", 2: ".control", 3: ".stats", 4: ".config"}
 _DEEPEST = 64
@@ -43,15 +43,15 @@ _DEEPEST = 64
 
 @dataclass(kw_only=True)
 class Trace:
-    """A log with what its recorder wrote around it."""
+    """A log, with the header and trailer that its recorder wrote."""
 
     operations: Operations = field(default_factory=Operations)
     header: dict[str, Any] | None = None
-    """What `record` wrote before the first line; None for a log of another origin."""
+    """Written by `record` before the first line; None for a log of another origin."""
     trailer: dict[str, Any] | None = None
-    """What `record` wrote behind the last line; None if it did not get that far."""
+    """Written by `record` after the last line; None if it was interrupted."""
     truncated: str | None = None
-    """Why not all of the file could be read: "cut off", "damaged"; None when all was."""
+    """Why only part of the file could be read: "cut off", "damaged"; None if all was read."""
 
 
 class _Seconds(dict[bytes, int]):
@@ -60,7 +60,7 @@ class _Seconds(dict[bytes, int]):
     def __missing__(self, text: bytes) -> int:
         of_day = int(text[11:13]) * 3600 + int(text[14:16]) * 60 + int(text[17:19])
         value = time_us(int(text[:4]), int(text[5:7]), int(text[8:10]), of_day)
-        # An hour's: a log of years must not fill the memory.
+        # One hour of entries: a log of years must not exhaust memory.
         if len(self) > 3600:  # noqa: PLR2004
             self.clear()
             self[b""] = 0
@@ -69,7 +69,7 @@ class _Seconds(dict[bytes, int]):
 
 
 class _Numbers(dict[bytes, int]):
-    """The text of a number that comes again and again (a thread, an inode, a size) to the number."""
+    """The text of a number that occurs often (a thread, an inode, a size) to the number."""
 
     def __missing__(self, text: bytes) -> int:
         value = int(text)
@@ -81,7 +81,7 @@ class _Numbers(dict[bytes, int]):
 
 
 class Reader:
-    """Takes a log's bytes as they come; `trace` is what they said so far."""
+    """Parses a log incrementally; `trace` holds the result so far."""
 
     def __init__(self) -> None:
         self.trace = Trace()
@@ -95,7 +95,7 @@ class Reader:
         self._inodes: dict[tuple[int, bytes], int] = {}
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes, cut anywhere."""
+        """Parse the next bytes; they may end anywhere."""
         end = data.rfind(b"\n") + 1
         if not end:
             self._keep(self._rest + data)
@@ -103,14 +103,14 @@ class Reader:
         block = self._rest + data[:end]
         self._rest = b""
         if self._overlong:
-            # The end of a line that was given up.
+            # The rest of an overlong line.
             block = block[block.index(b"\n") + 1 :]
             self._overlong = False
         self._take(block)
         self._keep(data[end:])
 
     def finish(self) -> Trace:
-        """Return all that was read. A last line without an end counts if it is whole."""
+        """Return the whole trace. A last line without a newline counts if it is complete."""
         if self._rest:
             self._take(self._rest + b"\n")
             self._rest = b""
@@ -127,7 +127,7 @@ class Reader:
     def _take(self, block: bytes) -> None:
         pattern = _NEW if _NEW_MARK in block else _OLD
         rows = pattern.findall(block)
-        # What the pattern knows has a name; of any other line it gives the whole.
+        # A line that the pattern knows has a name; any other line is matched as a whole.
         odd = [(at, row[10]) for at, row in enumerate(rows) if not row[3]]
         known: list[tuple[int, Line]] = []
         dropped: list[int] = []
@@ -156,7 +156,7 @@ class Reader:
         return line
 
     def _read_mark(self, text: bytes) -> None:
-        """Take a line that is no operation: our own, JuiceFS's "#" of an idle second, or damaged."""
+        """Read a line that is not an operation: our own, JuiceFS's "#" of an idle second, or a damaged one."""
         for mark, which in ((HEADER, "header"), (TRAILER, "trailer")):
             if text.startswith(mark):
                 try:
@@ -170,7 +170,7 @@ class Reader:
             self.trace.operations.skipped += 1
 
     def _known(self, line: Line) -> bool:
-        """Give the line's name and status their numbers; False if there are more kinds than any client has."""
+        """Number the line's name and status; False if there are more kinds than any client has."""
         operations = self.trace.operations
         if line.name not in self._names:
             if len(self._names) >= _MOST_KINDS:
@@ -213,10 +213,10 @@ class Reader:
             self._correct(base + at, line)
 
     def _correct(self, at: int, line: Line) -> None:
-        """Put what an odd line says into the row that was kept for it."""
+        """Copy the values of a line that the pattern did not know into its row."""
         operations = self.trace.operations
         if line.end_us is None:
-            # Without a time: as if one operation had followed the other.
+            # Without a time, assume that the operations followed one another.
             operations.untimed += 1
             before_us = operations.end_us[at - 1] if at else 0
             operations.end_us[at] = min(before_us + line.duration_us, _LATEST_US)
@@ -250,16 +250,8 @@ class Reader:
 
     def _path(self, inode: int) -> str:
         parts: list[str] = []
-        # A folder may have been moved into what was its own subfolder's number: no endless way up.
+        # Reused inode numbers can form a cycle, so the depth is limited.
         while inode in self._places and len(parts) < _DEEPEST:
             inode, name = self._places[inode]
             parts.append(name.decode("utf-8", "backslashreplace"))
         return "/".join(reversed(parts))
-
-
-def read_blocks(blocks: Iterable[bytes]) -> Trace:
-    """Given a log's bytes in pieces, return what they say. Never raises because of what is in them."""
-    reader = Reader()
-    for block in blocks:
-        reader.feed(block)
-    return reader.finish()

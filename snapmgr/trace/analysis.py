@@ -1,4 +1,4 @@
-"""Adds up a recorded log: operations, files, threads, latencies, how much was under way, and what is missing."""
+"""Summarises a recorded log: operations, files, threads, latencies, concurrency, and missing operations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
 from snapmgr.trace.counters import Counted, growth
-from snapmgr.trace.verdict import Facts
+from snapmgr.trace.verdict import TraceFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -22,14 +22,14 @@ _US = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Total:
-    """What the operations of one kind, file or thread amount to; latencies by nearest rank."""
+    """Sums over the operations of one kind, file or thread; latencies by nearest rank."""
 
     key: str
     count: int
     failed: int
-    """Those that did not end with OK, such as a lookup of a name that is not there."""
+    """Those that did not end with OK, such as a lookup of a missing name."""
     size_bytes: int
-    """Bytes that reads returned and writes took."""
+    """Bytes that reads returned and writes wrote."""
     total_us: int
     p50_us: int
     p95_us: int
@@ -39,27 +39,27 @@ class Total:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """All that `trace show` tells of a log."""
+    """The results that `trace show` prints for a log."""
 
     operations: int
     skipped: int
     wall_s: float
-    """Of the recording; without its recorder's word from the first operation's start to the last one's end."""
+    """Of the recording; without a trailer from the first operation's start to the last one's end."""
     first_us: int
     last_us: int
     busy_s: dict[str, float]
-    """Of each kind of operation: seconds in which at least one was under way."""
+    """For each kind of operation: seconds in which at least one was running."""
     mean_under_way: float
     max_under_way: int
     totals: dict[By, tuple[Total, ...]]
     """The longest total time first."""
     missing: dict[str, int] | None
-    """Operations that the mount counted and the log lacks, by kind; None where there are no counters to compare."""
+    """Operations that the mount counted but the log does not have, by kind; None without counters to compare."""
     counted: Counted | None
 
 
 def analyse(trace: Trace) -> Analysis:
-    """Given a log, add it up."""
+    """Return the analysis of a log."""
     operations = trace.operations
     counted = _counted(trace)
     span_us = _counted_span_us(trace)
@@ -86,11 +86,11 @@ def analyse(trace: Trace) -> Analysis:
     )
 
 
-def facts_of(trace: Trace, analysis: Analysis) -> Facts:
-    """Return what the verdict rests on."""
+def facts_of(trace: Trace, analysis: Analysis) -> TraceFacts:
+    """Return the facts for the verdict."""
     header = trace.header or {}
     fsyncs = sum(total.count for total in analysis.totals["operation"] if total.key == "fsync")
-    return Facts(
+    return TraceFacts(
         wall_s=analysis.wall_s,
         read_s=analysis.busy_s.get("read", 0.0),
         write_s=analysis.busy_s.get("write", 0.0),
@@ -103,14 +103,14 @@ def facts_of(trace: Trace, analysis: Analysis) -> Facts:
 
 
 def file_name(operations: Operations, inode: int) -> str:
-    """Return a file's path as far as the log tells it, else its inode."""
+    """Return a file's path as far as the log has it, else its inode."""
     if inode == 0:
         return "(none)"
     return operations.paths.get(inode, f"inode {inode}")
 
 
 def totals(operations: Operations, column: Iterable[int], name: Callable[[int], str]) -> tuple[Total, ...]:
-    """Add up by the values of a column, which `name` turns into keys; the longest total time first."""
+    """Group by the values of a column, which `name` turns into keys; the longest total time first."""
     durations: defaultdict[int, list[int]] = defaultdict(list)
     size_bytes: Counter[int] = Counter()
     failed: Counter[int] = Counter()
@@ -153,12 +153,12 @@ def _span_us(operations: Operations) -> tuple[int, int]:
 
 
 def _under_way(operations: Operations, wall_s: float) -> tuple[float, int]:
-    """Return how many operations were under way, on average and at most."""
+    """Return how many operations ran at the same time, on average and at most."""
     starts = sorted(end - took for end, took in zip(operations.end_us, operations.duration_us, strict=True))
     ends = sorted(operations.end_us)
     most = ended = 0
     for begun, start in enumerate(starts, start=1):
-        # One that ends as another starts is not beside it.
+        # An operation that ends when another starts does not overlap it.
         while ends[ended] <= start and ended < begun - 1:
             ended += 1
         most = max(most, begun - ended)
@@ -167,11 +167,11 @@ def _under_way(operations: Operations, wall_s: float) -> tuple[float, int]:
 
 
 def _busy_s(operations: Operations, from_us: int, to_us: int) -> dict[str, float]:
-    """Return for each kind the seconds of the span in which one was under way."""
+    """Return for each kind the seconds of the span in which at least one was running."""
     spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for name, end, took in zip(operations.name, operations.end_us, operations.duration_us, strict=True):
         start, end_inside = max(end - took, from_us), min(end, to_us)
-        # What lies outside altogether was under way for no time.
+        # An operation outside the span counts as 0 seconds.
         spans[name].append((start, max(start, end_inside)))
     return {operations.names[name]: _union_us(found) / _US for name, found in spans.items()}
 
@@ -198,18 +198,18 @@ def _counted(trace: Trace) -> Counted | None:
 
 
 def _are_numbers(counters: object) -> TypeGuard[dict[str, float]]:
-    # The file may come from anywhere.
+    # The file is not trusted.
     return isinstance(counters, dict) and all(isinstance(value, int | float) for value in counters.values())
 
 
 def _missing(operations: Operations, counted: Counted, from_us: int, to_us: int) -> dict[str, int] | None:
     """Compare the log with the counters, over the span between their two readings.
 
-    An operation is counted a little before its line is written: so of each thread the first line behind the span is
-    taken as counted too. As many lines as there are threads may hide there, but none is missed without cause.
+    An operation is counted shortly before its line is written, so the first line of each thread after the span counts
+    too. This can hide up to one missing line per thread, but never reports a missing line that is there.
     """
     if not counted.operations and not counted.operations_sum:
-        # Even a recording in which nothing happens counts how its counters are read.
+        # Reading the counters is itself counted, so that no recording has a count of 0.
         return None
     names: Counter[int] = Counter()
     late: dict[int, int] = {}
@@ -229,11 +229,11 @@ def _missing(operations: Operations, counted: Counted, from_us: int, to_us: int)
 
 
 def _counted_span_us(trace: Trace) -> tuple[int, int]:
-    """Return between which times operations were counted: our two openings of the file with the counters."""
+    """Return the span over which operations were counted: between our two openings of the counters' file."""
     operations, header = trace.operations, trace.header or {}
     inode, thread = header.get("stats_inode"), header.get("thread")
     opening = operations.names.index("open") if "open" in operations.names else -1
-    # By any thread if ours is not found: in a container it has another number.
+    # Fall back to any thread: in a container ours has another number.
     found = [at for at, name in enumerate(operations.name) if name == opening and operations.inode[at] == inode]
     marks = [at for at in found if operations.thread[at] == thread] or found
     from_us, to_us = 0, 1 << 64

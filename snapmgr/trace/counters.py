@@ -1,4 +1,4 @@
-"""The counters of a JuiceFS mount: its file ``.stats``, and what they say of a span of time."""
+"""Reads the counters of a JuiceFS mount (its file ``.stats``), and computes their growth between two readings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REQUEST_BYTES = "juicefs_object_request_data_bytes_"
 
 
 def read_counters(text: str) -> dict[str, float]:
-    """Given the text of ``.stats``, return its values by name; lines of another form are left out."""
+    """Given the text of ``.stats``, return its values by name; other lines are ignored."""
     counters = {}
     for line in text.splitlines():
         name, _, number = line.rpartition(" ")
@@ -32,13 +32,13 @@ def read_counters(text: str) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What a mount's counters grew by between two readings. A counter that is absent there is 0 here."""
+    """Growth of a mount's counters between two readings. A counter that the mount does not have is 0."""
 
     operations: dict[str, int]
-    """How many of each kind the mount was asked for, as the log names them; empty where it counts only their sum."""
+    """Number of each kind, named as in the log; empty if the mount counts only their sum."""
     operations_sum: int
     operation_s: dict[str, float]
-    """Seconds that each kind took, those that ran side by side added up."""
+    """Seconds that each kind took; concurrent operations are added up."""
     read_bytes: int
     written_bytes: int
     gets: int
@@ -58,12 +58,12 @@ class Counted:
 
 
 def growth(start: Mapping[str, float], end: Mapping[str, float]) -> Counted:
-    """Given two readings, return what happened between them.
+    """Return the growth between two readings.
 
-    Raises ValueError when the mount was made anew in between: its counters began at 0 again.
+    Raises ValueError if the mount was remounted, which resets its counters.
     """
     if end.get("juicefs_uptime", 0.0) < start.get("juicefs_uptime", 0.0):
-        raise ValueError("the mount was made anew between the two readings of its counters")
+        raise ValueError("the volume was remounted between the two readings of its counters")
 
     def grown(name: str) -> float:
         return max(end.get(name, 0.0) - start.get(name, 0.0), 0.0)

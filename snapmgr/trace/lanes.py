@@ -1,8 +1,7 @@
-"""Operations in lanes: those of one thread that overlap in time lie side by side.
+"""Assigns operations to lanes, so that no two in a lane overlap in time.
 
-A thread waits for each of its operations, so that it has one lane; but for reads ahead, which the kernel asks for in
-its name, and for what the kernel does on its own (thread 0). Viewers draw each lane as a line of boxes, and refuse
-boxes that overlap.
+A thread waits for each of its operations, so one lane is enough, except for the kernel's read-ahead in its name and
+for the kernel's own operations (thread 0). Viewers draw each lane as a row of boxes and reject overlapping boxes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from snapmgr.trace.operations import Operations
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """Operations of one thread of which none begins before the one before it has ended."""
+    """Operations of one thread that do not overlap."""
 
     thread: int
     number: int
@@ -27,13 +26,13 @@ class Lane:
 
 def starts_us(operations: Operations) -> array[int]:
     """Return when each operation began: microseconds since 1970, in the clock of the log."""
-    # A damaged line may tell a latency longer than all time before it.
+    # A damaged line may have a latency that reaches back before 1970.
     both = zip(operations.end_us, operations.duration_us, strict=True)
     return array("Q", [max(end - lasted, 0) for end, lasted in both])
 
 
 def lanes(operations: Operations) -> list[Lane]:
-    """Return all operations in lanes: the thread that was longest in operations first, its lanes one after another."""
+    """Return all operations in lanes: the busiest thread first, its lanes one after another."""
     starts, ends, threads = starts_us(operations), operations.end_us, operations.thread
     found: dict[int, list[Lane]] = defaultdict(list)
     free_us: dict[int, list[int]] = defaultdict(list)

@@ -1,10 +1,10 @@
-"""One line of a JuiceFS client's log of operations, in each of the forms that its versions write.
+"""Parses one line of a JuiceFS client's log of operations, in the format of any version.
 
     2026.11.21 08:55:59.630180 [uid:0,gid:0,pid:9445] read (1031,4096,0,45): (286) - OK <0.019611>
     2022.09.22 08:55:21.013121 [uid:0,gid:0,pid:0] read (1481,131072,28668010496): OK (131072) <1.309992>
 
-The first is `.accesslog` since version 1.4, the second `.accesslog` before, and the Cloud client's `.oplog`. Names are
-not quoted: one may look like the end of a line.
+The first format is `.accesslog` since version 1.4, the second is older `.accesslog` and the Cloud client's `.oplog`.
+Names are not quoted, so a name may look like the end of a line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LINE = re.compile(
     rb"\[uid:\d{1,10},gid:\d{1,10},pid:(\d{1,10})\] ([a-z][a-z0-9_]{0,31}) \((.*) <(\d{1,9})\.(\d{6})>",
     re.DOTALL,
 )
-# How an operation ended: "OK", or what Go says of an errno. Neither has brackets or colons, which end arguments.
+# How an operation ended: "OK", or Go's text for an errno. Neither has brackets or colons, which end the arguments.
 _STATUS = rb"OK|[a-z][A-Za-z0-9 /.,'_-]{0,99}"
 _NEW_END = re.compile(rb"(?s:.*) - (" + _STATUS + rb")")
 _OLD_END = re.compile(rb"\): (" + _STATUS + rb")(?: [(\[].*)?$", re.DOTALL)
@@ -40,10 +40,10 @@ _SECOND_US = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """What one line says; numbers as in `Operations`."""
+    """The values of one line; numbers as in `Operations`."""
 
     end_us: int | None
-    """None where the line bears no time, as in examples of the Cloud client's manual."""
+    """None if the line has no time, as in examples of the Cloud client's manual."""
     duration_us: int
     thread: int
     name: bytes
@@ -53,14 +53,14 @@ class Line:
     offset: int = 0
     got: int = 0
     entry: tuple[int, bytes, int] | None = None
-    """A name that was learnt: folder's inode, name, inode."""
+    """A name that the line tells: inode of the folder, name, inode."""
     moved: tuple[int, bytes, int, bytes] | None = None
     """A successful rename: folder's inode and name before and after."""
 
 
 def time_us(year: int, month: int, day: int, second_of_day: int) -> int:
     """Given a date of the Gregorian calendar, return microseconds since 1970; February 30 is March 2 or 1."""
-    # Counted from March on, so that a leap day is a year's last.
+    # Years begin in March here, so that a leap day is the last day.
     year -= month < 3  # noqa: PLR2004
     era, year_of_era = divmod(year, 400)
     day_of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1  # noqa: PLR2004
@@ -69,7 +69,7 @@ def time_us(year: int, month: int, day: int, second_of_day: int) -> int:
 
 
 def read_line(line: bytes) -> Line | None:
-    """Given a line without its end, return what it says; None when it is none of the log's."""
+    """Parse a line without its newline; None if it is not a line of the log."""
     match = _LINE.fullmatch(line)
     if match is None:
         return None
@@ -104,7 +104,7 @@ def read_line(line: bytes) -> Line | None:
 def _status(name: bytes, rest: bytes) -> bytes | None:
     if new := _NEW_END.fullmatch(rest):
         return new[1]
-    # A link's target stands behind the status, every other name before it.
+    # The target of a link follows the status; all other names precede it.
     if name == b"readlink":
         found = _OLD_END.search(rest)
         return found[1] if found else None

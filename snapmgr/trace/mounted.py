@@ -1,4 +1,4 @@
-"""A mounted JuiceFS volume as its own files tell it: the folder's ``.config``, ``.stats`` and ``.accesslog``."""
+"""Describes a mounted JuiceFS volume by its virtual files ``.config``, ``.stats`` and ``.accesslog``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DELAY_UNIT_S = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Mounted:
-    """A mount's root, and what its `.config` says; no key, no password."""
+    """A mount's root and the facts of its `.config`, without keys and passwords."""
 
     point: Path
     log: str
@@ -37,14 +37,15 @@ class Mounted:
     cache_bytes: int
 
     def counters(self) -> dict[str, float]:
-        """Return the counters as they are now, if there are any. Raises SnapmgrError when the mount is gone."""
+        """Return the current counters, if there are any. Raises SnapmgrError if the mount is gone."""
         return read_counters(_read(self.stats).decode("utf-8", "replace")) if self.stats_inode is not None else {}
 
 
 def find_mount(path: Path) -> Mounted:
-    """Given any path on a JuiceFS mount, return what is known of the mount.
+    """Return the JuiceFS mount that holds a path.
 
-    Raises NotFoundError, ConfigError if it is on no JuiceFS, MissingRequirementError without the right to look.
+    Raises NotFoundError, ConfigError if the path is not on JuiceFS, MissingRequirementError without the privilege to
+    read the mount's files.
     """
     if not os.path.exists(path):
         raise NotFoundError(f"{path} does not exist")
@@ -54,7 +55,7 @@ def find_mount(path: Path) -> Mounted:
     prefix, name = next((log for log in _LOGS if os.path.lexists(point / "".join(log))), (None, ""))
     if prefix is None:
         raise ConfigError(
-            f"{path} is on no mount of JuiceFS: {point} has no .accesslog",
+            f"{path} is not on a JuiceFS mount: {point} has no .accesslog",
             hint="name the folder where the volume's root is mounted: findmnt -t fuse.juicefs",
         )
     try:
@@ -66,7 +67,7 @@ def find_mount(path: Path) -> Mounted:
             stats=f"{point}/{prefix}stats",
             stats_inode=_inode(f"{point}/{prefix}stats"),
             version=config.get("Version"),
-            # Clients of the Cloud service write other facts there.
+            # Clients of the Cloud service write other keys there.
             volume=str(format_.get("Name") or point.name or "juicefs"),
             volume_id=format_.get("UUID"),
             writeback=chunk.get("Writeback"),
@@ -74,7 +75,7 @@ def find_mount(path: Path) -> Mounted:
             cache_bytes=int(chunk.get("CacheSize") or 0),
         )
     except (ValueError, AttributeError, TypeError) as error:
-        raise SnapmgrError(f"{point}/{prefix}config is not understood: {error}") from None
+        raise SnapmgrError(f"{point}/{prefix}config cannot be parsed: {error}") from None
 
 
 def _inode(path: str) -> int | None:

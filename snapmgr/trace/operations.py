@@ -1,4 +1,4 @@
-"""`Operations`: what a client did, as columns; a million operations take some 50 MB."""
+"""Holds a client's operations as columns; a million operations take some 50 MB."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ class Operations:
     """All columns have the same length, one row for each operation, in the order of the log."""
 
     end_us: array[int] = field(default_factory=lambda: array("Q"))
-    """When it was done: microseconds since 1970, in the clock and zone of the log."""
+    """When it ended: microseconds since 1970, in the clock and zone of the log."""
     duration_us: array[int] = field(default_factory=lambda: array("Q"))
     thread: array[int] = field(default_factory=lambda: array("I"))
-    """The log's "pid": the id of the thread that asked."""
+    """The log's "pid": the id of the thread that requested it."""
     name: array[int] = field(default_factory=lambda: array("B"))
     """Index into `names`."""
     inode: array[int] = field(default_factory=lambda: array("Q"))
     """First argument of the operations on a file or folder; 0 where there is none."""
     size: array[int] = field(default_factory=lambda: array("Q"))
-    """Bytes asked for by a read or a write; 0 for others."""
+    """Bytes requested by a read or a write; 0 for others."""
     offset: array[int] = field(default_factory=lambda: array("Q"))
     """In the file, of a read or a write; 0 for others."""
     got: array[int] = field(default_factory=lambda: array("Q"))
-    """Bytes that a read returned or a write took; 0 for others."""
+    """Bytes that a read returned or a write wrote; 0 for others."""
     status: array[int] = field(default_factory=lambda: array("B"))
     """Index into `statuses`."""
     names: list[str] = field(default_factory=list)
@@ -32,11 +32,11 @@ class Operations:
     statuses: list[str] = field(default_factory=lambda: ["OK"])
     """"OK" first, then the errors that occur."""
     paths: dict[int, str] = field(default_factory=dict)
-    """What the log tells of the files' names (lookup, create, rename): inode to name, in its folder's path if known."""
+    """File names that the log has (lookup, create, rename): inode to name, with its folder's path if known."""
     skipped: int = 0
-    """Lines that are none of the log's: damaged, cut."""
+    """Lines that are damaged, cut off, or not from this log."""
     untimed: int = 0
-    """Lines without a time: their operations are put one behind the other."""
+    """Lines without a time: their operations are assumed to follow one another."""
 
     def __len__(self) -> int:
         """Return how many operations there are."""

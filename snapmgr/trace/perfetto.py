@@ -1,7 +1,7 @@
-"""Operations in the JSON that trace viewers open: ui.perfetto.dev, Chrome's about:tracing, speedscope.
+"""Writes operations as JSON for trace viewers: ui.perfetto.dev, Chrome's about:tracing, speedscope.
 
 The format is the "Trace Event Format" of Chrome's tracing: complete events ("X") with times in microseconds. Events of
-one thread must not overlap there, so that each lane is a thread of its own in the file.
+one thread must not overlap there, so each lane becomes a thread in the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from snapmgr.trace.operations import Operations
 
-# The process of all events: the mount. The lanes get numbers of their own, in the order in which they are to be shown.
+# All events belong to one process, the mount. Lanes are numbered in the order in which they are to be shown.
 _PROCESS = 1
 _AT_ONCE = 2000
 
@@ -26,7 +26,7 @@ _AT_ONCE = 2000
 def write_perfetto(operations: Operations, out: IO[bytes], *, title: str = "JuiceFS") -> None:
     """Write the operations to a binary file, a few hundred kilobytes at a time.
 
-    Times count from the start of the first operation; its time of day stands in "otherData".
+    Times count from the start of the first operation; its time of day is in "otherData".
     """
     starts = starts_us(operations)
     origin_us = min(starts, default=0)
@@ -59,7 +59,7 @@ def _lane_names(lane: Lane, number: int) -> Iterator[dict[str, object]]:
 def _events(operations: Operations, lane: Lane, number: int, starts: array[int], origin_us: int) -> Iterator[str]:
     names = [json.dumps(name) for name in operations.names]
     statuses = [json.dumps(status) for status in operations.statuses]
-    # Escaped once for each file, not once for each operation.
+    # Escape names once per file, not once per operation.
     files: dict[int, str] = {}
     column = operations
     for row in lane.rows:

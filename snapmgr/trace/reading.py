@@ -1,4 +1,4 @@
-"""Opens a recorded log, plain or gzip, cut off or whole."""
+"""Reads a recorded log, plain or compressed with gzip, complete or truncated."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _WITH_GZIP_HEADER = 31
 
 
 def read_trace(path: str) -> Trace:
-    """Given a file's path, or "-" for stdin, return what it says; a file that is cut off or damaged as far as it goes.
+    """Return the trace in a file, or in stdin for "-"; of a truncated or damaged file its readable part.
 
-    Raises NotFoundError, or SnapmgrError if it cannot be read or holds no line of a log.
+    Raises NotFoundError, or SnapmgrError if it cannot be read or has no line of a log.
     """
     reader = Reader()
     truncated: list[str] = []
@@ -43,25 +43,25 @@ def read_trace(path: str) -> Trace:
         trace.truncated = "cut off"
     if trace.operations.skipped and not trace.operations:
         raise SnapmgrError(
-            f"{path} is no log of operations of JuiceFS: none of its {trace.operations.skipped} lines is understood",
+            f"{path} is not a JuiceFS log of operations: none of its {trace.operations.skipped} lines can be parsed",
             hint="record one: snapmgr trace record MOUNT -o FILE",
         )
     return trace
 
 
 def _blocks(file: BinaryIO, truncated: list[str]) -> Iterator[bytes]:
-    """Yield the content in pieces; what is wrong with the compression is put into `truncated`."""
+    """Yield the content in pieces; append to `truncated` if the compressed data is damaged or cut off."""
     data = file.read(_BLOCK_BYTES)
     if not data.startswith(_GZIP):
         while data:
             yield data
             data = file.read(_BLOCK_BYTES)
         return
-    # Not the gzip module: where a file is cut off it raises instead of giving the last bytes.
+    # Not the gzip module, which raises for a truncated file instead of returning its last bytes.
     member, begun = zlib.decompressobj(_WITH_GZIP_HEADER), False
     while data:
         try:
-            # With a limit: a few bytes can become very many.
+            # Limited, as a few bytes can expand to very many.
             plain = member.decompress(data, _BLOCK_BYTES)
         except zlib.error:
             truncated.append("damaged")

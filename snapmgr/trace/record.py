@@ -1,8 +1,8 @@
-"""Records what a mounted JuiceFS volume does, with little effort and within bounds.
+"""Records the operations of a mounted JuiceFS volume, within a size and time limit.
 
-The client keeps 10,240 lines for each reader and drops what comes beyond without a mark. So the counters of the mount
-are read at the start and at the end, into the file's first and last line: whoever reads it finds what is missing. Each
-reading of the counters shows in the log, as `open` of their file by our thread: there their span begins and ends.
+The client buffers 10,240 lines for each reader and silently drops further ones. Therefore the mount's counters are
+written to the first and the last line of the file, so that a reader can find missing operations. Each reading of the
+counters appears in the log as an `open` of their file by our thread, which marks the span that they cover.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ def record(
     command: Sequence[str] = (),
     stopped: Callable[[], int] = lambda: 0,
 ) -> Recorded:
-    """Record the mount's operations into a new gzip file until `command` ends, or `stopped`, or a bound is reached.
+    """Record the mount's operations to a new gzip file until `command` ends, `stopped` is true, or a limit is reached.
 
     Args:
         mount: what to record.
-        path: the file, which must not be there yet and not lie on the mount.
-        limit_bytes: most of compressed data; a little more is written until the end is found.
-        duration_s: how long at most; None for as long as it takes.
-        command: is run with our terminal while the recording lasts; a bound ends the recording, never the command.
-        stopped: returns the number of the signal that asked us to end, else 0. The command is sent it and waited for.
+        path: the file, which must not exist yet nor be on the mount.
+        limit_bytes: limit of compressed data; slightly more is written until the end is found.
+        duration_s: time limit; None for no limit.
+        command: run with our terminal during the recording; a limit ends the recording, never the command.
+        stopped: returns the number of the signal that asked us to end, else 0. It is sent to the command too.
 
-    Raises ConfigError if the file is there or on the mount, MissingRequirementError without the right to read the log
-    or a program for the command, SnapmgrError if the file cannot be written or the mount is gone.
+    Raises ConfigError if the file exists or is on the mount, MissingRequirementError without the privilege to read the
+    log or if the command does not exist, SnapmgrError if the file cannot be written or the mount is gone.
     """
     with ExitStack() as stack:
         log = _open_log(mount)
@@ -95,7 +95,7 @@ def record(
             why = _watch(pump, process, stopped, start_s + duration_s if duration_s is not None else None)
             pump.finish_soon()
             end: dict[str, Any] = {"stopped_by": why, "wall_s": time.monotonic() - start_s}
-            # Without them: the mount is gone.
+            # They are missing if the mount is gone.
             with suppress(SnapmgrError):
                 end["counters"] = _kept(mount.counters())
         finally:
@@ -106,7 +106,10 @@ def record(
         if process is not None and exit_code is None:
             exit_code = _await(process, stopped)
         if pump.error is not None:
-            raise SnapmgrError(f"cannot write {path}: {pump.error.strerror}", hint="what is in it can be shown")
+            raise SnapmgrError(
+                f"cannot write {path}: {pump.error.strerror}",
+                hint="make space; trace show reads the part that was written",
+            )
         return Recorded(
             path=path, size_bytes=pump.written_bytes, wall_s=end["wall_s"], stopped_by=why, command_exit=exit_code
         )
@@ -116,7 +119,7 @@ def _started(command: Sequence[str], path: Path) -> Process | None:
     try:
         return start_for_user(command) if command else None
     except SnapmgrError:
-        # Nothing was recorded, and the next try would meet the file.
+        # Nothing was recorded, and the file would make the next attempt fail.
         path.unlink()
         raise
 
@@ -132,7 +135,7 @@ def _header(mount: Mounted, counters: dict[str, float], command: Sequence[str]) 
         "point": str(mount.point),
         "started": now.isoformat(),
         "zone_offset_s": int(offset.total_seconds()) if offset else 0,
-        # Not its arguments: there may be a password among them.
+        # Not its arguments, which may contain a password.
         "command": os.path.basename(command[0]) if command else None,
         "thread": threading.get_native_id(),
         "counters": _kept(counters),
@@ -156,14 +159,14 @@ def _create(path: Path, mount: Mounted) -> int:
     try:
         if _device(path.absolute().parent) == _device(mount.point):
             raise ConfigError(
-                f"{path} lies on the mount that is to be recorded: it would record itself",
-                hint="give a file elsewhere by -o",
+                f"{path} is on the mount to be recorded, so the recording would record itself",
+                hint="give a file elsewhere with -o",
             )
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        raise ConfigError(f"{path} is there already", hint="name a new file by -o, or remove it") from None
+        raise ConfigError(f"{path} exists already", hint="give a new file with -o, or remove it") from None
     except OSError as error:
-        raise ConfigError(f"cannot make {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot create {path}: {error.strerror}") from None
 
 
 def _device(path: Path) -> int:
@@ -171,14 +174,14 @@ def _device(path: Path) -> int:
 
 
 class _Pump(threading.Thread):
-    """Copies the log into the file, compressed, from the moment it is started."""
+    """Copies the log to the file, compressed, in a thread."""
 
     def __init__(self, log: int, out: int, *, limit_bytes: int, mark: bytes | None) -> None:
         super().__init__(name="trace", daemon=True)
         self.error: OSError | None = None
         """Why the file cannot be written."""
         self.gone = False
-        """Whether the mount does not answer any more."""
+        """Whether the mount no longer answers."""
         self.complete = False
         """Whether the end of the span was seen in the log."""
         self.written_bytes = 0
@@ -194,31 +197,31 @@ class _Pump(threading.Thread):
         self._flushed_s = time.monotonic()
 
     def write_mark(self, kind: bytes, document: dict[str, Any]) -> None:
-        """Write a line of our own; the last one ends the file. Before the start, and after the end."""
+        """Write a line of our own, before the thread starts or after it has ended; the trailer ends the file."""
         self._write(kind + json.dumps(document).encode() + b"\n")
         last = zlib.Z_FINISH if kind == TRAILER else zlib.Z_SYNC_FLUSH
         self._put(self._packer.flush(last))
 
     def finish_soon(self) -> None:
-        """Go on only until the reading of the counters that comes now shows in the log."""
+        """Continue only until the reading of the counters that follows appears in the log."""
         self._deadline_s = time.monotonic() + _END_WITHIN_S
 
     def end(self) -> None:
-        """Wait for the end."""
+        """Wait until the thread has ended."""
         if self._deadline_s is None:
-            # An exception: what was read so far is kept.
+            # After an exception: keep what was read so far.
             self._deadline_s = 0.0
-        # A client that hangs does not come back: its log stays as it is.
+        # A hung client never returns; its log stays incomplete.
         self.join(_END_WITHIN_S + _JOIN_WITHIN_S)
 
     def run(self) -> None:
-        """Copy until told to finish."""
+        """Copy until `finish_soon` or an error ends it."""
         with suppress(OSError):
-            # Of this thread only: who reads slowly loses lines.
+            # For this thread only: a slow reader loses lines.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         after_end = False
         while not (self.error or self.gone or after_end):
-            # One more reading: an operation is counted a little before its line is written.
+            # Read once more, as an operation is counted shortly before its line is written.
             after_end = self._deadline_s is not None and (self._seen >= _MARKS or self._mark is None)
             self.complete = after_end
             if self._deadline_s is not None and time.monotonic() > self._deadline_s:
@@ -227,7 +230,7 @@ class _Pump(threading.Thread):
 
     def _copy(self) -> None:
         try:
-            # Comes back after a second at the latest.
+            # Returns within a second.
             data = os.read(self._log, _READ_BYTES)
         except OSError:
             data = b""
@@ -240,7 +243,7 @@ class _Pump(threading.Thread):
             self._tail = around[-len(self._mark) + 1 :]
         if data == _IDLE:
             return
-        # Whole lines: the last one may be cut, where the file ends or our own line comes.
+        # Only whole lines: the last one may be incomplete when the file ends or our own line follows.
         data = self._rest + data
         whole = data.rfind(b"\n") + 1
         self._rest = data[whole:]
@@ -248,7 +251,7 @@ class _Pump(threading.Thread):
             self._write(data[:whole])
             if time.monotonic() > self._flushed_s + _FLUSH_EVERY_S:
                 self._flushed_s = time.monotonic()
-                # So that a recorder that is killed leaves all but the last second.
+                # If we are killed, the file has all but the last second.
                 self._put(self._packer.flush(zlib.Z_SYNC_FLUSH))
         except OSError as error:
             self.error = error
@@ -265,7 +268,7 @@ class _Pump(threading.Thread):
 
 
 def _watch(pump: _Pump, process: Process | None, stopped: Callable[[], int], until_s: float | None) -> StoppedBy:
-    """Wait until the recording is to end, and return why. A signal goes on to the command, which ends in its way."""
+    """Wait until the recording has to end, and return why. A signal is passed on to the command."""
     told = 0
     while True:
         if pump.full.is_set():
@@ -287,7 +290,7 @@ def _watch(pump: _Pump, process: Process | None, stopped: Callable[[], int], unt
 
 
 def _pass_on(process: Process, number: int) -> None:
-    # A terminal's Ctrl-C has reached the command already.
+    # Ctrl-C of a terminal has reached the command already.
     if number != signal.SIGINT or not os.isatty(0):
         process.send_signal(number)
 

@@ -1,4 +1,4 @@
-"""What held a program up on a JuiceFS mount, in words, and what to try next: a pure function from facts to a verdict.
+"""Names what slowed a program down on a JuiceFS mount, and what to try next: a pure function from facts to a verdict.
 
 The thresholds come from measurements: mariadb-backup's prepare of 2.1 GB on an object store with 15 and 25 ms latency.
 """
@@ -22,43 +22,43 @@ Action = Literal[
 
 FSYNC_SHARE = 0.2
 MANY_FSYNCS = 20
-"""With memory enough for all touched pages the measured prepare needed 15, else 91."""
+"""With enough memory for all changed pages the measured prepare needed 15, else 91."""
 HELD_SHARE = 0.5
 MISS_SHARE = 0.2
 MANY_REQUESTS = 100
 SMALL_PUT_BYTES = 1 << 20
-"""A quarter of JuiceFS's block: below it most requests carry single pages."""
+"""A quarter of JuiceFS's block: below it most requests transfer single pages."""
 CPU_SHARE = 0.7
 COMPACTION_FACTOR = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What is known of a span of time; None or 0 where it is not known."""
+class TraceFacts:
+    """Measurements over a span of time; None or 0 if unknown."""
 
     wall_s: float
     read_s: float = 0.0
-    """Seconds in which a read was under way; from counters the sum over all threads."""
+    """Seconds in which a read was running; from counters the sum over all threads."""
     write_s: float = 0.0
     fsync_s: float = 0.0
     fsyncs: int = 0
     counted: Counted | None = None
-    """Growth of the mount's counters; without them the log alone has to do."""
+    """Growth of the mount's counters, if known."""
     writeback: bool | None = None
-    """Whether the mount has `--writeback`, as far as known."""
+    """Whether the mount has `--writeback`; None: unknown."""
     writeback_allowed: bool = True
-    """False: the mount is not ours to change."""
+    """False if the mount's options cannot be changed."""
     data_bytes: int | None = None
     """Size of the folder that the program works on."""
     scratch_free_bytes: int | None = None
     """Free space on a local disk."""
     missing: Mapping[str, int] = field(default_factory=dict)
-    """Operations that the mount counted and the log lacks, by kind: with any there is no verdict."""
+    """Operations that the mount counted but the log does not have, by kind. If there are any, there is no verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that holds the program up, and what to do about it."""
+    """One bottleneck, and what to do about it."""
 
     bottleneck: Bottleneck
     why: str
@@ -70,7 +70,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """All that was found, the first thing to try first; never empty."""
+    """All findings, the first thing to try first; never empty."""
 
     findings: tuple[Finding, ...]
 
@@ -83,11 +83,6 @@ class Verdict:
     def why(self) -> str:
         """The first finding's."""
         return self.findings[0].why
-
-    @property
-    def action(self) -> Action:
-        """The first finding's."""
-        return self.findings[0].action
 
     @property
     def advice(self) -> str:
@@ -103,9 +98,9 @@ def facts_from_counters(
     writeback_allowed: bool = True,
     data_bytes: int | None = None,
     scratch_free_bytes: int | None = None,
-) -> Facts:
+) -> TraceFacts:
     """Given the growth of a mount's counters over `wall_s`, return the facts that need no log."""
-    return Facts(
+    return TraceFacts(
         wall_s=wall_s,
         read_s=counted.operation_s.get("read", 0.0),
         write_s=counted.operation_s.get("write", 0.0),
@@ -119,12 +114,12 @@ def facts_from_counters(
     )
 
 
-def judge(facts: Facts) -> Verdict:
-    """Given facts, return what holds the program up, and what to try, the most promising first."""
+def judge(facts: TraceFacts) -> Verdict:
+    """Return the bottlenecks and what to try, the most promising first."""
     if any(facts.missing.values()):
         return Verdict(findings=(_incomplete(facts),))
     if facts.wall_s <= 0:
-        nothing = "nothing was recorded: there is nothing to judge"
+        nothing = "nothing was recorded, so there is no verdict"
         return Verdict(findings=(Finding(bottleneck="unknown", why=nothing, action="record", advice=_RECORD_LONGER),))
     found = tuple(_findings(facts))
     return Verdict(findings=found or (_elsewhere(facts),))
@@ -132,11 +127,11 @@ def judge(facts: Facts) -> Verdict:
 
 _RECORD_LONGER = "record while the program works: snapmgr trace record MOUNT -- COMMAND"
 _RECORD_COUNTERS = (
-    "record with snapmgr trace record, which keeps the mount's counters: they tell downloads from uploads"
+    "record with snapmgr trace record, which adds the mount's counters: they distinguish downloads from uploads"
 )
 
 
-def _incomplete(facts: Facts) -> Finding:
+def _incomplete(facts: TraceFacts) -> Finding:
     lost = {kind: count for kind, count in facts.missing.items() if count}
     shown = ", ".join(f"{count} {kind}" for kind, count in sorted(lost.items(), key=lambda item: -item[1]))
     return Finding(
@@ -144,19 +139,19 @@ def _incomplete(facts: Facts) -> Finding:
         why=f"{sum(lost.values())} operations are missing in the log ({shown}), so there is no verdict: "
         "JuiceFS drops lines that are not read fast enough",
         action="record",
-        advice="record again, with less else running on this machine, or with -o on a faster disk",
+        advice="record again with less load on this machine, or with -o on a faster disk",
     )
 
 
-def _findings(facts: Facts) -> Iterator[Finding]:
-    """Yield what applies, in the order in which it is worth trying."""
+def _findings(facts: TraceFacts) -> Iterator[Finding]:
+    """Yield the findings that apply, the most promising first."""
     counted = facts.counted
     if facts.fsync_s > FSYNC_SHARE * facts.wall_s and facts.fsyncs >= MANY_FSYNCS:
         yield Finding(
             bottleneck="fsync",
             why=f"{facts.fsyncs} fsyncs took {_share(facts.fsync_s, facts)}",
             action="use-memory",
-            advice="give the program memory for all pages that it changes, so that it flushes less often: "
+            advice="give the program enough memory for all pages that it changes, so that it flushes less often: "
             "snapmgr prepare … --tool-option=--use-memory=SIZE",
         )
     if facts.read_s > HELD_SHARE * facts.wall_s:
@@ -181,14 +176,14 @@ def _findings(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             bottleneck="compaction",
             why=f"compaction rewrote {format_size(counted.compaction_bytes)} for {format_size(counted.written_bytes)} "
-            "written: each small write is a slice of its own",
+            "written: each small write becomes a separate slice",
             action="scratch",
             advice=_scratch(facts),
         )
 
 
-def _of_reads(facts: Facts) -> Iterator[Finding]:
-    """Yield why reads take long: a read first uploads its file's changes, then downloads what is not cached."""
+def _of_reads(facts: TraceFacts) -> Iterator[Finding]:
+    """Yield why reads are slow: a read first uploads its file's changes, then downloads blocks that are not cached."""
     counted = facts.counted
     took = f"reads took {_share(facts.read_s, facts)}"
     if counted is None:
@@ -211,7 +206,7 @@ def _of_reads(facts: Facts) -> Iterator[Finding]:
         yield Finding(bottleneck="read", why=why, action="scratch", advice=_scratch(facts))
 
 
-def _to_cache(facts: Facts, counted: Counted, took: str) -> Finding:
+def _to_cache(facts: TraceFacts, counted: Counted, took: str) -> Finding:
     missed = f"{counted.cache_misses} of {counted.cache_hits + counted.cache_misses} blocks were not in the cache"
     why = f"{took}, and {counted.gets} downloads brought {format_size(counted.get_bytes)}: {missed}"
     if counted.evictions and facts.writeback_allowed:
@@ -226,7 +221,7 @@ def _to_cache(facts: Facts, counted: Counted, took: str) -> Finding:
     )
 
 
-def _to_writeback(facts: Facts, bottleneck: Bottleneck, why: str) -> Finding:
+def _to_writeback(facts: TraceFacts, bottleneck: Bottleneck, why: str) -> Finding:
     if not facts.writeback_allowed:
         return Finding(
             bottleneck=bottleneck,
@@ -251,27 +246,27 @@ def _to_writeback(facts: Facts, bottleneck: Bottleneck, why: str) -> Finding:
     )
 
 
-def _scratch(facts: Facts) -> str:
+def _scratch(facts: TraceFacts) -> str:
     if facts.data_bytes is None or facts.scratch_free_bytes is None or facts.scratch_free_bytes > facts.data_bytes:
         return "work on a copy on a local disk: snapmgr prepare … --result scratch"
     return (
-        f"work on a local disk, though {format_size(facts.scratch_free_bytes)} free are too little for a copy of "
-        f"{format_size(facts.data_bytes)}: only what is changed can lie there"
+        f"work on a local disk; its {format_size(facts.scratch_free_bytes)} free are too little for a copy of "
+        f"{format_size(facts.data_bytes)}, so only changed data can be kept there"
     )
 
 
-def _elsewhere(facts: Facts) -> Finding:
+def _elsewhere(facts: TraceFacts) -> Finding:
     held_s = facts.read_s + facts.write_s + facts.fsync_s
     return Finding(
         bottleneck="program",
-        why=f"reads, writes and fsyncs took {_share(held_s, facts)} together, and none of them stands out: "
-        "the rest is the program's own time, and that of operations on names and attributes",
+        why=f"reads, writes and fsyncs took {_share(held_s, facts)} together, and none of them dominates: "
+        "the rest is the program's own time, and operations on names and attributes",
         action="none",
         advice="nothing to tune at the mount",
     )
 
 
-def _share(seconds: float, facts: Facts) -> str:
-    """Return "41 s of 60 s (68 %)"; from several threads more than all of it."""
+def _share(seconds: float, facts: TraceFacts) -> str:
+    """Return "41 s of 60 s (68 %)"; several threads together can exceed 100 %."""
     percent = 100 * seconds / facts.wall_s
     return f"{format_duration(seconds)} of {format_duration(facts.wall_s)} ({percent:.0f} %)"

@@ -1,12 +1,12 @@
-"""Whole directory trees, handled by descriptors: measured, copied, compared, removed.
+"""Directory trees, handled by descriptors: walk, measure, copy, compare, remove.
 
-Every step is taken relative to an open folder and never through a symlink or into another mount, so that names that
-are not UTF-8, paths longer than the kernel takes at once and people who exchange folders meanwhile make no difference.
+Import its modules; the package itself loads nothing. Uses `contract`.
 
-Why not ``cp -a --reflink=auto`` or rsync? Both were looked at (coreutils 9.1, rsync 3.2). cp says nothing while it
-copies, nor afterwards what it shared and what it copied (--debug came with 9.3), takes paths and so fails beyond 4,096
-bytes, syncs nothing, and cannot be made to agree with btrfs's NOCOW attribute, without which no clone of a nodatacow
-datadir is possible. rsync shares no blocks. With either, the walk that measures the tree before (room, progress), the
-one that compares it afterwards and the one that removes a half-made copy would be here all the same; the copy itself is
-the smallest of the four.
+Every step is relative to an open folder, and never through a symlink or into another mount. So names that are not
+UTF-8, very long paths, and folders that somebody replaces meanwhile do no harm.
+
+Why not ``cp -a --reflink=auto`` or rsync (coreutils 9.1, rsync 3.2)? cp reports no progress, nor which files it shared
+(--debug came with 9.3). It takes paths, so it fails beyond 4,096 bytes. It syncs nothing, and cannot copy btrfs's NOCOW
+attribute, without which a nodatacow datadir cannot be cloned. rsync shares no blocks. With either, the walks that
+measure the tree, compare it and remove an unfinished copy would still be needed; the copy is the smallest part.
 """

@@ -1,4 +1,4 @@
-"""Owner, mode, times and extended attributes: of one file given to its copy, and the two compared."""
+"""Copies and compares owner, mode, times and extended attributes of files."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# btrfs.compression and the like are wishes to one file system, not part of the data.
+# btrfs.compression and the like are settings of the file system, not part of the data.
 _OF_THE_STORAGE = "btrfs."
-# What a file system or our rights do not allow is found by the comparison, which names every file at once.
+# Attributes that the file system or our privileges do not allow are reported by the comparison, for all files together.
 _NOT_ALLOWED = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ERANGE})
 _COARSE_NS = 2_000_000_000
 _SOME_BLOCKS = 64
 
 
 class Handle:
-    """A file whose attributes are meant: by an open descriptor, or (symlinks, devices) by name in an open folder."""
+    """A file, by an open descriptor, or (symlinks, devices) by its name in an open folder."""
 
     def __init__(self, fd: int, name: str | None = None) -> None:
-        """Take `fd` as the file itself, or as the folder that holds `name`."""
+        """`fd` is the file itself, or the folder that contains `name`."""
         self._fd = fd
         self._name = name
-        # There is no lgetxattrat(2) yet; this path has two short steps, whatever the folder's own is.
+        # There is no lgetxattrat(2) yet; this path is short, however long the folder's own is.
         self._path: int | str = fd if name is None else f"/proc/self/fd/{fd}/{name}"
         self._follow = name is None
 
@@ -37,7 +37,7 @@ class Handle:
         return os.stat(self._name, dir_fd=self._fd, follow_symlinks=False)
 
     def xattrs(self) -> dict[str, bytes]:
-        """Return its extended attributes that belong to the data; none where there can be none."""
+        """Return its extended attributes that belong to the data; none if the file system has none."""
         try:
             names = os.listxattr(self._path, follow_symlinks=self._follow)
             return {
@@ -51,7 +51,7 @@ class Handle:
             raise
 
     def own(self, uid: int, gid: int) -> None:
-        """Give it to somebody."""
+        """Set its owner and group."""
         if self._name is None:
             os.fchown(self._fd, uid, gid)
         else:
@@ -72,7 +72,7 @@ class Handle:
             os.utime(self._name, ns=(atime_ns, mtime_ns), dir_fd=self._fd, follow_symlinks=False)
 
     def set_xattrs(self, wanted: dict[str, bytes]) -> None:
-        """Make its extended attributes these, as far as that is allowed: those inherited from a folder go."""
+        """Set its extended attributes as far as allowed, and remove others, such as those inherited from a folder."""
         there = self.xattrs()
         for name in there.keys() - wanted.keys():
             with suppress(OSError):
@@ -86,15 +86,15 @@ class Handle:
                         raise
 
     def _too_large(self, error: OSError) -> bool:
-        # ext4 says "no space left" also where only this attribute finds no room in its inode's one block.
+        # ext4 reports "no space left" also if only the inode's block for attributes is full.
         room = os.fstatvfs(self._fd)
         return error.errno == errno.E2BIG or (error.errno == errno.ENOSPC and room.f_bavail > _SOME_BLOCKS)
 
 
 def keep(source: Handle, copy: Handle) -> None:
-    """Give `copy` owner, extended attributes, mode and times of `source`; what is not allowed is left out.
+    """Copy owner, extended attributes, mode and times of `source` to `copy`, as far as allowed.
 
-    The order matters: chown drops set-user-id bits and file capabilities, and a mode may forbid its owner setxattr.
+    The order matters: chown drops set-user-id bits and file capabilities, and a mode may forbid setxattr to the owner.
     """
     info, made = source.info(), copy.info()
     if (made.st_uid, made.st_gid) != (info.st_uid, info.st_gid):
@@ -110,7 +110,7 @@ def keep(source: Handle, copy: Handle) -> None:
 
 
 def differences(source: Handle, copy: Handle) -> Iterator[str]:
-    """Yield in words what differs between the attributes of two files. Access times are not compared."""
+    """Yield in words the differences between the attributes of two files, except access times."""
     info, made = source.info(), copy.info()
     if stat.S_IFMT(info.st_mode) != stat.S_IFMT(made.st_mode):
         yield f"is {_kind(made)}, not {_kind(info)}"
@@ -133,7 +133,7 @@ def differences(source: Handle, copy: Handle) -> Iterator[str]:
 
 
 def _same_time(wanted_ns: int, there_ns: int) -> bool:
-    # Some file systems (ext4 with 128-byte inodes, NFS servers, FAT) keep whole seconds only.
+    # Some file systems (ext4 with 128-byte inodes, NFS servers, FAT) store only whole seconds.
     coarse = there_ns % 1_000_000_000 == 0 and abs(wanted_ns - there_ns) < _COARSE_NS
     return wanted_ns == there_ns or coarse
 

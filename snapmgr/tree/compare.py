@@ -1,4 +1,4 @@
-"""Comparing a tree with its copy: every entry's attributes, and the contents of the files that were really copied."""
+"""Compares a tree with its copy: attributes of every entry, and contents of the files whose data were copied."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def compare(
     apart: Container[str] = (),
     progress: Callable[[int], None] = lambda _done: None,
 ) -> Iterator[str]:
-    """Yield in words, with the path, what in the tree at `copy_fd` is not as at `source_fd`.
+    """Yield in words, with the path, how the tree at `copy_fd` differs from `source_fd`.
 
-    Compared are names, kinds, owners, modes, modification times, sizes, extended attributes, the aims of symlinks,
-    devices, and which names are one file; access times and the sizes of folders are not.
+    Names, kinds, owners, modes, modification times, sizes, extended attributes, targets of symlinks, devices and hard
+    links are compared; access times and sizes of folders are not.
 
     Args:
-        source_fd: the original's open folder.
-        copy_fd: the copy's.
-        contents: inode numbers of the files in the copy whose contents are compared too, read from the disk.
-        apart: folders, from the root, whose contents and attributes are somebody else's matter; so are those of the
-            empty folders that btrfs shows for nested subvolumes.
+        source_fd: open folder of the original.
+        copy_fd: open folder of the copy.
+        contents: inode numbers of the copy's files whose contents are compared too, read from the disk.
+        apart: folders, relative to the root, whose contents and attributes are not compared; neither are the empty
+            folders that btrfs has for nested subvolumes.
         progress: called with the number of compared bytes since the last call.
 
     Raises OSError with the path as its filename, StorageError as `walk`.
@@ -116,7 +116,7 @@ class _Comparison:
             self._progress(allocated(step.info))
 
     def _same_links(self, info: os.stat_result, made: os.stat_result) -> bool:
-        """Whether two names are one file in the copy exactly if they are one in the source."""
+        """Whether hard links of a file in the source are hard links of one file in the copy, and vice versa."""
         if info.st_nlink == 1 and made.st_nlink == 1:
             return True
         return (
@@ -131,7 +131,7 @@ def _same_contents(step: Step, folder: int) -> bool:
     try:
         copy = os.open(step.name, flags, dir_fd=folder)
         try:
-            # What is in memory says nothing about the disk. It was written: clean pages can be dropped.
+            # Read from the disk, not from memory: the file was synced, so its clean pages can be dropped.
             os.posix_fadvise(copy, 0, 0, os.POSIX_FADV_DONTNEED)
             return _same_bytes(source, copy, step.info.st_size)
         finally:

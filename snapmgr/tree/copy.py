@@ -1,4 +1,4 @@
-"""Copying a tree: blocks are shared where the file system can, else data are copied and holes stay holes."""
+"""Copies a tree: shares blocks if the file system can, else copies data and keeps holes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from snapmgr.tree.walk import FOLDER_FLAGS, Step, allocated, is_full, reach, wal
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
-# Between two signs of progress; a disk that manages 100 MB/s writes it in 0.1 s.
+# Bytes between two progress reports; a disk with 100 MB/s writes them in 0.1 s.
 _STEP_BYTES = 8 << 20
-# No more of one file waits to be written: gigabytes of dirty pages would hold up the live server's own flushes.
+# Limit of dirty data of a file: gigabytes of dirty pages would delay the live server's own flushes.
 _DIRTY_BYTES = 128 << 20
 _LEADS_KEPT = 10_000
 
@@ -30,7 +30,7 @@ class Tally:
 
     folders: int = 0
     files: int = 0
-    """With contents of their own: further names of a file are `links`."""
+    """Files, not counting further names of a file, which are `links`."""
     links: int = 0
     symlinks: int = 0
     special: int = 0
@@ -41,9 +41,9 @@ class Tally:
     copied_files: int = 0
     copied_bytes: int = 0
     inodes: set[int] = field(default_factory=set)
-    """Of the copied files: what has to be read back."""
+    """Inodes of the copied files, which have to be read back."""
     leads: list[tuple[str, str]] = field(default_factory=list)
-    """Symlinks of the last tree that lead out of it, and their aims; of very many the first ones."""
+    """Symlinks of the last tree that lead out of it, with their targets; limited to the first ones."""
 
 
 class TreeCopy:
@@ -53,8 +53,8 @@ class TreeCopy:
         """Prepare a copy.
 
         Args:
-            share: try to share blocks (FICLONE) before data are copied.
-            progress: called with the number of bytes that are done since the last call.
+            share: try to share blocks (FICLONE) before copying data.
+            progress: called with the number of bytes done since the last call.
         """
         self.tally = Tally()
         self._share = share
@@ -63,11 +63,10 @@ class TreeCopy:
         self._root_fd = -1
 
     def run(self, source_fd: int, copy_fd: int, *, apart: Container[str] = ()) -> None:
-        """Copy all in the folder `source_fd`, and its own attributes, into the empty folder `copy_fd`.
+        """Copy the contents and attributes of the folder `source_fd` to the empty folder `copy_fd`.
 
-        The folders in `apart`, from the root, are left empty for somebody else to fill. What a file system or our
-        rights refuse of the attributes is left out: `snapmgr.tree.compare` names it. Raises StorageError that names the
-        entry.
+        The folders in `apart`, relative to the root, are left empty. Attributes that the file system or our privileges
+        do not allow are left out; `snapmgr.tree.compare` reports them. Raises StorageError that names the entry.
         """
         self._root_fd = copy_fd
         self._links.clear()
@@ -80,7 +79,7 @@ class TreeCopy:
                 if step.kind == "enter":
                     folders.append(self._enter(step, folders[-1] if folders else -1))
                 elif step.kind == "leave":
-                    # Last: adding entries would change the times, and a mode without "w" would forbid adding them.
+                    # Last, as adding entries changes the times, and a mode without "w" forbids it.
                     keep(Handle(step.fd), Handle(folders[-1]))
                     os.close(folders.pop())
                 elif stat.S_ISREG(step.info.st_mode):
@@ -115,7 +114,7 @@ class TreeCopy:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             copy = os.open(step.name, flags, 0o600, dir_fd=folder)
             try:
-                # Must agree before a clone, and can be set only as long as the file is empty.
+                # Both must have the same attribute for a clone, and it can be set only on an empty file.
                 kernel.set_nocow(copy, nocow=kernel.is_nocow(source))
                 self._fill(source, copy, info)
                 keep(Handle(source), Handle(copy))
@@ -174,11 +173,11 @@ class TreeCopy:
         else:
             os.mknod(step.name, step.info.st_mode, step.info.st_rdev, dir_fd=folder)
             self.tally.special += 1
-        # Neither can be opened without consequences, so its attributes go by name, in a folder that only we can enter.
+        # Opening them has side effects, so attributes are set by name, in a folder that only we can enter.
         keep(Handle(step.parent_fd, step.name), Handle(folder, step.name))
 
     def _linked(self, step: Step, folder: int) -> bool:
-        """Make a further name of a file that was copied already; return whether it was one."""
+        """Create a hard link if the file was copied already; return whether it was."""
         if step.info.st_nlink == 1:
             return False
         first = self._links.setdefault((step.info.st_dev, step.info.st_ino), step.path)
@@ -195,20 +194,20 @@ class TreeCopy:
 
 
 def leads_out(path: str, aim: str) -> bool:
-    """Return whether a symlink at `path`, from a tree's root, leads out of the tree, as far as its aim tells."""
+    """Return whether a symlink at `path`, relative to a tree's root, leads out of the tree, judged by its target."""
     return aim.startswith("/") or os.path.normpath(os.path.join(os.path.dirname(path), aim)).split("/")[0] == ".."
 
 
 _HINTS = {
     errno.EMFILE: "the folders are nested too deeply for the limit of open files (ulimit -n)",
     errno.EPERM: "run as root",
-    errno.EIO: "look at the kernel's log: a device may be failing",
+    errno.EIO: "see the kernel log: a device may be failing",
 }
 
 
 def _failure(error: OSError, path: str) -> StorageError:
     if is_full(error):
-        return StorageError(f"no room is left for {shown(path)}", hint="make room, or name a larger place")
+        return StorageError(f"no space left for {shown(path)}", hint="make room, or name a larger place")
     if error.errno == errno.ESTALE:
         return StorageError(f"{shown(path)} changed while it was copied", hint="try again")
     return StorageError(f"cannot copy {shown(path)}: {error.strerror}", hint=_HINTS.get(error.errno or 0))
@@ -217,7 +216,7 @@ def _failure(error: OSError, path: str) -> StorageError:
 def can_share(source_fd: int, scratch_fd: int) -> bool:
     """Return whether files of the tree at `source_fd` can share blocks with files in the folder `scratch_fd`.
 
-    Tried with the tree's first file that has contents; the trial is gone afterwards. Raises OSError, StorageError.
+    Tried with the tree's first file that is not empty; the trial copy is removed. Raises OSError, StorageError.
     """
     name = "trial~"
     for step in walk(source_fd):

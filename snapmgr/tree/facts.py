@@ -1,4 +1,4 @@
-"""The facts of a file or folder by which a change of it shows."""
+"""Records the facts of a file or folder that reveal a change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Facts(NamedTuple):
-    """Of one file or folder, as it was when it was looked at."""
+    """Facts of one file or folder at one time."""
 
     inode: int
     mode: int
@@ -18,13 +18,13 @@ class Facts(NamedTuple):
     uid: int
     gid: int
     size_bytes: int
-    """0 for a folder, whose size is the file system's own matter."""
+    """0 for a folder, whose size depends on the file system."""
     mtime_ns: int
     ctime_ns: int
 
 
 def facts_of(info: os.stat_result) -> Facts:
-    """Return the facts of what has this status."""
+    """Return the facts in a status."""
     return Facts(
         inode=info.st_ino,
         mode=info.st_mode,

@@ -1,4 +1,4 @@
-"""Walking a tree by descriptors, measuring it, removing it."""
+"""Walks a tree by descriptors, measures it, removes it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES = 512
 STUB_INODE = 2
-"""Of the empty folder, with a device number of its own, that a btrfs snapshot has in place of a nested subvolume:
-BTRFS_EMPTY_SUBVOL_DIR_OBJECTID of linux/btrfs_tree.h. It is made up anew each time, with the times of then."""
+"""Inode of the empty folder, with its own device number, that a btrfs snapshot has in place of a nested subvolume:
+BTRFS_EMPTY_SUBVOL_DIR_OBJECTID of linux/btrfs_tree.h. It exists only in memory, so its times change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step of a walk: a folder is entered, then each of its entries comes, then it is left."""
+    """One step of a walk: a folder is entered, then its entries follow, then it is left."""
 
     kind: Literal["enter", "entry", "leave"]
     path: str
-    """From the tree's root, "" for the root itself; names are what os.fsdecode makes of the bytes on disk."""
+    """Relative to the tree's root, "" for the root itself; names are decoded with os.fsdecode."""
     name: str
     parent_fd: int
     """The open folder that holds it; -1 for the root."""
     fd: int
-    """The folder itself, open for reading, when it is entered or left; else -1."""
+    """The folder itself, open for reading, if it is entered or left; else -1."""
     info: os.stat_result
 
 
@@ -46,11 +46,11 @@ class _Level:
 
 
 def walk(root_fd: int, *, skip: Container[str] = (), pry: bool = False) -> Iterator[Step]:
-    """Yield the steps through the tree at `root_fd`, folders depth first, names in the order of their bytes.
+    """Yield the steps through the tree at `root_fd`, depth first, names sorted by their bytes.
 
-    An entry may be removed when its step has come, a folder when it is left. The folders in `skip`, by their paths, are
-    taken for empty. `pry` opens folders of ours that are closed to us. Raises StorageError at another mount, OSError
-    with the path as its filename for anything else.
+    An entry may be removed at its step, a folder when it is left. The folders with paths in `skip` are treated as
+    empty. `pry` makes our own folders readable that are not. Raises StorageError at another mount, else OSError with
+    the path as its filename.
     """
     device = os.fstat(root_fd).st_dev
     levels: list[_Level] = []
@@ -111,7 +111,7 @@ def _open(name: str, dir_fd: int, path: str, *, pry: bool) -> int:
 
 
 def _names(step: Step) -> list[str]:
-    # Read by the descriptor that was opened last: btrfs shows it only entries from before it was opened (Linux 6.5).
+    # By a new descriptor, as btrfs lists only entries from before its opening (Linux 6.5).
     with _named(step.path):
         return sorted(os.listdir(step.fd), key=os.fsencode, reverse=True)
 
@@ -125,7 +125,7 @@ def _named(path: str) -> Iterator[None]:
 
 
 def reach(root_fd: int, path: str) -> int:
-    """Open the folder `path` below `root_fd` step by step: no symlinks, any length. Return its descriptor."""
+    """Open the folder `path` below `root_fd` and return its descriptor; follows no symlinks, any length."""
     fd = os.open(".", FOLDER_FLAGS, dir_fd=root_fd)
     try:
         for name in path.split("/") if path else ():
@@ -160,7 +160,7 @@ def open_file(root_fd: int, path: str, flags: int = os.O_RDONLY) -> int:
 
 @contextmanager
 def deep_trees() -> Iterator[None]:
-    """Allow as many open files as this process may have: a walk holds one for each level of folders."""
+    """Raise the limit of open files to its maximum, as a walk needs one for each level of folders."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -171,12 +171,12 @@ def deep_trees() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What a tree holds."""
+    """The size of a tree."""
 
     entries: int
-    """Folders, files and everything else, the root not counted."""
+    """Number of folders, files and everything else, without the root."""
     allocated_bytes: int
-    """What its files take on disk; holes are not counted, hard links once."""
+    """Space of its files on disk, without holes; hard links count once."""
 
     def __add__(self, other: Survey) -> Survey:
         return Survey(
@@ -185,7 +185,7 @@ class Survey:
 
 
 def survey(root_fd: int, *, skip: Container[str] = ()) -> Survey:
-    """Measure the tree at `root_fd`; `skip` and errors as `walk`."""
+    """Return the size of the tree at `root_fd`; `skip` and errors as for `walk`."""
     entries, allocated_bytes = 0, 0
     linked: set[int] = set()
     for step in walk(root_fd, skip=skip):
@@ -205,9 +205,9 @@ def allocated(info: os.stat_result) -> int:
 
 
 def remove(parent_fd: int, name: str) -> None:
-    """Remove the folder `name` with all that is in it; nothing to do if it is gone.
+    """Remove the folder `name` with its contents, if it exists.
 
-    Raises StorageError if something is mounted in it, OSError that names what could not be removed.
+    Raises StorageError if something is mounted in it, OSError that names the entry that could not be removed.
     """
     try:
         root_fd = os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
@@ -230,5 +230,5 @@ def remove(parent_fd: int, name: str) -> None:
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether an error says that there is no room (or no quota) left."""
+    """Return whether an error says that the file system is full or a quota is exceeded."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

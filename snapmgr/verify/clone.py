@@ -13,7 +13,7 @@ from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.catalog.manifest import CloneServer
 from snapmgr.config.model import Verify
 from snapmgr.contract.errors import ConfigError, InUseError
-from snapmgr.mysql.server.lasting import check_options, end_server, held_server, port_problem
+from snapmgr.mysql.server.development import check_options, end_server, held_server, port_problem
 from snapmgr.mysql.server.program import find_server, server_for
 from snapmgr.physical.apply import make_ready
 from snapmgr.restore.destination_check import choose_destination

@@ -162,7 +162,7 @@ class _Trial:
             with server.connect() as connection:
                 compare_gtid(self._manifest, connection, self.found)
                 self._check_tables(server, connection)
-            if self.failures and (lacking := server.lack_of_keys("what is encrypted could not be judged")):
+            if self.failures and (lacking := server.missing_keys("what is encrypted could not be judged")):
                 raise lacking
             if not server.shutdown():
                 self.failures.append("the server on the clone did not shut down cleanly")

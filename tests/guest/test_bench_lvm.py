@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from snapmgr.bench.results.samples import read
-from snapmgr.bench.storage.stacks import STACKS, lacking
+from snapmgr.bench.storage.stacks import STACKS, missing_requirements
 from snapmgr.system.host import start_ticks
 from snapmgr.testing.processes import spawn
 from snapmgr_lvm import dm
@@ -64,7 +64,7 @@ def _nothing_is_left(device):
 
 @pytest.mark.parametrize("stack", [*_STACKS, *(_MORE if CAMPAIGN else ())])
 def test_snapshot_is_one_and_all_goes(device, stack):
-    assert lacking(STACKS[stack]) == ()
+    assert missing_requirements(STACKS[stack]) == ()
     with device.bench(stack) as bench:
         assert 100 * _MIB < bench.provisioned.capacity_bytes < device.used_bytes // 2
         file = bench.path / "file"

@@ -42,7 +42,7 @@ def test_page_cache_is_bounded_and_the_group_goes(disk, groups):
                 assert bench.record()["provisioned"]["memory_bounded"] is True
             assert group.name not in Path("/proc/self/cgroup").read_text()
 
-        assert memory.lacking() is None
+        assert memory.missing_requirement() is None
         assert succeeds(spawn(write_more_than_fits))
         assert list(groups.glob("snapmgr-bench-*")) == []
         assert device.left() == []

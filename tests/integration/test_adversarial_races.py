@@ -139,9 +139,9 @@ def test_somebody_elses_symlink_is_named_by_mount_and_umount(folder: Path) -> No
     link = folder / "theirs" / "x"
     link.symlink_to(folder / "outside")
     os.lchown(link, USER, USER)
-    with pytest.raises(StorageError, match="somebody else's symlink"):
+    with pytest.raises(StorageError, match="another user's symlink"):
         bind(str(folder / "source"), str(link / "point"), read_only=True)
-    with pytest.raises(StorageError, match="somebody else's symlink"):
+    with pytest.raises(StorageError, match="another user's symlink"):
         unmount(str(link / "point"))
 
 

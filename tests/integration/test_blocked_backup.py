@@ -93,7 +93,7 @@ def test_a_blocker_that_ends_in_time_is_waited_for(blocked: Scene) -> None:
         done = blocked.run("backup", "demo")
     blocked.configure(JOB)
     assert done.returncode == 0, done.stderr
-    assert "waiting up to 30.0 s for what would hold the lock off" in done.stdout + done.stderr
+    assert "waiting up to 30.0 s for sessions that would block the lock" in done.stdout + done.stderr
 
 
 def test_a_forgotten_transaction_is_none(blocked: Scene) -> None:

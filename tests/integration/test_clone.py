@@ -220,9 +220,9 @@ def test_what_will_not_do_is_refused_and_leaves_nothing(scene):
             ([str(live / "dev")], 2, "is in the source"),
             ([str(scene.state / "dev")], 2, "is in the state directory"),
             ([str(scene.folder / "no" / "dev")], 2, "no folder that exists"),
-            ([new, "--option", "skip-grant-tables"], 2, "anybody on this machine could log in"),
+            ([new, "--option", "skip-grant-tables"], 2, "any user of this machine could log in"),
             ([new, "--server", "/nowhere"], 2, "does not exist"),
-            ([new, "--server", "/bin/true"], 7, "is no mariadb server"),
+            ([new, "--server", "/bin/true"], 7, "is not a mariadb server"),
             ([new, "--option", "innodb-data-file-path=ibdata1:100M"], 6, "the server ended instead of starting"),
             ([new, "--option", "no-such-option"], 7, "unknown option"),
         ):

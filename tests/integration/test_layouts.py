@@ -15,7 +15,7 @@ import pytest
 from snapmgr.backup.run import backup
 from snapmgr.contract.errors import NotQuiescedError, VerificationError
 from snapmgr.mysql.lock import levels
-from snapmgr.source.locate import LiveServer
+from snapmgr.source.server import LiveServer
 from snapmgr.verify.run import verify
 from support.exactness import take
 from support.faults import Faults
@@ -279,7 +279,7 @@ def test_a_table_of_another_engine_at_the_last_moment(roomy: Scene, monkeypatch:
 
     monkeypatch.setattr(LiveServer, "check", last_moment)
     try:
-        with pytest.raises(NotQuiescedError, match="new since the server was looked at: MyISAM"):
+        with pytest.raises(NotQuiescedError, match="new or changed since the server was probed: MyISAM"):
             backup(ctx, ctx.config.job("demo"))
     finally:
         roomy.server.query("DROP TABLE d.late")

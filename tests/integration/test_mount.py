@@ -241,7 +241,7 @@ def test_a_symlink_that_somebody_else_laid_on_the_way_is_not_followed(disk, fold
     (folder / "private").mkdir()
     (folder / "trap").symlink_to(folder / "private")
     os.lchown(folder / "trap", 65534, 65534)
-    with pytest.raises(StorageError, match="somebody else's symlink"):
+    with pytest.raises(StorageError, match="another user's symlink"):
         mount_device(disk.device, str(folder / "trap" / "scratch"), fs_type="ext4")
     assert list((folder / "private").iterdir()) == []
     (folder / "ours").symlink_to("private/../private")

@@ -13,7 +13,7 @@ import pytest
 
 from snapmgr.backup.run import backup
 from snapmgr.contract.errors import NotQuiescedError
-from snapmgr.source.locate import LiveServer
+from snapmgr.source.server import LiveServer
 from snapmgr.verify.run import verify
 from support.scene import Scene
 from support.server import private_server, server_user

@@ -236,7 +236,7 @@ def _children(pid):
 
 def test_what_cannot_be_recorded_is_refused(volume, tmp_path, capsys):
     assert main(["trace", "record", str(tmp_path), "-o", str(tmp_path / "a.gz")]) == 2
-    assert "is on no mount of JuiceFS" in capsys.readouterr().err
+    assert "is not on a JuiceFS mount" in capsys.readouterr().err
     assert main(["trace", "record", str(volume.point), "-o", str(volume.point / "a.gz")]) == 2
     assert "would record itself" in capsys.readouterr().err
     assert main(["trace", "record", str(volume.point), "-o", str(tmp_path / "b.gz"), "--", "no-such-program"]) == 7

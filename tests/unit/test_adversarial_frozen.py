@@ -60,7 +60,7 @@ def test_a_planted_record_is_not_obeyed(
         assert _state(pid) == "T"
         os.chown(catalog.path.parent / folder, 0, -1)
         main(["--config", str(config), "doctor"])
-        assert f"(pid {pid}) frozen; it goes on now" in capsys.readouterr().err
+        assert f"(pid {pid}) frozen; it is resumed now" in capsys.readouterr().err
         assert _state(pid) == "S"
 
 

@@ -16,7 +16,7 @@ from snapmgr.catalog.manifest import CloneServer, Lease, decode, encode
 from snapmgr.contract.errors import CatalogError, ConfigError
 from snapmgr.contract.records import Mount
 from snapmgr.mysql.datadir.copy import IsolatedCopy
-from snapmgr.mysql.server.lasting import check_options, development_options, end_server, port_problem, unneeded
+from snapmgr.mysql.server.development import check_options, development_options, end_server, port_problem, unneeded
 from snapmgr.mysql.server.program import ServerBinary
 from snapmgr.system.boot import boot_id
 from snapmgr.system.command import end_process, let_go, start_held
@@ -76,7 +76,7 @@ def test_the_last_option_wins():
     ],
 )
 def test_options_that_would_belie_the_record_are_refused(option):
-    with pytest.raises(ConfigError, match="cannot be given"):
+    with pytest.raises(ConfigError, match="is not allowed"):
         check_options([option])
 
 

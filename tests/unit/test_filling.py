@@ -378,7 +378,7 @@ def test_status_list_and_show_tell_the_forecast(ctx, storage, run):
     _, out, _ = run("list")
     assert "11% full, full in" in out
     _, out, _ = run("show", IDS[2])
-    assert f"filled      CoW table of {IDS[2]} is 11% full" in out
+    assert f"capacity    CoW table of {IDS[2]} is 11% full" in out
     del code
 
 

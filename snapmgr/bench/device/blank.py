@@ -1,7 +1,7 @@
-"""Whether a block device may be formatted: who uses it, and what is on it.
+"""Checks whether a block device may be formatted: who uses it, and which data it holds.
 
-Who uses it is asked of the kernel (an exclusive open, sysfs, the mount tables of all namespaces, open descriptors);
-what is on it of ``blkid -p`` and ``wipefs``, which probe in different ways, and of the data themselves.
+Users are found through the kernel: an exclusive open, sysfs, the mount tables of all namespaces, open descriptors. Data
+are found by ``blkid -p`` and ``wipefs``, which probe in different ways, and by reading the device.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def _by_wipefs(path: str, runner: Runner) -> Iterator[tuple[str, str, str]]:
     try:
         for entry in json.loads(answer)["signatures"]:
             kind = str(entry["type"])
-            # The same word as blkid's, so that one finding is told once.
+            # The same word as blkid's, so that one finding is reported once.
             kind = f"{kind} partition table" if kind in ("dos", "gpt", "PMBR", "sun", "mac", "bsd", "sgi") else kind
             yield kind, entry.get("uuid") or "", entry.get("label") or ""
     except (ValueError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""A device as target: examined before anything is written to it, locked, and examined again before each mkfs."""
+"""Examines a device as target before the first write, locks it, and examines it again before each mkfs."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _WIPE_TIMEOUT_S = 120.0
 
 
 def require_size(what: str, size: int, needed: int | None) -> None:
-    """Raise ConfigError unless `size` bytes are enough for what is needed, and for any file system at all."""
+    """Raise ConfigError unless `size` bytes are enough for the data, and for any file system at all."""
     least = max(MIN_BYTES, needed or 0)
     if size < least:
         raise ConfigError(
             f"{what} is too small: {format_size(max(size, 0))} may be used, and {format_size(least)} are needed",
-            hint="choose a larger one, or smaller data: --size",
+            hint="choose a larger one, or a smaller --size",
         )
 
 
 def node_of(path: str) -> str:
-    """Given any node of a block device, return the kernel's own: a lock on another node keeps nobody else out.
+    """Given any node of a block device, return the kernel's own: a lock on another node excludes no other program.
 
     Raises ConfigError if that is not there.
     """
@@ -63,7 +63,7 @@ def node_of(path: str) -> str:
             return own
     # Without udev device-mapper's devices have only the nodes that LVM made.
     if os.stat(path).st_dev != os.stat("/dev").st_dev:
-        raise ConfigError(f"{path} is a node of a device that is not in /dev", hint=f"name it {own}")
+        raise ConfigError(f"{path} is a device node outside /dev", hint=f"name it {own}")
     return path
 
 
@@ -86,13 +86,13 @@ class DeviceTarget:
         self._noted = True
 
     def check(self) -> None:
-        """Raise StorageError unless the node still leads to that very device, and nobody else has taken it."""
+        """Raise StorageError unless the node still leads to the same device, and it is unused."""
         why = self._changed()
         if not why and refused_exclusively(self.device):
             why = "; ".join(uses(self._record))
         if why:
             raise StorageError(
-                f"{self.title} is not as it was when the run began: {why}; nothing is formatted",
+                f"{self.title} has changed since the run began: {why}; nothing was formatted",
                 hint="see: lsblk, dmesg; then start the run again",
             )
 
@@ -122,7 +122,7 @@ class DeviceTarget:
             try:
                 self._runner.run(argv, timeout_s=_DISCARD_TIMEOUT_S)
             except CommandError:
-                # It says that it can, and cannot (some USB bridges): told by `facts`.
+                # Some USB bridges claim support for it and fail; `facts` reports that.
                 self._discards = False
         self._mark(Mark(identity=self._identity.text, size_bytes=self._record.size_bytes))
 
@@ -136,11 +136,11 @@ class DeviceTarget:
         try:
             write_mark(self.device, mark)
         except OSError:
-            # A kernel may forbid to write to what is mounted. Then a run after a SIGKILL asks for --wipe.
+            # A kernel may forbid writes to a mounted device. Then a run after a SIGKILL requires --wipe.
             self._noted = False
 
     def facts(self) -> dict[str, Any]:
-        """Return what it is, for the samples: see `docs/reference/benchmark-devices.md`."""
+        """Return its description for the samples: see `docs/reference/benchmark-devices.md`."""
         return {
             "kind": "device",
             "size_bytes": self.size_bytes,
@@ -159,7 +159,7 @@ class DeviceTarget:
         return False
 
     def leave(self) -> None:
-        """Blank it, and note what it looks like now, so that the next run knows it again."""
+        """Blank it, and record a digest of its contents, so that the next run recognises it."""
         self.discard = True
         self.blank()
         _forget_cached(self._fd)
@@ -186,7 +186,7 @@ def opened_device(
         try:
             yield target
         except BaseException:
-            # What failed is told, and not that something still holds the device because of it.
+            # Report the failure itself, not that something still holds the device because of it.
             with suppress(SnapmgrError, OSError):
                 target.leave()
             raise
@@ -195,7 +195,7 @@ def opened_device(
 
 @contextmanager
 def claimed(path: str) -> Iterator[int]:
-    """Open a device and lock it for us (systemd.io/BLOCK_DEVICE_LOCKING): udev leaves it alone meanwhile.
+    """Open a device and lock it for us (systemd.io/BLOCK_DEVICE_LOCKING): udev ignores it while it is locked.
 
     The descriptor also keeps its name from going to another disk when it is pulled out. It is not open for writing: a
     kernel may refuse to mount what somebody could write to.
@@ -207,7 +207,7 @@ def claimed(path: str) -> Iterator[int]:
         device = device_stack(f"{os.major(number)}:{os.minor(number)}")
         if device.kind == "part":
             for disk in device.below:
-                # Shared: udev may look at the other partitions, but nobody may write another table.
+                # Shared: udev may read the other partitions, but no program may write another table.
                 _lock(stack.enter_context(_opened(disk.path)), fcntl.LOCK_SH, disk.path)
         yield fd
 
@@ -223,9 +223,9 @@ def _opened(path: str) -> Iterator[int]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except PermissionError:
-        raise MissingRequirementError(f"no right to open {path}", hint="run it as root (sudo)") from None
+        raise MissingRequirementError(f"permission denied: cannot open {path}", hint="run it as root (sudo)") from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be opened: {error.strerror}", hint="is it there? see: lsblk") from None
+        raise ConfigError(f"{path} cannot be opened: {error.strerror}", hint="check the name: lsblk") from None
     try:
         yield fd
     finally:
@@ -242,7 +242,7 @@ def _lock(fd: int, how: int, path: str) -> None:
             if time.monotonic() > deadline:
                 raise BusyError(
                     f"{path} is locked: another run of the benchmark, or a partitioning program, is at work on it",
-                    hint="wait for its end; lslocks shows who it is",
+                    hint="wait until it ends; lslocks shows its process",
                 ) from None
             time.sleep(0.05)
         else:
@@ -252,7 +252,7 @@ def _lock(fd: int, how: int, path: str) -> None:
 def examined(
     path: str, fd: int, *, needed: int | None, wipe: str | None, line: Sequence[str], runner: Runner
 ) -> tuple[BlockDevice, Identity, tuple[FoundSignature, ...]]:
-    """Return what an open device is and what is on it. Raises ConfigError unless it may be formatted."""
+    """Return the identity and the contents of an open device. Raises ConfigError unless it may be formatted."""
     number = os.fstat(fd).st_rdev
     device = device_stack(f"{os.major(number)}:{os.minor(number)}", properties=udev_properties)
     # Without udev the nodes of device-mapper have only the names that LVM gave them.
@@ -264,24 +264,25 @@ def examined(
         used = (f"it is a second path to the same disk as {identity.twin}", *used)
     if used:
         raise ConfigError(
-            f"{title} is in use, and nothing on it is touched: {'; '.join(used)}",
-            hint="take another device; --wipe does not help against this",
+            f"{title} is in use, and was not changed: {'; '.join(used)}",
+            hint="choose another device; --wipe does not override this",
         )
     if not identity.text:
         raise ConfigError(
-            f"{title} cannot be told from other devices: {identity.why_not}",
-            hint="take another device, or a file: --on loop:SIZE",
+            f"{title} cannot be identified: {identity.why_not}",
+            hint="choose another device, or a file: --on loop:SIZE",
         )
     require_size(title, usable_bytes(device.size_bytes), needed)
     if wipe is not None and normal(wipe) != normal(identity.text):
         raise ConfigError(
-            f"--wipe {wipe} does not name {title}", hint=f"is it the right device? its word is {identity.text}"
+            f"--wipe {wipe} does not name {title}",
+            hint=f"check that it is the right device: --wipe {identity.text} names it",
         )
     found, refusal = _contents(device, fd, identity, runner)
     if refusal and wipe is None:
         raise ConfigError(
             f"{title} is not blank: {refusal}",
-            hint="if nobody needs any of it: "
+            hint="to overwrite it: "
             + shlex.join([*line, *(() if "--on" in line else ("--on", path)), "--wipe", identity.text]),
         )
     return device, identity, found
@@ -290,7 +291,7 @@ def examined(
 def _contents(
     device: BlockDevice, fd: int, identity: Identity, runner: Runner
 ) -> tuple[tuple[FoundSignature, ...], str]:
-    """Return what is on a device, and why that is more than what we left there ourselves ("" if it is not)."""
+    """Return the contents of a device, and why they are not only our own leftovers ("" if they are)."""
     try:
         _forget_cached(fd)
         found = signatures(device, runner=runner)
@@ -323,6 +324,6 @@ def _sequence(number: str) -> str:
 
 
 def _forget_cached(fd: int) -> None:
-    """Have what is read next come from the device: what a file system wrote is not in the device's own cache."""
+    """Drop the device's own cache, which does not contain the writes of a file system."""
     with suppress(OSError):
         fcntl.ioctl(fd, _BLKFLSBUF, 0)

@@ -1,6 +1,6 @@
-"""What a result must say about the machine that it was measured on, so that others can judge it.
+"""Collects the facts about the machine that readers need to judge a result.
 
-No host name (unless asked), no serial number, no path: results are meant to be shown.
+No serial number, no path, and a host name only on request: results are meant to be published.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def host_facts(device: str, *, name: bool = False, runner: Runner | None = None)
 # ------------------------------------------------------------------------------------------------------ the machine
 
 
-# /proc/cpuinfo of User Mode Linux has a line with the host's name: only what is asked for is taken from it.
+# /proc/cpuinfo of User Mode Linux has a line with the host's name: only the needed fields are read from it.
 def cpu_facts(*, proc: Path = _PROC, sysfs: Path = _SYSFS) -> dict[str, Any]:
     """Return model, how many this process may use of how many, what slows them (governor, mitigations)."""
     text = _read(proc / "cpuinfo")
@@ -112,7 +112,7 @@ def cpu_facts(*, proc: Path = _PROC, sysfs: Path = _SYSFS) -> dict[str, Any]:
 
 
 def virtualisation(runner: Runner, *, proc: Path = _PROC, sysfs: Path = _SYSFS) -> dict[str, Any]:
-    """Return the hypervisor and the container this runs in; "none", or None where that cannot be told."""
+    """Return the hypervisor and the container this runs in; "none", or None where that is unknown."""
     vm, container = _detected(runner, "--vm"), _detected(runner, "--container")
     cpu = _read(proc / "cpuinfo")
     if re.search(r"^vendor_id\s*:\s*User Mode Linux", cpu, re.MULTILINE):
@@ -165,7 +165,7 @@ def _packages() -> dict[str, str]:
 
 
 def device_facts(path: str, *, sysfs: Path = _SYSFS) -> dict[str, Any]:
-    """Given a device node, return what decides about its speed, and the same of the devices below it.
+    """Given a device node, return the facts that determine its speed, also for the devices below it.
 
     A loop device's file system is told too, with the devices that hold that. Raises StorageError if it is gone.
     """

@@ -1,6 +1,6 @@
-"""Which device this is, in a word that stays with the hardware and that a person can type: what --wipe asks for.
+"""Identifies a device by a word that stays with the hardware and that a person can type: the value of --wipe.
 
-A name such as /dev/sdb is no identity: it goes to another disk at the next boot.
+A name such as /dev/sdb is no identity: another disk may have it after the next boot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SYSFS = Path("/sys")
 _BY_ID = Path("/dev/disk/by-id")
-# Names that come from what is on a device, or from a configuration, and not from the device.
+# Names that come from the contents of a device or from a configuration, not from the device itself.
 _NOT_HARDWARE = ("dm-name-", "lvm-pv-uuid-")
 _MADE_BY_KERNEL = ("loop", "ram", "zram", "dm-", "md", "nbd")
 _VPD_HEADER_BYTES = 4
@@ -30,7 +30,7 @@ Source = Literal["serial", "wwn", "by-id", "device-mapper", "loop file", ""]
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What tells a device from all others."""
+    """The identity of a device."""
 
     text: str
     """As --wipe takes it; "" if there is none."""
@@ -112,7 +112,7 @@ def _others(folder: Path, sysfs: Path) -> Iterator[tuple[str, dict[Source, str]]
     for entry in sorted((sysfs / "block").glob("*")):
         if entry.name.startswith(_MADE_BY_KERNEL) or entry.resolve() == folder:
             continue
-        # NVMe's own multipathing lists each path as a hidden device, which nobody can open.
+        # NVMe's own multipathing lists each path as a hidden device, which cannot be opened.
         if _attribute(entry / "hidden") == "1":
             continue
         with suppress(OSError):

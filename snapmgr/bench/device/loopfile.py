@@ -1,7 +1,7 @@
-"""A file as a block device, for a machine without a disk to spare: nothing of it survives us, however we end.
+"""Makes a file a block device, for machines without a spare disk; it disappears with this process.
 
-The file never has a name that holds data: it is opened without one (or loses it while it is empty), so that the kernel
-frees it when the last one who has it open is gone. The loop device clears itself ("autoclear") at that moment too.
+The file has no name while it holds data: it is opened without one, or loses it while it is empty. So the kernel frees
+it when the last descriptor is closed. The loop device detaches itself ("autoclear") at the same moment.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class LoopTarget:
             found = _backing(self.device)
         except OSError as error:
             raise StorageError(
-                f"{self.device} has lost its file: {error.strerror}", hint="see: losetup, dmesg"
+                f"{self.device} is detached from its file: {error.strerror}", hint="see: losetup, dmesg"
             ) from None
         if found != (own.st_dev, own.st_ino):
             raise StorageError(
-                f"{self.device} has another file than the one that was made for it: nothing is formatted",
-                hint="somebody detached it; start again",
+                f"{self.device} is attached to another file than the run's own: nothing was formatted",
+                hint="it was detached by somebody else; start the run again",
             )
         _reserve(self._file_fd, self.size_bytes)
 
@@ -82,7 +82,7 @@ class LoopTarget:
         """Nothing to note: the file goes with us."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what it is, for the samples: see `docs/reference/benchmark-devices.md`."""
+        """Return its description for the samples: see `docs/reference/benchmark-devices.md`."""
         return self._facts | {"allocated_bytes": os.fstat(self._file_fd).st_blocks * 512}
 
 
@@ -141,8 +141,8 @@ def require_room(folder: Path, size_bytes: int) -> str:
     room, where = min(places)
     if room < size_bytes + margin:
         raise ConfigError(
-            f"there is no room for a file of {format_size(size_bytes)}: {format_size(room)} {where}, "
-            f"and {format_size(margin)} shall stay free",
+            f"there is no space for a file of {format_size(size_bytes)}: {format_size(room)} {where}, "
+            f"and {format_size(margin)} must stay free",
             hint="choose a smaller SIZE or another FOLDER: --on loop:SIZE:FOLDER",
         )
     return fs_type
@@ -158,7 +158,7 @@ def _nameless(folder: Path) -> int:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except PermissionError:
         raise MissingRequirementError(
-            f"no right to make a file in {folder}", hint="run as root, or name another FOLDER"
+            f"permission denied: cannot make a file in {folder}", hint="run as root, or name another FOLDER"
         ) from None
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
@@ -189,7 +189,7 @@ def _without_cow(fd: int) -> bool:
 
 
 def _reserve(fd: int, size_bytes: int) -> bool:
-    """Have all blocks of a file; False where the file system cannot. Raises OSError if there is no room.
+    """Allocate all blocks of a file; False where the file system cannot. Raises OSError if there is no space.
 
     Not `os.posix_fallocate`: where the file system cannot, that writes each block, over data.
     """
@@ -228,10 +228,10 @@ def _attached(file_fd: int) -> tuple[int, str]:
                 opened.close()
                 loop_fd, device = attach_loop(file_fd, _NAME, block_bytes=4096)
                 opened.callback(os.close, loop_fd)
-            # Not kept open for writing: a kernel may refuse to mount what somebody could write to.
+            # Not kept open for writing: a kernel may refuse to mount a device that is open for writing.
             return os.open(device, os.O_RDONLY | os.O_CLOEXEC), device
         except OSError as error:
-            raise StorageError(f"{device} has gone: {error.strerror}", hint="see: losetup, dmesg") from None
+            raise StorageError(f"{device} has disappeared: {error.strerror}", hint="see: losetup, dmesg") from None
 
 
 def _backing(device: str) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""Our mark on a device: a small record behind what we format, so that the next run knows what a killed one left.
+"""Reads and writes our mark on a device: a small record behind the file system, for the next run after a kill.
 
-It says whose it is (identity and size of the device: a copy on another disk counts for nothing) and what on the device
-is ours: the file systems that we made, by their UUIDs, or, after a run that ended, what the device's content looked
-like when we left it. Who uses the device after us changes the one or the other, and then the mark is worth nothing.
+The mark names its owner by the identity and size of the device, so that a copy on another disk is not accepted. It
+lists our data on the device: the file systems that we made, by UUID, or, after a run that ended, a digest of the
+contents that we left. Anybody who uses the device later changes one of these, and the mark is no longer valid.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Signature = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """What a run of the benchmark wrote about a device."""
+    """The record of a run of the benchmark about a device."""
 
     identity: str
     size_bytes: int
@@ -51,7 +51,7 @@ def pack(mark: Mark) -> bytes:
     document: dict[str, Any] = {
         "identity": mark.identity,
         "size_bytes": mark.size_bytes,
-        # A device has a handful; what does not fit is not ours then, which is the safe way round.
+        # A device has a handful; those that do not fit are not recognised as ours, which is the safe way.
         "signatures": [list(one) for one in mark.signatures[:16]],
         "content": mark.content,
     }

@@ -1,8 +1,8 @@
-"""Brings flash to a steady state before it is measured: what it does in its first hour it does not do afterwards.
+"""Brings flash to a steady state before it is measured: new or discarded flash writes faster than used flash.
 
-As the Solid State Storage Performance Test Specification of SNIA has it: the device is written in full, twice, and then
-at random, round after round, until the last rounds neither scatter nor climb nor fall. What is discarded later would
-undo that: nothing is, until the run ends.
+This follows the Solid State Storage Performance Test Specification of SNIA: the device is written in full twice, then
+at random, round after round, until the last rounds neither scatter nor rise nor fall. A discard would undo this, so the
+run discards nothing afterwards.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _PROBE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Conditioning:
-    """What was done."""
+    """The result."""
 
     steady: bool
     why: str
     """In words."""
     seconds: float
     written_bytes: int
-    """In order; what the rounds wrote is not in it."""
+    """In order."""
     rounds: tuple[float, ...]
     """Writes per second in each."""
 
@@ -87,7 +87,7 @@ def make_steady(
 
     def written(name: str, job: dict[str, str | int | None]) -> tuple[float, int]:
         """Write and return the rate (1/s) and the bytes."""
-        # The lock is advisory: who has taken the device meanwhile keeps what is on it.
+        # The lock is advisory: if another program has taken the device, its data must survive.
         target.check()
         common: dict[str, str | int | None] = {"filename": path.name, "size": target.size_bytes, "direct": 1}
         # fio itself dies with us, its jobs only as threads.

@@ -1,7 +1,7 @@
-"""Where the benchmark makes its file systems: a loop device of its own, or a device that nobody needs.
+"""Opens the place for the benchmark's file systems: a loop device of its own, or an unused device.
 
-Nothing is ever formatted but what `opened_target` hands out; of devices only one that nobody uses, and that is blank,
-bears what an earlier run left, or was named by its serial number with --wipe. See docs/reference/benchmark-devices.md.
+Only devices from `opened_target` are ever formatted. Such a device is unused, and it is blank, holds data of an earlier
+run, or was named by its serial number with --wipe. See docs/reference/benchmark-devices.md.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class OpenTarget(Protocol):
         """Check it and remove all signatures; a device's blocks are discarded where it can. Between samples."""
 
     def made(self) -> None:
-        """Note what lies on it now as made by us: what a SIGKILL leaves the next run then takes without --wipe."""
+        """Mark its contents as ours, so that after a SIGKILL the next run accepts them without --wipe."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what it is, as JSON, without serial number."""
+        """Return its description as JSON, without serial number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetSpec:
-    """What --on means."""
+    """The parsed value of --on."""
 
     kind: Literal["loop", "device"]
     path: str
@@ -67,7 +67,7 @@ class TargetSpec:
 
 
 def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFAULT_FOLDER) -> TargetSpec:
-    """Given the value of --on, return what it means. Raises ConfigError.
+    """Parse the value of --on. Raises ConfigError.
 
     `size_bytes` is what the caller needs: a file in a FOLDER gets this size, and a smaller SIZE is refused. `folder` is
     where a file lies whose FOLDER is not given.
@@ -90,7 +90,7 @@ def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFA
     if not stat.S_ISDIR(mode):
         raise ConfigError(f"--on {text}: this is neither a block device nor a folder", hint=_FORMS)
     if size_bytes is None:
-        raise ConfigError(f"--on {text}: how large shall the file be?", hint=f"--on loop:SIZE:{shlex.quote(text)}")
+        raise ConfigError(f"--on {text}: the size of the file is missing", hint=f"--on loop:SIZE:{shlex.quote(text)}")
     return _loop_order(text, path, size_bytes, size_bytes)
 
 
@@ -134,7 +134,9 @@ def opened_target(
     _require_root()
     if order.kind == "loop":
         if wipe is not None:
-            raise ConfigError("--wipe is for devices: a loop device's file is made anew", hint="leave --wipe out")
+            raise ConfigError(
+                "--wipe is for devices only: the file of a loop device is always new", hint="remove --wipe"
+            )
         with loop_target(Path(order.path), order.size_bytes or 0, runner=runner, written=written, tell=tell) as target:
             yield target
         return
@@ -151,7 +153,7 @@ def preview_target(
     line: Sequence[str] = ("snapmgr", "bench", "run"),
     runner: Runner | None = None,
 ) -> str:
-    """Return what `opened_target` would take, in words, having changed nothing; raises what it would raise."""
+    """Describe the target that `opened_target` would open, without changing it; raises the same errors."""
     order = parse_target(text, size_bytes=size_bytes, folder=folder)
     if order.kind == "loop":
         fs_type = require_room(Path(order.path), order.size_bytes or 0)
@@ -166,4 +168,4 @@ def preview_target(
 
 def _require_root() -> None:
     if os.geteuid() != 0:
-        raise MissingRequirementError("only root may make file systems and mount them", hint="run it as root (sudo)")
+        raise MissingRequirementError("making and mounting file systems needs root", hint="run it as root (sudo)")

@@ -1,4 +1,4 @@
-"""Writes that go on beside what is measured: fio in the background, on a file that is there."""
+"""Runs fio in the background, on an existing file, while something else is measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BEGIN_S = 30.0
 _LOOK_S = 0.02
 _STOP_S = 30.0
 _STOP_LOOK_S = 0.0005
-# Far beyond any sample: who waits for it ends it.
+# Far beyond any sample: the caller ends it.
 _RUNTIME_S = 7 * 86400
 
 
@@ -73,7 +73,7 @@ class Load:
             os.killpg(self._process.pid, signal.SIGCONT)
 
     def _wait_stopped(self) -> None:
-        # What is in a system call stops when that ends.
+        # A process in a system call stops when the call ends.
         deadline = time.monotonic() + _STOP_S
         while time.monotonic() < deadline:
             with suppress(FileNotFoundError, ProcessLookupError):
@@ -89,7 +89,7 @@ class Load:
 
 @contextmanager
 def written_to(argv: Sequence[str], file: Path, log: Path) -> Iterator[Load]:
-    """Run `command` while the context lasts, once its first write was seen; what it prints goes to `log`.
+    """Run `command` while the context lasts, which begins with its first write; its output goes to `log`.
 
     Raises CommandError if it writes nothing, MissingRequirementError without fio. It is ended and reaped in any case.
     """

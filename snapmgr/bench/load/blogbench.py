@@ -1,6 +1,6 @@
-"""The program blogbench: its command line, and what it prints made into a `BlogRun`.
+"""Runs the program blogbench and parses its output into a `BlogRun`.
 
-What is told here of its habits is read from its source (https://github.com/jedisct1/Blogbench).
+The comments about its behaviour come from its source (https://github.com/jedisct1/Blogbench).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def command(folder: Path, crew: Mapping[str, int], *, window_s: int, windows: in
 
 
 def parse(text: str, *, window_s: float) -> BlogRun:
-    """Given what it printed, with a row each `window_s` seconds, return what it did.
+    """Parse its output, with a row each `window_s` seconds.
 
     It goes on when a write fails, with a line and a pause of a second: a full disk looks like a stall. Raises
     StorageError if the disk was full, CommandError if the text is cut short or is none of its own.

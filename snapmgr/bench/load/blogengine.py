@@ -1,12 +1,12 @@
-"""A load of blogs with the mix and the scores of blogbench, for machines without that program.
+"""Generates a load of blogs with the mix and the scores of blogbench, for machines without that program.
 
-A program of its own: ``python -m snapmgr.bench.load.blogengine --folder …`` prints one JSON document. It differs from
-blogbench in what it is told: reads of 64 KiB where that one reads 8 bytes a call, and data that cannot be compressed
-where that one writes zeros. The tree cannot outgrow ``--blogs``: behind the last one the writers begin again with the
-first, whose articles and pictures are as many as before.
+It is a program: ``python -m snapmgr.bench.load.blogengine --folder …`` prints one JSON document. It differs from
+blogbench where that program's choice distorts the result: it reads 64 KiB per call (blogbench: 8 bytes), and it writes
+data that cannot be compressed (blogbench: zeros). The tree cannot outgrow ``--blogs``: after the last blog the writers
+start again with the first one, which keeps the same number of articles and pictures.
 
-The workers are processes, so that Python's lock is nobody's bottleneck. They and the parent share a table of counters,
-in which each cell has one writer.
+The workers are processes, so that Python's lock limits none of them. They share a table of counters with the parent;
+each cell has one writer.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 ROLES = ("writer", "rewriter", "commenter", "reader")
 _MOST = 100
-"""Articles, pictures and comments of a blog are 1 to so many."""
+"""A blog has 1 to so many articles, pictures and comments."""
 _ARTICLE, _PICTURE, _COMMENT = (1 << 10, 32 << 10), (8 << 10, 64 << 10), (2 << 10, 10 << 10)
 _WRITE, _READ = 8 << 10, 64 << 10
 BLOG_BYTES = _MOST * sum((low + high) // 2 for low, high in (_ARTICLE, _PICTURE, _COMMENT))
-"""What one blog comes to at most, once rewriters and commenters have made it as full as it gets."""
+"""The largest size of one blog, after all rewrites and comments."""
 
 # A worker's cells in the table.
 _BEGUN, _BLOGS, _ARTICLES, _PICTURES, _COMMENTS, _BYTES, _CELLS = range(7)
@@ -65,7 +65,7 @@ class _Table:
 
 @dataclass(frozen=True, kw_only=True)
 class BlogLoad:
-    """What is to be done."""
+    """The load to generate."""
 
     folder: Path
     seconds: float
@@ -228,14 +228,14 @@ class EngineError(Exception):
 
 
 def run(order: BlogLoad) -> dict[str, Any]:
-    """Let the crew work, and return what each window saw. Raises EngineError; no worker is left in any case."""
+    """Run the workers and return the counts of each window. Raises EngineError; it never leaves a worker behind."""
     crew = order.crew
     table = _Table(len(crew))
     noise = memoryview(bytes(_NOISE_BYTES) if order.zeros else random.Random(order.seed).randbytes(_NOISE_BYTES))  # noqa: S311 - a load, no secret
     troubles, said = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    # Nobody begins before all are there: the first ones would leave the parent no time to start the others.
+    # All workers begin together: the first ones would leave the parent no time to start the others.
     gate, barrier = os.pipe2(os.O_CLOEXEC)
-    # What is collected is copied: the workers' memory is to stay the parent's.
+    # No garbage collection here: it would copy the memory that workers share with the parent.
     gc.freeze()
     workers: list[int] = []
     try:
@@ -263,7 +263,7 @@ def run(order: BlogLoad) -> dict[str, Any]:
 def _work(worker: _Worker, role: str, table: _Table, said: int, gate: int) -> None:
     """Be a worker, to the end of this process; begin when the other end of `gate` is closed."""
     try:
-        # Ctrl-C at a terminal is the parent's to hear, who says stop.
+        # The parent handles Ctrl-C at a terminal, and stops the workers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.read(gate, 1)

@@ -1,4 +1,4 @@
-"""One run of a blog load, whoever made it: how many files each window saw, the scores, and the stalls."""
+"""Describes one run of a blog load, by either engine: files per window, scores, and stalls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ READ = ("articles_read", "pictures_read", "comments_read")
 WRITTEN = ("articles_written", "pictures_written")
 REWRITTEN = ("articles_rewritten", "pictures_rewritten")
 COMMENTED = ("comments_written",)
-"""Names in `BlogRun.counts`; blogbench counts what is rewritten among `WRITTEN`."""
+"""Names in `BlogRun.counts`; blogbench includes rewritten blogs in `WRITTEN`."""
 ALL_WRITTEN = WRITTEN + REWRITTEN + COMMENTED
 
 
@@ -27,19 +27,19 @@ class Stalls:
     without_read: int
     without_either: int
     longest_write_s: float
-    """Of the longest run of windows without a write."""
+    """Length of the longest run of windows without a write."""
     longest_read_s: float
     longest_either_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlogRun:
-    """What a blog load did, window by window."""
+    """The work of a blog load, window by window."""
 
     ends_s: tuple[float, ...]
     """When each window ended, counted from the beginning."""
     counts: Mapping[str, tuple[int, ...]]
-    """Files by what was done to them, "blogs_written", "blogs_read", in each window; what is not known is absent."""
+    """Files per window by operation, "blogs_written", "blogs_read"; unknown ones are absent."""
     writes: int
     """Score: blogs written in all."""
     reads: int
@@ -54,7 +54,7 @@ class BlogRun:
         return tuple(map(sum, zip(*columns, strict=True))) if columns else (0,) * len(self.ends_s)
 
     def intervals(self, names: Sequence[str], windows: int) -> tuple[int, ...]:
-        """Return the same for intervals of that many windows; what is left over at the end is left out."""
+        """Return the same for intervals of that many windows, without an incomplete one at the end."""
         each = self.files(names)
         return tuple(sum(each[start : start + windows]) for start in range(0, len(each) - windows + 1, windows))
 

@@ -1,4 +1,4 @@
-"""A MariaDB of the benchmark's own: installed, run and held still on the storage that is measured, without network."""
+"""Installs and runs a private MariaDB on the measured storage, without network, and holds it still."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class PrivateMariadb:
         self._child.wait(_STOP_S)
 
     def kill(self) -> None:
-        """End it at once; nothing is written any more."""
+        """Kill it; it writes nothing more."""
         self._child.kill()
         self._child.wait(_STOP_S)
 
@@ -137,14 +137,14 @@ def install(datadir: Path, runner: Runner) -> None:
 
 
 def _as_root() -> list[str]:
-    # In a folder that nobody else can enter and without network: no other user is needed, and none could reach the
+    # In a folder that no other user can enter, and without network: no other user is needed, and none could reach the
     # private mounts of the benchmark.
     return ["--user=root"] if os.geteuid() == 0 else []
 
 
 @contextmanager
 def private_mariadb(datadir: Path, folder: Path, options: Sequence[str]) -> Iterator[PrivateMariadb]:
-    """Run a server on `datadir` while the context lasts; socket and log are in `folder`, which nobody else may enter.
+    """Run a server on `datadir` while the context lasts; socket and log are in `folder`, closed to other users.
 
     Raises MissingRequirementError if there is none, CommandError if it does not come up.
     """
@@ -166,7 +166,7 @@ def private_mariadb(datadir: Path, folder: Path, options: Sequence[str]) -> Iter
         "--server-id=1",
         "--sync-binlog=1",
         "--innodb-flush-log-at-trx-commit=1",
-        # A warm buffer pool of an earlier start is no part of what is compared.
+        # A buffer pool warmed by an earlier start would distort the comparison.
         "--innodb-buffer-pool-dump-at-shutdown=OFF",
         "--innodb-buffer-pool-load-at-startup=OFF",
         *_as_root(),

@@ -1,4 +1,4 @@
-"""Runs sysbench against a private server, and reads what it prints."""
+"""Runs sysbench against a private server and parses its output."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LONGEST = re.compile(r"^\s*max:\s+([\d.]+)", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What one run found."""
+    """The result of one run."""
 
     tps: float
     """Transactions a second."""
     p95_s: float
-    """Of a transaction's latency."""
+    """Latency of a transaction."""
     max_s: float
     seconds_tps: tuple[float, ...]
     """Of each second."""
@@ -37,7 +37,7 @@ class Report:
 
 
 def parse(text: str) -> Report:
-    """Return what a run of sysbench 1.0 with a report each second printed. Raises CommandError if it is not that."""
+    """Parse the output of sysbench 1.0 with a report each second. Raises CommandError if it is something else."""
     total, percentile, longest = _TRANSACTIONS.search(text), _PERCENTILE.search(text), _LONGEST.search(text)
     if total is None or percentile is None or longest is None:
         raise CommandError(f"sysbench printed no result: {text.strip()[-500:] or 'nothing at all'}")

@@ -1,4 +1,4 @@
-"""One pass of writes or reads over a file, and its figures."""
+"""Runs one pass of writes or reads over a file and returns its figures."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _LATENCIES = {"p50": "p50", "p99": "p99", "p99.9": "p999", "max": "max"}
 
 @dataclass(frozen=True, kw_only=True)
 class WritePass:
-    """What a pass of writes took."""
+    """The cost of a pass of writes."""
 
     seconds: float
     """Until the last write had returned; without the sync at its end."""
     sync_s: float
-    """Of the sync at its end."""
+    """Duration of the sync at its end."""
     asked_bytes: int
-    """What the load wrote; what the device wrote is in `spent`."""
+    """Bytes written by the load; `spent` has those written to the device."""
     spent: Spent
     """Until all of the file system was on the device, metadata included."""
     latencies_s: Mapping[str, float]
-    """{"p50", "p99", "p99.9", "max"} of a write; empty where nobody measured them."""
+    """{"p50", "p99", "p99.9", "max"} of a write; empty if not measured."""
     sync_latencies_s: Mapping[str, float]
     """The same of the syncs within the load."""
     windows: Windows | None
 
     @property
     def durable_s(self) -> float:
-        """Seconds until what was written would have survived a power cut."""
+        """Seconds until the written data would have survived a power cut."""
         return self.seconds + self.sync_s
 
 
@@ -76,14 +76,14 @@ def write_pass(bench: Workbench, file: Path, load: Callable[[], FioRun]) -> Writ
 
 
 def timed_pass(bench: Workbench, file: Path, load: Callable[[], tuple[float, int]]) -> WritePass:
-    """Run a load that tells how long it took (seconds) and what it wrote (bytes), and sync."""
+    """Run a load that returns its duration (seconds) and volume (bytes), and sync."""
     with bench.measured() as part:
         seconds, asked_bytes = load()
         start = time.monotonic()
         with open(file, "rb") as written:
             os.fsync(written.fileno())
         sync_s = time.monotonic() - start
-        # Not timed, but counted: what the file system itself has still to write for it (btrfs: its trees).
+        # Counted but not timed: later writes of the file system itself (btrfs: its trees).
         bench.run(("sync", "--file-system", str(file)))
     return WritePass(
         seconds=seconds,
@@ -114,7 +114,7 @@ def write_infos(name: str, words: str, *, headline: bool = False) -> Iterator[Me
 
 
 def write_figures(name: str, done: WritePass) -> dict[str, float]:
-    """Return the figures of a pass by the names of `write_infos`; what was not measured is absent."""
+    """Return the figures of a pass by the names of `write_infos`; unmeasured ones are absent."""
     found = {
         f"{name}_s": done.durable_s,
         f"{name}_unsynced_s": done.seconds,
@@ -135,7 +135,7 @@ def write_figures(name: str, done: WritePass) -> dict[str, float]:
 def write_curves(
     passes: Mapping[str, WritePass], titles: Mapping[str, str]
 ) -> tuple[dict[str, Sequence[float]], dict[str, Mapping[str, Any]]]:
-    """Return series and axes of what was written in each second of passes that lasted some seconds."""
+    """Return series and axes of the writes in each second, for passes that lasted some seconds."""
     series: dict[str, Sequence[float]] = {}
     axes: dict[str, Mapping[str, Any]] = {}
     for name, done in passes.items():

@@ -1,4 +1,4 @@
-"""Dropping what would answer reads in a storage's stead: the kernel's caches, and the folders where clients cache."""
+"""Drops the caches that would answer reads instead of the storage: those of the kernel, and folders of clients."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
-# A client writes what it has read into its cache a moment later.
+# A client writes data to its cache a moment after reading them.
 _SETTLED_S = 0.1
-# A load that goes on fills it again.
+# A continuing load fills it again.
 _AT_MOST_S = 5.0
 
 
@@ -25,8 +25,8 @@ def drop_caches(folders: Sequence[str] = ()) -> None:
 
     Raises MissingRequirementError where these cannot be dropped (a container).
     """
-    # Twice: the first may leave what was written meanwhile. All file systems: a loop device's file is on another. And
-    # first: what a client writes away it may keep.
+    # Twice: the first may miss concurrent writes. All file systems: a loop device's file is on another one. And
+    # first: a client may cache the data that it writes back.
     os.sync()
     os.sync()
     deadline = time.monotonic() + _AT_MOST_S

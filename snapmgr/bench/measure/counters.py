@@ -1,4 +1,4 @@
-"""What a measured part cost: bytes at the devices, seconds of processor, and what the hypervisor took."""
+"""Counts the cost of a measured part: bytes at the devices, CPU seconds, and steal time of the hypervisor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ABSENT = "the device {} is gone: the kernel counts nothing for it"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceCounts:
-    """What a device has done since it exists. Discards and flushes are not among them."""
+    """The counters of a device since it exists, without discards and flushes."""
 
     reads: int
     read_bytes: int
@@ -49,9 +49,9 @@ class MeasuredPart:
 
     @property
     def spent(self) -> Spent:
-        """Return what it took. Raises RuntimeError while it still goes on."""
+        """Return its cost. Raises RuntimeError before its end."""
         if self._spent is None:
-            raise RuntimeError("what a part took is known when it has ended")
+            raise RuntimeError("the cost of a part is known after it has ended")
         return self._spent
 
     @spent.setter
@@ -60,7 +60,7 @@ class MeasuredPart:
 
 
 class Counters:
-    """Counts what given devices and the machine's processors do meanwhile.
+    """Counts the work of given devices and of the machine's processors during a part.
 
     Args:
         devices: nodes ("/dev/loop3", "/dev/mapper/vg-lv"), each counted once even if named twice; none: no bytes.
@@ -114,7 +114,7 @@ def device_number(device: str) -> str:
     except OSError as error:
         raise StorageError(f"{device}: {error.strerror}") from None
     if not stat.S_ISBLK(status.st_mode):
-        raise StorageError(f"{device} is no block device")
+        raise StorageError(f"{device} is not a block device")
     return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
 
 
@@ -135,7 +135,7 @@ def parse_diskstats(text: str) -> Mapping[str, DeviceCounts]:
 
 
 def parse_cpu(text: str, *, ticks_per_s: int) -> CpuCounts:
-    """Given the text of /proc/stat (proc_stat(5)) and its unit, return what all processors have done."""
+    """Given the text of /proc/stat (proc_stat(5)) and its unit, return the time of all processors."""
     # A guest's time is part of "user" already.
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, text.splitlines()[0].split()[1:9])
     return CpuCounts(
@@ -145,5 +145,5 @@ def parse_cpu(text: str, *, ticks_per_s: int) -> CpuCounts:
 
 
 def read_cpu() -> CpuCounts:
-    """Return what all processors have done until now; the kernel counts in hundredths of a second."""
+    """Return the time of all processors until now; the kernel counts in hundredths of a second."""
     return parse_cpu(Path("/proc/stat").read_text(encoding="ascii"), ticks_per_s=os.sysconf("SC_CLK_TCK"))

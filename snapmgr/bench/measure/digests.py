@@ -1,4 +1,4 @@
-"""What each piece of a file held, to tell later which pieces were changed, and that others were not."""
+"""Records a digest of each piece of a file, to show later which pieces have changed and which have not."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class UnitDigests:
     digests: array[int]
 
     def changed(self, file: Path) -> int:
-        """Return how many pieces of `file` differ from what they were, missing and further ones included."""
+        """Return how many pieces of `file` have changed, missing and additional ones included."""
         return sum(1 for then, now in zip_longest(self.digests, _digests(file, self.unit_bytes)) if then != now)
 
 
 def digest_units(file: Path, unit_bytes: int) -> UnitDigests:
-    """Read a file that nobody writes to, all of it. Raises OSError."""
+    """Read a whole file, which must not change during the call. Raises OSError."""
     return UnitDigests(unit_bytes=unit_bytes, digests=array("Q", _digests(file, unit_bytes)))
 
 

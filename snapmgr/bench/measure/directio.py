@@ -1,4 +1,4 @@
-"""Whether O_DIRECT writes of a file system go past the page cache."""
+"""Checks whether O_DIRECT writes bypass the page cache of a file system."""
 
 from __future__ import annotations
 

@@ -28,17 +28,17 @@ class BlockLayout:
     size_bytes: int
     """The file's length."""
     mapped_bytes: int
-    """Of that, what is not a hole."""
+    """Of that, without holes."""
     unwritten_bytes: int
-    """Of `mapped_bytes`, what was allocated and never written: it reads as zeros, without the device."""
+    """Of `mapped_bytes`, allocated but never written: it reads as zeros, without the device."""
     shared_bytes: int
-    """Of `mapped_bytes`, what the file system says that others share (snapshots, clones). LVM's sharing is not its."""
+    """Of `mapped_bytes`, shared with snapshots or clones according to the file system; it cannot see sharing by LVM."""
     encoded: int
     """Extents that are compressed or encrypted."""
     extents: int
     """As filefrag counts them: neighbours that touch are merged, or lie as far apart as in the file."""
     gaps: int
-    """Physical jumps of who reads the file from its beginning to its end."""
+    """Physical jumps of a reader from the beginning to the end of the file."""
     runs: tuple[tuple[int, int, int], ...]
     """Pieces without a jump between them: (logical, physical, length)."""
     mapped: bool = False
@@ -50,7 +50,7 @@ class BlockLayout:
         return self.gaps * _GIB / self.mapped_bytes if self.mapped_bytes else 0.0
 
     def caveats(self) -> list[str]:
-        """Return what the figures do not say, as sentences."""
+        """Return the limits of the figures, as sentences."""
         said = []
         if self.encoded:
             said.append(
@@ -68,7 +68,7 @@ class BlockLayout:
         return said
 
     def document(self) -> dict[str, Any]:
-        """Return it for a sample: what is above, and at most `POINTS` pieces for a map, evenly over the file."""
+        """Return it for a sample: the figures above, and at most `POINTS` pieces for a map, evenly over the file."""
         return {
             "size_bytes": self.size_bytes,
             "mapped_bytes": self.mapped_bytes,
@@ -85,7 +85,7 @@ class BlockLayout:
 
 
 def read_layout(path: Path) -> BlockLayout:
-    """Flush a file and return where its blocks are. Nobody writes to it meanwhile.
+    """Flush a file, which must not change during the call, and return where its blocks are.
 
     Raises StorageError if its file system does not tell (tmpfs), OSError if it cannot be opened.
     """
@@ -98,7 +98,7 @@ def read_layout(path: Path) -> BlockLayout:
 
 
 def read_extents(fd: int) -> list[Extent]:
-    """Flush a file and return its extents as the file system tells them, by their place in the file.
+    """Flush a file and return its extents as the file system reports them, by their place in the file.
 
     Raises StorageError where it does not tell.
     """
@@ -128,7 +128,7 @@ def lay_out(extents: Sequence[Extent], *, size_bytes: int, mapped: bool = False)
 
 
 def _touch(before: Extent, after: Extent) -> bool:
-    """Whether the device goes on where it was, or jumps only as far as the file does (a hole in place)."""
+    """Whether the device continues, or jumps only as far as the file does (a hole in place)."""
     distance = after.physical - before.physical
     return distance in {before.length, after.logical - before.logical}
 
@@ -141,7 +141,7 @@ def _filefrag_extents(extents: Sequence[Extent]) -> int:
 
 
 def _runs(extents: Sequence[Extent]) -> list[tuple[int, int, int]]:
-    """Join what is read without a jump."""
+    """Join pieces that are read without a jump."""
     runs: list[tuple[int, int, int]] = []
     before: Extent | None = None
     for one in extents:

@@ -1,7 +1,7 @@
-"""Bounds the memory, and so the page cache, of all that a sample runs: by a control group of version 2.
+"""Limits the memory of a sample, including its page cache, by a control group of version 2.
 
-Pages of files are charged to the group of whoever touches them first: so the whole process that measures enters the
-group, and all that it starts follows it.
+The kernel charges a page to the group that touches it first. So the measuring process enters the group, and all its
+children follow it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 
 def nominal_bytes(found_bytes: int) -> int:
-    """Return what is to be told and compared: found_bytes, rounded up to a quarter of the power of two below it.
+    """Return found_bytes for output and comparison, rounded up to a quarter of the power of two below it.
 
     What the kernel keeps for itself differs by some MiB from boot to boot: a run goes on after one all the same.
     """
@@ -44,17 +44,17 @@ def nominal_bytes(found_bytes: int) -> int:
     return -(-found_bytes // step) * step
 
 
-def lacking(root: Path | None = None) -> Reason | None:
+def missing_requirement(root: Path | None = None) -> Reason | None:
     """Return why memory cannot be bounded here; None if it can. Enables the controller if need be."""
     root = root or ROOT
     if not (root / "cgroup.controllers").exists():
         return Reason(
-            what=f"no control groups of version 2 at {root}: memory cannot be bounded",
+            what=f"cannot limit memory: there are no control groups of version 2 at {root}",
             hint="use data larger than the memory, or boot with systemd.unified_cgroup_hierarchy=1",
         )
     if "memory" not in (root / "cgroup.controllers").read_text(encoding="ascii").split():
         return Reason(
-            what="the kernel's control groups of version 2 have no memory controller: memory cannot be bounded",
+            what="cannot limit memory: the kernel's control groups of version 2 have no memory controller",
             hint="use data larger than the memory, or boot with cgroup_no_v1=memory",
         )
     try:
@@ -62,7 +62,7 @@ def lacking(root: Path | None = None) -> Reason | None:
             (root / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
     except OSError as error:
         return Reason(
-            what=f"memory cannot be bounded: {root}: {error.strerror}",
+            what=f"cannot limit memory: {root}: {error.strerror}",
             hint="run it as root outside of a container, or use data larger than the memory",
         )
     return None
@@ -81,10 +81,10 @@ def bounded(name: str, limit_bytes: int, *, root: Path | None = None) -> Iterato
         return
     if limit_bytes < _LEAST_BYTES:
         raise StorageError(
-            f"a benchmark does not run in {format_size(limit_bytes)} of memory",
+            f"{format_size(limit_bytes)} of memory are too little for a benchmark",
             hint=f"{format_size(_LEAST_BYTES)} will do",
         )
-    if (reason := lacking(root)) is not None:
+    if (reason := missing_requirement(root)) is not None:
         raise MissingRequirementError(reason.what, hint=reason.hint)
     group, before = root / f"{_PREFIX}{name}", _group_of_this_process(root)
     try:
@@ -96,7 +96,7 @@ def bounded(name: str, limit_bytes: int, *, root: Path | None = None) -> Iterato
     except OSError as error:
         remove_group(name, root=root)
         raise MissingRequirementError(
-            f"cannot bound memory by {group}: {error.strerror}", hint="run it outside of a container"
+            f"cannot limit memory by {group}: {error.strerror}", hint="run it outside of a container"
         ) from None
     try:
         yield True
@@ -106,7 +106,7 @@ def bounded(name: str, limit_bytes: int, *, root: Path | None = None) -> Iterato
 
 
 def remove_group(name: str, *, root: Path | None = None) -> None:
-    """Remove what `bounded` made, once nobody is in it; what is charged to it goes to its parent. Idempotent."""
+    """Remove the group of `bounded` once it has no process; its charges go to its parent. Idempotent."""
     group = (root or ROOT) / f"{_PREFIX}{name}"
     deadline = time.monotonic() + _EMPTY_S
     while group.exists():

@@ -1,4 +1,4 @@
-"""What a scenario remembers of its data, to prove later that a snapshot holds the old ones and the origin the new."""
+"""Remembers a scenario's data, to prove later that a snapshot holds the old data and the origin the new."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeFacts:
-    """What a folder held: all names and sizes, and the contents of some files."""
+    """The contents of a folder: all names and sizes, and digests of some files."""
 
     files: int
     listing: str
@@ -26,7 +26,7 @@ class TreeFacts:
     """Digest by name of a sample of them."""
 
     def differences(self, other: TreeFacts) -> list[str]:
-        """Return in words what `other` has different; empty if nothing of what is known."""
+        """Return the differences of `other` in words; empty if no recorded fact differs."""
         said = []
         if self.listing != other.listing:
             said.append(f"names or sizes differ, of {self.files} files then and {other.files} now")
@@ -35,7 +35,7 @@ class TreeFacts:
 
 
 def tree_facts(folder: Path, *, seed: int, sample: int, names: Sequence[str] | None = None) -> TreeFacts:
-    """Given a folder that nobody writes to, return what it holds.
+    """Return the contents of a folder, which must not change during the call.
 
     The contents are those of `names`, or of `sample` files at random. Raises OSError.
     """

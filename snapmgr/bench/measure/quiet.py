@@ -1,4 +1,4 @@
-"""Waiting until a storage has done what it does in the background, so that the next measurement does not pay for it."""
+"""Waits until a storage has finished its background work, so that the next measurement does not include it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # As long without any request: the device is idle.
 _IDLE_S = 0.3
 _LOOK_S = 0.05
-# A device that somebody else uses never is.
+# A device that others use never is.
 _AT_MOST_S = 120.0
 _CLEANER_S = 1800.0
 
@@ -64,7 +64,7 @@ def flush(path: Path, runner: Runner) -> None:
 
 
 def _staged_bytes(point: str) -> float:
-    """Return what a JuiceFS client has not uploaded yet."""
+    """Return the bytes that a JuiceFS client has not uploaded yet."""
     with open(f"{point}/.stats", encoding="utf-8") as file:
         values = [line.split()[-1] for line in file if line.startswith("juicefs_staging_block_bytes")]
     return sum(map(float, values))

@@ -1,8 +1,8 @@
-"""A physical backup of a private MariaDB with as much data and redo log as wanted.
+"""Makes a physical backup of a private MariaDB with a given amount of data and redo log.
 
-The redo log of a backup begins at the server's last checkpoint and ends where the copy ended. So a server whose buffer
-pool holds all that is changed, and whose log has room, is loaded until its log is most of the wanted size behind its
-checkpoint; then it is backed up while the load goes on until the wanted size is reached.
+The redo log of a backup begins at the server's last checkpoint and ends when the copy ends. So the buffer pool must
+hold all changed pages, and the log must have room. The server is loaded until its log is most of the wanted size ahead
+of the checkpoint; the backup then runs under load until the wanted size is reached.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _QUERY_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class RedoLoad:
-    """What a server is filled with, and how its pages are changed then."""
+    """The data of a server, and the changes to its pages."""
 
     data_bytes: int
     """Of all tables together, about."""
@@ -63,11 +63,11 @@ class RedoLoad:
     @property
     def pool_bytes(self) -> int:
         """Of the server's buffer pool: nothing may be flushed, or the checkpoint would move."""
-        # Undo and system pages beside what is changed.
+        # Undo and system pages besides the changed ones.
         return self.data_bytes * 3 // (self.every * 2) + self.redo_bytes + (128 << 20)
 
     def server_options(self) -> tuple[str, ...]:
-        """Return what keeps the server from moving its checkpoint."""
+        """Return the settings that keep the server from moving its checkpoint."""
         return (
             f"--innodb-buffer-pool-size={self.pool_bytes}",
             f"--innodb-log-file-size={self.redo_bytes * 3 + (64 << 20)}",
@@ -81,7 +81,7 @@ class RedoLoad:
     def change_until(
         self, lsn: int, execute: Callable[[str], object], current: Callable[[], int], stop: threading.Event
     ) -> None:
-        """Change pages, table after table, until the log is at `lsn`, which `current` tells, or `stop` is set."""
+        """Change pages, table after table, until `current` returns `lsn` for the log, or `stop` is set."""
         turn = 0
         while not stop.is_set() and current() < lsn:
             execute(change_statement(self.rows, self.every, turn))
@@ -89,7 +89,7 @@ class RedoLoad:
 
 
 def fill_statements(rows: int) -> Iterator[str]:
-    """Yield what makes the tables, of `rows` rows each, no two of which are alike."""
+    """Yield the statements that fill the tables with `rows` rows each, all different."""
     yield f"CREATE DATABASE {SCHEMA}"
     for number in range(TABLES):
         table = f"{SCHEMA}.t{number}"
@@ -135,7 +135,7 @@ def make_backup(load: RedoLoad, *, datadir: Path, target: Path, folder: Path, ru
         with server.connect() as connection:
             connection.set_read_timeout(_QUERY_S)
             _back_up_under_load(load, server, connection, target, folder)
-        # What it has in memory, nobody wants.
+        # The data in its memory are not needed.
         server.kill()
 
 
@@ -175,7 +175,7 @@ class KeptFolder:
     """A folder's contents in a file without a name: whatever ends this process, nothing of it is left."""
 
     def __init__(self, folder: Path, place: str) -> None:
-        """Keep what is in `folder`; `place` is a folder on a disk with room. Raises OSError."""
+        """Keep the contents of `folder`; `place` is a folder on a disk with enough space. Raises OSError."""
         self._file = tempfile.TemporaryFile(dir=place)  # noqa: SIM115 - closed by `close`
         try:
             with tarfile.open(fileobj=self._file, mode="w") as archive:

@@ -1,4 +1,4 @@
-"""The published experiments: their figures, what they were measured on, what was concluded. Data; `repeated` judges."""
+"""Holds the published experiments: their figures, their hardware, their conclusions. Data; `judgement` judges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Side:
     """One of the two figures of a ratio."""
 
     words: str
-    """Who it is of: "LVM + ext4"."""
+    """The storage: "LVM + ext4"."""
     stack: str
     metric: str
     """Ours; "" where no scenario has that figure."""
@@ -36,7 +36,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One published ratio and what was concluded from it."""
+    """One published ratio and its conclusion."""
 
     key: str
     """"random-update/read": unique, for documents and links."""
@@ -52,7 +52,7 @@ class Claim:
     measured_on: str
     wants: tuple[Want, ...] = _ON_THE_DISK
     remark: str = ""
-    """What is known to be wrong with the published figure."""
+    """Known errors of the published figure."""
 
     @property
     def scenario(self) -> str:

@@ -1,4 +1,4 @@
-"""The published experiments beside ours: which conclusions hold here, which do not, which were not shown. Pure."""
+"""Compares our samples with the published experiments: which conclusions hold here, fail, or are not shown. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["holds", "does not hold", "not shown", "not measured"]
 _PUBLISHED_VARIANTS = ("printed", "repaired")
-# As far from 1 at most a ratio is none.
+# A ratio between 1/1.1 and 1.1 counts as equal.
 _ALIKE = 1.1
 
 
@@ -28,7 +28,7 @@ def compare_published(samples: Sequence[Sample], *, level: float = LEVEL, seed: 
 
     {"schema", "level", "comparisons", "rows": […], "counts": {verdict: rows}}. A row: {"key", "experiment" ("" if
     nothing of it was measured), "title", "over" and "under" ({"words", "stack", "metric", "value"}), "unit",
-    "published": [low, high], "published_text", "ours" (see `contrast.ratio_document`; None), "ours_text", "verdict",
+    "published": [low, high], "published_text", "ours" (see `comparison.ratio_document`; None), "ours_text", "verdict",
     "words", "conclusion", "measured_on", "obstacles": [why not comparable…], "remark"}. A count of stalls has one side
     and no ratio. A claim has a row for each variant that was measured. The level is for all intervals together.
     """
@@ -85,7 +85,7 @@ def _judged(
 
 
 def judge(published: tuple[float, float], ours: Ratio) -> tuple[Verdict, str]:
-    """Given a published ratio (or the ends of its range) and ours, return what becomes of the conclusion, and how much.
+    """Given a published ratio (or the ends of its range) and ours, return the verdict and its extent.
 
     It holds if ours is shown to be on the same side of 1, whatever its size. It does not if ours is shown to be on the
     other side, or next to 1 and not the published one.
@@ -128,7 +128,7 @@ def _stalls(stall: StallClaim, group: Group) -> list[tuple[int, int, int]]:
 
 
 def _without(curves: Sequence[Sequence[float]], interval_s: int) -> list[bool]:
-    """Whether nothing was done in each whole interval, given what was done in each second."""
+    """Given the work of each second, return for each whole interval whether nothing was done."""
     each = [sum(second) for second in zip(*curves, strict=False)]
     return [not any(each[at : at + interval_s]) for at in range(0, len(each) - interval_s + 1, interval_s)]
 

@@ -1,6 +1,6 @@
 """The published random-update script, with what is wrong in it kept: only what stops it is repaired.
 
-    python3 printed.py fill|update|read FILE FILE_BYTES UPDATES SEED
+    python3 script.py fill|update|read FILE FILE_BYTES UPDATES SEED
 
 Kept, because it is what was measured: all workers share one file offset, since the file is opened once, before they are
 forked, so that a worker writes wherever another one has just sought to; the file is opened by "w+b", which empties it;
@@ -31,7 +31,7 @@ READ_SIZE = 1 << 20
 
 
 def fill(file: BinaryIO, extents: Sequence[int]) -> None:
-    """Seek to the first extent of a worker's part, and write on from there: from wherever the offset is by then."""
+    """Seek to the first extent of a worker's part, and write from the offset, which others may have moved by then."""
     file.seek(extents[0] * EXTENT_SIZE)
     file.writelines(os.urandom(EXTENT_SIZE) for _ in extents)
 

@@ -1,4 +1,7 @@
-"""The report: what samples say, as a document (`document`), one HTML page that needs nothing else, and CSV rows."""
+"""Makes the report from samples: a JSON `document`, one self-contained HTML page, and CSV rows.
+
+The command line imports `document`, `render`, `rows` and `COLUMNS` from here and nothing else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that the report says, as one document that can be written as JSON: the page shows it and adds nothing."""
+"""Builds the document of the report; the page shows it and adds nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.report import figures
-from snapmgr.bench.report.contrasts import moment_families, ratio_rows
+from snapmgr.bench.report.comparisons import moment_families, ratio_rows
 from snapmgr.bench.report.figures import anchor_of, by_stack
 from snapmgr.bench.report.method import interval_words, method
 from snapmgr.bench.statistics.advice import Conditions, advise
@@ -89,7 +89,7 @@ def document(
 
 
 def _sorted(group: Group) -> Group:
-    """Return it with the stacks in the order that they are always told in."""
+    """Return it with the stacks in their usual order."""
     order = list(STACKS)
     rank = {name: number for number, name in enumerate(order)}
     return replace(group, samples=tuple(sorted(group.samples, key=lambda one: rank.get(one["stack"], len(order)))))
@@ -144,7 +144,7 @@ def _subtitle(samples: Sequence[Sample], made_at: datetime) -> str:
 def _warnings(
     samples: Sequence[Sample], experiments: Iterable[Group], failed: Sequence[Sample], problems: Sequence[str]
 ) -> list[dict[str, str]]:
-    """Return what a reader has to know before believing anything: alarms, then what is worth knowing."""
+    """Return the warnings for the reader: alarms first, then notes."""
     alarms, notes = [], []
     hosts = _distinct_hosts(samples)
     if any(is_loop(host) for host in hosts):
@@ -204,7 +204,7 @@ def _scenario(
 
 
 def _baseline(stacks: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the others are drawn against: the stack that was asked for first, else a control, else the first."""
+    """Return the stack that the others are drawn against: the first one requested, else a control, else the first."""
     asked: list[str] = [stack for run in runs for stack in (run.get("arguments") or {}).get("stacks") or ()]
     return next(stack for stack in (*asked, *_CONTROLS, *stacks) if stack in stacks)
 
@@ -224,7 +224,7 @@ def _about(group: Group, stacks: Sequence[str]) -> str:
 
 
 def _notes(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return what the samples remark, each remark once: whose samples say it, how many do, of how many."""
+    """Return the notes of the samples, each once: with the stacks, the number of samples, and of how many."""
     rows: dict[str, dict[str, Any]] = {}
     for stack, ours in by_stack(samples).items():
         for text, n in Counter(note for one in ours for note in dict.fromkeys(one["notes"])).items():
@@ -236,16 +236,16 @@ def _notes(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def _distinct_hosts(samples: Iterable[Sample]) -> list[Mapping[str, Any]]:
-    return list(
-        {json.dumps(telling(one["host"]), sort_keys=True): one["host"] for one in samples if one["host"]}.values()
-    )
+    # Absent samples are recorded before the facts about preparing the device are known.
+    measured = [one for one in samples if one["host"] and one["kind"] != "absent"]
+    return list({json.dumps(telling(one["host"]), sort_keys=True): one["host"] for one in measured}.values())
 
 
 def _hosts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return the machines that differ in what tells, with how many samples each has."""
+    """Return the machines that differ in relevant facts, with the number of samples of each."""
     found: dict[str, list[Sample]] = {}
     for one in samples:
-        if one["host"]:
+        if one["host"] and one["kind"] != "absent":
             found.setdefault(json.dumps(telling(one["host"]), sort_keys=True), []).append(one)
     return [
         {
@@ -268,7 +268,7 @@ def _sentence(text: str) -> str:
 
 
 def _example(group: Group) -> dict[str, Any]:
-    """Return what was run for one sample of each stack, so that anyone can repeat it by hand."""
+    """Return the commands of one sample of each stack, so that anyone can repeat them by hand."""
     firsts = [ours[0] for ours in by_stack(group.counted).values()]
     # Most job files are the same on all stacks.
     jobs: dict[tuple[str, str], list[str]] = {}

@@ -1,4 +1,4 @@
-"""What samples of one scenario say, as JSON-able figures: tables, moments, curves, intervals, layouts. Pure."""
+"""Turns the samples of one scenario into figures for JSON: tables, moments, curves, intervals, layouts. Pure."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def families(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def common_title(titles: Sequence[str]) -> str:
-    """Return what all titles say: their beginning, and their end from a comma or a colon on; else the first title."""
+    """Return the common part of titles: beginning, and end from a comma or colon on; else the first title."""
     split, head, tail = _parted(titles)
     beginning = split[0][:head]
     while beginning and beginning[-1].lower() in {",", ":", "in", "the", "of", "from", "with", "before", "after", "a"}:
@@ -110,13 +110,13 @@ def common_title(titles: Sequence[str]) -> str:
 
 
 def differing_titles(titles: Sequence[str]) -> list[str]:
-    """Return what each title says that is not in their common one: "before the snapshot"; "" where that is nothing."""
+    """Return the part of each title that is not common to all: "before the snapshot"; "" where there is none."""
     split, head, tail = _parted(titles)
     return [_joined(words[head : len(words) - tail]).strip(",: ") for words in split]
 
 
 def moment_titles(names: Sequence[str], titles: Sequence[str]) -> list[str]:
-    """Return what to call each moment of a family: what differs in its title, else the word in its name."""
+    """Return a name for each moment of a family: the differing part of its title, else the word in its name."""
     found = []
     for name, words in zip(names, differing_titles(titles), strict=True):
         moment = moment_of(name)
@@ -195,7 +195,7 @@ def timelines(samples: Sequence[Sample]) -> list[dict[str, Any]]:
         shown = _middle(having, lambda sample: sum(sum(sample["series"].get(name, ())) for name in axes))
         made = [_lane(names, axes, shown, having) for names in lanes]
         widest = max(lane["interval_s"] for lane in made)
-        # A figure may be told for intervals and, finer, for each second: intervals are drawn, both are counted.
+        # A figure may exist for intervals and, finer, for each second: intervals are drawn, both are counted.
         wide = [lane for lane in made if lane["interval_s"] == widest and any(one["values"] for one in lane["moments"])]
         rows.append(
             {

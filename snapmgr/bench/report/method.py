@@ -1,4 +1,4 @@
-"""How it was measured and reckoned, in sentences that name the numbers of these very samples."""
+"""Describes the method of measurement and computation, with the numbers of the given samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def interval_words(samples: Sequence[Sample]) -> str:
-    """Return what the intervals are: "95 % for all 12 comparisons together"."""
+    """Return the meaning of the intervals: "95 % for all 12 comparisons together"."""
     number = comparisons(samples)
     return (
         f"{LEVEL:.0%} for all {number} comparisons together".replace("%", " %") if number > 1 else f"{LEVEL * 100:g} %"

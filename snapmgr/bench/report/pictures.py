@@ -1,4 +1,4 @@
-"""The pictures of a document: each chart in two widths, of the figures that stand in its table."""
+"""Draws the charts of a document, each in two widths, from the figures in its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples as rows for a table program: one for each figure."""
+"""Turns samples into rows for a spreadsheet: one row per figure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The documents that results are made of: their fields, and whether one is whole. Read here once, believed everywhere.
+"""Defines the documents of results, and checks them when they are read; later code relies on that check.
 
-Whatever a report or a comparison looks into has its type here. Fields that are not known are left alone: a later
-version may say more.
+It has a type for every field that a report or a comparison uses. Unknown fields are ignored: a later version may add
+some.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Host(TypedDict, total=False):
 
 
 class Sample(TypedDict):
-    """One file: what one run of a scenario on one stack found, on a fresh file system."""
+    """One file: the result of one run of a scenario on one stack, on a fresh file system."""
 
     schema: int
     id: str
@@ -159,7 +159,7 @@ class Sample(TypedDict):
 
 
 def require_whole(document: dict[str, Any], kind: type[_T]) -> None:
-    """Raise ValueError, with what is wrong and where, for a document that lacks or distorts something."""
+    """Raise ValueError, with the fault and its place, for an incomplete or distorted document."""
     try:
         msgspec.convert(document, kind)
     except RecursionError:

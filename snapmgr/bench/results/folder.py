@@ -1,4 +1,4 @@
-"""The folder that results are written to, as a place: whether anything can be written there, and room for a sample."""
+"""Checks the folder for results: whether it can be written to, and whether a sample fits."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def unwritable(path: Path, error: OSError, folder: Path) -> CatalogError:
     hint = space_hint(error)
     return (CatalogError if hint is None else NoRoomError)(
         f"cannot write {path}: {error.strerror or error}",
-        hint=f"{hint or 'see that its file system is there and can be written to'}; "
-        f"the samples made are kept, and the same command with -o {folder} goes on",
+        hint=f"{hint or 'check that its file system is mounted and writable'}; "
+        f"the samples are kept; to continue, repeat the command with -o {folder}",
     )
 
 
@@ -45,10 +45,12 @@ def opened(folder: Path) -> int:
         folder.mkdir(mode=0o755, exist_ok=True)
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"{folder} is no folder", hint="name a new one with -o") from None
+        raise ConfigError(f"{folder} is not a folder", hint="name a new one with -o") from None
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not folder.parent.exists():
-            raise ConfigError(f"there is no folder {folder.parent}", hint="make it, or name another with -o") from None
+            raise ConfigError(
+                f"the folder {folder.parent} does not exist", hint="make it, or name another with -o"
+            ) from None
         raise ConfigError(f"cannot make {folder}: {error.strerror}", hint=_elsewhere(error)) from None
 
 
@@ -63,7 +65,7 @@ def require_fit(folder: Path) -> None:
 
 @contextmanager
 def work_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder in `folder` for what a sample needs meanwhile.
+    """Yield an empty folder in `folder` for the temporary files of a sample.
 
     Raises ConfigError if something else has its name, CatalogError and NoRoomError if it cannot be made.
     """
@@ -77,7 +79,7 @@ def work_folder(folder: Path) -> Iterator[Path]:
     try:
         yield work
     finally:
-        # What does not go now does for the next sample, or hinders it: that is told then, and this one counts.
+        # A failure to remove it is reported with the next sample, if it matters then; this one counts.
         with suppress(OSError):
             shutil.rmtree(work)
 
@@ -91,17 +93,17 @@ def _own_work(folder: Path) -> bool:
         return False
     except OSError as error:
         raise unwritable(work, error, folder) from None
-    # What a link or a mount leads to is none of ours, and would be removed.
+    # The target of a link or a mount is not ours, and would be removed.
     if not stat.S_ISDIR(mode) or os.path.ismount(work):
         raise ConfigError(
-            f"{work} is no folder that a run has made",
-            hint="look at it and move it away, or name a new folder with -o",
+            f"{work} was not made by a run",
+            hint="examine it and move it away, or name a new folder with -o",
         )
     return True
 
 
 def _try_out(folder: Path) -> None:
-    # It never has a name. Random: what is compressed takes no room.
+    # The file never has a name. Random data: compressed data would need no space.
     with TemporaryFile(dir=folder) as file:
         file.write(os.urandom(_ROOM_BYTES))
         file.flush()

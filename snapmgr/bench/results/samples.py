@@ -1,7 +1,7 @@
-"""Results: a folder with ``run.json``, and one file for each sample that is never written again.
+"""Reads and writes results: a folder with ``run.json`` and one file per sample, which is never changed.
 
-Measuring only adds files here, drawing and comparing only read them. A file that cannot be read is a problem that is
-told, never a sample less.
+Measuring only adds files; reports and comparisons only read them. An unreadable file is reported as a problem, never
+skipped silently.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Results:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder if need be and be the only one who writes to it.
+        """Make the folder if necessary, and lock it against other runs.
 
         Raises ConfigError if nothing can be written there or it holds something else, and BusyError if another run
         writes to it: then nothing was changed.
@@ -83,7 +83,7 @@ class Results:
 
     @contextmanager
     def work_folder(self) -> Iterator[Path]:
-        """Yield an empty folder in it for what a sample needs meanwhile; it goes afterwards.
+        """Yield an empty folder in it for the temporary files of a sample; it is removed afterwards.
 
         Raises ConfigError if something else has its name, and CatalogError or NoRoomError if it cannot be made.
         """
@@ -109,8 +109,8 @@ class Results:
             raise resultsfolder.unwritable(self.folder, error, self.folder) from None
         if not same:
             raise CatalogError(
-                f"{self.folder} is another folder than when the run began",
-                hint="was its file system unmounted? The samples made are where it was",
+                f"{self.folder} was replaced while the run was going on",
+                hint="check whether its file system was unmounted; the samples are in the original folder",
             )
 
     def begin(self, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,9 +159,9 @@ def read(paths: Sequence[Path]) -> ReadResults:
     for folder in paths:
         files = [path for path in _files(folder) if path.name == _RUN or _SAMPLE.fullmatch(path.name)]
         if not files:
-            raise ConfigError(f"{folder} holds no results", hint="they are written by: snapmgr bench run -o FOLDER")
+            raise ConfigError(f"{folder} holds no results", hint="results come from: snapmgr bench run -o FOLDER")
         if files[0].name != _RUN and all(path.name != _RUN for path in files):
-            problems.append(f"{folder / _RUN} is missing: what was asked for cannot be told")
+            problems.append(f"{folder / _RUN} is missing: the arguments of the run are unknown")
         for path in files:
             try:
                 if path.name == _RUN:
@@ -179,7 +179,7 @@ def _lock(fd: int, folder: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BusyError(
-            f"another run writes its results to {folder}", hint="wait for it, or name another folder with -o"
+            f"another run is writing its results to {folder}", hint="wait for it, or name another folder with -o"
         ) from None
 
 
@@ -187,11 +187,11 @@ def _files(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except FileNotFoundError:
-        raise NotFoundError(f"there is no folder {folder}") from None
+        raise NotFoundError(f"the folder {folder} does not exist") from None
     except NotADirectoryError:
-        raise ConfigError(f"{folder} is no folder of results", hint="name the folder, not a file in it") from None
+        raise ConfigError(f"{folder} is not a folder of results", hint="name the folder, not a file in it") from None
     except PermissionError:
-        raise MissingRequirementError(f"no right to read {folder}") from None
+        raise MissingRequirementError(f"permission denied: cannot read {folder}") from None
 
 
 def _write(path: Path, document: dict[str, Any], kind: type) -> None:
@@ -199,7 +199,7 @@ def _write(path: Path, document: dict[str, Any], kind: type) -> None:
     require_whole(document, kind)
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     if path.exists():
-        raise CatalogError(f"{path} is there already, and samples are never written again")
+        raise CatalogError(f"{path} exists already, and samples are never overwritten")
     try:
         replace_file(path, text.encode(), _READ_ONLY)
     except OSError as error:
@@ -209,7 +209,7 @@ def _write(path: Path, document: dict[str, Any], kind: type) -> None:
 def _read(path: Path, kind: type) -> dict[str, Any]:
     """Return one document, checked. Raises CatalogError with the file's name."""
     try:
-        # Neither a link nor a FIFO is one of ours; one who made results for us may own them.
+        # Links and FIFOs are never ours; the owner of results may be another user.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(fd, "rb") as file:
             data = file.read(_MAX_BYTES + 1)

@@ -1,6 +1,6 @@
-"""Measures what a plan says, sample after sample, until there is enough or the budget ends; each is on disk at once.
+"""Measures the samples of a plan until there are enough or the budget ends; each is saved when it ends.
 
-Nothing here is remembered but in the samples: a second start reads them and goes on where the first one ended.
+The samples are the only state: a second start reads them and continues.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 FAILURES = 3
 """In a row: so many end a stack in an experiment."""
-_NEAR = "another benchmark ran on this machine meanwhile: both measured each other"
-# Of a device no more is formatted than this many times what the data need: a file system of terabytes takes minutes.
+_NEAR = "another benchmark ran on this machine at the same time: each disturbed the other"
+# At most this many times the needed space is formatted: a file system of terabytes takes minutes.
 _ROOM_FACTOR = 4
 _ROOM_LEAST_BYTES = 1 << 30
 
@@ -73,9 +73,9 @@ class RunSummary:
     failed: int
     """Of them."""
     left_out: tuple[str, ...]
-    """What the budget had no room for, in sentences."""
+    """The parts that did not fit into the budget, in sentences."""
     given_up: tuple[str, ...]
-    """What failed too often, in sentences."""
+    """The stacks that failed too often, in sentences."""
 
 
 class Conductor:
@@ -188,7 +188,7 @@ class Conductor:
         return [sample for sample in self._samples if sample["kind"] != "absent" and experiment_of(sample) == name]
 
     def _done(self) -> dict[str, list[MeasuredSlot]]:
-        """Return what is out of the way: measured, failed, or skipped because its stack failed too often."""
+        """Return the finished slots: measured, failed, or skipped because their stack failed too often."""
         done: dict[str, list[MeasuredSlot]] = {}
         for name in self._experiments:
             measured = [
@@ -243,7 +243,7 @@ class Conductor:
     # -------------------------------------------------------------------------------------------------- one sample
 
     def _note_absent(self) -> None:
-        """Write down what this machine lacks, once: it is a row that says why."""
+        """Record the missing requirements of this machine, once, as absent samples with their reasons."""
         known = {
             (sample["scenario"], sample["stack"], sample["failure"])
             for sample in self._samples
@@ -287,7 +287,7 @@ class Conductor:
                 seconds=self._clock() - begun,
             )
             if sample["failure"]:
-                # Before the work folder goes, which may have filled the disk: that is no fault of the storage.
+                # While the work folder still exists: it may have filled the disk, which is not the storage's fault.
                 self._results.require_writable()
         if near or self._other_runs():
             sample["notes"].append(_NEAR)

@@ -1,4 +1,4 @@
-"""What a run would do, step by step, with the time and space that each is expected to take. Pure."""
+"""Forecasts the steps of a run, with the time and space of each. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ForecastStep:
 
 
 def schedules_of(plan: RunPlan) -> tuple[SampleSchedule, ...]:
-    """Return what is measured in the terms of `snapmgr.bench.run.schedule`."""
+    """Return the schedules of a plan, for `snapmgr.bench.run.schedule`."""
     return tuple(
         SampleSchedule(
             name=experiment.name,
@@ -57,7 +57,7 @@ def preparation_s(file_bytes: int | None, flash_bytes: int | None, *, steady_s: 
 
 
 def forecast(plan: RunPlan, *, spent_s: float) -> tuple[list[ForecastStep], tuple[str, ...]]:
-    """Return the steps of a run that has enough as early as it can, and in sentences what the budget has no room for.
+    """Return the steps of the shortest possible run, and in sentences the parts that do not fit into the budget.
 
     `spent_s` of the budget go by before the first.
     """

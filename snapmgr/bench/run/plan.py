@@ -1,4 +1,4 @@
-"""What a run is to measure: which scenarios on which stacks, how much data, and how long that takes. Pure."""
+"""Plans a run: which scenarios on which stacks, with how much data, and how long that takes. Pure."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Profile:
     width: float
     """Intervals are measured until they are narrower than ± this share."""
     stacks: tuple[str, ...]
-    """What is compared if none is named, but for scenarios about others; see `make_plan`."""
+    """Default stacks, except for scenarios about others; see `make_plan`."""
     scenarios: tuple[str, ...] = ()
-    """What runs if none is named; empty: all."""
+    """Default scenarios; empty: all."""
     steady_s: float = 0.0
     """How long flash is written to at most, until it is in a steady state; 0: it is not."""
 
 
-# Of the budget, if nobody says.
+# Default share of the budget.
 _STEADY_SHARE = 0.25
 _FEW = ("btrfs", "xfs-reflink", "lvm+ext4", "lvm-thin+xfs", "ext4")
 _MORE = ("btrfs", "btrfs-nocow", "xfs-reflink", "lvm+ext4", "lvm-thin+xfs", "ext4", "xfs")
@@ -72,7 +72,7 @@ PROFILE: Mapping[ProfileName, Profile] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a run is asked for."""
+    """The options of a run."""
 
     scenarios: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class Experiment:
     scenario: Scenario
     parameters: Parameters
     stacks: tuple[Stack, ...]
-    """In the order asked for; the first one is what the others are compared with."""
+    """In the requested order; the others are compared with the first one."""
     needs: Needs
 
     @property
@@ -122,7 +122,7 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What is measured, and what cannot be."""
+    """The experiments of a run, and the ones that cannot be measured."""
 
     options: Options
     experiments: tuple[Experiment, ...]
@@ -136,16 +136,16 @@ class RunPlan:
 
     @property
     def space_bytes(self) -> int:
-        """What the target has to have."""
+        """The space that the target needs."""
         return max((experiment.needs.space_bytes for experiment in self.experiments), default=0)
 
     @property
     def file_bytes(self) -> int:
-        """How large a loop device's file is made, if nobody says."""
+        """Default size of a loop device's file."""
         return max(LEAST_TARGET_BYTES, self.space_bytes)
 
     def deciding(self) -> dict[str, Any]:
-        """Return what decides about what is measured, for ``run.json``; not how long the run may go on."""
+        """Return the settings that determine the samples, for ``run.json``; the budget is not one of them."""
         options = self.options
         return {
             "profile": options.profile,
@@ -190,19 +190,19 @@ def make_plan(
     *,
     scenarios: Sequence[Scenario],
     stacks: Mapping[str, Stack],
-    lacking: Callable[[Stack], Iterable[Reason]],
+    missing_requirements: Callable[[Stack], Iterable[Reason]],
     memory_bytes: int,
     room_bytes: int,
 ) -> RunPlan:
     """Return what to measure of `options`.
 
     Args:
-        options: what is asked for.
+        options: those of the command line.
         scenarios: those of `options.scenarios`, in order, or the profile's.
         stacks: all that there are, by name.
-        lacking: says what this machine lacks for one.
-        memory_bytes: what the page cache may hold at most.
-        room_bytes: size of the target, or of what there is room for.
+        missing_requirements: returns those of a stack on this machine.
+        memory_bytes: limit of the page cache.
+        room_bytes: size of the target, or of the free space.
 
     Raises ConfigError for names that do not exist, for a variant that no scenario has, and if the data do not fit.
     """
@@ -211,7 +211,7 @@ def make_plan(
     if options.variant and all(options.variant not in scenario.variants for scenario in scenarios):
         known = ", ".join(f"{one.name}: {', '.join(one.variants)}" for one in scenarios if one.variants) or "none"
         raise ConfigError(f"no scenario has a variant {options.variant!r}", hint=f"there are: {known}")
-    problem = cache(lambda name: _sentence(lacking(stacks[name])))
+    problem = cache(lambda name: _sentence(missing_requirements(stacks[name])))
     experiments: list[Experiment] = []
     absent: list[Absent] = []
     refused: ConfigError | None = None
@@ -232,7 +232,7 @@ def make_plan(
             refused = refused or error
             if options.scenarios:
                 raise
-            # Nobody asked for this one by its name: the others are measured.
+            # This one was not requested by name: the others are measured.
             absent += [
                 Absent(scenario=scenario, stack=stack, why=error.message, parameters=_known(scenario, options))
                 for stack in able
@@ -261,7 +261,7 @@ def _steady_s(options: Options, profile: Profile, budget_s: float) -> float:
     if options.steady_s >= budget_s:
         given, budget = format_duration(options.steady_s), format_duration(budget_s)
         raise ConfigError(
-            f"--steady {given} leaves nothing of the budget, which is {budget}",
+            f"--steady {given} uses up the budget, which is {budget}",
             hint="use a larger --budget, or a shorter --steady",
         )
     return options.steady_s
@@ -278,7 +278,7 @@ def _usual(scenario: Scenario, profile: Profile, stacks: Mapping[str, Stack]) ->
 
 def _stack(name: str, stacks: Mapping[str, Stack]) -> Stack:
     if name not in stacks:
-        raise ConfigError(f"there is no stack {name!r}", hint=f"there are: {', '.join(stacks)}")
+        raise ConfigError(f"unknown stack {name!r}", hint=f"there are: {', '.join(stacks)}")
     return stacks[name]
 
 
@@ -313,7 +313,7 @@ def sized(scenario: Scenario, options: Options, *, memory_bytes: int, room_bytes
             raise ConfigError(
                 f"{scenario.name} with {format_size(parameters.size_bytes)} of data needs "
                 f"{format_size(needs.space_bytes)}, and there are {format_size(room_bytes)}",
-                hint="give it more room (--on)" + (", or less data (--size)" if options.size_bytes else ""),
+                hint="use a larger target (--on)" + (", or less data (--size)" if options.size_bytes else ""),
             )
         parameters = scenario.parameters(replace(given, size_bytes=half))
         needs = scenario.needs(parameters)

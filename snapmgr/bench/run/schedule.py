@@ -1,14 +1,14 @@
-"""Which sample comes next, and when a run has enough: blocks, mirrored order, A/A twins, looks, and the budget. Pure.
+"""Chooses the next sample, and decides when a run has enough: blocks, mirrored order, A/A twins, budget. Pure.
 
 A *block* has each stack once, in random order, and one of them twice (its *twin*, for the A/A pair). The next block is
-its mirror image, so that over both each stack runs before each other one once, and none has the better place: A B B A.
-Block 0 is the *pilot*: its samples tell how long one takes, and count for nothing else.
+its mirror image (A B B A). Over both blocks each stack runs before each other one once, and none has the better place.
+Block 0 is the *pilot*: its samples show how long one takes, and are not used otherwise.
 
-`done` holds failed samples too, unless they are to be tried again: a block without them never is complete.
+`done` includes failed samples, unless they are to be repeated: a block without them would never be complete.
 
-Intervals are looked at after `least` blocks and then after each third more, not after each sample: see `stats.PEEKING`.
-What a run does next depends on what was measured, never on how it was interrupted: a resumed run goes on as if nothing
-had happened.
+Intervals are examined after `least` blocks and then after each further third, not after each sample: see
+`snapmgr.bench.statistics.ratio.PEEKING`. The next step depends on the samples alone, never on an interruption: a
+resumed run continues as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["pilot", "measured", "a/a"]
-# What was made, by the schedule's name.
+# The finished samples, by the schedule's name.
 Done: TypeAlias = "Mapping[str, Sequence[MeasuredSlot]]"
 # Whether all intervals of a schedule, made of its first N blocks, are narrow enough.
 Narrow: TypeAlias = "Callable[[str, int], bool]"
@@ -63,7 +63,7 @@ class SampleSchedule:
     stacks: tuple[str, ...]
     seed: int
     sample_s: float
-    """About how long one sample takes; corrected by what is measured."""
+    """About how long one sample takes; corrected by measurements."""
     least: int = LEAST_PAIRS
     """Blocks before anything is looked at."""
     most: int = 64
@@ -90,18 +90,18 @@ def slots(schedule: SampleSchedule, block: int) -> tuple[Slot, ...]:
 
 
 def strangers(schedule: SampleSchedule, done: Iterable[Slot]) -> tuple[Slot, ...]:
-    """Return what was measured that is none of the schedule's: made with other stacks, another seed, or by hand."""
+    """Return the samples that are not part of the schedule: of other stacks, another seed, or made by hand."""
     return tuple(slot for slot in done if slot.block < 0 or slot not in slots(schedule, slot.block))
 
 
 def missing(schedule: SampleSchedule, done: Iterable[Slot], block: int) -> tuple[Slot, ...]:
-    """Return what is still to be measured of a block, in order."""
+    """Return the missing samples of a block, in order."""
     made = {slot for slot in done if slot.block == block}
     return tuple(slot for slot in slots(schedule, block) if slot not in made)
 
 
 def complete_blocks(schedule: SampleSchedule, done: Iterable[Slot]) -> int:
-    """Return how many blocks, from the first on, are complete; the pilot is none of them."""
+    """Return how many blocks, from the first on, are complete, without the pilot."""
     made = set(done)
     return next(block for block in count() if not made.issuperset(slots(schedule, block + 1)))
 
@@ -117,7 +117,7 @@ def looks(schedule: SampleSchedule) -> Iterator[int]:
 
 
 def goal(schedule: SampleSchedule, done: Iterable[Slot], narrow: Narrow) -> int:
-    """Return how many blocks the schedule is to have, by what is known now: as many as it has if it has enough."""
+    """Return how many blocks the schedule needs, as far as known now: its current number if that is enough."""
     have = complete_blocks(schedule, done)
     if have >= schedule.most:
         return have
@@ -199,7 +199,7 @@ def next_sample(
 def left_out(
     schedules: Sequence[SampleSchedule], done: Done, *, narrow: Narrow, budget_s: float, spent_s: float
 ) -> tuple[str, ...]:
-    """Return in sentences what a run leaves out, or, with nothing done, what of a plan does not fit."""
+    """Return in sentences the parts that a run leaves out, or, before the first sample, that do not fit."""
     room_s = max(0.0, budget_s - spent_s)
     chosen = {schedule.name for schedule in taken(schedules, done, room_s=room_s)}
     sentences = []

@@ -1,4 +1,4 @@
-"""One call of ``bench run``: what it is asked for, where it takes place, and what of it exists already."""
+"""Prepares one call of ``bench run``: its plan, its target, and the samples that exist already."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from snapmgr.bench.run.conductor import Conductor
 from snapmgr.bench.run.plan import LEAST_TARGET_BYTES, PROFILE, differences, make_plan
 from snapmgr.bench.scenarios import chosen, scenarios
 from snapmgr.bench.storage.leftovers import clear_leftovers
-from snapmgr.bench.storage.stacks import STACKS, lacking
+from snapmgr.bench.storage.stacks import STACKS, missing_requirements
 from snapmgr.contract.backend import Runner
 from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError
 from snapmgr.contract.units import format_size
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from snapmgr.bench.run.conductor import Progress, RunSummary
     from snapmgr.bench.run.plan import Options, RunPlan
 
-# Of what is free in a folder: its owner may need some, too.
+# Share of the free space of a folder: its owner may need some, too.
 _SHARE = 0.8
 _LEAST_MEMORY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What ``bench run`` is asked for."""
+    """The request of ``bench run``."""
 
     options: Options
     on: str | None
@@ -51,7 +51,7 @@ class RunRequest:
     line: tuple[str, ...]
     """The user's command without --on and --wipe."""
     memory_bytes: int | None = None
-    """What the page cache may hold at most; None: what the machine has."""
+    """Limit of the page cache; None: the machine's memory."""
     host_name: bool = False
 
 
@@ -61,7 +61,7 @@ class RunTarget:
 
     text: str
     size_bytes: int
-    """What is needed, and the size of a file whose size nobody has said."""
+    """The space needed, and the default size of a file."""
     file_bytes: int | None
     """Size of the loop device's file; None for a device."""
 
@@ -75,14 +75,14 @@ def planned(request: RunRequest) -> tuple[RunPlan, RunTarget]:
     if request.memory_bytes is not None and request.memory_bytes < _LEAST_MEMORY_BYTES:
         raise ConfigError(
             f"--memory {format_size(request.memory_bytes)} is too little for fio and its buffers",
-            hint=f"bound it to {format_size(_LEAST_MEMORY_BYTES)} or more",
+            hint=f"use at least {format_size(_LEAST_MEMORY_BYTES)}",
         )
     wanted = chosen(options.scenarios or PROFILE[options.profile].scenarios or [one.name for one in scenarios()])
     plan = make_plan(
         options,
         scenarios=wanted,
         stacks=STACKS,
-        lacking=lacking,
+        missing_requirements=missing_requirements,
         memory_bytes=min(request.memory_bytes or nominal_bytes(memory_bytes()), nominal_bytes(memory_bytes())),
         room_bytes=_room_bytes(request.on),
     )
@@ -127,7 +127,7 @@ def _is_flash(device: Mapping[str, Any]) -> bool:
 
 
 def arguments(plan: RunPlan, place: RunTarget) -> dict[str, Any]:
-    """Return what decides about what is measured, for ``run.json``: a second start has to have the same."""
+    """Return the settings that determine the samples, for ``run.json``: a second start must have the same."""
     return {"on": place.text, **plan.deciding()}
 
 
@@ -137,7 +137,7 @@ def require_same(results: Results, now: dict[str, Any]) -> None:
     if run is not None and (differing := differences(run["arguments"], now)):
         raise ConfigError(
             f"{results.folder} holds a run with other arguments: {'; '.join(differing)}",
-            hint="give the same ones to go on with it, or name another folder with -o",
+            hint="repeat the original arguments to continue it, or name another folder with -o",
         )
 
 
@@ -153,14 +153,14 @@ def conductor(
     step: Callable[[str], None],
     advance: Callable[[Progress], None],
 ) -> Iterator[Callable[[], RunSummary]]:
-    """Yield what carries out a plan; the target and the folder of results are ours meanwhile.
+    """Yield a function that carries out a plan; target and folder of results are locked in this context.
 
     Raises what `opened_target` and `Results.locked` raise, and ConfigError as `require_same` does.
     """
     begun = time.monotonic()
     now = arguments(plan, place)
     if os.geteuid() == 0:
-        # Before the device is looked at: what a killed run has left holds it.
+        # Before the device is examined: leftovers of a killed run hold it.
         for device in clear_leftovers(runner):
             tell(f"cleared what an earlier run had left on {device}")
     with (
@@ -169,7 +169,7 @@ def conductor(
             place.text,
             size_bytes=place.size_bytes,
             wipe=request.wipe,
-            # What a continuous integration looks at is that it works, not how fast.
+            # Smoke runs check that it works, not how fast.
             written=plan.options.profile != "smoke",
             line=request.line,
             runner=runner,

@@ -1,4 +1,7 @@
-"""The experiments: each module here with an instance called `scenario` is one."""
+"""The experiments: each module here has an instance called `scenario`.
+
+`scenarios` and `chosen` return them; other rooms import nothing else from here.
+"""
 
 from __future__ import annotations
 
@@ -38,5 +41,5 @@ def chosen(names: Sequence[str]) -> tuple[Scenario, ...]:
     known = {scenario.name: scenario for scenario in scenarios()}
     for name in names:
         if name not in known:
-            raise ConfigError(f"there is no scenario {name!r}", hint=f"there are: {', '.join(known)}")
+            raise ConfigError(f"unknown scenario {name!r}", hint=f"there are: {', '.join(known)}")
     return tuple(scenario for name, scenario in known.items() if name in names)

@@ -1,4 +1,4 @@
-"""What retained snapshots cost as they grow in number: each day some of the data change, and a snapshot is taken."""
+"""Measures the cost of retained snapshots as their number grows: each day changes some data, then a snapshot."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _PAGE = 16 << 10
-# As InnoDB's page cleaner: a batch is handed over at once, and synced.
+# As InnoDB's page cleaner: a batch is submitted together, and synced.
 _BATCH = 64
 _DATA = "data"
 _CHURN = 0.02
 _SAMPLED = 1024
 _COMMON = 8
-"""At most so many classic LVM snapshots: each costs every write a copy. What is compared is told for so many."""
+"""Limit of classic LVM snapshots, each of which costs every write a copy; comparisons use this number."""
 _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
     "smoke": {"size_bytes": 48 * _MIB, "levels": (0, 1), "churn": 0.1},
     "quick": {"size_bytes": 256 * _MIB, "levels": (0, 1, 2, 4)},
@@ -88,7 +88,7 @@ def _metrics() -> tuple[MetricInfo, ...]:
 
 @dataclass(kw_only=True)
 class _Kept:
-    """A retained snapshot, and what the file held when it was taken."""
+    """A retained snapshot, and the contents of the file when it was taken."""
 
     snapshot: Snapshot
     digests: tuple[str, ...]
@@ -96,7 +96,7 @@ class _Kept:
 
 @dataclass(kw_only=True)
 class _Found:
-    """What is known so far: figures by their names and the number of snapshots."""
+    """The figures so far, by their names and the number of snapshots."""
 
     figures: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in {**_DAILY, **_LOOKED}})
     layouts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class _Found:
 
 
 class Aging:
-    """See `snapmgr.bench.model.Scenario`. On a control the days go by without snapshots: what the updates alone do."""
+    """See `snapmgr.bench.model.Scenario`. On a control the days pass without snapshots: the effect of updates alone."""
 
     name = "aging"
     title = "What do retained snapshots cost, in writes, reads and space, as they grow in number?"
@@ -137,7 +137,7 @@ class Aging:
         return replace(given, size_bytes=data_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
-        """Return what a sample takes.
+        """Return the needs of a sample.
 
         On classic LVM a quarter of the space is shared out evenly to all snapshots, and the oldest has to keep what
         changed on all days. Elsewhere btrfs is the hungriest: a snapshot pins whole extents.
@@ -174,7 +174,7 @@ class Aging:
             if day in levels:
                 bench.quiet()
                 _look(bench, load, found, day, kept)
-            # Else the writes of a day on which the file was read, or the first one, would find more in the caches.
+            # Otherwise the first day, and days after a read of the file, would find more in the caches.
             settle(bench)
             _write(load, found, day)
             if day < levels[-1] and bench.stack.backend is not None:
@@ -206,7 +206,7 @@ class _Load:
 
     def fill(self) -> None:
         """Write all of it in order."""
-        # Not preallocated: on btrfs the first write to what is preallocated is no copy-on-write.
+        # Not preallocated: on btrfs the first write to a preallocated extent is not copy-on-write.
         self._fio("fill", {"rw": "write", "bs": "1M", "ioengine": "psync", "fallocate": "none", "end_fsync": 1}, day=0)
 
     def churn(self, day: int) -> WritePass:
@@ -255,7 +255,7 @@ def _digests(bench: Workbench, file: Path) -> tuple[str, ...]:
 
 
 def _look(bench: Workbench, load: _Load, found: _Found, day: int, kept: Sequence[_Kept]) -> None:
-    """Read the file in order, see where it is, and what the oldest snapshot takes."""
+    """Read the file in order, and record its layout and the space of the oldest snapshot."""
     found.figures["free_bytes"][day] = _free_bytes(bench)
     seconds = linear_read(bench, f"read-{day}", load.data, direct=load.direct)
     found.figures["read_bytes_s"][day] = bench.parameters.size_bytes / max(seconds, 0.001)
@@ -308,7 +308,7 @@ def _figures(found: _Found, levels: Sequence[int]) -> dict[str, float]:
 
 
 def _space(bench: Workbench, found: _Found, kept: Sequence[_Kept], free_bytes: int) -> dict[str, float]:
-    """Ask what the snapshots take, delete them all, and wait for their space."""
+    """Record the space of the snapshots, delete them all, and wait for their space."""
     figures = {}
     taken = [one.snapshot.usage().exclusive_bytes for one in kept]
     known = [one for one in taken if one is not None]

@@ -1,4 +1,4 @@
-"""The load of a blog server, before and after a snapshot: how much it gets done, and whether it stalls."""
+"""Measures the load of a blog server before and after a snapshot: its throughput and its stalls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
     "paper": {"size_bytes": 10_000_000_000, "interval_s": 10, "intervals": 30},
 }
 _SAMPLED_FILES = 64
-# For what hangs at the end of a run: a stall is to be reported, not cut short.
+# Time for operations that hang at the end of a run: a stall must be reported, not cut short.
 _PATIENCE_S = 900.0
 _MOMENTS = ("before", "after")
 _WHEN = {"before": "before the snapshot", "after": "after the snapshot"}
@@ -132,12 +132,12 @@ class Blog:
             raise ConfigError(
                 f"{format_size(size_bytes)} of blogs fit into memory ({format_size(given.memory_bytes)}):"
                 " reads would measure the page cache",
-                hint="use a larger --size, bound the memory, or take another profile",
+                hint="use a larger --size, limit the memory (--memory), or choose another profile",
             )
         return replace(given, size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
-        """Return what a sample takes: the tree, and the snapshot's version of all of it.
+        """Return the needs of a sample: the tree, and the snapshot's version of all of it.
 
         On classic LVM a quarter of the space is the snapshot's, and files written anew also take it where no file was.
         """
@@ -296,7 +296,7 @@ def _figures(moment: str, phase: _Phase, interval: int) -> dict[str, float]:
         f"windows_without_read_{moment}": stalls.without_read,
         f"windows_without_either_{moment}": stalls.without_either,
         f"intervals_without_write_{moment}": written.count(0),
-        # What is shorter than a window is not seen; and of none at all there would be no ratio.
+        # Stalls shorter than a window are not seen, and without any stall there would be no ratio.
         f"longest_without_write_{moment}_s": max(stalls.longest_write_s, _WINDOW_S),
         f"longest_without_read_{moment}_s": max(stalls.longest_read_s, _WINDOW_S),
         f"longest_without_either_{moment}_s": max(stalls.longest_either_s, _WINDOW_S),

@@ -1,4 +1,4 @@
-"""What InnoDB's mix of reads and writes gets from a file system as threads are added: the published fio model."""
+"""Measures InnoDB's mix of reads and writes on a file system as threads are added: the published fio model."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _metrics() -> Iterator[MetricInfo]:
 
 @dataclass(kw_only=True)
 class _Found:
-    """What is known so far of a sample."""
+    """The figures of a sample so far."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     series: dict[str, Sequence[float]] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class InnodbIo:
         return None if stack.backend is None else "it compares file systems as such, without snapshots: ext4 and XFS"
 
     def parameters(self, given: Parameters) -> Parameters:
-        """Complete them: {"threads", "point_s", "methods"}. Raises ConfigError for what makes no sense.
+        """Complete them: {"threads", "point_s", "methods"}. Raises ConfigError for invalid values.
 
         O_DSYNC, where reads go through the page cache, is left out by default if the data fit into memory.
         """
@@ -168,12 +168,12 @@ class InnodbIo:
             raise ConfigError(
                 f"O_DSYNC reads through the page cache, and {format_size(size_bytes)} of data fit into memory"
                 f" ({format_size(given.memory_bytes)})",
-                hint="use a --size larger than the memory, or bound the memory",
+                hint="use a --size larger than the memory, or limit the memory (--memory)",
             )
         return replace(given, variant="", size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
-        """Return what a sample takes."""
+        """Return the needs of a sample."""
         extra = parameters.extra
         points = len(extra["threads"]) * len(extra["methods"])
         # Starting hundreds of threads takes fio a second.
@@ -268,7 +268,7 @@ def _sections(bench: Workbench, method: str, threads: int) -> Sections:
             **tablespaces,
         },
         "log": log,
-        # fio's engine for fallocate cannot sync: the write of the first page, as InnoDB does it too, does that.
+        # fio's engine for fallocate cannot sync; the write of the first page does, as in InnoDB.
         "extend": {
             "filename": "extended",
             "rw": "write",
@@ -344,7 +344,7 @@ def _sweep(bench: Workbench, found: _Found, method: str) -> None:
 
 
 def _check(bench: Workbench, found: _Found, run: FioRun, point: str) -> None:
-    """Check that each part of the mix took place: a curve of reads alone would look better than it is."""
+    """Check that each part of the mix took place: reads alone would give too good a curve."""
     done = {
         "pages read": run.ios("read", "readers"),
         "pages written": run.ios("write", "writers"),

@@ -1,4 +1,4 @@
-"""What a snapshot costs a running database: a private MariaDB under sysbench, before, during and after it."""
+"""Measures the cost of a snapshot to a running database: sysbench on a private MariaDB before, during and after."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _POOL_SHARE = 4
 _LEAST_POOL_BYTES = 16 * _MIB
 # Where memory is bounded: such data must not fit into it.
 _BUFFERED_SMOKE = 192 * _MIB
-# Redo and binary logs, the system's own tables, and what the run writes anew.
+# Redo and binary logs, system tables, and new data of the run.
 _AROUND_BYTES = 512 * _MIB
 _REDO_BYTES = 96 * _MIB
-# Of the memory that the run may use, for the buffer pool at most.
+# Largest share of the run's memory for the buffer pool.
 _MEMORY_SHARE = 0.5
 _STALLED = 0.05
 
@@ -42,7 +42,7 @@ _STALLED = 0.05
 class _Size:
     bytes_: int
     seconds: float
-    """Of each of the three runs."""
+    """Duration of each of the three runs."""
     warm_up_s: float
 
 
@@ -87,7 +87,7 @@ class Oltp:
         return missing_programs("sysbench", *PROGRAMS)
 
     def suits(self, stack: Stack) -> str | None:
-        """JuiceFS is no place for a live server's files to be measured against disks."""
+        """Refuse JuiceFS: a live server's files there cannot be compared with disks."""
         return "it compares file systems under a live server" if stack.backend == "juicefs" else None
 
     def parameters(self, given: Parameters) -> Parameters:
@@ -105,7 +105,7 @@ class Oltp:
             raise ConfigError(
                 f"with {_METHODS[given.variant]} InnoDB reads through the page cache, and {format_size(size_bytes)} of"
                 f" data fit into memory ({format_size(given.memory_bytes)})",
-                hint="use a --size larger than the memory, or bound the memory (--memory)",
+                hint="use a --size larger than the memory, or limit the memory (--memory)",
             )
         pool = max(size_bytes // _POOL_SHARE, _LEAST_POOL_BYTES)
         extra: dict[str, Any] = {
@@ -207,11 +207,11 @@ class Oltp:
 def _taken_in_the_middle(
     bench: Workbench, work: Sysbench, server: PrivateMariadb, hold: Hold
 ) -> tuple[Report, Snapshot]:
-    """Take a snapshot a third into a run; return what the run and the snapshot were."""
+    """Take a snapshot after a third of a run; return the run and the snapshot."""
     seconds = bench.parameters.extra["seconds"]
     with ThreadPoolExecutor(max_workers=1) as pool:
         running = pool.submit(work.run, seconds)
-        # What ended early has failed: then it is told why below.
+        # A run that ended early has failed; the reason is raised below.
         _wait_for(running, seconds / 3)
         snapshot = bench.snapshot(server.held(hold, at_once=bench.at_once()))
         return running.result(), snapshot

@@ -256,14 +256,15 @@ def copied(site: Site, work: Path) -> tuple[Path, float]:
 
 
 def prepared(site: Site, strategy: Strategy, work: Path) -> tuple[Path, float]:
-    """Prepare by a strategy, with scratch space on the same disk; return as `copied`."""
+    """Prepare by a strategy, on local storage with scratch space on the same disk; return as `copied`."""
     ready = prepare_folder(
         PrepareOrder(
             source=str(site.base),
             target=None if strategy == "scratch" else str(work / "data"),
             strategy=strategy,
             result="scratch" if strategy == "scratch" else "storage",
-            scratch=str(work / "scratch"),
+            # Behind a client it is elsewhere: scratch space is local.
+            scratch=str(work / "scratch" if site.local else site.bench.folder),
             settings=site.settings,
         ),
         site.cloning,

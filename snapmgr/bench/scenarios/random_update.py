@@ -1,4 +1,4 @@
-"""What random updates after a snapshot cost, and what they do to reading in order: the published experiment 1."""
+"""Measures random updates after a snapshot, and later sequential reads: the published experiment 1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from snapmgr.bench.load.write_pass import (
 from snapmgr.bench.measure.digests import digest_units
 from snapmgr.bench.measure.directio import buffers_direct_writes
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
-from snapmgr.bench.published import script as printed
+from snapmgr.bench.published import script
 from snapmgr.contract.errors import ConfigError, StorageError
 from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
@@ -79,7 +79,7 @@ def _metrics() -> Iterator[MetricInfo]:
         yield MetricInfo(name=f"extents_{moment}", title=f"Extents {when}", unit="", better="less")
         yield MetricInfo(name=f"gaps_per_gib_{moment}", title=f"Physical jumps per GiB {when}", unit="", better="less")
     yield MetricInfo(name="create_s", title="Snapshot call", unit="s", better="less")
-    yield MetricInfo(name="whole_s", title="Snapshot with all that belongs to it", unit="s", better="less")
+    yield MetricInfo(name="whole_s", title="Whole snapshot, from preparation to completion", unit="s", better="less")
     yield MetricInfo(name="snapshot_bytes", title="Space that the snapshot takes afterwards", unit="B", better="less")
     yield MetricInfo(
         name="grown_bytes", title="Room of the file system taken since the snapshot", unit="B", better="less"
@@ -90,7 +90,7 @@ def _metrics() -> Iterator[MetricInfo]:
 
 @dataclass(kw_only=True)
 class _Found:
-    """What is known so far of a sample."""
+    """The figures of a sample so far."""
 
     direct: bool = True
     """Whether the file system takes O_DIRECT."""
@@ -137,7 +137,7 @@ class RandomUpdate:
         size_bytes = given.size_bytes or _SIZES[given.profile]
         if not given.size_bytes and not database:
             size_bytes = max(size_bytes, _BUFFERED_SMOKE)
-        unit_bytes, workers = (_PAGE, 1) if database else (printed.EXTENT_SIZE, printed.THREADS)
+        unit_bytes, workers = (_PAGE, 1) if database else (script.EXTENT_SIZE, script.THREADS)
         # Each worker has as many whole units, and each file as many as each other. fio fills whole MiB only.
         grain = _MIB // unit_bytes if database else workers
         units = size_bytes // ((2 if database else 1) * unit_bytes * grain) * grain
@@ -156,12 +156,12 @@ class RandomUpdate:
             raise ConfigError(
                 f"the variant {variant!r} is buffered, and {format_size(size_bytes)} of data fit into memory"
                 f" ({format_size(given.memory_bytes)}): it would measure the page cache",
-                hint="use a --size larger than the memory, bound the memory, or take the variant 'database'",
+                hint="use a --size larger than the memory, limit the memory (--memory), or use the variant 'database'",
             )
         return replace(given, variant=variant, size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
-        """Return what a sample takes: the data, as much again for what a snapshot pins (btrfs: whole extents)."""
+        """Return the needs of a sample: the data, and the same again, pinned by a snapshot (btrfs: whole extents)."""
         extra = parameters.extra
         passes = 3 if parameters.variant == "database" else 1
         moved = parameters.size_bytes + 7 * extra["data_bytes"]
@@ -200,15 +200,15 @@ class RandomUpdate:
         found.passes["update_first"] = load.update(data, "update-first")
         first = _check_origin(found, before, data, bench.parameters)
         if database:
-            # What the first one left to do in the background would be charged to the second.
+            # Background work of the first pass would be charged to the second.
             background_s += settle(bench)
             found.passes["update_second"] = load.update(data, "update-second")
         found.metrics["background_s"] = background_s + bench.quiet()
-        # More than what was written where the file system cannot free parts of an extent (btrfs).
+        # More than the written bytes where the file system cannot free parts of an extent (btrfs).
         found.metrics["grown_bytes"] = float(_used_bytes(bench.path) - used_bytes)
         _look(bench, found, data, "after")
         if database:
-            # The same pages: what the first pass left alone, the second has not touched either.
+            # The same pages: the second pass has not touched any other.
             _check_origin(found, before, data, bench.parameters, expected=first)
         if snapshot is None:
             found.notes.append("a control: no snapshot was taken, both passes show what it costs without one")
@@ -233,7 +233,7 @@ class _Fio:
             job: dict[str, str | int | None] = {"bs": "1M", "direct": self._direct, "size": data_bytes}
         else:
             job = self._shares()
-        # Not preallocated: on btrfs the first write to what is preallocated is no copy-on-write.
+        # Not preallocated: on btrfs the first write to a preallocated extent is not copy-on-write.
         job |= {"rw": "write", "fallocate": "none"}
         return self._pass(file, f"fill-{file.name}", job, seed=self._seed)
 
@@ -258,7 +258,7 @@ class _Fio:
         return self._pass(file, name, job, seed=self._seed + 1)
 
     def _shares(self) -> dict[str, str | int | None]:
-        # fio's map of what is written already is each job's own: so each has a part of the file for itself.
+        # Each fio job has its own map of written blocks: so each has a part of the file for itself.
         share = self._extra["data_bytes"] // self._extra["workers"]
         return {
             "bs": self._extra["unit_bytes"],
@@ -281,7 +281,7 @@ class _Printed:
 
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
-        self._text = Path(printed.__file__).read_text(encoding="utf-8")
+        self._text = Path(script.__file__).read_text(encoding="utf-8")
 
     def fill(self, file: Path) -> WritePass:
         """Write the file, as the script does it."""
@@ -338,7 +338,7 @@ def _check_origin(
 
 
 def _judge(found: _Found, snapshot: Snapshot, before: UnitDigests) -> None:
-    """Check that the snapshot holds what the origin held, ask what it takes, and delete it."""
+    """Check that the snapshot holds the origin's old data, record its space, and delete it."""
     found.metrics |= {"create_s": snapshot.create_s, "whole_s": snapshot.whole_s}
     usage, name = snapshot.usage(), "the snapshot holds the old data"
     if not usage.valid:

@@ -1,4 +1,4 @@
-"""What a snapshot's own operations take, as the number of snapshots grows, idle and under load."""
+"""Measures the operations on snapshots themselves, as their number grows, idle and under load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.bench.load import background as backgroundload
+from snapmgr.bench.load import background
 from snapmgr.bench.measure.proof import block_digests, flush
 from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
 from snapmgr.bench.storage.rawsnapshot import RawWay, raw_ways
@@ -36,13 +36,13 @@ _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
 _FILES = 15
 _LOAD = "load"
 _LOAD_SHARE = 16
-"""One part in so many of the data is the file that the load writes to."""
+"""The load writes to a file of this fraction (1/N) of the data."""
 _BLOCK = 16 << 10
 _LOAD_PER_S = 1000
 _COMMON_LEVEL = 10
-"""The number of snapshots that figures are told for: each storage can have so many."""
+"""The number of snapshots that figures refer to: each storage can have so many."""
 _CLASSIC_LEVEL = 10
-"""A classic LVM snapshot costs each write of its origin a copy: more than these are nobody's practice."""
+"""A classic LVM snapshot costs each write of its origin a copy: more than these are not used in practice."""
 _CLASSIC_AT_ONCE = _CLASSIC_LEVEL + 3
 """With one of ours that is measured, and room for the program's."""
 _LEAST_BYTES = 16 * _MIB
@@ -116,13 +116,13 @@ class SnapshotOps:
         del own["size_bytes"]
         if size_bytes < _LEAST_BYTES:
             raise ConfigError(
-                f"snapshot-ops needs {format_size(_LEAST_BYTES)} of data at least", hint="use a larger --size"
+                f"snapshot-ops needs at least {format_size(_LEAST_BYTES)} of data", hint="use a larger --size"
             )
         extra = {"files": _FILES, "load_per_s": _LOAD_PER_S, "snapshots": _CLASSIC_AT_ONCE, **own, **given.extra}
         return replace(given, size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
-        """Return what a sample takes.
+        """Return the needs of a sample.
 
         On classic LVM a quarter of the space is shared out to all snapshots, and each has to hold what the load changes
         in its life: its file, made anew for each number of snapshots, and some of the file system's own.
@@ -145,12 +145,12 @@ class SnapshotOps:
         kept: list[Snapshot] = []
         old = _digests(bench, bench.path)
         counts: list[Check] = []
-        argv = backgroundload.command(
+        argv = background.command(
             bench.path / _LOAD, block_bytes=_BLOCK, writes_per_s=bench.parameters.extra["load_per_s"], seed=seed
         )
         for number, level in enumerate(levels):
             if number:
-                # What the load has fragmented is made anew: else the next operations would differ by that as well.
+                # The fragmented file is made anew: otherwise fragmentation would affect the next operations too.
                 (bench.path / _LOAD).unlink()
                 _fill_load(bench, number)
             while len(kept) < level:
@@ -160,7 +160,7 @@ class SnapshotOps:
             bench.tell(f"operations with {level} snapshots")
             for turn in range(bench.parameters.extra["repeats"]):
                 watch.idle(level, turn)
-            with backgroundload.written_to(argv, bench.path / _LOAD, bench.folder / f"load-{level}.log") as load:
+            with background.written_to(argv, bench.path / _LOAD, bench.folder / f"load-{level}.log") as load:
                 for turn in range(bench.parameters.extra["repeats"]):
                     watch.loaded(load, level, turn)
                     load.check()
@@ -225,7 +225,7 @@ def _fill_load(bench: Workbench, turn: int) -> None:
 
 
 class _Stopwatch:
-    """Does things to snapshots, and keeps what each took."""
+    """Runs operations on snapshots, and records the time of each."""
 
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
@@ -309,7 +309,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 def _figures(times: Times, levels: Sequence[int]) -> dict[str, float]:
     level = max(one for one in levels if one <= _COMMON_LEVEL)
     figures = {f"{name}_s": quantile(times[name][level], 0.5) for name in _TITLES}
-    # With as many as all storages have: else who can have a thousand would look slower than who cannot.
+    # At a number that all storages reach: otherwise one that can have a thousand would look slower.
     figures["loaded_max_s"] = max(times["loaded"][level])
     if "call_create" in times:
         figures["create_over_call"] = figures["create_s"] / quantile(times["call_create"][level], 0.5)

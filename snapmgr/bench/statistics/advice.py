@@ -1,10 +1,11 @@
-"""The recommendation: which storage, why, at what cost, and what was not shown. A pure function of the findings.
+"""Recommends a storage, with reasons, costs, and differences that were not shown. A pure function of the findings.
 
-A stack is recommended if, against each other stack that has snapshots, it is shown better in at least one headline
-metric and shown worse in none. There is at most one such stack, and often there is none: then the text says who is best
-in what. Nothing is recommended where no difference was shown, from fewer than `stats.LEAST_PAIRS` pairs, on a loop
-device, in a guest, or from machines that differ; nor a stack of which a sample failed: its figures are made of what is
-left, and a storage that loses snapshots or runs full now and then may well be the fastest.
+A stack is recommended if, compared with each other stack that has snapshots, it is shown better in at least one
+headline metric and shown worse in none. At most one stack meets this, and often none does; then the text names the best
+stack for each metric. There is no recommendation where no difference was shown, for fewer than `LEAST_PAIRS` pairs, on
+a loop device, in a guest, or for samples from different machines. A stack with a failed sample is not recommended
+either: its figures come from the remaining samples, and a storage that sometimes loses snapshots or runs full may well
+be fastest.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Conditions:
     steady: bool | None = None
     """Whether the device was brought to a steady state; None: it need not be (a spinning disk)."""
     controls: Collection[str] = ()
-    """Stacks without snapshots: they show what snapshots cost, and are never recommended."""
+    """Stacks without snapshots: they show the cost of snapshots, and are never recommended."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """Stacks that could not be measured, and why."""
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -45,22 +46,22 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class Sentence:
-    """One thing that is said, and what it stands on."""
+    """One statement and its evidence."""
 
     text: str
     evidence: tuple[str, ...] = ()
-    """Ids of findings; empty for what stands on a fact of the machine."""
+    """Ids of findings; empty for a statement about the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What the report begins with."""
+    """The beginning of the report."""
 
     recommended: str | None
     sentences: tuple[Sentence, ...]
     """The first one is the recommendation, or says that there is none."""
     costs: tuple[Sentence, ...] = ()
-    """Of the recommended one, against the controls."""
+    """Costs of the recommended stack, compared with the controls."""
     not_shown: tuple[Sentence, ...] = ()
     caveats: tuple[Sentence, ...] = ()
     """What limits all this: noise, a device that is not steady, stacks that are absent."""
@@ -112,8 +113,8 @@ def _refusal(among: Sequence[Finding], candidates: Sequence[str], conditions: Co
     """Return why there can be no advice, whatever was measured."""
     if conditions.loop:
         return Sentence(
-            text="No advice: the target is a loop device, a file on another file system, which is measured with it. "
-            "What is shown is indicative."
+            text="No advice: the target is a loop device, a file on another file system, which is measured too. "
+            "The results are indicative."
         )
     if conditions.guest:
         return Sentence(
@@ -153,7 +154,7 @@ def _no_leader(among: Sequence[Finding]) -> Sentence:
     if not shown:
         return Sentence(text="No advice: no difference was shown.", evidence=tuple(one.id for one in among))
     return Sentence(
-        text="No advice for all uses: no stack is shown better than each other one and worse in nothing.",
+        text="No advice for all uses: no stack is shown better than every other one and worse in no metric.",
         evidence=shown,
     )
 
@@ -186,7 +187,7 @@ def _beaten(candidates: Sequence[str], among: Sequence[Finding]) -> list[Sentenc
 def _comparison(stack: str, other: str, wins: Sequence[Finding]) -> Sentence:
     text = "; ".join(f"{_what(one)}: {_times(one.ratio)} that of {other}" for one in wins)
     return Sentence(
-        text=f"{stack} is shown better than {other}, and worse in nothing: {text}.",
+        text=f"{stack} is shown better than {other}, and worse in no metric: {text}.",
         evidence=tuple(one.id for one in wins),
     )
 

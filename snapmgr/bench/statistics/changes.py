@@ -1,8 +1,8 @@
-"""Two sets of results against each other: what has become slower, where that can be said at all. Pure.
+"""Compares two sets of results and names regressions, where that is possible. Pure.
 
-A regression is said where the whole interval of new ÷ old lies beyond the tolerance, and the machine is the same: equal
-facts about the host, and controls (stacks without snapshots, which no change of a backend touches) that have not moved.
-Elsewhere the ratio is printed without that word.
+A regression requires that the whole interval of new ÷ old lies beyond the tolerance, and that the machine is the same:
+equal facts about the host, and unchanged controls (stacks without snapshots, which no change of a backend affects).
+Otherwise the ratio is printed without that verdict.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Change:
     stack: str
     metric: str
     info: Mapping[str, Any]
-    """Of the metric: title, unit, better, headline."""
+    """Description of the metric: title, unit, better, headline."""
     old: Sequence[float]
     new: Sequence[float]
     ratio: Ratio | None
@@ -122,7 +122,7 @@ def _hosts(samples: Iterable[Sample]) -> list[Mapping[str, Any]]:
     """Return the facts about all machines, each once."""
     found: list[Mapping[str, Any]] = []
     for sample in samples:
-        if sample["host"] and (known := telling(sample["host"])) not in found:
+        if sample["host"] and sample["kind"] != "absent" and (known := telling(sample["host"])) not in found:
             found.append(known)
     return found
 
@@ -139,7 +139,7 @@ def compare(
 
     {"tolerance", "level", "comparable", "obstacles": [sentence…], "rows": […], "regressions": number, "left_out":
     [sentence…]}. A row: {"experiment", "stack", "metric", "title", "unit", "better", "old": [figure…], "new":
-    [figure…], "ratio" (of the medians, see `contrast.ratio_document`; None: a figure is 0), "verdict": "regression" |
+    [figure…], "ratio" (of the medians, see `comparison.ratio_document`; None: a figure is 0), "verdict": "regression" |
     "worse" | "better" | "same" | "differs" | "not shown", "words"}. Only comparable results have regressions.
     """
     found = changes(old, new, seed=seed, level=level)
@@ -175,7 +175,7 @@ def _row(one: Change, *, tolerance: float, comparable: bool) -> dict[str, Any]:
 
 
 def _left_out(old: Sequence[Group], new: Sequence[Group]) -> list[str]:
-    """Return what is not compared, and why."""
+    """Return the experiments that are not compared, and why."""
     before, now = ({group.name: group for group in groups_ if group.counted} for groups_ in (old, new))
     said = [f"{name}: only the old results have it." for name in before if name not in now]
     said += [f"{name}: only the new results have it." for name in now if name not in before]

@@ -1,6 +1,6 @@
-"""Samples set against each other for who reads results: which count, which belong together, and any pairs. Pure.
+"""Groups samples for a comparison: which count, which belong together, and their pairs. Pure.
 
-`findings` makes the ratios that advice stands on; here is what the report, `published` and `compare` need beside them.
+`findings` computes the ratios for the advice; the report, `published` and `changes` use these functions in addition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from snapmgr.bench.statistics.ratio import LEAST_PAIRS, Ratio
 Sample = Mapping[str, Any]
 """A sample's document: see `snapmgr.bench.results.samples`."""
 Block = tuple[str, int]
-"""Run and block: what was measured minutes apart."""
+"""Run and block: samples of one block were measured minutes apart."""
 # The interval of two pairs may span a hundred powers of ten, whose digits say nothing.
 _FARTHEST = 10_000
 
@@ -84,7 +84,7 @@ def pairs(first: Mapping[Block, float], second: Mapping[Block, float]) -> list[t
 
 
 def finite(value: float) -> float | None:
-    """Return a figure as JSON can have it: None for what is infinite."""
+    """Return a figure for JSON: None if it is infinite."""
     return value if math.isfinite(value) else None
 
 
@@ -115,7 +115,7 @@ def interval_words(low: float, high: float) -> str:
 
 
 def number_words(value: float) -> str:
-    """Return a ratio with about three digits: "0.041", "0.71", "1.42", "12.5", "1,240"; what is beyond has a bound."""
+    """Return a ratio with about three digits: "0.041", "0.71", "1.42", "12.5", "1,240"; beyond that as a bound."""
     if value > _FARTHEST:
         return f">{_FARTHEST:,}"
     if value < 1 / _FARTHEST:
@@ -126,7 +126,7 @@ def number_words(value: float) -> str:
 
 
 def difference_words(ratio: Ratio) -> str:
-    """Return what a ratio shows, whatever is better: "42 % more", "3.1 times as much", "no difference shown"."""
+    """Return a ratio in words, without a judgement: "42 % more", "3.1 times as much", "no difference shown"."""
     if ratio.n < LEAST_PAIRS:
         return f"too few pairs to say: {ratio.n} of {LEAST_PAIRS}"
     if not ratio.shown:

@@ -1,4 +1,4 @@
-"""From samples to findings: each pair of stacks in each headline metric, as a ratio with its interval. Pure."""
+"""Computes findings from samples: for each pair of stacks and each headline metric a ratio with interval. Pure."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Finding:
     ratio: Ratio
     """Of `stack` to `against`."""
     samples: tuple[str, ...]
-    """Ids of the samples that it stands on."""
+    """Ids of its samples."""
     noise: Noise | None = None
-    """Of the metric in this experiment; None: there are too few A/A pairs."""
+    """Noise of the metric in this experiment; None: there are too few A/A pairs."""
 
     @property
     def verdict(self) -> Verdict:
@@ -72,7 +72,7 @@ class Findings:
 
 
 def experiment_of(sample: Sample) -> str:
-    """Return the name of what a sample is of: its scenario, and its variant."""
+    """Return the name of a sample's experiment: its scenario and its variant."""
     return f"{sample['scenario']} {sample['variant']}".rstrip()
 
 
@@ -100,7 +100,7 @@ def comparisons(samples: Iterable[Sample]) -> int:
 
 
 def findings(samples: Iterable[Sample], *, seed: int, level: float = LEVEL, family: int | None = None) -> Findings:
-    """Given documents of samples, return what they say in the headline metrics.
+    """Given documents of samples, return their findings in the headline metrics.
 
     Pairs are made within a block of a run. `family` is the number of comparisons that `level` is for; None:
     `comparisons(samples)`. Two stacks of which a figure has no ratio (0) are told in `problems`.
@@ -166,7 +166,7 @@ def narrow_enough(
 ) -> bool:
     """Whether all ratios of an experiment, made of its first `blocks` blocks, are known to ± `within` (0.1: 10 %).
 
-    For `order.next_sample`. Without any ratio (one stack only) there is nothing to wait for: True.
+    For `schedule.next_sample`. Without any ratio (one stack only) there is nothing to wait for: True.
     """
     first = [
         sample
@@ -179,7 +179,7 @@ def narrow_enough(
 def _headlines(sample: Sample) -> list[MetricInfo]:
     infos = sample["infos"]
     return [
-        # What a later version may say of it besides is left out.
+        # Fields of a later version are ignored.
         MetricInfo(name=name, title=info["title"], unit=info["unit"], better=info["better"], headline=True)
         for name, info in infos.items()
         if info.get("headline")
@@ -198,7 +198,7 @@ def _figures(samples: Sequence[Sample], metric: str) -> tuple[Blocks, Blocks]:
 
 
 def _noise(blocks: Blocks, twins: Blocks, *, seed: int, level: float) -> tuple[Noise | None, list[str]]:
-    """Return what A/A pairs differ by, None if there are too few; and the stacks without a ratio, which it leaves out.
+    """Return the difference within A/A pairs, None if there are too few; and the stacks without a ratio.
 
     All pairs of such a stack: those that happen not to be 0 say too little about it.
     """

@@ -1,4 +1,4 @@
-"""What a sample says about its machine (see `snapmgr.bench.device.hostfacts`), in words."""
+"""Describes the machine of a sample in words (see `snapmgr.bench.device.hostfacts`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_loop(host: Host) -> bool:
 
 
 def is_rotational(host: Host) -> bool | None:
-    """Whether the lowest device turns; None if nobody knows."""
+    """Whether the lowest device is a spinning disk; None if unknown."""
     known = [device["rotational"] for device in devices(host) if device.get("rotational") is not None]
     return bool(known[-1]) if known else None
 
@@ -122,7 +122,7 @@ def differences(old: Host, new: Host) -> list[str]:
 
 
 def telling(host: Host) -> dict[str, Any]:
-    """Return the facts without our own version, which a comparison is about, nor what each boot or start changes.
+    """Return the facts without our own version, which is compared, and without those that each boot changes.
 
     That are names that the kernel gives, the memory that it keeps for itself, what a loop device's file takes beside
     its data, and how a steady state was reached.

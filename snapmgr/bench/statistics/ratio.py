@@ -1,31 +1,31 @@
-"""Ratios of two storages with honest intervals from few, noisy pairs. Pure.
+"""Computes ratios of two storages with honest intervals from few, noisy pairs. Pure.
 
-A pair is what two storages gave in the same block, minutes apart, so that what the whole machine does (a drift, a
-neighbour) is in both and leaves the ratio. All is done with logarithms of the pairs' ratios: there 2 and 1/2 are
-equally far from 1.
+A pair is the results of two storages in the same block, minutes apart. Influences on the whole machine (a drift, a
+neighbour) affect both and cancel out. The computation uses logarithms of the pairs' ratios: there 2 and 1/2 are equally
+far from 1.
 
-**The interval** is that of a bootstrap, widened to one that has a proof:
+**The interval** is that of a bootstrap, widened to one that is proven:
 
-- The figure is the median of all averages of two pairs (of one with itself, too): Hodges and Lehmann 1963. Outliers
-  hardly move it, and it is far less shaky than the plain median, which would take half as many pairs again.
-- Its interval is a percentile bootstrap's: the pairs, whole, are drawn again and again with replacement, seeded. Alone
-  it is not to be believed here: an interval from 6 pairs never leaves them, so that it misses in 3 % of cases where 0.2
-  was asked for. (A studentised bootstrap of the mean covers, but there it is 2.4 times as wide as Student's t.)
-- So it never is narrower than the interval of signed ranks. Between equal storages both orders of a pair are equally
-  likely, hence the logarithms are symmetric about 0 and their signed ranks have a known distribution (Wilcoxon 1945),
-  from which follows which of those averages bound the interval.
-- n pairs have 2ⁿ patterns of signs only, so that there is no such interval for an error below 2¹⁻ⁿ: 3 % at n = 6. There
-  Student's t of the logarithms stands in. It is conservative, at errors up to 8 % and any n, for normal values of
-  *unequal* variance, bursts included: Bakirov and Székely 2005, Ibragimov and Müller 2010. Which of the two is taken
-  depends on n and on the error alone, never on the data, or the choice itself would be a way to err.
+- The figure is the median of the averages of all two pairs, each with itself included (Hodges and Lehmann 1963). It
+  resists outliers and varies far less than the plain median, which would need half as many pairs again.
+- Its interval is a percentile bootstrap over whole pairs, seeded. Alone it is not reliable: an interval from 6 pairs
+  never leaves them, so that it misses in 3 % of cases where 0.2 % was asked for. (A studentised bootstrap of the mean
+  covers, but there it is 2.4 times as wide as Student's t.)
+- So it is never narrower than the interval of signed ranks. Between equal storages both orders of a pair are equally
+  likely. Hence the logarithms are symmetric about 0, and their signed ranks have a known distribution (Wilcoxon 1945),
+  which decides which of those averages bound the interval.
+- n pairs have only 2ⁿ patterns of signs, so that there is no such interval for an error below 2¹⁻ⁿ: 3 % at n = 6. There
+  Student's t of the logarithms is used. It is conservative, at errors up to 8 % and any n, for normal values of
+  *unequal* variance, bursts included: Bakirov and Székely 2005, Ibragimov and Müller 2010. The choice depends on n and
+  on the error alone: a choice that depended on the data would add errors of its own.
 
-**The error** (1 − level) is divided by the number of comparisons (Bonferroni: the intervals hold all at once, whichever
-of them somebody picks), and by `PEEKING`: a run looks at its intervals to decide whether to go on, and those that
-happen to be narrow end it. Stopping by width, never by the result, makes 1.0 to 2.0 times the errors in simulations
-(6 to 40 pairs, CV of 5–20 %, errors of 5 % down to 0.05 %). The tests repeat them with the real rule.
+**The error** (1 − level) is divided by the number of comparisons (Bonferroni: all intervals hold together, whichever of
+them is picked), and by `PEEKING`: a run looks at its intervals to decide whether to continue, and intervals that happen
+to be narrow end it. Stopping by width, never by the result, multiplies the errors by 1.0 to 2.0 in simulations (6 to 40
+pairs, CV of 5–20 %, errors of 5 % down to 0.05 %). The tests repeat them with the real rule.
 
-What no interval sees is a bias that is the same in each block: the order is balanced (see `order`), and A/A pairs show
-what is left.
+No interval shows a bias that is the same in each block: the order is balanced (see `snapmgr.bench.run.schedule`), and
+A/A pairs show the rest.
 """
 
 from __future__ import annotations
@@ -84,20 +84,20 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """What two samples of the same storage in the same block differ by."""
+    """The difference between two samples of the same storage in the same block."""
 
     ratio: Ratio
-    """Of the A/A pairs. If it is `shown`, something but the storage decides, and nothing else is to be believed."""
+    """Of the A/A pairs. If it is `shown`, something other than the storage decides, and no result is reliable."""
     factor: float
-    """The farther end of its interval, as a factor above 1: what the same storage may differ by from itself here."""
+    """The farther end of its interval, as a factor above 1: the same storage may differ from itself by this much."""
     pair: float
-    """What the median pair differs by, as a factor above 1: what one pair alone is worth."""
+    """The difference within the median pair, as a factor above 1: the precision of one pair alone."""
 
 
 def paired_ratio(
     pairs: Sequence[tuple[float, float]], *, seed: int, level: float = LEVEL, comparisons: int = 1
 ) -> Ratio:
-    """Given what two storages gave in each block, return the ratio of the first to the second.
+    """Given the figures of two storages in each block, return the ratio of the first to the second.
 
     Args:
         pairs: figures above 0, one pair for each block; one pair has an infinite interval.
@@ -113,7 +113,7 @@ def paired_ratio(
         raise ValueError(f"level {level} and {comparisons} comparisons: a share below 1, and at least one")
     for pair in pairs:
         if not have_ratio([pair]):
-            raise ValueError(f"{pair[0]} ÷ {pair[1]} is no ratio: both have to be finite and above 0")
+            raise ValueError(f"{pair[0]} ÷ {pair[1]} has no ratio: both figures must be finite and above 0")
     logs = [math.log(first) - math.log(second) for first, second in pairs]
     error = (1 - level) / comparisons / PEEKING
     exact = _proven(logs, error)
@@ -132,7 +132,7 @@ def have_ratio(pairs: Sequence[tuple[float, float]]) -> bool:
 
 
 def noise_floor(pairs: Sequence[tuple[float, float]], *, seed: int, level: float = LEVEL) -> Noise:
-    """Given A/A pairs, return what the machine's noise alone does to a ratio. Raises ValueError as `paired_ratio`."""
+    """Given A/A pairs, return the effect of noise alone on a ratio. Raises ValueError as `paired_ratio`."""
     ratio = paired_ratio(pairs, seed=seed, level=level)
     return Noise(
         ratio=ratio,

@@ -1,12 +1,12 @@
-"""The ratio of two sets of figures that were not measured in pairs: of two runs, days or versions apart. Pure.
+"""Computes the ratio of two sets of figures that were not measured in pairs: of two runs, days apart. Pure.
 
-What changed on the machine between the two runs is in this ratio, and no interval knows of it: see `compare`, which
-looks at the controls. Within that limit the interval is the wider of two:
+Changes of the machine between the runs are part of this ratio, and no interval shows them: `changes` checks the
+controls for that. Apart from this the interval is the wider of two:
 
-- a percentile bootstrap of the ratio of the medians, both sets drawn anew, seeded;
+- a percentile bootstrap of the ratio of the medians, both sets resampled, seeded;
 - the exact one of Mann and Whitney (1947) for a shift of the logarithms, by ordered differences (Hodges and Lehmann
-  1963; Hollander and Wolfe, section 4.3), which misses no more often than asked at any number of figures. With too few
-  figures for the level asked for there is no such interval: then nothing can be said.
+  1963; Hollander and Wolfe, section 4.3), which misses no more often than asked at any number of figures. Too few
+  figures for the level have no such interval: then nothing can be concluded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What earlier runs of the benchmark left on this machine: cleared before anybody looks whether a device is free."""
+"""Removes leftovers of killed runs, before a device is checked for other users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from snapmgr.contract.abilities import Provisioner
     from snapmgr.contract.backend import Runner
 
-# Who holds it for longer is told by whoever wants to use it.
+# The next user of the device reports a longer use.
 _RELEASE_S = 10.0
 
 
@@ -42,6 +42,6 @@ def restored(name: str, runner: Runner) -> Provisioner:
     """Given a backend's name ("" for the controls), return what takes its storages down. Raises StorageError."""
     known = next((one for one in STACKS.values() if (one.backend or "") == name), None)
     if known is None:
-        raise StorageError(f"an earlier run used the backend {name!r}, which is not there any more")
+        raise StorageError(f"an earlier run used the backend {name!r}, which is not installed any more")
     mounter = KernelMounter()
     return provisioner_of(known, backend_of(known, {}, runner, mounter), runner, mounter)

@@ -1,7 +1,7 @@
-"""A storage's own snapshot call, without a backend: what a backend's snapshot is measured beside.
+"""Takes a snapshot by the storage's own call, without a backend, for comparison with the backend's snapshot.
 
-For btrfs and reflinks it is the system call itself, and the program that most people use; for LVM there is only the
-program. What is made here lies beside the volume, bears no mark of ours, and is removed by the same way.
+For btrfs and reflinks it uses the system call itself and the usual program; for LVM there is only the program. These
+snapshots lie beside the volume, have no mark of ours, and are removed by the same call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RawWay(Protocol):
     name: str
     """"call" or "program"."""
     title: str
-    """What is called, for the report: "btrfs subvolume snapshot"."""
+    """The name of the call, for the report: "btrfs subvolume snapshot"."""
 
     def create(self, name: str) -> float:
         """Take one; return the seconds. Raises OSError or CommandError."""
@@ -59,7 +59,7 @@ def raw_ways(bench: Workbench) -> tuple[RawWay, ...]:
 
 
 class _Beside:
-    """What is made in the folder that the volume is in."""
+    """The name of the copy, in the volume's parent folder."""
 
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
@@ -78,7 +78,7 @@ class _BtrfsCall(_Beside):
         source = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # Not bytes: what is not mutable may have 1,024 of them.
+            # A bytearray: immutable buffers are limited to 1,024 bytes.
             arguments = bytearray(_CREATE.pack(source, 0, _READ_ONLY, os.fsencode(name)))
             start = time.monotonic()
             fcntl.ioctl(folder, _SNAP_CREATE_V2, arguments)
@@ -155,7 +155,7 @@ class _LvmProgram:
             bench.run(("lvs", "--noheadings", "--separator", "|", "-o", "vg_name,lv_name,pool_lv", device)).stdout
         )
         self._origin = f"{self._group}/{volume}"
-        # A classic one needs room of its own: enough for what is written while it is there.
+        # A classic snapshot needs space of its own, for all writes while it exists.
         self._room = () if pool else ("--extents", "3%ORIGIN")
 
     def create(self, name: str) -> float:
@@ -170,7 +170,7 @@ def read_names(printed: str) -> tuple[str, str, str]:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     names = lines[0].split("|") if len(lines) == 1 else []
     if len(names) != 3 or not all(names[:2]):  # noqa: PLR2004 - the columns asked for
-        raise StorageError(f"lvs tells nothing of the volume that is measured: {printed.strip() or 'no line'}")
+        raise StorageError(f"lvs does not list the measured volume: {printed.strip() or 'no line'}")
     return names[0], names[1], names[2]
 
 

@@ -1,9 +1,9 @@
-"""Where a sample takes place: mounts that no other process sees, and what is left of it is cleared whatever happens.
+"""Confines a sample to mounts that no other process sees, and cleans up however the sample ends.
 
-The process that measures, and all that it starts, live in a mount namespace of their own, in which a small tmpfs of a
-unique name is mounted: by that name all of them are found. When that process dies a guard, which has been waiting for
-it, ends the others and has the storage taken down (logical volumes and daemons do not go with a namespace). If the
-guard was killed as well, the next run does that by what was written down.
+The measuring process and its children live in a mount namespace of their own. A small tmpfs with a unique name is
+mounted there, by which all of them can be found. When the measuring process dies, a waiting guard ends the others and
+takes the storage down (logical volumes and daemons survive a namespace). If the guard was killed as well, the next run
+does this from the record on disk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _POINT = "fs"
 _CLONE_NEWNS = 0x00020000
 # Programs that are killed may hang in the kernel for a while: a flush that has begun is finished.
 _END_S = 30.0
-# The guard has no bound of its own: about ten years.
+# No limit for the guard: about ten years.
 _NEVER_S = 3e8
 _LOCK_S = 60.0
 
@@ -63,7 +63,7 @@ _own_since: int | None = None
 
 
 def own_mounts() -> None:
-    """Move this process into a mount namespace of its own, once: what is mounted elsewhere is still seen, and goes.
+    """Move this process into a mount namespace of its own, once: mounts and unmounts elsewhere still propagate to it.
 
     Raises MissingRequirementError without the right.
     """
@@ -71,9 +71,7 @@ def own_mounts() -> None:
     if _own_since == os.getpid():
         return
     if not may_mount():
-        raise MissingRequirementError(
-            "file systems are mounted as root only (CAP_SYS_ADMIN)", hint="run snapmgr as root"
-        )
+        raise MissingRequirementError("mounting file systems needs root (CAP_SYS_ADMIN)", hint="run snapmgr as root")
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS) != 0:
         raise MissingRequirementError(f"the kernel refuses a mount namespace: {os.strerror(ctypes.get_errno())}")
@@ -197,7 +195,7 @@ def neighbours() -> tuple[str, ...]:
     """Return the devices on which other processes measure now."""
     devices = []
     for path in sorted(RUN.glob("*.json")):
-        # It may end just now; what is damaged, `sweep` tells.
+        # It may just have ended; `sweep` reports damaged records.
         with suppress(OSError, StorageError):
             conductor, _, device, _ = _read(path)
             if conductor != this_process() and is_alive(conductor):
@@ -213,8 +211,8 @@ def _read(path: Path) -> tuple[Process, str, str, ProvisionOrder]:
         if path.name == f"{order.id}.json" and order.point == str(path.parent / order.id / _POINT):
             return Process(**record["conductor"]), record["backend"], record["device"], order
     raise StorageError(
-        f"{path} is damaged: it says what an earlier run has made",
-        hint=f"if no benchmark runs, and losetup, lsblk and mount show nothing of it: rm {path}",
+        f"{path}, the record of an earlier run, is damaged",
+        hint=f"if no benchmark is running, and losetup, lsblk and mount show none of its devices: rm {path}",
     )
 
 
@@ -226,7 +224,7 @@ def _wait_for(fd: int, path: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise StorageError(
-                    f"an earlier run is still being cleared up: {path}",
+                    f"the cleanup of an earlier run is still in progress: {path}",
                     hint="look for a process that hangs (ps -eo pid,stat,args)",
                 ) from None
         time.sleep(0.02)
@@ -293,7 +291,7 @@ def end_residents(folder: Path) -> None:
 def _kill(pids: Sequence[int], deadline: float) -> None:
     if time.monotonic() > deadline:
         raise StorageError(
-            f"killed, but not dead: {', '.join(map(str, pids))}", hint="they hang in the kernel: see its log"
+            f"these processes survived SIGKILL: {', '.join(map(str, pids))}", hint="they hang in the kernel: see dmesg"
         )
     for pid in pids:
         with suppress(ProcessLookupError):

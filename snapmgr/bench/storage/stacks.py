@@ -1,4 +1,4 @@
-"""The storages that are compared, and what this machine lacks for each."""
+"""Lists the storages that are compared, with their missing requirements, backends and provisioners."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.model import Stack
-from snapmgr.bench.storage.controls import Controls
-from snapmgr.config.plugins import make_backend
-from snapmgr.contract.abilities import Provisioner
+from snapmgr.config.plugins import list_plugins, make_backend
+from snapmgr.contract.abilities import FolderCloning, Provisioner
 from snapmgr.contract.errors import MissingRequirementError, SnapmgrError
-from snapmgr.contract.records import Reason
+from snapmgr.contract.records import NotMine, Reason
+from snapmgr.system.blockdev import find_target
 from snapmgr.system.command import CommandRunner, find_program
 from snapmgr.system.mount import KernelMounter
+from snapmgr.system.provisioning import StorageMaker, provisioned, unmake
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from snapmgr.bench.model import Parameters
     from snapmgr.contract.backend import Backend, Mounter, Runner
+    from snapmgr.contract.records import Provisioned, ProvisionOrder
 
 _XFS, _EXT4, _THIN = {"file_system": "xfs"}, {"file_system": "ext4"}, {"thin": "yes"}
 
@@ -55,7 +58,7 @@ STACKS: Mapping[str, Stack] = {
             backend="lvm",
             options=_XFS | _THIN | {"prefilled": "yes"},
         ),
-        Stack(name="juicefs", title="JuiceFS, its objects on the device", backend="juicefs"),
+        Stack(name="juicefs", title="JuiceFS with its objects on the device", backend="juicefs"),
         Stack(name="ext4", title="ext4, without snapshots", backend=None, options=_EXT4),
         Stack(
             name="ext4-dioread-lock",
@@ -72,34 +75,34 @@ STACKS: Mapping[str, Stack] = {
         Stack(name="xfs", title="XFS, without snapshots", backend=None, options=_XFS),
     )
 }
-"""By the name that ``--stacks`` takes, in the order that they are told in."""
+"""By the name for ``--stacks``, in the order of lists and reports."""
 
 _PACKAGES = {"mkfs.ext4": "e2fsprogs", "chattr": "e2fsprogs", "thin_check": "thin-provisioning-tools"}
 
 
-def lacking(stack: Stack) -> tuple[Reason, ...]:
-    """Return all that this machine lacks for a stack; empty if it can be made here. Never raises.
+def missing_requirements(stack: Stack) -> tuple[Reason, ...]:
+    """Return the missing requirements of a stack on this machine; empty if it can be made here. Never raises.
 
     Kernel modules that are needed are loaded meanwhile.
     """
     reasons: list[Reason] = []
     if os.geteuid() != 0:
-        reasons.append(Reason(what="a file system is made and mounted as root only", hint="run snapmgr as root"))
+        reasons.append(Reason(what="making and mounting file systems needs root", hint="run snapmgr as root"))
     if stack.backend is not None:
         try:
             backend = make_backend(stack.backend, {}, CommandRunner(), KernelMounter())
         except SnapmgrError as error:
             return (*reasons, Reason(what=error.message, hint=error.hint or ""))
         # Loaded before it is asked: it may look at what is there.
-        fs_reasons = _lacking_file_system(_file_system(stack))
+        fs_reasons = _missing_file_system(_file_system(stack))
         reasons += backend.missing()
         if not isinstance(backend, Provisioner):
             reasons.append(Reason(what=f"the backend {stack.backend} cannot make its storage on a device", hint=""))
     else:
-        fs_reasons = _lacking_file_system(_file_system(stack))
+        fs_reasons = _missing_file_system(_file_system(stack))
     known = {reason.what for reason in reasons}
     reasons += [reason for reason in fs_reasons if reason.what not in known]
-    reasons += _lacking_programs(stack)
+    reasons += _missing_programs(stack)
     return tuple(dict.fromkeys(reasons))
 
 
@@ -108,7 +111,7 @@ def _file_system(stack: Stack) -> str | None:
     return fixed.get(stack.backend or "", stack.options.get("file_system"))
 
 
-def _lacking_file_system(fs_type: str | None) -> list[Reason]:
+def _missing_file_system(fs_type: str | None) -> list[Reason]:
     if fs_type is None or _kernel_knows(fs_type):
         return []
     with suppress(SnapmgrError):
@@ -123,7 +126,7 @@ def _kernel_knows(fs_type: str) -> bool:
     return any(line.split()[-1] == fs_type for line in lines)
 
 
-def _lacking_programs(stack: Stack) -> list[Reason]:
+def _missing_programs(stack: Stack) -> list[Reason]:
     fs_type = _file_system(stack)
     programs = [f"mkfs.{fs_type}"] if fs_type is not None else []
     if fs_type == "btrfs":
@@ -176,3 +179,59 @@ def provisioner_of(stack: Stack, backend: Backend | None, runner: Runner, mounte
     if not isinstance(backend, Provisioner):
         raise MissingRequirementError(f"the backend {stack.backend} cannot make its storage on a device")
     return backend
+
+
+def cloning_of(own: Backend, path: str, runner: Runner, mounter: Mounter) -> FolderCloning | None:
+    """Return what clones a folder at `path`; None if nothing that is installed can.
+
+    Args:
+        own: the backend of the stack's snapshots. btrfs and XFS on LVM take theirs of whole volumes, and their folders
+            are cloned by another backend, as for ``snapmgr prepare``.
+        path: a folder in the storage.
+        runner: for programs.
+        mounter: for private mounts.
+    """
+    target = find_target(path, runner=runner)
+    for backend in (own, *_others(own, runner, mounter)):
+        if not isinstance(backend, FolderCloning):
+            continue
+        # A backend without its program raises here.
+        with suppress(SnapmgrError):
+            if not isinstance(backend.locate(target), NotMine) and not backend.missing():
+                return backend
+    return None
+
+
+def _others(own: Backend, runner: Runner, mounter: Mounter) -> Iterator[Backend]:
+    for plugin in list_plugins():
+        if plugin.backend is not None and plugin.name != own.name:
+            with suppress(SnapmgrError):
+                yield make_backend(plugin.name, {}, runner, mounter)
+
+
+# A full file system would be measured for being full.
+_SHARE = 0.9
+
+
+class Controls:
+    """A `snapmgr.api.Provisioner` for ext4 and XFS; options: ``file_system``, ``mount_options`` (with commas)."""
+
+    def __init__(self, runner: Runner, mounter: Mounter) -> None:
+        self._runner = runner
+        self._mounter = mounter
+
+    def provision(self, device: str, order: ProvisionOrder) -> AbstractContextManager[Provisioned]:
+        """Make the file system and mount it; see `snapmgr.api.Provisioner`."""
+        maker = StorageMaker(self._runner, self._mounter, device, order)
+        return provisioned(self, device, order, lambda: _make(maker))
+
+    def unprovision(self, device: str, order: ProvisionOrder) -> None:
+        """Take it down; see `snapmgr.api.Provisioner`."""
+        unmake(self._runner, self._mounter, device, order)
+
+
+def _make(maker: StorageMaker) -> Provisioned:
+    fs_type = maker.options({"file_system": ("ext4", "xfs")}).get("file_system", "ext4")
+    maker.discard()
+    maker.make_folder(fs_type, maker.device, maker.order.size_bytes)
+    return maker.made(maker.path, capacity_bytes=maker.free_bytes() * _SHARE)

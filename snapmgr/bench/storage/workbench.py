@@ -1,4 +1,4 @@
-"""A fresh file system on one stack, and the means to measure on it: see `snapmgr.bench.model.Workbench`."""
+"""Makes a fresh file system on one stack and measures on it; see `snapmgr.bench.model.Workbench`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from snapmgr.bench.measure.caches import drop_caches
 from snapmgr.bench.measure.counters import Counters
 from snapmgr.bench.measure.layout import read_layout
 from snapmgr.bench.measure.quiet import wait_until_idle
-from snapmgr.bench.storage.cloning import cloning_of
 from snapmgr.bench.storage.leftovers import restored
 from snapmgr.bench.storage.scene import end_users, staged
-from snapmgr.bench.storage.stacks import backend_of, backend_table, provisioner_of
+from snapmgr.bench.storage.stacks import backend_of, backend_table, cloning_of, provisioner_of
 from snapmgr.contract.backend import Readying
 from snapmgr.contract.errors import MissingRequirementError, StorageError
 from snapmgr.contract.records import AttachRecord, NotMine
@@ -43,12 +42,12 @@ _FIRE_S = 60.0
 _SETTLE_S = 600.0
 FLUSH_TARGET_S = 0.05
 """The default of a job's `sync_target`."""
-# What has just ended (io_uring, a killed load) holds a mount a moment longer.
+# A load that has just ended (io_uring, a killed process) holds a mount a moment longer.
 _UNMOUNT_S = 5.0
 
 
 class Recorder:
-    """A `Runner` that keeps what it ran."""
+    """A `Runner` that records its commands."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -138,7 +137,7 @@ class StackWorkbench:
         self._jobs: dict[str, str] = {}
 
     def snapshot(self, held: AbstractContextManager[object] | None = None) -> BenchSnapshot:
-        """Take one as a backup would, but without a helper process: a hung storage call holds nobody's server here."""
+        """Take one as a backup would, but without a helper process: no server waits for a hung storage call here."""
         backend, volume = self._located()
         start = time.monotonic()
         with backend.arm((volume,), _new_id()) as armed:
@@ -162,7 +161,7 @@ class StackWorkbench:
         return backend.capabilities((volume,)).atomicity == "volume"
 
     def inventory(self) -> tuple[Found, ...]:
-        """Return what the backend finds in the volume's pool."""
+        """Return the backend's inventory of the volume's pool."""
         backend, volume = self._located()
         return backend.inventory((volume.pool,))
 
@@ -174,11 +173,13 @@ class StackWorkbench:
 
     def _located(self) -> tuple[Backend, Volume]:
         if self._backend is None:
-            raise MissingRequirementError(f"{self.stack.title}: it takes none", hint="this stack is only compared with")
+            raise MissingRequirementError(
+                f"the stack {self.stack.name} has no snapshots", hint="it is a control: it is only compared with others"
+            )
         if self._volume is None:
             volume = self._backend.locate(find_target(str(self.path), runner=self._plain))
             if isinstance(volume, NotMine):
-                raise StorageError(f"the backend {self.stack.backend} refuses what it has made: {volume.reason}")
+                raise StorageError(f"the backend {self.stack.backend} refuses its own storage: {volume.reason}")
             self._volume = volume
         return self._backend, self._volume
 
@@ -197,7 +198,7 @@ class StackWorkbench:
         return self._runner.run(argv, timeout_s=timeout_s)
 
     def cold(self) -> None:
-        """Drop what would answer reads in the storage's stead: the kernel's caches, and those of its client.
+        """Drop the caches that would answer reads instead of the storage: the kernel's and the client's.
 
         Raises MissingRequirementError where they cannot be dropped (a container).
         """
@@ -212,11 +213,11 @@ class StackWorkbench:
         return read_layout(file)
 
     def tell(self, text: str) -> None:
-        """Say what goes on."""
+        """Report the current step."""
         self._tell(text)
 
     def record(self) -> dict[str, Any]:
-        """Return what belongs to the sample's document: `commands`, `jobs` (files of fio), `provisioned`."""
+        """Return its part of the sample's document: `commands`, `jobs` (files of fio), `provisioned`."""
         facts = asdict(self.provisioned)
         made = facts.pop("commands")
         return {

@@ -1,4 +1,4 @@
-"""From the bytes of a binary log's events to records. Pure.
+"""Decodes the events of a binary log from bytes to records. Pure.
 
 Layouts: MySQL's `libs/mysql/binlog/event` and the readme of its serialization library (for the tagged GTID); MariaDB's
 documentation of the replication protocol. All integers are little-endian.
@@ -39,15 +39,15 @@ _MARIADB_FIRST_TYPE = 160
 _HEAD_BYTES = 57
 _QUERY_BYTES = 64
 QUERY_PREFIX_BYTES = 13 + 0xFFFF + 0xFF + 1 + _QUERY_BYTES
-"""No more of a Query is looked at: its post-header, the longest status variables and database, the text's beginning."""
+"""The part of a Query that we read: its post-header, the longest status variables and database, the text's start."""
 
 
 class BodyError(ValueError):
-    """An event's body is not what its type demands."""
+    """An event's body does not fit its type."""
 
 
 class _Cursor:
-    """Reads through a body; BodyError where it ends too early."""
+    """Reads a body from its beginning on; raises BodyError where it ends too early."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -67,11 +67,11 @@ class _Cursor:
         return int.from_bytes(self.take(size), "little")
 
     def varlen(self) -> int:
-        """Read MySQL's variable-length unsigned integer: as many low one bits as bytes follow the first."""
+        """Read MySQL's variable-length unsigned integer: the first byte's low one bits count the bytes that follow."""
         first = self.integer(1)
         more = (~first & (first + 1)).bit_length() - 1
         high = self.integer(more)
-        # With eight ones nothing of the first byte is left for the number.
+        # With eight ones, no bit of the first byte is left for the number.
         return high if more >= 8 else (first >> (more + 1)) | high << (7 - more)  # noqa: PLR2004 - bits of a byte
 
     def varlen_signed(self) -> int:
@@ -85,14 +85,14 @@ def format_description(body: bytes, flags: int) -> FormatDescription:
         raise BodyError("its body is too short")
     version, text, created, header_bytes = struct.unpack_from("<H50sIB", body)
     if version != 4 or header_bytes != HEADER.size:  # noqa: PLR2004 - version 4 since MySQL 5.0
-        raise BodyError(f"the format (version {version}, headers of {header_bytes} bytes) is not known")
+        raise BodyError(f"the format (version {version}, headers of {header_bytes} bytes) is unknown")
     checksum = body[-1]
     if checksum not in {CHECKSUM_NONE, CHECKSUM_CRC32}:
-        raise BodyError(f"the checksum algorithm {checksum} is not known")
+        raise BodyError(f"the checksum algorithm {checksum} is unknown")
     post_header_bytes = body[_HEAD_BYTES:-1]
     return FormatDescription(
         server_version=text.split(b"\0")[0].decode("ascii", "replace"),
-        # The version's text can be set by an option; only MariaDB has events of its own types.
+        # An option can set the version's text; only MariaDB has event types of its own.
         flavor="mariadb" if len(post_header_bytes) > _MARIADB_FIRST_TYPE else "mysql",
         created=created,
         checksum=checksum,
@@ -110,11 +110,11 @@ def _previous_gtids(body: _Cursor, _server_id: int) -> PreviousGtids:
     gtids = MysqlGtidSet()
     if not body.left:
         return PreviousGtids(gtids=gtids)
-    # The format is in the highest byte; the one with tags has it in the lowest as well, and the count between them.
+    # The highest byte holds the format. The format with tags repeats it in the lowest byte, with the count between.
     head = body.integer(8)
     tagged = head >> 56 == 1
     if head >> 56 not in {0, 1}:
-        raise BodyError(f"its GTID set's format {head >> 56} is not known")
+        raise BodyError(f"its GTID set's format {head >> 56} is unknown")
     for _ in range((head >> 8) & 0xFFFFFFFFFFFF if tagged else head):
         uuid = uuid_text(body.take(16))
         tag = _tag(body.take(body.varlen())) if tagged else ""
@@ -130,7 +130,7 @@ def _tag(raw: bytes) -> str:
     try:
         return raw.decode("ascii")
     except UnicodeDecodeError:
-        raise BodyError("a GTID's tag is no ASCII text") from None
+        raise BodyError("a GTID's tag is not ASCII text") from None
 
 
 def _mysql_transaction(body: _Cursor, _server_id: int) -> MysqlTransaction:
@@ -138,7 +138,7 @@ def _mysql_transaction(body: _Cursor, _server_id: int) -> MysqlTransaction:
     uuid, number = uuid_text(body.take(16)), body.integer(8)
     clock: tuple[int | None, int | None] = (None, None)
     committed = originally = None
-    # MySQL 5.7 and newer; 8 also the times. Each part is there or ends the body.
+    # Since MySQL 5.7, the times since 8. The body may end before each part.
     if body.left >= 17 and body.integer(1) == 2:  # noqa: PLR2004 - the type of the two numbers that follow
         clock = body.integer(8), body.integer(8)
         if body.left >= 7:  # noqa: PLR2004 - a time's bytes
@@ -161,17 +161,17 @@ def _anonymous(body: _Cursor, server_id: int) -> MysqlTransaction:
 
 
 def _tagged_transaction(body: _Cursor, _server_id: int) -> MysqlTransaction:
-    """Decode a message of the serialization library: its version, size, last field that must be known, then fields.
+    """Decode a message of the serialization library: version, size, last field that a reader must know, then fields.
 
     Fields: 0 flags, 1 UUID, 2 number, 3 tag, 4 last_committed, 5 sequence_number, 6 committed here, 7 at its origin,
     8 length, 9 and 10 server versions, 11 ticket.
     """
     if body.varlen() != 1:
-        raise BodyError("its serialization format is not known")
+        raise BodyError("its serialization format is unknown")
     size, left = body.varlen(), body.left
-    # The size counts the version's byte and its own.
+    # The size includes the bytes of the version and of itself.
     if not 0 <= size - left <= 10 or body.varlen() > 11:  # noqa: PLR2004 - 11: commit_group_ticket
-        raise BodyError("it has fields that are not known and must not be ignored")
+        raise BodyError("it has unknown fields that a reader must not ignore")
     uuid, tag, numbers = b"", "", dict[int, int]()
     while body.left:
         match body.varlen():
@@ -185,7 +185,7 @@ def _tagged_transaction(body: _Cursor, _server_id: int) -> MysqlTransaction:
             case field if field <= 11:  # noqa: PLR2004
                 numbers[field] = body.varlen()
             case _:
-                break  # a newer server's: they may be ignored, and there is nothing behind them
+                break  # a newer server's fields: a reader may ignore them, and they come last
     number = numbers.get(2, 0)
     if len(uuid) != 16 or number < 1:  # noqa: PLR2004 - a UUID's bytes
         raise BodyError("it has no GTID")
@@ -197,7 +197,7 @@ def _tagged_transaction(body: _Cursor, _server_id: int) -> MysqlTransaction:
         last_committed=numbers.get(4),
         sequence_number=numbers.get(5),
         committed_us=committed,
-        # Left out where it is the same.
+        # Left out if it is the same.
         originally_committed_us=numbers.get(7, committed),
     )
 
@@ -260,13 +260,13 @@ _DECODERS: dict[int, Callable[[_Cursor, int], Body]] = {
     EventType.START_ENCRYPTION: _start_encryption,
 }
 DECODED = frozenset(_DECODERS)
-"""The types, besides Format_description, that `decode` knows."""
+"""The types that `decode` knows; Format_description is separate."""
 
 
 def decode(kind: int, body: bytes, server_id: int) -> Body | None:
-    """Given an event's type, body (without header and checksum) and server id, return its record; None if not known.
+    """Given an event's type, body (without header and checksum) and server id, return its record; None if unknown.
 
-    Of a Query and a Transaction_payload the beginning is enough. Raises BodyError.
+    For a Query and a Transaction_payload the beginning is enough. Raises BodyError.
     """
     decoder = _DECODERS.get(kind)
     return None if decoder is None else decoder(_Cursor(body), server_id)

@@ -1,4 +1,4 @@
-"""The events of a binary log that say where transactions begin and end, and which they are."""
+"""Records of the binary log events that begin, end and identify transactions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ MYSQL_ENCRYPTED_MAGIC = b"\xfdbin"
 HEADER = struct.Struct("<IBIIIH")
 """Every event's header: timestamp, type, server id, length with header and checksum, end position, flags."""
 FLAG_IN_USE = 0x01
-"""Of a Format_description: the server has the file open, or had when it crashed."""
+"""Flag of a Format_description: the server has the file open, or had it open when it crashed."""
 CHECKSUM_NONE, CHECKSUM_CRC32 = 0, 1
 CHECKSUM_BYTES = 4
 FLAG_STANDALONE, FLAG_COMMIT_ID = 0x01, 0x02
-"""Of a MariaDB GTID."""
+"""Flags of a MariaDB GTID."""
 
 
 class EventType(IntEnum):
-    """The types that are decoded, or whose place among transactions matters."""
+    """The types that we decode, or whose place among transactions matters."""
 
     QUERY = 2
     STOP = 3
@@ -55,16 +55,16 @@ class EventType(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FormatDescription:
-    """The first event: who wrote the file, and how."""
+    """The first event: the server that wrote the file, and its format."""
 
     server_version: str
     flavor: Flavor
     created: int
-    """Seconds since the epoch; 0 if the file was begun by a rotation, not by the server's start."""
+    """Seconds since the epoch; 0 if a rotation began the file, not a start of the server."""
     checksum: int
-    """CHECKSUM_NONE or CHECKSUM_CRC32, of all further events; its own event always has one."""
+    """CHECKSUM_NONE or CHECKSUM_CRC32, for all later events; this event always has a checksum."""
     post_header_bytes: bytes
-    """Of each event type, from type 1."""
+    """Lengths for each event type, from type 1."""
     in_use: bool
 
 
@@ -85,14 +85,14 @@ class PreviousGtids:
 
 @dataclass(frozen=True, kw_only=True)
 class GtidList:
-    """The last GTID of each domain and server of the files before (MariaDB); in a domain the latest one is the last."""
+    """The last GTID of each domain and server of the files before (MariaDB); within a domain, the latest comes last."""
 
     gtids: tuple[MariadbGtid, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MysqlTransaction:
-    """A MySQL transaction begins, with a GTID or anonymous."""
+    """The beginning of a MySQL transaction, with a GTID or anonymous."""
 
     uuid: str
     """ "" if it is anonymous."""
@@ -104,12 +104,12 @@ class MysqlTransaction:
     committed_us: int | None = None
     """When this server committed it: microseconds since the epoch, MySQL 8 and newer."""
     originally_committed_us: int | None = None
-    """The same of the server where it was first committed."""
+    """When it was first committed, on its original server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MariadbTransaction:
-    """A MariaDB transaction begins."""
+    """The beginning of a MariaDB transaction."""
 
     gtid: MariadbGtid
     flags: int
@@ -118,7 +118,7 @@ class MariadbTransaction:
 
     @property
     def standalone(self) -> bool:
-        """Whether it is one statement without an event that ends it (DDL and the like)."""
+        """Whether it is a single statement without an end event (DDL and the like)."""
         return bool(self.flags & FLAG_STANDALONE)
 
 
@@ -131,26 +131,26 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Xid:
-    """A transaction of engines that can prepare ends here: it is committed."""
+    """The end of a transaction in engines that can prepare: it is committed."""
 
     xid: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class XaPrepare:
-    """A transaction of XA ends here: prepared, or committed at once if `one_phase`."""
+    """The end of an XA transaction: prepared, or directly committed if `one_phase`."""
 
     one_phase: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionPayload:
-    """All events of a MySQL transaction, with the one that ends it, compressed into one."""
+    """All events of a MySQL transaction, its end included, compressed into one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartEncryption:
-    """Everything that follows is encrypted (MariaDB)."""
+    """All later events are encrypted (MariaDB)."""
 
     scheme: int
     key_version: int

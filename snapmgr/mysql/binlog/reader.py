@@ -1,7 +1,7 @@
-"""Reading a binary log event by event, in bounded memory, and never trusting it.
+"""Reads a binary log event by event, in bounded memory, and checks everything.
 
-A file is a chain of events, each with its length and the position where it ends. Events that say nothing about
-transactions and are large (rows) are skipped by seeking; all others are read, and their checksums verified.
+A file is a chain of events, each with its length and the position where it ends. Large events without information about
+transactions (rows) are skipped by seeking; all others are read, and their checksums verified.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 20
-# Decoded types of which the beginning is enough …
+# Decoded types whose beginning is enough …
 _PREFIX_BYTES: dict[int, int] = {EventType.QUERY: QUERY_PREFIX_BYTES, EventType.TRANSACTION_PAYLOAD: 0}
-# … and those that may be long. All others are small.
+# … and types that may be long. All others are small.
 _LISTS: frozenset[int] = frozenset({EventType.PREVIOUS_GTIDS, EventType.GTID_LIST})
 _LIST_LIMIT_BYTES = 32 << 20
 _ZEROS_BYTES = 16 << 20
 _FORMAT_DESCRIPTION = int(EventType.FORMAT_DESCRIPTION)
 _U32 = 0xFFFFFFFF
-# Four bytes before the type there is the time: begins at the type less 4. Query, Xid, XA_prepare and MariaDB's GTID, of
-# less than 64 KiB: its length and its end.
+# The time takes the four bytes before the type. Matches Query, Xid, XA_prepare and MariaDB's GTID of less than 64 KiB;
+# the groups are the length and the end.
 _MAYBE_HEADER = re.compile(rb"(?s)(?=.{4}[\x02\x10\x26\xa2].{4}(..\0\0)(.{4}))")
-_SEES_KEYS = "its position can be had from the server alone: take the snapshot under a lock, not crash-consistent"
+_SEES_KEYS = "only the server can tell its position: take the snapshot under a lock, not crash-consistent"
 
 
 class BinlogError(SnapmgrError):
-    """A binary log is damaged, or is no binary log that we can read; `file` and `offset` say where."""
+    """A binary log is damaged, or not readable for us; `file` and `offset` say where."""
 
     def __init__(self, what: str, *, file: str, offset: int | None = None, hint: str | None = None) -> None:
         where = file if offset is None else f"{file} at {offset}"
@@ -58,7 +58,7 @@ class BinlogError(SnapmgrError):
 
 
 class TruncatedBinlogError(BinlogError):
-    """The file ends inside an event that is sound as far as it goes: what a crash (or a snapshot) leaves."""
+    """The file ends inside an event that is valid so far, as after a crash (or in a snapshot)."""
 
 
 class EncryptedBinlogError(BinlogError):
@@ -71,37 +71,37 @@ class Event(NamedTuple):
     offset: int
     next_offset: int
     type: int
-    """An EventType, or a type that is not decoded."""
+    """An EventType, or a type that we do not decode."""
     timestamp: int
-    """Seconds since the epoch; of its statement's start."""
+    """When its statement began: seconds since the epoch."""
     server_id: int
     flags: int
     body: Body | None
-    """None if the type is not decoded."""
+    """None if we do not decode the type."""
 
 
 class BinlogReader:
-    """An open binary log. Raises BinlogError for whatever is wrong with it."""
+    """An open binary log. Raises BinlogError for any problem with it."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
         self.name = name
         self._checksum = CHECKSUM_CRC32
         with self._failures():
-            # A live file grows: what comes later is no part of this reading.
+            # A live file grows: later events are not part of this reading.
             self.size = file.seek(0, os.SEEK_END)
 
-    def events(self, *, thorough: bool = False) -> Iterator[Event]:
+    def events(self) -> Iterator[Event]:
         """Return the events from the first on; raises TruncatedBinlogError at a partial one, after all others.
 
-        With `thorough` every event's checksum is verified, else not those of large events that are not decoded.
+        Verifies all checksums but those of large events that it skips; for those see `verify`.
         """
         with self._failures():
             self._file.seek(0)
             self._check_magic(self._file.read(len(MAGIC)))
             offset, first = len(MAGIC), True
             while offset < self.size:
-                event = self._event(offset, first=first, thorough=thorough)
+                event = self._event(offset, first=first, thorough=False)
                 yield event
                 offset, first = event.next_offset, False
 
@@ -110,18 +110,18 @@ class BinlogReader:
             raise EncryptedBinlogError("it is encrypted (binlog_encryption)", file=self.name, hint=_SEES_KEYS)
         if magic != MAGIC:
             if MAGIC.startswith(magic) or not magic.strip(b"\0"):
-                raise TruncatedBinlogError("it is too short to have begun", file=self.name, offset=0)
-            raise BinlogError("it is no binary log (its first bytes are others)", file=self.name, offset=0)
+                raise TruncatedBinlogError("it is too short to have a beginning", file=self.name, offset=0)
+            raise BinlogError("it is not a binary log (its first bytes differ)", file=self.name, offset=0)
 
     def verify(self, start: int, stop: int) -> None:
-        """Verify the checksums of all events between two offsets where events begin."""
+        """Verify the checksums of all events between two offsets where events begin, without the file's first event."""
         with self._failures():
             while start < stop:
                 start = self._event(start, first=False, thorough=True).next_offset
 
     def damaged(self, what: str, offset: int) -> BinlogError:
-        """Return the error that says so."""
-        hint = "take another snapshot; if the server's own file has it, too: FLUSH BINARY LOGS begins a new one"
+        """Return the error for damage at `offset`."""
+        hint = "take another snapshot; if the server's own file is damaged too: FLUSH BINARY LOGS begins a new one"
         return BinlogError(f"damaged: {what}", file=self.name, offset=offset, hint=hint)
 
     @contextmanager
@@ -129,7 +129,7 @@ class BinlogReader:
         try:
             yield
         except OSError as error:
-            raise BinlogError(f"cannot be read: {error.strerror or error}", file=self.name) from error
+            raise BinlogError(f"cannot read it: {error.strerror or error}", file=self.name) from error
 
     def _event(self, offset: int, *, first: bool, thorough: bool) -> Event:
         file = self._file
@@ -142,20 +142,20 @@ class BinlogReader:
         tail = CHECKSUM_BYTES if first or self._checksum == CHECKSUM_CRC32 else 0
         if length < HEADER.size + tail:
             self._check_zeros(offset)
-            raise self.damaged(f"an event of {length} bytes cannot be", offset)
-        # MariaDB (11.8) leaves it 0 in events inside a transaction.
+            raise self.damaged(f"an event of {length} bytes is impossible", offset)
+        # MariaDB 11.8 leaves the end 0 in events inside a transaction.
         if end not in {stop & _U32, 0}:
-            raise self.damaged(f"an event of {length} bytes that says that it ends at {end}", offset)
+            raise self.damaged(f"an event of {length} bytes claims to end at {end}", offset)
         if first is not (kind == _FORMAT_DESCRIPTION):
             expected = "does not begin with a Format_description" if first else "has a second Format_description"
             raise self.damaged(f"it {expected}", offset)
         if stop > self.size:
             if not end:
-                self._refuse_sound_event_behind(offset)
+                self._refuse_valid_event_behind(offset)
             self._truncated(offset)
         body: Body | None = None
         if first:
-            # The flag is set and cleared without a new checksum.
+            # The server sets and clears the flag without a new checksum.
             header = header[:-2] + (flags & ~FLAG_IN_USE).to_bytes(2, "little")
             body = self._head(self._content(kind, header, offset, length, tail), flags, offset)
         elif kind in DECODED:
@@ -165,7 +165,7 @@ class BinlogReader:
         return Event(offset, stop, kind, timestamp, server_id, flags, body)
 
     def _content(self, kind: int, header: bytes, offset: int, length: int, tail: int) -> bytes:
-        """Read an event's body, verify its checksum and return as much of the body as decoding needs."""
+        """Read an event's body, verify its checksum and return the part of the body that decoding needs."""
         size = length - HEADER.size
         if size <= _SMALL_BYTES:
             content = self._file.read(size)
@@ -178,7 +178,7 @@ class BinlogReader:
             if kind in _PREFIX_BYTES:
                 wanted = min(_PREFIX_BYTES[kind], size)
             elif wanted > _LIST_LIMIT_BYTES or (wanted and kind not in _LISTS):
-                raise self.damaged(f"an event of type {kind} with {length} bytes cannot be", offset)
+                raise self.damaged(f"an event of type {kind} with {length} bytes is impossible", offset)
             content = self._file.read(wanted)
             checksum, left = zlib.crc32(content, zlib.crc32(header)), size - len(content)
             while left and tail and (chunk := self._file.read(min(left, _CHUNK_BYTES))):
@@ -186,9 +186,9 @@ class BinlogReader:
             stored = self._file.read(tail)
         if tail:
             if left or len(stored) < tail:
-                raise self.damaged("the file became shorter while it was read", offset)
+                raise self.damaged("the file shrank while it was read", offset)
             if int.from_bytes(stored, "little") != checksum:
-                raise self.damaged(f"the checksum of an event of type {kind} does not fit", offset)
+                raise self.damaged(f"the checksum of an event of type {kind} does not match", offset)
         return content
 
     def _head(self, content: bytes, flags: int, offset: int) -> FormatDescription:
@@ -213,7 +213,7 @@ class BinlogReader:
         raise TruncatedBinlogError("it ends in the middle of an event", file=self.name, offset=offset)
 
     def _rest(self, offset: int, overlap: int) -> Iterator[tuple[int, bytes]]:
-        """Return pieces of the file from an offset on, and where each begins."""
+        """Yield pieces of the file from an offset on, each with its own offset."""
         while offset < self.size:
             self._file.seek(offset)
             piece = self._file.read(min(self.size - offset, _CHUNK_BYTES))
@@ -223,29 +223,29 @@ class BinlogReader:
             offset += len(piece) - overlap
 
     def _check_zeros(self, offset: int) -> None:
-        """Raise TruncatedBinlogError if the rest is zeros: after a power cut a file may be longer than its content."""
+        """Raise TruncatedBinlogError if only zeros follow: after a power cut a file may be longer than its content."""
         if self.size - offset > _ZEROS_BYTES or any(piece.strip(b"\0") for _, piece in self._rest(offset, 0)):
             return
         raise TruncatedBinlogError("only zeros follow", file=self.name, offset=offset)
 
-    def _refuse_sound_event_behind(self, offset: int) -> None:
-        """Raise BinlogError if there are events inside one that reaches beyond the end: then its length is damaged.
+    def _refuse_valid_event_behind(self, offset: int) -> None:
+        """Raise BinlogError if an event that reaches beyond the file's end contains events: its length is damaged.
 
-        For an event that does not say where it ends. All that begin or end a transaction do.
+        For an event without its own end position. All events that begin or end a transaction have one.
         """
         for start, piece in self._rest(offset + HEADER.size, HEADER.size):
             for match in _MAYBE_HEADER.finditer(piece):
-                place = start + match.start()
+                begin = start + match.start()
                 length = int.from_bytes(match[1], "little")
-                stop = place + length
-                if int.from_bytes(match[2], "little") != stop & _U32 or not HEADER.size < length <= self.size - place:
+                stop = begin + length
+                if int.from_bytes(match[2], "little") != stop & _U32 or not HEADER.size < length <= self.size - begin:
                     continue
-                if self._is_sound(place, length):
+                if self._is_valid(begin, length):
                     raise self.damaged(
-                        f"an event that reaches beyond the end, but there is another one at {place}", offset
+                        f"an event reaches beyond the file's end, but there is another one at {begin}", offset
                     )
 
-    def _is_sound(self, offset: int, length: int) -> bool:
+    def _is_valid(self, offset: int, length: int) -> bool:
         if self._checksum != CHECKSUM_CRC32:
             return True
         self._file.seek(offset)
@@ -255,9 +255,9 @@ class BinlogReader:
 
 @contextmanager
 def open_binlog(file: str | os.PathLike[str] | BinaryIO) -> Iterator[BinlogReader]:
-    """Open a binary log of a snapshot, a stranger's file: never through a symlink, never waiting for a FIFO.
+    """Open a binary log of a snapshot, an untrusted file: never follow a symlink, never wait for a FIFO.
 
-    One that is open already must be able to seek, and stays open. Raises BinlogError.
+    An open file must be able to seek, and stays open. Raises BinlogError.
     """
     if not isinstance(file, str | os.PathLike):
         yield BinlogReader(file, str(getattr(file, "name", "(open file)")))
@@ -267,19 +267,7 @@ def open_binlog(file: str | os.PathLike[str] | BinaryIO) -> Iterator[BinlogReade
         opened = open_plain(name)
     except OSError as error:
         raise BinlogError(
-            f"cannot be read: {error.strerror or 'it is not there, or is no plain file'}", file=name
+            f"cannot read it: {error.strerror or 'it does not exist, or is not a regular file'}", file=name
         ) from error
     with opened:
         yield BinlogReader(opened, name)
-
-
-def iterate(file: str | os.PathLike[str] | BinaryIO, *, thorough: bool = False) -> Iterator[Event]:
-    """Return the events of a binary log, a path or an open file, from the first on, up to the end that it has now.
-
-    With `thorough` every event's checksum is verified, also of large ones that are not decoded.
-
-    Raises BinlogError where something is wrong: TruncatedBinlogError, after all complete events, if the file ends
-    inside one; EncryptedBinlogError.
-    """
-    with open_binlog(file) as reader:
-        yield from reader.events(thorough=thorough)

@@ -1,8 +1,8 @@
-"""The exact position at the end of a snapshot's binary logs: after the last transaction that is complete in them.
+"""Finds the exact position at the end of a snapshot's binary logs: after the last complete transaction.
 
-That is where a server which is started on the snapshot continues. Crash recovery commits what is complete in the
-binary log and prepared in the engines, and rolls back all else. MySQL cuts an incomplete transaction off the file
-(`Log_sanitizer`), MariaDB leaves its bytes and does not count it (`TC_LOG_BINLOG::recover`). Then both begin a new one.
+A server that is started on the snapshot continues there. Crash recovery commits transactions that are complete in the
+binary log and prepared in the engines, and rolls back all others. MySQL cuts an incomplete transaction off the file
+(`Log_sanitizer`); MariaDB leaves its bytes and does not count it (`TC_LOG_BINLOG::recover`). Then both begin a new one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _INDEX_BYTES = 64 << 20
-# They belong to the statement that follows.
+# They belong to the statement after them.
 _BEFORE_STATEMENT = {
     EventType.INTVAR,
     EventType.RAND,
@@ -44,7 +44,7 @@ _BEFORE_STATEMENT = {
     EventType.ROWS_QUERY,
     EventType.ANNOTATE_ROWS,
 }
-# They stand between transactions and are none.
+# They occur between transactions.
 _BETWEEN = {
     EventType.FORMAT_DESCRIPTION,
     EventType.PREVIOUS_GTIDS,
@@ -64,21 +64,21 @@ class Tail:
 
     position: Position | None
     """After the last complete transaction, with all GTIDs up to there (MySQL: the set; MariaDB: the last one of each
-    domain); None if the file is too young to know its GTIDs, or the server has not written any."""
+    domain); None if the file is too young to have its GTIDs, or the server has written none."""
     flavor: Flavor | None = None
     server_version: str = ""
     transactions: int = 0
-    """Complete ones in this file."""
+    """Number of complete ones in this file."""
     truncated: bool = False
-    """What follows the position is not a whole transaction: crash recovery drops it."""
+    """An incomplete transaction follows the position: crash recovery drops it."""
     in_use: bool = False
-    """The server had the file open. Cleared when it closes the file."""
+    """The server had the file open."""
     rotated: bool = False
-    """The file ends with a Rotate: another one follows."""
+    """The file ends with a Rotate: another file follows."""
 
 
 class _Groups:
-    """Follows the events of one file and knows after which the last complete transaction ended."""
+    """Follows the events of one file, and tracks the end of the last complete transaction."""
 
     def __init__(self, reader: BinlogReader) -> None:
         self._reader = reader
@@ -86,7 +86,7 @@ class _Groups:
         self.gtids = MysqlGtidSet()
         self.last_gtids = MariadbGtidPosition()
         self.knows_earlier = False
-        """Whether the event with the GTIDs of earlier files was there."""
+        """Whether we saw the event with the GTIDs of earlier files."""
         self.transactions = 0
         self.end = 0
         self.rotated = False
@@ -99,7 +99,7 @@ class _Groups:
         return self._open
 
     def follow(self, event: Event) -> None:
-        """Take the next event. Raises BinlogError where events cannot follow one another so."""
+        """Take the next event. Raises BinlogError for an impossible sequence of events."""
         body = event.body
         if event.type in _BETWEEN:
             self._between(event)
@@ -108,12 +108,12 @@ class _Groups:
             return
         elif isinstance(body, MysqlTransaction | MariadbTransaction):
             if self._open:
-                self._fail(event, "a transaction begins before the one before it has ended")
+                self._fail(event, "a transaction begins before the previous one has ended")
             self._begun, self._open = body, True
             self._in_transaction = isinstance(body, MariadbTransaction) and not body.standalone
         elif isinstance(body, Query) and body.kind in {"begin", "xa-start"}:
             if self._in_transaction:
-                # MariaDB says it by the GTID's flags alone.
+                # On MariaDB the GTID's flags alone begin a transaction.
                 self._fail(event, "a transaction begins inside another one")
             self._open = self._in_transaction = True
         elif self._ends(event):
@@ -132,7 +132,7 @@ class _Groups:
             return True
         if self._in_transaction or event.type in _BEFORE_STATEMENT:
             return False
-        # A statement by itself: DDL, and the like.
+        # A single statement: DDL, and the like.
         return (
             isinstance(body, Query) or event.type == EventType.INCIDENT or isinstance(self._begun, MariadbTransaction)
         )
@@ -140,7 +140,7 @@ class _Groups:
     def _between(self, event: Event) -> None:
         body = event.body
         if self._open:
-            self._fail(event, f"an event of type {event.type} stands inside a transaction")
+            self._fail(event, f"an event of type {event.type} is inside a transaction")
         if isinstance(body, FormatDescription):
             self.head = body
         elif isinstance(body, PreviousGtids):
@@ -155,7 +155,7 @@ class _Groups:
 
     def _earlier(self, event: Event) -> None:
         if self.knows_earlier or self.transactions:
-            self._fail(event, "the GTIDs of earlier files stand behind the file's beginning")
+            self._fail(event, "the GTIDs of earlier files come after the file's beginning")
         self.knows_earlier = True
 
     def _finish(self, event: Event) -> None:
@@ -186,7 +186,7 @@ def _follow(reader: BinlogReader) -> Tail:
     except TruncatedBinlogError:
         truncated = True
     if groups.incomplete:
-        # A large event that was skipped could be the one that completes it, with a damaged type.
+        # A skipped large event could be the one that completes it, with a damaged type.
         reader.verify(groups.end, ended_at)
     if groups.head is None:
         return Tail(position=None, truncated=truncated)
@@ -204,10 +204,10 @@ def _follow(reader: BinlogReader) -> Tail:
 
 
 def tail(file: str | Path | BinaryIO) -> Tail:
-    """Return the end of one binary log, a path or an open file, as it is now.
+    """Return the current end of one binary log, a path or an open file.
 
-    A partial event or transaction at the end is legal there and cut off (`truncated`); anything else that is wrong
-    raises BinlogError, and an encrypted file EncryptedBinlogError.
+    A partial event or transaction at the end is legal and left out (`truncated`). Any other problem raises BinlogError,
+    and an encrypted file EncryptedBinlogError.
     """
     with open_binlog(file) as reader:
         return _follow(reader)
@@ -220,10 +220,10 @@ def read_tail(base: str | Path, *, index: str | Path | None = None, gtid_purged:
         base: path and base name of the logs in the snapshot: ``/snap/data/binlog`` for ``/snap/data/binlog.000001``.
         index: the file that lists them; default ``BASE.index``. Only the names in it count, not their folders. Without
             such a file the logs' numbers decide.
-        gtid_purged: MySQL's @@gtid_purged, asked before the snapshot. GTIDs that were never in the logs (SET
-            gtid_purged, as after a restore) are part of @@gtid_executed, and the logs do not tell of them.
+        gtid_purged: MySQL's @@gtid_purged, read before the snapshot. GTIDs that were never in the logs (SET
+            gtid_purged, as after a restore) are part of @@gtid_executed but not in the logs.
 
-    The result's position is None if there are no logs, or only one that is too young to know its GTIDs.
+    The result's position is None without logs, or with only one that is too young to have its GTIDs.
     Raises BinlogError if they are damaged or do not belong together.
     """
     found = _last(base, index)
@@ -243,29 +243,29 @@ def _last(base: str | Path, index: str | Path | None) -> Tail:
             return Tail(position=None)
         path = os.path.join(folder, named[-1])
         if named[-1] not in numbers:
-            raise BinlogError("the index names it, but it is not there", file=path)
+            raise BinlogError("the index names it, but it does not exist", file=path)
         found = tail(path)
         if found.position is None:
             # A server writes the beginning, then the index. MariaDB does not start on such a file, or forgets GTIDs.
-            raise BinlogError("damaged: the index names it, but its beginning is not whole", file=path)
+            raise BinlogError("damaged: the index names it, but its beginning is incomplete", file=path)
         return found
-    # More digits than six come after 999999.
+    # After 999999 the numbers have more than six digits.
     for file in sorted(numbers, key=numbers.__getitem__, reverse=True)[:2]:
         found = tail(os.path.join(folder, file))
         if found.position is not None:
             if found.truncated and numbers[file] < max(numbers.values()):
                 raise BinlogError("damaged: another one follows, but it has no end", file=os.path.join(folder, file))
             return found
-        # A rotation was going on: the new file has no GTIDs yet, thus no transaction, and the index does not name it.
-        # Nothing more is written to the one before, whose end is the position; a server's start continues from there.
+        # A rotation was under way: the new file has no GTIDs yet, thus no transaction, and the index does not name it.
+        # The previous file is finished, and its end is the position; a server's start continues there.
     return Tail(position=None)
 
 
 def _refuse_beyond(folder: str, numbers: dict[str, int], named: Sequence[str]) -> None:
-    """Raise BinlogError if a file with transactions is newer than all that the index names.
+    """Raise BinlogError if a file with transactions is newer than all files in the index.
 
-    A server writes a new file's beginning, then its name into the index, then transactions; at its start it believes
-    the index and takes no look at such a file. One with transactions is not of the index's instant.
+    A server writes a new file's beginning, then its name into the index, then transactions. At its start it trusts the
+    index and ignores other files. So a file with transactions that is not in the index is from another instant.
     """
     last = max((numbers[file] for file in named if file in numbers), default=0)
     for file in (file for file, number in numbers.items() if number > last):
@@ -273,7 +273,7 @@ def _refuse_beyond(folder: str, numbers: dict[str, int], named: Sequence[str]) -
             raise BinlogError(
                 "it has transactions, but the index does not name it",
                 file=os.path.join(folder, file),
-                hint="are the logs and their index of one instant?",
+                hint="are the logs and their index from one instant?",
             )
 
 
@@ -283,32 +283,34 @@ def _numbers(folder: str, name: str) -> dict[str, int]:
     try:
         names = os.listdir(folder)
     except OSError as error:
-        raise BinlogError(f"its folder cannot be read: {error.strerror}", file=os.path.join(folder, name)) from error
+        raise BinlogError(f"cannot read its folder: {error.strerror}", file=os.path.join(folder, name)) from error
     numbers = {entry: int(match[1]) for entry in names if (match := pattern.fullmatch(entry))}
     inside_engine = [entry for entry in names if re.fullmatch(r"binlog-\d{6,}\.ibb", entry, re.ASCII)]
     if inside_engine and not numbers:
         raise BinlogError(
-            "it is kept by InnoDB (binlog_storage_engine), in a format that is not known here",
+            "InnoDB keeps it (binlog_storage_engine), in a format that snapmgr does not know",
             file=os.path.join(folder, inside_engine[0]),
-            hint="its position can be had from the server alone: take the snapshot under a lock",
+            hint="only the server can tell its position: take the snapshot under a lock",
         )
     return numbers
 
 
 def _read_index(path: str) -> list[str] | None:
     """Return the names in an index, in its order; None if there is no index."""
-    # While MySQL replaces the index, there is only the new one, under this name.
-    for place in (path, f"{os.path.splitext(path)[0]}.index_crash_safe"):
+    # While MySQL replaces the index, only the new one exists, under this name.
+    for file_name in (path, f"{os.path.splitext(path)[0]}.index_crash_safe"):
         try:
-            if not os.path.lexists(place):
+            if not os.path.lexists(file_name):
                 continue
-            with open_plain(place) as file:
+            with open_plain(file_name) as file:
                 text = file.read(_INDEX_BYTES + 1)
                 if len(text) > _INDEX_BYTES:
-                    raise BinlogError("the index of binary logs is too large", file=place)
-                # What has no end of line yet is being written.
+                    raise BinlogError("the index of binary logs is too large", file=file_name)
+                # The server is still writing a line without its end.
                 lines = text.split(b"\n")[:-1]
                 return [os.path.basename(os.fsdecode(line.strip())) for line in lines if line.strip()]
         except OSError as error:
-            raise BinlogError(f"the index cannot be read: {error.strerror or 'no plain file'}", file=place) from error
+            raise BinlogError(
+                f"cannot read the index: {error.strerror or 'not a regular file'}", file=file_name
+            ) from error
     return None

@@ -1,7 +1,7 @@
-"""What a server can do, asked of the server itself: which statements it counts and which variables it has.
+"""Asks a server which statements and variables it has.
 
-Never guessed from its version: forks number theirs as they like, and statements come and go within a series. A server
-has a counter Com_… for each kind of statement that its parser knows; reading it locks nothing.
+We never guess from the version: forks number theirs as they like, and statements come and go within a series. A server
+has a counter Com_… for each kind of statement that its parser knows; reading the counters takes no lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VARIABLES = ("log_bin", "max_statement_time", "wsrep_on", "wsrep_provider", "gr
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """Statements that a server understands, and what it takes part in."""
+    """The statements that a server understands, and its cluster."""
 
     flavor: Literal["mariadb", "mysql"]
     backup_stages: bool
@@ -34,30 +34,30 @@ class Abilities:
     instance_lock: bool
     """LOCK INSTANCE FOR BACKUP (MySQL 8.0 on)."""
     statement_time: bool
-    """max_statement_time, which bounds every statement (MariaDB); MySQL can bound none but SELECT."""
+    """max_statement_time, which bounds every statement (MariaDB); MySQL can bound only SELECT."""
     binlog: bool
     """Whether it writes binary logs."""
     binlog_status: str
     """The statement that shows the binlog position."""
     replica_status: str
-    """The statement that shows all that it replicates from, a row for each source."""
+    """The statement that shows its sources, a row for each."""
     replica_word: Literal["REPLICA", "SLAVE"]
     """As in STOP REPLICA and START REPLICA."""
     cluster: str | None
-    """The kind of cluster that it is a member of; None: of none."""
+    """The kind of cluster that it is a member of; None: not a member."""
 
     def refuse_cluster(self) -> None:
-        """Raise NotQuiescedError for a member of a cluster: a lock on it was never tried."""
+        """Raise NotQuiescedError for a member of a cluster: snapmgr was never tested there."""
         if self.cluster is not None:
             raise NotQuiescedError(
                 f"the server is a member of a {self.cluster} cluster: a lock may stall the whole cluster or make it "
                 "drop this member, and snapmgr was never tested there",
-                hint='take them of an asynchronous replica of it, or of a stopped member (quiesce = "stopped")',
+                hint='snapshot an asynchronous replica of it, or a stopped member (quiesce = "stopped")',
             )
 
 
 def probe_abilities(connection: Connection, identity: ServerIdentity) -> Abilities:
-    """Ask a server what it can do. Takes no lock and needs no privilege. Raises MysqlError."""
+    """Ask a server for its abilities. Takes no lock and needs no privilege. Raises MysqlError."""
     counters = connection.status(*_COUNTERS)
     values = connection.variables(*_VARIABLES)
     mysql = identity.flavor == "mysql"
@@ -78,12 +78,12 @@ def probe_abilities(connection: Connection, identity: ServerIdentity) -> Abiliti
 
 
 def is_on(value: str | None) -> bool:
-    """Return whether a variable of the server is switched on; one that it does not have (None) is not."""
+    """Return whether a server variable is on; a variable that the server does not have (None) is not."""
     return value is not None and value.upper() in ("ON", "1")
 
 
 def _cluster(values: dict[str, str]) -> str | None:
     if is_on(values.get("wsrep_on")) and values.get("wsrep_provider", "none") not in ("", "none"):
         return "Galera"
-    # The variable is there once the plugin is loaded, and empty until a group was named.
+    # The variable exists once the plugin is loaded, and is empty until a group is named.
     return "Group Replication" if values.get("group_replication_group_name") else None

@@ -1,6 +1,6 @@
-"""The only user of PyMySQL: one connection over a unix socket, with errors that say what to do and hold no secret.
+"""Connects to a server over its unix socket, by PyMySQL; errors say what to do and hold no secret.
 
-A connection is never re-established: a lock that was held on it would be gone without anybody noticing.
+A connection is never re-established: its lock would be lost without anybody noticing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, SnapmgrError
-from snapmgr.mysql.connect.privatefile import read_private
+from snapmgr.mysql.connect.optionfile import read_client_options
 from snapmgr.mysql.connect.statements import first_words
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 _DEFAULT_SOCKETS = ("/run/mysqld/mysqld.sock", "/var/lib/mysql/mysql.sock")
 _SERVER_TEXT_SHOWN = 400
-# What a server or PyMySQL says when the connection is gone: client 2006, 2013, 2055; server shutdown 1053, network
+# Error numbers when the connection is gone: client 2006, 2013, 2055; server shutdown 1053, network
 # 1152 to 1161, killed 1927 (MariaDB) and 3169, ended for idleness 4031 (MySQL 8.0.24 on).
 _LOST = frozenset({2006, 2013, 2055, 1053, 1152, 1158, 1159, 1160, 1161, 1927, 3169, 4031})
 _DENIED = frozenset({1044, 1045, 1698, 2059, 4151})
 _MISSING_PRIVILEGE = frozenset({1142, 1143, 1227, 1370, 1410})
 _SYNTAX_ERROR = 1064
-# Global defaults that would cut an answer short, end its query, or read our statements in another way.
+# Overrides global defaults that would truncate an answer, end its query, or parse our statements differently.
 _PLAIN_SESSION = (
     "SET SESSION sql_mode = '', sql_select_limit = 18446744073709551615, sql_big_selects = 1"
     "/*!80000 , max_execution_time = 0 *//*M!100101 , max_statement_time = 0 */"
@@ -37,7 +37,7 @@ _PLAIN_SESSION = (
 
 
 class MysqlError(NotQuiescedError):
-    """The server refused or failed a statement; `errno` is its error number (0: not from the server)."""
+    """A statement failed, or the server refused it; `errno` is its error number (0: not from the server)."""
 
     def __init__(self, message: str, *, errno: int = 0, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -50,20 +50,11 @@ class ConnectionLostError(MysqlError):
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """How to log in; there is no password here, it stays in the file until the moment of use."""
+    """How to log in. Holds no password: that stays in the file until the moment of use."""
 
     socket: str | None = None
     defaults_file: str | None = None
     user: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Peer:
-    """The process that listens on the socket, as SO_PEERCRED names it (unix(7)): pid 0 is one that we cannot see."""
-
-    pid: int
-    uid: int
-    gid: int
 
 
 class _Secret(bytes):
@@ -85,7 +76,7 @@ class _Login:
 
 
 class Connection:
-    """One session with autocommit and utf8mb4; as a context it is closed, or dropped if an exception leaves it."""
+    """One session with autocommit and utf8mb4. As a context manager it closes, or drops after an exception."""
 
     def __init__(self, raw: Any, socket: str) -> None:  # noqa: ANN401 - PyMySQL has no types
         """Wrap an open PyMySQL connection; use `connect` instead."""
@@ -93,7 +84,7 @@ class Connection:
         self._dropped = False
         self.socket = socket
         self.connection_id: int = raw.thread_id()
-        """As handed out in the handshake (32 bits of CONNECTION_ID()), so no query is needed for it."""
+        """From the handshake (32 bits of CONNECTION_ID()), so it needs no query."""
         # MariaDB prefixes its version for the sake of old replicas.
         self.server_version: str = raw.get_server_info().removeprefix("5.5.5-")
 
@@ -104,7 +95,7 @@ class Connection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close politely, or drop at once if an exception is under way."""
+        """Close properly, or drop immediately after an exception."""
         if kind is None:
             self.close()
         else:
@@ -124,11 +115,11 @@ class Connection:
         return next(iter(rows[0].values())) if rows else None
 
     def variables(self, *names: str) -> dict[str, str]:
-        """Return global variables by lower-case name; what this server does not know is absent."""
+        """Return global variables by lower-case name, without those that this server does not know."""
         return self._show("VARIABLES", names)
 
     def status(self, *names: str) -> dict[str, str]:
-        """Return global status variables by lower-case name; what this server does not know is absent."""
+        """Return global status variables by lower-case name, without those that this server does not know."""
         return self._show("STATUS", names)
 
     def _show(self, what: str, names: Sequence[str]) -> dict[str, str]:
@@ -136,19 +127,17 @@ class Connection:
         rows = self._run(f"SHOW GLOBAL {what} WHERE Variable_name IN ({marks})", names) if names else []
         return {str(row["Variable_name"]).lower(): _text(row["Value"]) for row in rows}
 
-    def peer(self) -> Peer:
-        """Return the process that called listen() on the socket (SO_PEERCRED). Raises ConnectionLostError."""
-        sock = self._socket()
-        packed = sock.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, struct.calcsize("3i"))
-        pid, uid, gid = struct.unpack("3i", packed)
-        return Peer(pid=pid, uid=uid, gid=gid)
+    def peer_pid(self) -> int:
+        """Return the process that called listen() on the socket (SO_PEERCRED, unix(7)); 0: we cannot see it.
 
-    def fileno(self) -> int:
-        """Return the socket's descriptor. Raises ConnectionLostError."""
-        return self._socket().fileno()
+        Raises ConnectionLostError.
+        """
+        packed = self._socket().getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, struct.calcsize("3i"))
+        pid: int = struct.unpack("3i", packed)[0]
+        return pid
 
     def set_read_timeout(self, seconds: float) -> None:
-        """Wait at most `seconds` for each piece of an answer from now on; then the connection is lost, not hung."""
+        """From now on wait at most `seconds` for each piece of an answer; after that the connection counts as lost."""
         if seconds <= 0:
             msg = "a read timeout must be more than 0 s"
             raise ValueError(msg)
@@ -156,18 +145,18 @@ class Connection:
         self._raw._read_timeout = seconds  # noqa: SLF001
 
     def close(self) -> None:
-        """Say goodbye and close; never raises, and may be called again."""
+        """Send COM_QUIT and close; never raises, and may be called again."""
         if not self._dropped:
             self._dropped = True
             with suppress(Exception):
                 self._raw.close()
 
     def drop(self) -> None:
-        """Cut the connection at once without a word; never blocks, never raises, and may be called from a thread."""
+        """Cut the connection without COM_QUIT; never blocks, never raises, and may be called from a thread."""
         self._dropped = True
         sock = self._raw._sock  # noqa: SLF001
         if sock is not None:
-            # Before close(): it wakes a thread that is reading, whose lock on the buffer close() would wait for.
+            # Before close(): this wakes a reading thread, and close() would wait for that thread's lock on the buffer.
             with suppress(OSError):
                 sock.shutdown(sockets.SHUT_RDWR)
         with suppress(Exception):
@@ -180,7 +169,7 @@ class Connection:
         return sock
 
     def _run(self, sql: str, args: Sequence[object]) -> list[dict[str, object]]:
-        import pymysql  # noqa: PLC0415 - slow; only those who talk to a server pay for it
+        import pymysql  # noqa: PLC0415 - slow; loaded only where we talk to a server
 
         try:
             with self._raw.cursor() as cursor:
@@ -189,13 +178,13 @@ class Connection:
         except pymysql.MySQLError as error:
             failure = _statement_failure(sql, error)
         except BaseException as error:
-            # An answer was left half read (an interruption, undecodable text): this connection is of no more use.
+            # An answer may be half read (an interruption, undecodable text): the connection is no longer usable.
             dropped_meanwhile = self._dropped and isinstance(error, AttributeError | OSError | ValueError)
             self.drop()
             if not dropped_meanwhile:
                 raise
             failure = _statement_failure(sql, error)
-        # Outside of the handler, so that no chained exception carries PyMySQL's frames.
+        # Outside the handler, so that no chained exception carries PyMySQL's frames.
         if isinstance(failure, ConnectionLostError):
             self.drop()
         raise failure
@@ -204,11 +193,11 @@ class Connection:
 def connect(credentials: Credentials, *, timeout_s: float = 5.0) -> Connection:
     """Log in over the unix socket and return the connection; `timeout_s` bounds each step, and later reads too.
 
-    The socket is the given one, or the defaults-file's, or the one of Debian's packages. Without a user in either place
-    it is the user whom we run as, which is what unix_socket authentication wants.
+    The socket is the given one, or the defaults-file's, or that of Debian's packages. Without a user in either place
+    it is the user we run as, as unix_socket authentication requires.
 
-    Raises ConfigError for a defaults-file that others can read or that is malformed, or for a TCP host;
-    MissingRequirementError if PyMySQL is missing; MysqlError if the server cannot be reached or refuses us.
+    Raises ConfigError for a defaults-file that is malformed or readable by others, or for a TCP host;
+    MissingRequirementError if PyMySQL is missing; MysqlError if the server is not reachable or refuses the login.
     """
     login = _login(credentials)
     opened = _open(login, timeout_s)
@@ -218,13 +207,13 @@ def connect(credentials: Credentials, *, timeout_s: float = 5.0) -> Connection:
 
 
 def login_options(credentials: Credentials) -> bytes:
-    """Return an option file's content with which a client program logs in as `connect` does: it holds the password.
+    """Return the content of an option file with which a client program logs in as `connect` does, password included.
 
     Raises ConfigError as `connect`.
     """
     login = _login(credentials)
     values = {b"socket": os.fsencode(login.socket), b"user": login.user.encode(), b"password": bytes(login.password)}
-    # A quoted value keeps "#", quotes and spaces; its backslashes are escapes (option files, reference manual).
+    # A quoted value may hold "#", quotes and spaces; a backslash in it escapes (option files, reference manual).
     lines = (
         name + b' = "' + value.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
         for name, value in values.items()
@@ -234,7 +223,7 @@ def login_options(credentials: Credentials) -> bytes:
 
 
 def quote(identifier: str) -> str:
-    """Return an identifier in backticks, with the backticks in it doubled."""
+    """Return an identifier in backticks, with its own backticks doubled."""
     return "`" + identifier.replace("`", "``") + "`"
 
 
@@ -243,15 +232,15 @@ def _text(value: object) -> str:
 
 
 def _login(credentials: Credentials) -> _Login:
-    options = _read_options(credentials.defaults_file) if credentials.defaults_file else {}
+    options = read_client_options(credentials.defaults_file) if credentials.defaults_file else {}
     socket = credentials.socket or options.get("socket")
     host = options.get("host", "")
     tcp = options.get("protocol", "").lower() == "tcp" or host not in ("", "localhost")
     if tcp and not credentials.socket:
         raise ConfigError(
             f"{credentials.defaults_file} asks for a TCP connection" + (f" to {host}" if host else ""),
-            hint="snapmgr must run where the server runs and use its unix socket, which alone proves whose data it is: "
-            "give socket = /path/of/mysqld.sock and remove host and protocol",
+            hint="snapmgr must run on the server's host and use its unix socket, which alone proves whose data it is: "
+            "set socket = /path/of/mysqld.sock and remove host and protocol",
         )
     if not socket:
         socket = next((path for path in _DEFAULT_SOCKETS if os.path.exists(path)), _DEFAULT_SOCKETS[0])
@@ -264,39 +253,17 @@ def _own_name() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        # Containers run as users that no file names.
+        # Containers run as users without an entry in /etc/passwd.
         return str(os.geteuid())
 
 
-def _read_options(path: str) -> dict[str, str]:
-    """Return the [client] group of an option file that only we (or root) can read."""
-    from configparser import Error  # noqa: PLC0415 - with the parser
-
-    from pymysql.optionfile import Parser  # noqa: PLC0415 - slow
-
-    text = read_private(path)
-    # MySQL takes the last of repeated options; the parser's strictness would refuse them.
-    parser = Parser(strict=False)
-    try:
-        parser.read_string(text)
-        given = parser.items("client") if parser.has_section("client") else []
-        # Its get() removes quotes, but fails on an option without a value.
-        return {name: parser.get("client", name) for name, value in given if value}
-    except Error:
-        pass
-    # Outside of the handler and without the parser's text, which quotes the line: it may be the password's.
-    raise ConfigError(f"{path} is not an option file", hint="it should look like: [client], user = …, password = …")
-
-
 def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 - PyMySQL has no types
-    """Return an open PyMySQL connection or the error to raise: raised from here it would carry the password's frame."""
+    """Return an open PyMySQL connection, or the error to raise: from here it would carry a frame with the password."""
     try:
-        import pymysql  # noqa: PLC0415 - slow; only those who talk to a server pay for it
+        import pymysql  # noqa: PLC0415 - slow; loaded only where we talk to a server
         from pymysql.cursors import DictCursor  # noqa: PLC0415
     except ImportError as error:
-        raise MissingRequirementError(
-            f"the package PyMySQL cannot be loaded: {error}", hint="pip install PyMySQL"
-        ) from None
+        raise MissingRequirementError(f"cannot load the package PyMySQL: {error}", hint="pip install PyMySQL") from None
     sock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
@@ -314,27 +281,27 @@ def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 
             program_name="snapmgr",
             # The socket never leaves this machine; and a TLS layer would stand between us and a quick drop().
             ssl_disabled=True,
-            # It would leave its socket to the garbage collector where the connection fails.
+            # Otherwise it leaves its socket to the garbage collector if the connection fails.
             defer_connect=True,
         )
-        # What it would set itself for a unix socket: caching_sha2 may send the password as it is.
+        # PyMySQL sets this itself for a unix socket: caching_sha2 may send the password in clear.
         raw._secure = True  # type: ignore[attr-defined]  # noqa: SLF001
         raw.connect(sock)
         raw.query(_PLAIN_SESSION)
     except BaseException as error:
         sock.close()
-        # Garbage instead of a handshake ends in struct.error, IndexError, …; ours can only be a signal handler's.
+        # Garbage instead of a handshake ends in struct.error, IndexError, …; a SnapmgrError is from a signal handler.
         if isinstance(error, SnapmgrError) or not isinstance(error, Exception):
             raise
         return _login_failure(login, error)
-    # PyMySQL keeps it for reconnecting, which we never do.
+    # PyMySQL keeps it to reconnect, which we never do.
     raw.password = b""
     return raw
 
 
 def _login_failure(login: _Login, error: Exception) -> MysqlError:
     where = f"the database server at {login.socket}"
-    # PyMySQL wraps what the socket says during the handshake.
+    # PyMySQL wraps the socket's error during the handshake.
     cause = getattr(error, "original_exception", error)
     if isinstance(cause, OSError):
         said = cause.strerror or cause
@@ -352,18 +319,20 @@ def _login_failure(login: _Login, error: Exception) -> MysqlError:
             f"{where} did not answer the login: {text}", errno=errno, hint="is it starting up, stopping or stopped?"
         )
     if errno == 0:
-        return MysqlError(f"what listens at {login.socket} does not speak the MySQL protocol ({type(error).__name__})")
+        return MysqlError(
+            f"the process that listens at {login.socket} does not speak the MySQL protocol ({type(error).__name__})"
+        )
     hint = "raise max_connections, or end idle clients" if errno == 1040 else None  # noqa: PLR2004 - ER_CON_COUNT_ERROR
     return MysqlError(f"{where} refuses the connection: {text} (error {errno})", errno=errno, hint=hint)
 
 
 def _socket_hint(login: _Login, cause: OSError) -> str:
     if isinstance(cause, FileNotFoundError):
-        return "is the server running? Its own answer to SELECT @@socket is the path to give"
+        return "is the server running? SELECT @@socket on it shows the path to set"
     if isinstance(cause, PermissionError):
         return f"user {_own_name()} may not use this socket: run as root or as the server's user"
     if isinstance(cause, ConnectionRefusedError):
-        return "the socket file is there but nobody listens: the server is stopped, or crashed"
+        return "the socket file exists but nobody listens: the server is stopped, or has crashed"
     return f"is {login.socket} the socket of a running server?"
 
 
@@ -376,7 +345,7 @@ def _statement_failure(sql: str, error: BaseException) -> MysqlError:
         )
     hint: str | None = None
     if errno in _MISSING_PRIVILEGE:
-        hint = "grant the account what the message names (`snapmgr doctor` prints the statement)"
+        hint = "grant the account the privilege that the message names (`snapmgr doctor` prints the statement)"
     return MysqlError(f"{statement}: {text} (error {errno})", errno=errno, hint=hint)
 
 
@@ -385,6 +354,6 @@ def _number_and_text(error: BaseException) -> tuple[int, str]:
     number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
     text = str(error.args[1]) if number and len(error.args) > 1 else ""
     if number == _SYNTAX_ERROR:
-        # It goes on to quote the statement, with the arguments in it.
+        # The rest of the text quotes the statement with its arguments.
         text = text.split(" near ", 1)[0]
     return number, text if len(text) <= _SERVER_TEXT_SHOWN else text[:_SERVER_TEXT_SHOWN] + "…"

@@ -1,4 +1,4 @@
-"""Proves that the server behind a socket is the one that has the datadir open: else we lock one and snapshot another.
+"""Proves that the server behind a socket has the datadir open; otherwise we could lock one server and snapshot another.
 
 The chain: socket → listening process (SO_PEERCRED) → its open files → the datadir that the server names, as we see it.
 """
@@ -29,50 +29,50 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, kw_only=True)
 class ServerIdentity:
-    """A running server and the data that it provably has open."""
+    """A running server, and its datadir, which it provably has open."""
 
     pid: int
     start_ticks: int
-    """Field 22 of /proc/PID/stat: with the pid it names a process for as long as the machine runs."""
+    """Field 22 of /proc/PID/stat; with the pid it identifies a process until the next boot."""
     uid: int
     gid: int
     flavor: Literal["mariadb", "mysql"]
     version: str
     server_id: int
     server_uuid: str | None
-    """MySQL's; MariaDB has none that belongs to the data."""
+    """MySQL's; MariaDB keeps none with the data."""
     datadir: str
     """Symlinks resolved, as this process sees it."""
     socket: str
-    """The socket that we came by."""
+    """The socket that we connected to."""
 
 
 def identify(connection: Connection) -> ServerIdentity:
-    """Return who answers on `connection`, after proof that this process has the datadir open for writing.
+    """Return which server answers on `connection`, after proof that its process has the datadir open for writing.
 
-    Only SHOW VARIABLES is sent. Raises NotQuiescedError for a proxy, socket activation, a container's server or another
-    process that is not the owner of the datadir; MissingRequirementError without the right to look into the process.
+    Sends only SHOW VARIABLES. Raises NotQuiescedError for a proxy, socket activation, a container's server or any other
+    process that does not own the datadir; MissingRequirementError without the right to inspect the process.
     """
     found = connection.variables("datadir", "version", "server_id", "server_uuid", "socket", _MARIADB_ONLY)
-    peer = connection.peer()
-    if peer.pid == 0:
+    pid = connection.peer_pid()
+    if pid == 0:
         raise NotQuiescedError(
             f"the process that listens at {connection.socket} is not visible from here: it is in another PID namespace",
             hint="run snapmgr on the host that runs the server's container, or in the same container",
         )
-    process = f"process {peer.pid} ({process_name(peer.pid)})"
+    process = f"process {pid} ({process_name(pid)})"
     try:
-        started = _started(peer.pid)
-        uid, gid = _effective_ids(peer.pid)
-        # A server started with a relative datadir has changed into it.
-        named = found["datadir"] if found["datadir"].startswith("/") else os.readlink(f"/proc/{peer.pid}/cwd")
+        started = _started(pid)
+        uid, gid = _effective_ids(pid)
+        # A server with a relative datadir has it as its working directory.
+        named = found["datadir"] if found["datadir"].startswith("/") else os.readlink(f"/proc/{pid}/cwd")
         datadir = os.path.realpath(named)
-        _check_same_view(peer.pid, process, named, datadir)
-        proven = any(_is_written_below(peer.pid, number, datadir) for number in os.listdir(f"/proc/{peer.pid}/fd"))
+        _check_same_view(pid, process, named, datadir)
+        proven = any(_is_written_below(pid, number, datadir) for number in os.listdir(f"/proc/{pid}/fd"))
     except PermissionError:
         raise MissingRequirementError(
-            f"no right to see which files {process}, which listens at {connection.socket}, has open",
-            hint="run snapmgr as root or as the user that the server runs as",
+            f"no right to see the open files of {process}, which listens at {connection.socket}",
+            hint="run snapmgr as root or as the server's user",
         ) from None
     except (FileNotFoundError, ProcessLookupError):
         raise NotQuiescedError(
@@ -81,14 +81,14 @@ def identify(connection: Connection) -> ServerIdentity:
     if not proven:
         raise NotQuiescedError(
             f"{process} listens at {connection.socket}, but does not have the datadir {datadir} open",
-            hint=_why_not(peer.pid, found.get("socket", ""), connection.socket),
+            hint=_why_not(pid, found.get("socket", ""), connection.socket),
         )
     identity = ServerIdentity(
-        pid=peer.pid,
+        pid=pid,
         start_ticks=started,
         uid=uid,
         gid=gid,
-        # The version's text can be set at will (--version=…), this variable is MariaDB's own.
+        # --version=… can set any version text; this variable exists only on MariaDB.
         flavor="mariadb" if _MARIADB_ONLY in found else "mysql",
         version=found["version"],
         server_id=int(found.get("server_id", "0")),
@@ -97,12 +97,12 @@ def identify(connection: Connection) -> ServerIdentity:
         socket=connection.socket,
     )
     if not still_same(identity):
-        raise NotQuiescedError(f"{process} ended while it was being looked at", hint="try again")
+        raise NotQuiescedError(f"{process} ended while snapmgr inspected it", hint="try again")
     return identity
 
 
 def still_same(identity: ServerIdentity) -> bool:
-    """Return whether the process of `identity` still runs: not ended, not a zombie, the pid not given to another."""
+    """Return whether the process of `identity` still runs: not ended, not a zombie, and its pid not reused."""
     return start_ticks(identity.pid) == identity.start_ticks
 
 
@@ -116,7 +116,7 @@ def process_name(pid: int) -> str:
 
 
 def server_processes(proc: Path = _PROC) -> Iterator[Path]:
-    """Yield the folders in /proc of the database servers that run here, as far as their names tell, by pid."""
+    """Yield the folders in /proc of processes with a database server's name, by pid."""
     for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
         with suppress(OSError):
             if (process / "comm").read_text(errors="replace").strip() in _SERVERS:
@@ -124,14 +124,14 @@ def server_processes(proc: Path = _PROC) -> Iterator[Path]:
 
 
 def program_of(pid: int, proc: Path = _PROC) -> str | None:
-    """Return the path of the program that a process runs; None if it is gone, replaced since, or not for us to see.
+    """Return the path of the program that a process runs; None if it is gone, replaced, or not visible to us.
 
-    That of a server in a container is another file here, or would lack its libraries: None.
+    For a server in a container it is None too: its path names another file here, or one without its libraries.
     """
     link = proc / str(pid) / "exe"
     try:
         path = os.readlink(link)
-        # After an upgrade the file is another one, and the link says "(deleted)".
+        # After an upgrade the file is a different one, and the link says "(deleted)".
         return path if os.path.samefile(path, link) else None
     except OSError:
         return None
@@ -146,22 +146,22 @@ def _started(pid: int) -> int:
 
 
 def _effective_ids(pid: int) -> tuple[int, int]:
-    """Return the uid and gid that the process acts with now; SO_PEERCRED has those of the time of listen()."""
+    """Return the effective uid and gid of the process now; SO_PEERCRED has those at the time of listen()."""
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         facts = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     return int(facts["Uid"].split()[1]), int(facts["Gid"].split()[1])
 
 
 def _check_same_view(pid: int, process: str, named: str, datadir: str) -> None:
-    """Raise NotQuiescedError unless the process sees the same directory at the datadir's path as we do."""
-    # Both by stat: on btrfs its device differs from the one in mountinfo.
+    """Raise NotQuiescedError unless the process and we see the same directory at the datadir's path."""
+    # Use stat for both: on btrfs its device differs from the one in mountinfo.
     theirs = os.stat(f"/proc/{pid}/root{named}")
     try:
         ours = os.stat(datadir)
     except FileNotFoundError:
         ours = None
     if ours is None or (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
-        seen = "there is no such folder here" if ours is None else "here that is another folder"
+        seen = "that folder does not exist here" if ours is None else "that is a different folder here"
         raise NotQuiescedError(
             f"{process} has its datadir at {named} in a mount namespace of its own (a container?): {seen}",
             hint="mount the folder at the same path on both sides, or run snapmgr in the server's namespace: "
@@ -170,7 +170,7 @@ def _check_same_view(pid: int, process: str, named: str, datadir: str) -> None:
 
 
 def _is_written_below(pid: int, number: str, datadir: str) -> bool:
-    """Return whether descriptor `number` is a file below `datadir`, open for writing, and the one that we see."""
+    """Return whether descriptor `number` is a file below `datadir`, open for writing, and the same file as we see."""
     try:
         path = os.readlink(f"/proc/{pid}/fd/{number}")
         return lies_in(path, datadir) and write_flags(pid, number, path) != 0
@@ -183,9 +183,9 @@ def _why_not(pid: int, own_socket: str, ours: str) -> str:
     own = f" (the server names {own_socket})" if own_socket and own_socket != ours else ""
     if pid == 1:
         return (
-            "systemd opened this socket (socket activation), so it does not tell who serves it: "
-            f"let the server open a socket of its own and give that{own}"
+            "systemd opened this socket (socket activation), so it does not show which server uses it: "
+            f"let the server open its own socket and set that{own}"
         )
     if process_name(pid).startswith(_PROXIES):
-        return f"that is a proxy: give the server's own socket{own}"
-    return f"is it a proxy, or a server whose datadir was exchanged under it? Give the server's own socket{own}"
+        return f"it is a proxy: set the server's own socket{own}"
+    return f"is it a proxy, or a server whose datadir was replaced? Set the server's own socket{own}"

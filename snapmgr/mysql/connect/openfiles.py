@@ -1,4 +1,4 @@
-"""Which files a server's process has open for writing: those that no variable and no table of the server names.
+"""Lists the files that a server's process has open for writing: some are in no variable and no table of the server.
 
 MariaDB's --master-info-file, --log-ddl-recovery and --log-tc, for example, are options without a variable.
 """
@@ -25,28 +25,29 @@ _KINDS = (
     ("tablespace", re.compile(r".+\.ibd")),
     ("table", re.compile(r".+\.(MYD|MYI|MAD|MAI|CSV|ARZ)")),
 )
-# Tables that ALTER or a query is making: they come and go.
-_FLEETING = re.compile(r"#sql.*|.*ibtmp\d+|temp_\d+\.ibt")
+# Tables that an ALTER or a query makes: they come and go.
+_TEMPORARY = re.compile(r"#sql.*|.*ibtmp\d+|temp_\d+\.ibt")
 _STANDARD_STREAMS = ("0", "1", "2")
 
 
 def kind_of(name: str) -> str | None:
-    """Return what a server keeps in a file of this name; None if the name tells nothing."""
+    """Return the kind of data in a server's file of this name; None if the name is unknown."""
     return next((what for what, pattern in _KINDS if pattern.fullmatch(name)), None)
 
 
 def open_files(pid: int, known: Collection[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return what a process has open for writing beyond `known`: files of data and what they are, and all others.
+    """Return the files outside `known` that a process has open for writing: data files with their kind, and the others.
 
     Args:
         pid: of the server.
-        known: folders and files, resolved, that are not looked at.
+        known: folders and files, resolved, that we skip.
 
-    Left out is what only grows (logs for people), is deleted, is a temporary table, or is not where its name says: a
-    process in a mount namespace of its own. What is closed between two uses is not seen. Raises PermissionError.
+    Leaves out files that only grow (logs for people), deleted files, temporary tables, and files that are not at their
+    path (a process in its own mount namespace). Misses files that the server closes between uses. Raises
+    PermissionError.
     """
     found: dict[str, str] = {}
-    strangers: set[str] = set()
+    unknown: set[str] = set()
     for number in os.listdir(f"/proc/{pid}/fd"):
         if number in _STANDARD_STREAMS:
             continue
@@ -60,18 +61,18 @@ def open_files(pid: int, known: Collection[str]) -> tuple[dict[str, str], tuple[
         except (FileNotFoundError, NotADirectoryError):
             continue
         name = os.path.basename(path)
-        if _FLEETING.fullmatch(name):
+        if _TEMPORARY.fullmatch(name):
             continue
         what = kind_of(name)
         if what is None:
-            strangers.add(path)
+            unknown.add(path)
         else:
             found[path] = what
-    return found, tuple(sorted(strangers))
+    return found, tuple(sorted(unknown))
 
 
 def _is_in(path: str, known: Collection[str]) -> bool:
-    # Upwards, for there may be 100,000 of both.
+    # Go upwards: there may be 100,000 known and 100,000 open files.
     while path != "/":
         if path in known:
             return True
@@ -80,9 +81,9 @@ def _is_in(path: str, known: Collection[str]) -> bool:
 
 
 def write_flags(pid: int, number: str, path: str) -> int:
-    """Return the flags (open(2)) with which descriptor `number` has the file at `path` open for writing; 0 if not so.
+    """Return the open(2) flags of descriptor `number` if it has the regular file at `path` open for writing, else 0.
 
-    A regular file that we see there. Raises FileNotFoundError if either is gone.
+    Raises FileNotFoundError if the descriptor or the file is gone.
     """
     theirs, ours = os.stat(f"/proc/{pid}/fd/{number}"), os.lstat(path)
     with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii") as file:

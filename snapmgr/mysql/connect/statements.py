@@ -1,7 +1,7 @@
-"""What a statement's text tells without executing it: whether it reads or writes, and which table. Pure functions.
+"""Classifies a statement by its text: whether it reads or writes, and which table. Pure functions.
 
-Only as good as a text can be: triggers, functions and views do not show in it. Where the server tells which locks a
-statement holds, that counts (`snapmgr.mysql.lock.probe`).
+The text does not show triggers, functions and views. Where the server shows the locks of a statement, we use those
+instead (`snapmgr.mysql.lock.probe`).
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Literal
 Kind = Literal["read", "write", "ddl", "other"]
 
 _NAME = r"(`(?:[^`]|``)+`|[\w$]+)(?:\s*\.\s*(`(?:[^`]|``)+`|[\w$]+))?"
-# A text that the server cut may end within a literal or a comment: that is one to the end.
+# A text that the server truncated may end within a literal or a comment, which then extends to the end.
 _NOT_CODE = re.compile(
     r"""
     '(?:[^'\\]|\\.|'')*(?:'|\Z)
     | "(?:[^"\\]|\\.|"")*(?:"|\Z)
-    | /\*M?!\d* | \*/  # what is in it is executed
+    | /\*M?!\d* | \*/  # its content is executed
     | /\*.*?(?:\*/|\Z)
     | (?:\#|--(?=\s|\Z))[^\n]*
     """,
     re.VERBOSE | re.DOTALL,
 )
 _BLANKS = "( \t\r\n;"
-# MariaDB's: settings for one statement, which follows.
+# MariaDB: settings for the one statement that follows.
 _SETTINGS = re.compile(r"SET\s+STATEMENT\s.*?\sFOR\s+", re.IGNORECASE | re.DOTALL)
-# The same where it holds no literal: words behind it may be shown.
+# The same without a literal: the words behind it may be shown.
 _PLAIN_SETTING = re.compile(r"SET STATEMENT \S+ = \S+ FOR ")
 _FIRST_WORDS = re.compile(r"\s*((?:[A-Za-z_@.]+)(?:\s+[A-Za-z_@.]+){0,4})(?=\s|$|[^\w@.'\"`])")
 _READ_VERBS = ("SELECT", "TABLE", "VALUES")
@@ -52,25 +52,25 @@ _TARGETS = tuple(
 
 
 def first_words(sql: str) -> str:
-    """Return up to five leading words of a statement, ending before the first literal, quoted name or bracket."""
+    """Return up to five leading words of a statement, up to the first literal, quoted name or bracket."""
     match = _FIRST_WORDS.match(_PLAIN_SETTING.sub("", sql, count=1))
     return " ".join(match[1].split()) if match else "statement"
 
 
 def code(sql: str) -> str:
-    """Return a statement without its comments, and with '' for each string; leading brackets and blanks are gone.
+    """Return a statement without comments, leading brackets and blanks, and with '' for each string.
 
-    What stands in an executable comment is code, whichever server it is meant for; SET STATEMENT … FOR is left out.
+    The content of an executable comment is code, for whichever server it is meant. SET STATEMENT … FOR is left out.
     """
     text = _NOT_CODE.sub(lambda match: "''" if match[0][0] in "'\"" else " ", sql).lstrip(_BLANKS)
     return (text[match.end() :] if (match := _SETTINGS.match(text)) else text).lstrip(_BLANKS)
 
 
 def kind(sql: str) -> Kind:
-    """Given a statement's text, return what it does to tables that others see.
+    """Given a statement's text, return its effect on tables that other sessions see.
 
-    SELECT … FOR UPDATE is a write: it takes the locks of one. What concerns temporary tables, and all that is neither
-    reading nor writing tables (CALL, SET, LOCK TABLES, EXECUTE), is "other".
+    SELECT … FOR UPDATE is a write: it takes the same locks. Statements on temporary tables, and those that neither read
+    nor write tables (CALL, SET, LOCK TABLES, EXECUTE), are "other".
     """
     text = code(sql)
     verb = _verb(text)
@@ -93,10 +93,10 @@ def reads_tables(sql: str) -> bool:
 
 
 def is_only_a_select(sql: str) -> bool:
-    """Return whether ending this statement loses nothing but its answer.
+    """Return whether killing this statement loses only its answer.
 
-    False for what writes (INTO, also INTO @variable), locks rows (FOR UPDATE, FOR SHARE, LOCK IN SHARE MODE), holds
-    code in a comment, or is a backup's (SQL_NO_CACHE); the text must be complete.
+    False for a statement that writes (INTO, also INTO @variable), locks rows (FOR UPDATE, FOR SHARE, LOCK IN SHARE
+    MODE), has code in a comment, or belongs to a backup (SQL_NO_CACHE). The text must be complete.
     """
     text = code(sql)
     return (
@@ -112,7 +112,7 @@ def is_only_a_select(sql: str) -> bool:
 def target(sql: str) -> tuple[str | None, str] | None:
     """Return (schema or None, table) that a statement writes or rebuilds; None where the text does not show it.
 
-    Of several tables it is the first.
+    Of several tables it returns the first.
     """
     text = code(sql)
     for pattern in _TARGETS:

@@ -1,4 +1,4 @@
-"""How many tables each engine has, as far as an account and the files of a datadir tell."""
+"""Counts the tables of each engine, from what an account may see and from the files of a datadir."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 SYSTEM_SCHEMAS = ("mysql", "information_schema", "performance_schema", "sys")
 ENGINE_FILES = {".MYI": "MyISAM", ".MAI": "Aria", ".CSV": "CSV", ".ARZ": "ARCHIVE"}
-"""Engines whose tables can be counted by file, for an account that may not see the tables themselves."""
+"""Engines whose tables we can count by file, for an account that may not see the tables themselves."""
 
-# Engines that need no sight of their tables: counted by files, or without files that a snapshot would have to hold.
-_KNOWN_WITHOUT_SIGHT = frozenset(
+# Engines whose tables we need not see: counted by files, or without files that a snapshot must hold.
+_NEED_NOT_SEE = frozenset(
     {
         *("InnoDB", *ENGINE_FILES.values()),
         *("MEMORY", "MRG_MyISAM", "MRG_MYISAM", "BLACKHOLE", "FEDERATED", "SEQUENCE", "PERFORMANCE_SCHEMA", "SPIDER"),
@@ -24,10 +24,10 @@ _KNOWN_WITHOUT_SIGHT = frozenset(
 
 
 def count_tables(connection: Connection, files: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of tables by engine, outside of the system schemas.
+    """Return the number of tables by engine, system schemas excluded.
 
-    Where the account may not see all tables, those of `files` are counted by them, and any other engine that the
-    server has, of which there may be tables, is there with 0.
+    Where the account may not see all tables, the engines of `files` are counted by files, and any other engine of the
+    server that may have tables gets 0.
     """
     marks = ", ".join(["%s"] * len(SYSTEM_SCHEMAS))
     rows = connection.rows(
@@ -44,8 +44,8 @@ def count_tables(connection: Connection, files: Mapping[str, int]) -> dict[str, 
 
 
 def _unseen(connection: Connection) -> Iterator[str]:
-    """Yield the engines whose tables neither this account nor their files would show: there may be some."""
-    # Only the account's own privileges are listed, those of its roles are not.
+    """Yield the engines that may have tables which neither this account nor their files show."""
+    # This lists only the account's own privileges, not those of its roles.
     sees_all = connection.rows(
         "SELECT 1 AS one FROM information_schema.USER_PRIVILEGES WHERE PRIVILEGE_TYPE = 'SELECT' "
         "AND REPLACE(GRANTEE, '''', '') = CURRENT_USER() LIMIT 1"
@@ -53,4 +53,4 @@ def _unseen(connection: Connection) -> Iterator[str]:
     if sees_all:
         return
     rows = connection.rows("SELECT ENGINE AS engine FROM information_schema.ENGINES WHERE SUPPORT <> 'NO'")
-    yield from {str(row["engine"]) for row in rows} - _KNOWN_WITHOUT_SIGHT
+    yield from {str(row["engine"]) for row in rows} - _NEED_NOT_SEE

@@ -1,8 +1,8 @@
-"""What a server writes where: every file that must be in the same instant as the datadir.
+"""Finds all files that a server writes: a snapshot must hold them in the same instant as the datadir.
 
-Four sources, because none knows all: the server's variables; InnoDB's own list of tablespaces (on MariaDB only those
-opened since its start); the datadir itself, two levels deep, where DATA DIRECTORY leaves symlinks and .isl files; and
-the files that the process has open, for those that no variable names (`snapmgr.mysql.connect.openfiles`).
+It uses four sources, because none is complete: the server's variables; InnoDB's own list of tablespaces (on MariaDB
+only those opened since its start); the datadir itself, two levels deep, where DATA DIRECTORY leaves symlinks and .isl
+files; and the files that the process has open, for those that no variable names (`snapmgr.mysql.connect.openfiles`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from snapmgr.mysql.connect.abilities import is_on
 from snapmgr.mysql.connect.openfiles import kind_of, open_files
 from snapmgr.mysql.datadir.engines import ENGINE_FILES, SYSTEM_SCHEMAS, count_tables
-from snapmgr.mysql.datadir.keys import key_settings
 from snapmgr.mysql.datadir.plainfile import read_isl
+from snapmgr.mysql.datadir.settings import PATH_SETTINGS, SETTINGS, key_settings, source_settings
 from snapmgr.system.blockdev import read_mounts
 from snapmgr.system.paths import lies_in
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from snapmgr.mysql.connect.client import Connection
     from snapmgr.mysql.connect.identity import ServerIdentity
 
-# Folders, relative ones from the datadir. Empty: the datadir.
+# Folders; relative ones start at the datadir. Empty: the datadir.
 _FOLDERS = {
     "innodb_data_home_dir": "system tablespace",
     "innodb_log_group_home_dir": "redo log",
@@ -36,7 +36,7 @@ _FOLDERS = {
     "rocksdb_datadir": "RocksDB",
     "rocksdb_wal_dir": "RocksDB's log",
 }
-# Files, or what files begin with: their folder is the place.
+# Files, or prefixes of files: their folder is the place.
 _FILES = {
     "innodb_doublewrite_file": "doublewrite buffer",
     "log_bin_basename": "binary log",
@@ -45,58 +45,26 @@ _FILES = {
     "relay_log_index": "index of the relay log",
     "relay_log_info_file": "replication state",
 }
-# What a lock and a flush of the engines' logs make a matter of its own: the data need none of it to be whole. Under a
-# lock no DDL is under way that would have to be recovered.
+# After a lock and a flush of the engines' logs, the data are consistent without these files. Under a lock no DDL is
+# under way that would need recovery.
 _LOGS = frozenset(
     {
         *("binary log", "index of the binary log", "relay log", "index of the relay log"),
         *("replication state", "DDL recovery log"),
     }
 )
-# Folders of files that a server makes anew when it starts; tmpdir may name several.
+# Folders of files that a server makes again at its start; tmpdir may name several.
 _SCRATCH = ("tmpdir", "innodb_tmpdir", "slave_load_tmpdir", "replica_load_tmpdir", "innodb_temp_tablespaces_dir")
 _TEMPORARY_FILES = "innodb_temp_data_file_path"
-# Files for people, which are no data.
-_PROTOCOLS = ("log_error", "general_log_file", "slow_query_log_file", "log_slow_query_file", "pid_file")
-# What a throwaway server on a copy must be told, or it refuses the files or reads them differently. Missing ones do not
-# exist in this version.
-_SETTINGS = (
-    "innodb_page_size",
-    "innodb_data_file_path",
-    "innodb_undo_tablespaces",
-    # Without these the server would begin by making its redo log another size.
-    "innodb_log_file_size",
-    "innodb_log_files_in_group",
-    "innodb_redo_log_capacity",
-    "innodb_checksum_algorithm",
-    "lower_case_table_names",
-    "aria_block_size",
-    "character_set_server",
-    "collation_server",
-    "gtid_mode",
-    "enforce_gtid_consistency",
-    "innodb_directories",
-)
-# The same, but paths: kept relative to the datadir, so that they hold in a copy of the whole volume too.
-PATH_SETTINGS = (
-    "innodb_data_home_dir",
-    "innodb_log_group_home_dir",
-    "innodb_undo_directory",
-    "innodb_doublewrite_dir",
-    "aria_log_dir_path",
-    "log_bin_basename",
-    "log_bin_index",
-    "relay_log_basename",
-    "relay_log_index",
-    "relay_log_info_file",
-)
+# Files for people, not data.
+_MESSAGE_FILES = ("log_error", "general_log_file", "slow_query_log_file", "log_slow_query_file", "pid_file")
 # Tables of InnoDB's tablespaces by age: MySQL 8, MariaDB, MySQL 5.7 and old MariaDB. All have SPACE, a number.
 _TABLESPACE_TABLES = (
     ("INNODB_DATAFILES", "PATH"),
     ("INNODB_SYS_TABLESPACES", "FILENAME"),
     ("INNODB_SYS_DATAFILES", "PATH"),
 )
-# The system tablespace, whose paths are relative to a folder of its own, and the temporary one, which nobody needs.
+# The system tablespace, whose paths are relative to its own folder, and the temporary one, which nobody needs.
 _NOT_LISTED = "(0, 4294967293, 4294967294)"
 _PARTITION = re.compile(r"#p#.*", re.IGNORECASE)
 _DATA_FILE = re.compile(r"\s*(?P<path>.+?):\d")
@@ -110,36 +78,46 @@ class DataPlace:
     path: str
     """Absolute, symlinks resolved."""
     log: bool = False
-    """Whether it holds nothing but binary or relay logs."""
+    """Whether it holds only binary or relay logs."""
+
+    @property
+    def folder(self) -> str:
+        """The folder that a snapshot must hold for this place to be in it: its own path, or that of a file's parent."""
+        return self.path if os.path.isdir(self.path) else os.path.dirname(self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLayout:
-    """All that a server writes and that a snapshot must hold."""
+    """All files that a server writes and that a snapshot must hold."""
 
     datadir: str
     places: tuple[DataPlace, ...]
-    """Everything outside the datadir or, below it, on another file system or subvolume; sorted by path."""
+    """Those outside the datadir, or below it on another file system or subvolume; sorted by path."""
     log_bin_basename: str | None
     """Folder and base name of the binary logs; None without binary log."""
     settings: dict[str, str]
-    """What a throwaway server needs (see `snapmgr.mysql.server.throwaway`); paths are relative to the datadir."""
+    """The settings that a server on a copy needs (`snapmgr.mysql.datadir.settings`); paths start at the datadir."""
     engines: dict[str, int]
-    """Number of tables by engine, outside of the system schemas. Where the account may not see tables, MyISAM, Aria,
-    CSV and ARCHIVE are counted by their files, and other engines, of which there may be tables, have 0."""
+    """Number of tables by engine, system schemas excluded. Where the account may not see tables, MyISAM, Aria, CSV and
+    ARCHIVE are counted by their files, and other engines that may have tables get 0."""
     scratch: tuple[str, ...] = ()
-    """File systems mounted in the datadir with nothing but temporary files."""
-    strangers: tuple[str, ...] = ()
-    """Files outside of the datadir that the server has open for writing, and of which it is not known what they are."""
+    """File systems mounted in the datadir that hold only temporary files."""
+    unknown_files: tuple[str, ...] = ()
+    """Files of unknown kind outside the datadir that the server has open for writing."""
+
+    def folders(self) -> set[str]:
+        """Return the folders of all places."""
+        return {place.folder for place in self.places}
 
 
 def read_layout(connection: Connection, identity: ServerIdentity) -> ServerLayout:
-    """Ask the server, and read its datadir, for everything that it writes. Changes and locks nothing.
+    """Ask the server, and read its datadir, for all files that it writes. Changes and locks nothing.
 
     Raises MysqlError, with error 1227 if the account lacks PROCESS.
     """
     datadir = identity.datadir
-    values = connection.variables(*_FOLDERS, *_FILES, *_SETTINGS, *_SCRATCH, *_PROTOCOLS, _TEMPORARY_FILES, "log_bin")
+    names = {*_FOLDERS, *_FILES, *SETTINGS, *PATH_SETTINGS, *_SCRATCH, *_MESSAGE_FILES, _TEMPORARY_FILES, "log_bin"}
+    values = connection.variables(*sorted(names))
     logs = values.get("log_bin_basename") if is_on(values.get("log_bin")) else None
     if logs is None:
         values.pop("log_bin_basename", None)
@@ -150,22 +128,22 @@ def read_layout(connection: Connection, identity: ServerIdentity) -> ServerLayou
     found = [*named, *_beside(named, datadir), *_tablespaces(connection, datadir), *scan.places]
     foreign = tuple(folder for folder in scan.foreign if not lies_in(folder, *scratch))
     places = gather(found, datadir, foreign)
-    opened, strangers = _opened(identity.pid, datadir, places, values)
+    opened, unknown = _opened(identity.pid, datadir, places, values)
     return ServerLayout(
         datadir=datadir,
         places=gather([*found, *opened], datadir, foreign) if opened else places,
         scratch=scratch,
-        strangers=strangers,
+        unknown_files=unknown,
         log_bin_basename=os.path.normpath(os.path.join(datadir, logs)) if logs else None,
-        settings=_settings(values, datadir) | key_settings(connection, identity.flavor),
+        settings=source_settings(values, datadir) | key_settings(connection, identity.flavor),
         engines=count_tables(connection, scan.counts()),
     )
 
 
 def read_files(datadir: str) -> ServerLayout:
-    """Return what the files of a datadir (resolved) tell by themselves; its server need not run.
+    """Return the layout as far as the files of a datadir (resolved) show it; its server need not run.
 
-    That is where DATA DIRECTORY and symlinks lead and which folders are of another file system, not the settings.
+    They show where DATA DIRECTORY and symlinks lead and which folders are on another file system, but no settings.
     """
     scan = _Scan(datadir)
     return ServerLayout(
@@ -178,12 +156,12 @@ def read_files(datadir: str) -> ServerLayout:
 
 
 def gather(found: list[DataPlace], datadir: str, foreign: tuple[str, ...] = ()) -> tuple[DataPlace, ...]:
-    """Return `found` without what is in the datadir, resolved, one place for each path, sorted.
+    """Return `found` without paths in the datadir: resolved, sorted, one place for each path.
 
     Args:
-        found: places as named, perhaps with symlinks in them.
+        found: places as named; may contain symlinks.
         datadir: resolved.
-        foreign: folders in the datadir that are on another file system or subvolume: they are places of their own.
+        foreign: folders in the datadir that are on another file system or subvolume; each becomes a place.
     """
     whats: dict[str, list[str]] = {folder: ["folder on another file system or subvolume"] for folder in foreign}
     for place in found:
@@ -215,13 +193,13 @@ def _named_places(values: dict[str, str], datadir: str) -> Iterator[DataPlace]:
             yield DataPlace(what=what, path=os.path.dirname(os.path.realpath(path)))
     home = os.path.join(datadir, values.get("innodb_data_home_dir", ""))
     for name in data_files(values.get("innodb_data_file_path", "")):
-        # With innodb_data_home_dir MariaDB puts it before an absolute path as well.
+        # MariaDB prepends innodb_data_home_dir even to an absolute path.
         inside = os.path.join(home, name.lstrip("/"))
         yield DataPlace(what="system tablespace", path=inside if os.path.exists(inside) else os.path.join(home, name))
 
 
 def _beside(named: list[DataPlace], datadir: str) -> Iterator[DataPlace]:
-    """Yield what in named folders outside of the datadir leads elsewhere (#innodb_redo, a log that was moved)."""
+    """Yield entries of named folders outside the datadir that lead elsewhere (#innodb_redo, a log that was moved)."""
     whats: dict[str, str] = {}
     for place in named:
         folder = os.path.realpath(place.path)
@@ -230,15 +208,15 @@ def _beside(named: list[DataPlace], datadir: str) -> Iterator[DataPlace]:
     for folder, what in whats.items():
         device = os.stat(folder).st_dev
         for entry in _entries(folder):
-            # Others keep things in such folders, too: only what InnoDB and the logs' own names lead to is meant.
+            # Such folders may hold unrelated files: consider only names of InnoDB's files and of logs.
             if kind_of(entry.name) and (entry.is_symlink() or _device(entry, device) != device):
                 yield DataPlace(what=what, path=entry.path)
 
 
 def _scratch(values: dict[str, str], datadir: str, named: list[DataPlace]) -> tuple[str, ...]:
-    """Return the file systems mounted in the datadir on which there is nothing but temporary files.
+    """Return the file systems mounted in the datadir that hold only temporary files.
 
-    In a snapshot their folders are empty, and a server can use them. In that of a nested subvolume it could not write.
+    In a snapshot their folders are empty and usable. The folder of a nested subvolume would not be writable there.
     """
     needed = [os.path.realpath(place.path) for place in named]
     candidates = {folder for folder in _temporary(values, datadir) if lies_in(folder, datadir)} - {datadir}
@@ -254,14 +232,14 @@ def _temporary(values: dict[str, str], datadir: str) -> set[str]:
 def _opened(
     pid: int, datadir: str, places: tuple[DataPlace, ...], values: dict[str, str]
 ) -> tuple[list[DataPlace], tuple[str, ...]]:
-    """Return what the process has open elsewhere: data, and files of which nothing is known."""
+    """Return the files that the process has open elsewhere: data, and files of unknown kind."""
     home = os.path.join(datadir, values.get("innodb_data_home_dir", ""))
     known = {datadir, *_temporary(values, datadir)}
     known |= {os.path.realpath(os.path.join(home, name)) for name in data_files(values.get(_TEMPORARY_FILES, ""))}
     known |= {place.path for place in places}
-    known |= {os.path.realpath(os.path.join(datadir, values[name])) for name in _PROTOCOLS if values.get(name)}
-    found, strangers = open_files(pid, known)
-    return [DataPlace(what=what, path=path) for path, what in found.items()], strangers
+    known |= {os.path.realpath(os.path.join(datadir, values[name])) for name in _MESSAGE_FILES if values.get(name)}
+    found, unknown = open_files(pid, known)
+    return [DataPlace(what=what, path=path) for path, what in found.items()], unknown
 
 
 def _tablespaces(connection: Connection, datadir: str) -> Iterator[DataPlace]:
@@ -274,7 +252,7 @@ def _tablespaces(connection: Connection, datadir: str) -> Iterator[DataPlace]:
     }
     for table, column in _TABLESPACE_TABLES:
         if (table, column) in known:
-            # Only those elsewhere are sent to us: there may be 100,000.
+            # Select only those elsewhere: there may be 100,000.
             rows = connection.rows(
                 f"SELECT {column} AS path FROM information_schema.{table} "  # noqa: S608 - our own words
                 f"WHERE ({column} LIKE '/%' OR {column} LIKE '../%') AND SPACE NOT IN {_NOT_LISTED}"
@@ -284,7 +262,7 @@ def _tablespaces(connection: Connection, datadir: str) -> Iterator[DataPlace]:
 
 
 class _Scan:
-    """The datadir and its folders: symlinks, .isl files, foreign folders, and the files that tell engines."""
+    """A scan of the datadir and its folders: symlinks, .isl files, foreign folders, files by engine."""
 
     def __init__(self, datadir: str) -> None:
         self.places: list[DataPlace] = []
@@ -294,7 +272,7 @@ class _Scan:
         for entry in _entries(datadir):
             self._look(entry)
             if entry.is_dir():
-                # Through a symlink it is a place anyhow; a folder of another device is a mount or a nested subvolume.
+                # A symlink is a place in any case; a folder on another device is a mount or a nested subvolume.
                 home = _device(entry, device)
                 if not entry.is_symlink() and home != device:
                     self.foreign += (entry.path,)
@@ -305,7 +283,7 @@ class _Scan:
                         self.foreign += (inner.path,)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of tables by engine, of those engines whose files tell."""
+        """Return the number of tables by engine, for engines whose files show their tables."""
         return {engine: len(tables) for engine, tables in sorted(self.engine_files.items())}
 
     def _look(self, entry: os.DirEntry[str]) -> None:
@@ -331,20 +309,9 @@ def _device(entry: os.DirEntry[str], if_gone: int) -> int:
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    # A schema may be dropped while we look; a lost+found is not the server's.
+    # A schema may be dropped meanwhile; a lost+found is not the server's.
     try:
         with os.scandir(folder) as entries:
             return list(entries)
     except (FileNotFoundError, PermissionError):
         return []
-
-
-def _settings(values: dict[str, str], datadir: str) -> dict[str, str]:
-    settings = {name: values[name] for name in _SETTINGS if values.get(name)}
-    for name in PATH_SETTINGS:
-        if values.get(name):
-            # The folder is resolved, the file's own name is not: it is what log-bin was set to.
-            path = os.path.join(datadir, values[name])
-            folder, base = (path, "") if name in _FOLDERS else os.path.split(path)
-            settings[name] = os.path.normpath(os.path.join(os.path.relpath(os.path.realpath(folder), datadir), base))
-    return settings

@@ -1,4 +1,4 @@
-"""Which server wrote a datadir, as far as its files tell: for data whose server could not be asked."""
+"""Finds out from a datadir's files which server wrote it, for data whose server we could not ask."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from snapmgr.mysql.datadir.tablespace import DICTIONARY, written_by
 
 Flavor = Literal["mariadb", "mysql"]
 
-# MariaDB's upgrade script leaves it, until 10.11 by MySQL's name; MySQL's own until 5.7.
+# MariaDB's upgrade script writes it, until 10.11 under MySQL's name; MySQL's own did until 5.7.
 _UPGRADE_FILES = ("mariadb_upgrade_info", "mysql_upgrade_info")
 _UPGRADE_BYTES = 1024
-# Aria is MariaDB's alone; the second one where its control file is in a folder of its own.
+# Only MariaDB has Aria; the tables show it where Aria's control file is in another folder.
 _MARIADB_FILES = ("aria_log_control", "mysql/db.MAI", "mysql/global_priv.MAI")
 
 
@@ -26,17 +26,17 @@ class Origin:
 
     flavor: Flavor
     version: str
-    """ "10.11.6-MariaDB", "9.7.4"; "" if the files do not tell."""
+    """ "10.11.6-MariaDB", "9.7.4"; "" if the files do not show it."""
 
 
 def version_number(version: str) -> tuple[int, ...]:
-    """Given a version as a server prints it, return its first three numbers; () if it is none."""
+    """Given a version as a server prints it, return its first three numbers; () if it has no such numbers."""
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     return tuple(int(part) for part in match.groups()) if match else ()
 
 
 def read_origin(datadir: str | os.PathLike[str]) -> Origin:
-    """Return which server wrote the datadir. Of MariaDB it is the one that last upgraded the system tables."""
+    """Return which server wrote the datadir. For MariaDB: the server that last upgraded the system tables."""
     version = written_by(os.path.join(datadir, DICTIONARY))
     if version:
         return Origin(flavor="mysql", version=version)

@@ -1,7 +1,7 @@
-"""A datadir at another place: which options its server needs there, and what in it still leads to the old place.
+"""Computes the options for a server on a moved datadir, and finds absolute paths that still lead to the old place.
 
-A server that is told only its new datadir may open the *live* redo log or binary log, or tablespaces of the live
-server, wherever its configuration or the data name them by absolute paths.
+A server that knows only its new datadir may open the *live* redo log, binary log or tablespaces, wherever its
+configuration or the data name them by absolute paths.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import re
 from typing import TYPE_CHECKING
 
 from snapmgr.mysql.datadir.copy import narrow_folders
-from snapmgr.mysql.datadir.layout import PATH_SETTINGS
 from snapmgr.mysql.datadir.origin import version_number
+from snapmgr.mysql.datadir.settings import PATH_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from snapmgr.catalog.manifest import ServerRecord
 
-# Without these, or with others, the files are refused or read differently.
+# Without these, or with other values, the server refuses the files or reads them differently.
 _FORMAT_SETTINGS = ("innodb_page_size", "innodb_undo_tablespaces", "lower_case_table_names", "aria_block_size")
-# MySQL's binary logs are refused by a server without; the default is another one in each series.
+# Without these a server refuses MySQL's binary logs; the default differs between series.
 _MYSQL_SETTINGS = ("enforce_gtid_consistency", "gtid_mode")
 _OPTIONS = {"log_bin_basename": "log-bin", "relay_log_basename": "relay-log"}
 _LOGS = ("log_bin_", "relay_log_")
-# Settings that MySQL has as variables and not, or no longer, as options.
+# Settings that MySQL has as variables but not, or no longer, as options.
 _NO_OPTIONS = {"mysql": ("relay_log_info_file",)}
 _REPLICA_SINCE = (8, 0, 26)
 _DATA_FILE = re.compile(r"(?P<space>\s*)(?P<path>/.+?)(?P<size>:\d)")
 _ISL_BYTES = 4096
 LISTS = ("log_bin_index", "relay_log_index", "relay_log_info_file")
-"""Settings: files that name logs, perhaps by absolute paths."""
+"""Settings whose files name logs, perhaps by absolute paths."""
 
 
 def relocated_options(
@@ -41,13 +41,13 @@ def relocated_options(
     places: Collection[str] = (),
     absent: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Return the options for a server on the relocated files; every path that the source had set is named.
+    """Return the options for a server on the relocated files; they name every path that the source had set.
 
     Args:
-        server: of the source.
-        moved: given an absolute path of the source, where that is now (itself, if it was not moved).
-        places: folders of the source that are among the files, as the source called them.
-        absent: folders of logs that are not among the files: new logs are begun in the datadir, not in the live ones.
+        server: the source's.
+        moved: given an absolute path of the source, returns where it is now (the same path if it was not moved).
+        places: folders of the source that are among the files, by their paths on the source.
+        absent: folders of logs that are not among the files: new logs begin in the datadir, not in the live folders.
     """
     datadir = moved(server.datadir)
     options = [f"--datadir={datadir}"]
@@ -66,7 +66,7 @@ def relocated_options(
         options.append(f"--innodb-directories={_move_folders(folders, moved)}")
     kept = (*_FORMAT_SETTINGS, *(_MYSQL_SETTINGS if server.flavor == "mysql" else ()))
     options += [f"--{name.replace('_', '-')}={server.settings[name]}" for name in kept if name in server.settings]
-    # A replica's copy has its server_id: connecting to the source at once, it would push the live replica off.
+    # A replica's copy has its server_id: if it connected to the source, it would disconnect the live replica.
     modern = server.flavor == "mysql" and version_number(server.version) >= _REPLICA_SINCE
     return (*options, "--skip-replica-start" if modern else "--skip-slave-start")
 
@@ -100,7 +100,7 @@ def absolute_names(datadir_fd: int) -> Iterator[tuple[str, str]]:
 
 
 def absolute_folders(name: str, folder_fd: int) -> list[str]:
-    """Return the folders of every absolute path in a file of an open folder: the index of the binary logs, say."""
+    """Return the folders of all absolute paths in a file of an open folder, such as the index of the binary logs."""
     return sorted({os.path.dirname(line) for line in _lines(name, folder_fd, None) if line.startswith("/")})
 
 

@@ -1,4 +1,4 @@
-"""What the files of InnoDB's tablespaces tell by themselves: page size, number, version, and where others lie.
+"""Reads InnoDB's tablespace files without a server: page size, number, version, and the paths of other tablespaces.
 
 Sources: MySQL's and MariaDB's fil0types.h and fsp0types.h, for the header of a file's first page.
 """
@@ -29,12 +29,12 @@ _OLDEST_WITH_VERSION = 8_00_00
 _NUMBER = re.compile(r"\bspace(?:[ =]|[ _]id[ :=]+)(?P<number>\d+)")
 _PATH = re.compile(rb"\.{0,2}/[^\0-\x1f]{1,500}?\.ib[du]")
 _PATH_UPWARDS = re.compile(rb"\.\./[^\0-\x1f]{1,500}?\.ib[du]")
-# Before a path stands the end of InnoDB's roll pointer: two bytes may look like text.
+# The end of InnoDB's roll pointer precedes a path: two of its bytes may look like text.
 _GARBAGE_BYTES = 2
 
 
 def page_size(path: str) -> int | None:
-    """Return the page size of a system tablespace by its own header; None if there is none or it makes no sense.
+    """Return the page size from the header of a system tablespace; None without such a file or with an invalid size.
 
     Bits 6 to 9 of the flags hold the size, or bits 0 to 3 where bit 4 marks MariaDB's full_crc32 format; 0 means 16
     KiB.
@@ -47,7 +47,7 @@ def page_size(path: str) -> int | None:
 
 
 def written_by(path: str) -> str:
-    """Return the version of the MySQL that wrote a tablespace ("9.7.4"); "" for none, or a server that leaves none."""
+    """Return the version of the MySQL that wrote a tablespace ("9.7.4"); "" without a file or a version in it."""
     number = _header(path, _VERSION_OFFSET) or 0
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number >= _OLDEST_WITH_VERSION else ""
 
@@ -55,7 +55,7 @@ def written_by(path: str) -> str:
 def name_spaces(text: str, datadir: str) -> str:
     """Return an error's text with the file after each tablespace number: "space=5" becomes "space=5 (./shop/t.ibd)".
 
-    The number is all that InnoDB's errors may name.
+    InnoDB's errors may name only the number.
     """
     if _NUMBER.search(text) is None:
         return text
@@ -82,9 +82,9 @@ def _files_by_number(datadir: str) -> dict[int, str]:
 
 
 def dictionary_paths(datadir: str) -> frozenset[str]:
-    """Return the absolute paths of tablespaces in MySQL's data dictionary; some may be of dropped ones.
+    """Return the absolute paths of tablespaces in MySQL's data dictionary, perhaps also of dropped ones.
 
-    MySQL keeps the place of a tablespace only there (mysql.tablespace_files), and opens it.
+    MySQL keeps the path of a tablespace only there (mysql.tablespace_files).
     """
     found: set[bytes] = set()
     with _mapped(os.path.join(datadir, DICTIONARY)) as data:
@@ -96,15 +96,15 @@ def dictionary_paths(datadir: str) -> frozenset[str]:
 
 
 def tablespaces_elsewhere(datadir: str) -> frozenset[str]:
-    """Return the tablespaces outside of a stopped MySQL's datadir (resolved); none for a MariaDB, which leaves links.
+    """Return the tablespaces outside a stopped MySQL's datadir (resolved); none for MariaDB, which leaves links.
 
-    Nothing in the datadir but the dictionary names them. What was dropped may still be named there: only files that
-    exist are returned. Raises NotQuiescedError if the dictionary is encrypted.
+    Only the dictionary names them. It may still name dropped ones, so only existing files are returned. Raises
+    NotQuiescedError if the dictionary is encrypted.
     """
     path = os.path.join(datadir, DICTIONARY)
     if (_header(path, _FLAGS_OFFSET) or 0) & _ENCRYPTED:
         raise NotQuiescedError(
-            f"MySQL's data dictionary {path} is encrypted, and only a running server could say where tables lie",
+            f"MySQL's data dictionary {path} is encrypted, and only a running server knows where its tables are",
             hint='start the server and give the job its socket and quiesce = "auto"',
         )
     with _mapped(path) as data:
@@ -123,7 +123,7 @@ def _header(path: str, offset: int) -> int | None:
 
 @contextmanager
 def _mapped(path: str) -> Iterator[bytes | mmap.mmap]:
-    """Give a file to read as if it were bytes; none if there is no such file."""
+    """Yield a file's content as bytes; empty if there is no such file."""
     try:
         file = open_plain(path)
     except FileNotFoundError:

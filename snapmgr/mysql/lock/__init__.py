@@ -1,4 +1,4 @@
-"""Holding a server still: lock levels, quiesce, freeze, lock probes, positions, replication.
+"""Locks a server for a snapshot: lock levels, quiesce, freeze, lock probes, positions, replication.
 
 Imports `mysql.connect`, `mysql.datadir` and the catalog's records.
 """

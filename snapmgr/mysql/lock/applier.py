@@ -1,8 +1,8 @@
-"""Stopping a replica's appliers for a snapshot, and starting again exactly those that had been running.
+"""Stops a replica's appliers for a snapshot, and then starts exactly those that were running.
 
-Whatever happens to us, a guard (`snapmgr.mysql.lock.guard`) starts them again. It has a connection of its own, because
-ours dies with us. A file names what was stopped before the stop; if even the guard was killed, `restart_leftovers`
-starts it again at the next command. A server that was restarted meanwhile follows its own settings and is left alone.
+Whatever happens to us, a guard (`snapmgr.mysql.lock.guard`) starts them again. It opens its own connection, because
+ours dies with us. Before the stop we record in a file which appliers we stop. If even the guard was killed,
+`restart_leftovers` starts them at the next command. A server that was restarted meanwhile is left alone.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 _GUARD = "applier"
 _POLL_S = 0.02
-# Our own START, and the one by which another command clears up: longer than a lock is held.
+# For our own START, and for that of `restart_leftovers`: longer than a lock is held.
 _START_S = 15.0
-# The guard goes on trying for so long: behind a STOP that still waits, or a server that takes no more connections.
+# The guard keeps trying this long: behind a STOP that still waits, or a server that accepts no more connections.
 _PATIENCE_S = 3600.0
 _RETRY_S = 1.0
-# A guard that has not acted so long after its bound does not run, or cannot.
+# A guard that has not acted this long after its deadline does not run, or cannot.
 _LATE_S = 5.0
 _DENIED = 1227
-# MySQL's rpl_stop_replica_timeout is over: the thread stops by itself, later.
+# MySQL's rpl_stop_replica_timeout is over: the thread stops later by itself.
 _STOPS_LATER = 1875
 
 
 class _NoRightError(MysqlError):
-    """The account may not stop an applier: nothing was stopped."""
+    """The account may not stop an applier; none was stopped."""
 
 
 class _Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """The record: what is (about to be) stopped, of which server, and who starts it again when."""
+    """The record on disk: which appliers we stop, of which server, and which guard starts them when."""
 
     server: Process
     guard: Process | None
@@ -65,7 +65,7 @@ class _Stopped(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def credentials(self) -> Credentials:
-        """How to log in; no secret is in them."""
+        """The login; contains no secret."""
         return Credentials(socket=self.socket, defaults_file=self.defaults_file, user=self.user)
 
     def statement(self, verb: str, name: str) -> str:
@@ -85,19 +85,19 @@ def applier_stopped(
     record: Path,
     check: Callable[[Connection], None],
 ) -> Iterator[None]:
-    """Let the appliers of a replica stand still while the context lasts; what it receives is kept for later.
+    """Stop the appliers of a replica while the context lasts; it still receives, and applies later.
 
-    Nothing is done to a server that executes nothing.
+    Does nothing on a server without a running applier.
 
     Args:
         credentials: how to log in, with the right to stop and start replication.
         abilities: of the server.
-        time_limit_s: the guard starts them again after this whatever we do; they may take as long to stop.
-        record: file that says what is stopped; written before the stop, removed after the start.
-        check: looks at the connection and raises if it is the wrong server.
+        time_limit_s: the guard starts them again after this in any case; they may take as long to stop.
+        record: file that names the stopped appliers; written before the stop, removed after the start.
+        check: checks the connection and raises if it is the wrong server.
 
-    Raises NotQuiescedError if they do not stop in time, would not stop at a transaction's end, or do not start again;
-    MysqlError without the right.
+    Raises NotQuiescedError if they do not stop in time, run UNTIL a position, or do not start again; MysqlError without
+    the right.
     """
     with connect(credentials) as connection:
         check(connection)
@@ -106,7 +106,7 @@ def applier_stopped(
             yield
             return
         _refuse_until(running)
-        pid = connection.peer().pid
+        pid = connection.peer_pid()
         plan = _Stopped(
             server=Process(pid=pid, start_ticks=start_ticks(pid) or 0, boot_id=boot_id()),
             guard=None,
@@ -118,7 +118,7 @@ def applier_stopped(
             word=abilities.replica_word,
             names=tuple(channel.name for channel in running),
         )
-        with guarded(_GUARD, partial(_insist, plan, record), plan.deadline) as guard:
+        with guarded(_GUARD, partial(_keep_starting, plan, record), plan.deadline) as guard:
             write_record(record, msgspec.json.encode(msgspec.structs.replace(plan, guard=guard.process)))
             failure = None
             try:
@@ -143,7 +143,7 @@ def _refuse_until(running: list[Channel]) -> None:
     bounded = [channel.title for channel in running if channel.until]
     if bounded:
         raise NotQuiescedError(
-            f"the applier of {', '.join(bounded)} runs UNTIL a position: it could not be started again as it was",
+            f"the applier of {', '.join(bounded)} runs UNTIL a position: snapmgr cannot start it again in that way",
             hint="wait for it, or take the snapshot without stop_replica",
         )
 
@@ -172,7 +172,7 @@ def _stop(connection: Connection, abilities: Abilities, plan: _Stopped) -> None:
             raise
     raise NotQuiescedError(
         "the replica's applier did not stop in time",
-        hint="a long transaction is being executed: try again later; it goes on, and so does replication after it",
+        hint="it executes a long transaction, after which replication continues: try again later",
     )
 
 
@@ -185,13 +185,13 @@ def _stop_one(connection: Connection, statement: str) -> None:
 
 
 def _try_to_start(plan: _Stopped) -> NotQuiescedError | None:
-    """Start what was stopped; return why that did not work (the guard goes on trying then)."""
+    """Start the stopped appliers; return the error if that fails (then the guard keeps trying)."""
     try:
         _start(plan, wait_s=_START_S)
     except SnapmgrError as error:
         return NotQuiescedError(
             f"replication was not started again yet: {error.message}",
-            hint=f"a process of snapmgr goes on trying; by hand: {'; '.join(_by_hand(plan))}",
+            hint=f"a process of snapmgr keeps trying; to start it manually: {'; '.join(_start_statements(plan))}",
         )
     return None
 
@@ -199,46 +199,46 @@ def _try_to_start(plan: _Stopped) -> NotQuiescedError | None:
 def _start(plan: _Stopped, *, wait_s: float) -> bool:
     """Start the channels' SQL threads if it is still the same server; return whether it is. Raises MysqlError.
 
-    A START waits behind a STOP that still waits: for up to `wait_s`.
+    A START waits up to `wait_s` behind a STOP that still waits.
     """
     if not is_alive(plan.server):
         return False
     with connect(plan.credentials) as connection:
         connection.set_read_timeout(wait_s)
-        if connection.peer().pid != plan.server.pid or not is_alive(plan.server):
+        if connection.peer_pid() != plan.server.pid or not is_alive(plan.server):
             return False
         for name in plan.names:
             connection.execute(plan.statement("START", name))
     return True
 
 
-def _insist(plan: _Stopped, record: Path) -> None:
-    """Start what was stopped, however often it takes: in the guard."""
+def _keep_starting(plan: _Stopped, record: Path) -> None:
+    """Start the stopped appliers, with as many tries as it takes. Runs in the guard."""
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:
         with suppress(SnapmgrError):
-            # One START that waits long, not many that pile up.
+            # One START that waits long, rather than many that queue up.
             _start(plan, wait_s=_PATIENCE_S)
             drop_record(record)
             return
         time.sleep(_RETRY_S)
 
 
-def _by_hand(plan: _Stopped) -> list[str]:
+def _start_statements(plan: _Stopped) -> list[str]:
     return [plan.statement("START", name) for name in plan.names]
 
 
 def restart_leftovers(folder: Path) -> list[str]:
     """Start appliers whose stopper *and* guard were killed; return a line for people for each server.
 
-    What a living guard still cares for is left to it. A server that was restarted is left alone.
+    Appliers with a live guard are left to it. A server that was restarted is left alone.
     """
     said: list[str] = []
     for path in sorted(folder.glob("*")):
         try:
             plan = msgspec.json.decode(path.read_bytes(), type=_Stopped)
         except (msgspec.DecodeError, OSError):
-            # Cut short: it is there, whole, before anything is stopped.
+            # The record is incomplete, so nothing was stopped yet: the stop comes after the whole record.
             drop_record(path)
             continue
         guarded_still = plan.guard is not None and is_alive(plan.guard) and time.monotonic() < plan.deadline + _LATE_S
@@ -247,12 +247,12 @@ def restart_leftovers(folder: Path) -> list[str]:
         try:
             if _start(plan, wait_s=_START_S):
                 said.append(
-                    f"a run that was cut short had stopped replication on the server at {plan.socket}; it goes on now"
+                    f"an interrupted run had stopped replication on the server at {plan.socket}; it is started now"
                 )
         except SnapmgrError as error:
             said.append(
-                f"a run that was cut short left replication stopped on the server at {plan.socket}, and it cannot be "
-                f"started now ({error.message}): {'; '.join(_by_hand(plan))}"
+                f"an interrupted run left replication stopped on the server at {plan.socket}, and we cannot start it "
+                f"now ({error.message}): {'; '.join(_start_statements(plan))}"
             )
             continue
         drop_record(path)

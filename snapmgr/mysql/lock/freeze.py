@@ -1,12 +1,11 @@
-"""Freezing the server process: for the milliseconds of a snapshot it does not run at all.
+"""Freezes the server process for the milliseconds of a snapshot.
 
-A stopped process issues no new write, and any subset of the writes that were under way is a legal crash state; so
-copies made file by file, or of several volumes one after another, are of one instant. The price is that every client
-waits.
+A stopped process issues no new write, and any subset of the writes that were under way is a legal crash state. So
+copies made file by file, or of several volumes one after another, form one instant. The price: every client waits.
 
-Hence the thawer: a separate process (`snapmgr.mysql.lock.guard`) that resumes the server as soon as we are gone, and
-at the bound in any case. What is frozen, who thaws it and when, is in a file before the stop; if even the
-thawer was killed or stopped, `thaw_leftovers` lets the server go on at the next command.
+A separate process, the thawer (`snapmgr.mysql.lock.guard`), resumes the server as soon as we are gone, and at the time
+limit in any case. Before the stop we record in a file which process we freeze, who thaws it and when. If even the
+thawer was killed or stopped, `thaw_leftovers` resumes the server at the next command.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _POLL_S = 0.0005
-# A thread in an uninterruptible call (an fsync under way) stops when the call returns.
+# A thread in an uninterruptible call (such as fsync) stops when the call returns.
 _STOP_WAIT_S = 5.0
-# A thawer that has not acted so long after its bound does not run.
+# A thawer that has not acted this long after its time limit does not run.
 _LATE_S = 1.0
 _THAWER = "thaw"
 _WHY_MOVING = {
-    "D": "a thread hangs in the kernel; look at the storage and at /proc/PID/task/*/stack",
-    "t": "somebody debugs it",
+    "D": "a thread hangs in the kernel; check the storage and /proc/PID/task/*/stack",
+    "t": "a debugger is attached",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Threads:
-    """What a process's threads are doing, by thread id: state letter, and what grows whenever it runs."""
+    """The threads of a process, by thread id: state letters, and counters that grow whenever a thread runs."""
 
     states: dict[int, str]
     runs: dict[int, bytes]
@@ -53,10 +52,10 @@ class _Threads:
 
 
 def _threads(pid: int) -> _Threads:
-    """Read what all threads of a process do. Raises NotQuiescedError if it is gone.
+    """Read the states of all threads of a process. Raises NotQuiescedError if it is gone.
 
     From /proc/PID/task/*/: stat (proc(5): fields 3, 14 and 15), and schedstat, which counts each time that the thread
-    was put on a CPU, where CPU ticks miss what is shorter than 10 ms.
+    was put on a CPU; CPU ticks miss runs shorter than 10 ms.
     """
     states: dict[int, str] = {}
     runs: dict[int, bytes] = {}
@@ -83,11 +82,11 @@ def _read(path: str) -> bytes:
 
 
 def _ended(pid: int) -> NotQuiescedError:
-    return NotQuiescedError(f"the server (pid {pid}) ended while it was to be frozen", hint="look into its log")
+    return NotQuiescedError(f"the server (pid {pid}) ended during the freeze", hint="see its log")
 
 
 def refuse_unsafe(server: Process, bound_s: float) -> None:
-    """Raise NotQuiescedError for a server that must not be stopped: debugged, stopped already, or watched too closely.
+    """Raise NotQuiescedError for a server that we must not stop: debugged, already stopped, or with a short watchdog.
 
     Raises MissingRequirementError without the right to signal it.
     """
@@ -104,21 +103,22 @@ def refuse_unsafe(server: Process, bound_s: float) -> None:
     if facts.get("TracerPid", "0").strip() != "0":
         raise NotQuiescedError(
             f"the server (pid {pid}) is being debugged by process {facts['TracerPid'].strip()}",
-            hint="end the debugger: it would see our stop, and might undo it",
+            hint="end the debugger: it would see our stop and might undo it",
         )
     if facts.get("State", "")[:1] in {"T", "t"}:
         raise NotQuiescedError(
-            f"the server (pid {pid}) is stopped already", hint=f"somebody stopped it on purpose; or: kill -CONT {pid}"
+            f"the server (pid {pid}) is already stopped",
+            hint=f"find out who stopped it, and why; to resume: kill -CONT {pid}",
         )
     watchdog = next((entry.partition(b"=")[2] for entry in environment if entry.startswith(b"WATCHDOG_USEC=")), b"")
-    # As sd_watchdog_enabled(3): what is no number, or 0, is no watchdog.
+    # As sd_watchdog_enabled(3): a value that is 0 or not a number means no watchdog.
     if watchdog.isdigit() and int(watchdog) > 0:
         watchdog_s = int(watchdog) / 1e6
-        # systemd expects a sign of life within this time; half of it is what services aim at.
+        # systemd expects a sign of life within this time; services aim at half of it.
         if bound_s > watchdog_s / 2:
             raise NotQuiescedError(
                 f"systemd kills the server (pid {pid}) after {format_duration(watchdog_s)} without a sign of life, and "
-                f"it may be frozen up to {format_duration(bound_s)}",
+                f"a freeze may last up to {format_duration(bound_s)}",
                 hint=f"lower lock_hold below {format_duration(watchdog_s / 2)}",
             )
 
@@ -130,12 +130,12 @@ class FrozenServer:
         self._server = server
         self._before = before
         self.deadline = deadline
-        """time.monotonic() at which the thawer lets it go on."""
+        """time.monotonic() when the thawer resumes it."""
         self.frozen_s: float | None = None
-        """How long its clients waited, from the signal to stop to the one to go on; set then."""
+        """How long its clients waited, from SIGSTOP to SIGCONT; None before the thaw."""
 
     def prove(self) -> None:
-        """Show that it has not run since it stopped: the same process, the same threads, no CPU tick used.
+        """Check that it has not run since it stopped: the same process, the same threads, no CPU tick used.
 
         Raises NotQuiescedError.
         """
@@ -144,34 +144,34 @@ class FrozenServer:
             raise _ended(self._server.pid)
         if not now.stopped or now != self._before:
             raise NotQuiescedError(
-                "the server went on during the snapshot",
+                "the server ran on during the snapshot",
                 hint="somebody sent it SIGCONT, or the storage call took longer than lock_hold",
             )
         if time.monotonic() >= self.deadline:
-            raise NotQuiescedError("the server's time to stand still was over before the snapshot was proven")
+            raise NotQuiescedError("the freeze reached its time limit before the snapshot was proven")
 
 
 @contextmanager
 def frozen(server: Process, bound_s: float, record: Path) -> Iterator[FrozenServer]:
-    """Stop `server` while the context lasts, and at most `bound_s`; the thawer is armed before it is stopped.
+    """Stop `server` while the context lasts, and at most for `bound_s`; the thawer runs before the stop.
 
     Args:
         server: the process to stop.
-        bound_s: after this the thawer lets it go on, whatever we do.
-        record: file that says what is frozen; written before the stop, removed after the thaw.
+        bound_s: after this the thawer resumes it in any case.
+        record: file that names the frozen server; written before the stop, removed after the thaw.
 
-    Raises NotQuiescedError if it must not be stopped, or if not all its threads stop in time; MissingRequirementError
+    Raises NotQuiescedError if we must not stop it, or if not all its threads stop in time; MissingRequirementError
     without the right to stop it.
     """
     if bound_s <= 0:
-        raise NotQuiescedError("no time was left to stop the server in", hint="raise lock_hold")
+        raise NotQuiescedError("no time was left to freeze the server", hint="raise lock_hold")
     refuse_unsafe(server, bound_s)
     handle = os.pidfd_open(server.pid)
     try:
         if not is_alive(server):
             raise NotQuiescedError(f"the server (pid {server.pid}) is gone", hint="try again")
         deadline = time.monotonic() + bound_s
-        with guarded(_THAWER, partial(_let_go_on, handle), deadline, keep=frozenset({handle})) as thawer:
+        with guarded(_THAWER, partial(_resume, handle), deadline, keep=frozenset({handle})) as thawer:
             _write_record(record, server, thawer.process, deadline)
             lock, since = None, time.monotonic()
             try:
@@ -179,7 +179,7 @@ def frozen(server: Process, bound_s: float, record: Path) -> Iterator[FrozenServ
                 lock = FrozenServer(server, deadline, _wait_stopped(server, deadline))
                 yield lock
             finally:
-                _let_go_on(handle)
+                _resume(handle)
                 if lock is not None:
                     lock.frozen_s = time.monotonic() - since
                 thawer.dismiss()
@@ -188,7 +188,7 @@ def frozen(server: Process, bound_s: float, record: Path) -> Iterator[FrozenServ
         record.unlink(missing_ok=True)
 
 
-def _let_go_on(handle: int) -> None:
+def _resume(handle: int) -> None:
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(handle, signal.SIGCONT)
 
@@ -198,7 +198,7 @@ def _wait_stopped(server: Process, deadline: float) -> _Threads:
     last = None
     while True:
         now = _threads(server.pid)
-        # Twice the same: a thread is called stopped a moment before it leaves its CPU.
+        # Require two equal readings: the state says stopped a moment before the thread leaves its CPU.
         if now.stopped and now == last:
             return now
         if not is_alive(server):
@@ -216,26 +216,26 @@ def _wait_stopped(server: Process, deadline: float) -> _Threads:
 
 
 def thaw_leftovers(folder: Path) -> list[str]:
-    """Let servers go on whose freezer *and* thawer were killed or stopped; return a line for people for each.
+    """Resume servers whose freezer *and* thawer were killed or stopped; return a line for people for each.
 
-    A server that its own thawer still watches is left to it, until the bound is over. Nothing is done to a process that
-    is not the recorded one. Empty control groups of dead thawers go as well.
+    A server with a live thawer is left to it until the time limit is over. A process that is not the recorded one is
+    left alone. Also removes the empty control groups of dead thawers.
     """
     said: list[str] = []
     for path in sorted(folder.glob("*")):
         try:
             server, thawer, deadline = _parse(path.read_text(encoding="ascii"))
         except (ValueError, OSError):
-            # Cut short: it is there, whole, before anything is stopped.
+            # The record is incomplete, so nothing was stopped yet: the stop comes after the whole record.
             drop_record(path)
             continue
         if is_alive(server) and is_alive(thawer) and time.monotonic() < deadline + _LATE_S:
             continue
         try:
             if _thaw(server):
-                said.append(f"a run that was cut short had left the server (pid {server.pid}) frozen; it goes on now")
+                said.append(f"an interrupted run had left the server (pid {server.pid}) frozen; it is resumed now")
         except PermissionError:
-            said.append(f"a run that was cut short left the server (pid {server.pid}) frozen: kill -CONT {server.pid}")
+            said.append(f"an interrupted run left the server (pid {server.pid}) frozen: kill -CONT {server.pid}")
             continue
         drop_record(path)
     remove_dead_groups(_THAWER)
@@ -243,28 +243,28 @@ def thaw_leftovers(folder: Path) -> list[str]:
 
 
 def _thaw(server: Process) -> bool:
-    """Let a process go on; return whether it was stopped. Raises PermissionError."""
+    """Resume a process; return whether it was stopped. Raises PermissionError."""
     try:
         handle = os.pidfd_open(server.pid)
     except (OSError, ValueError, OverflowError):
         return False
     try:
-        # Of the very process, now that its id cannot be given to another.
+        # The open handle keeps this process; only now does the check hold.
         if not is_alive(server):
             return False
-        stood_still = "T" in _threads(server.pid).states.values()
-        # In any case: a stop may be pending until a thread's call returns, and this takes it back.
+        was_stopped = "T" in _threads(server.pid).states.values()
+        # In any case: a stop may be pending until a thread's call returns, and SIGCONT cancels it.
         signal.pidfd_send_signal(handle, signal.SIGCONT)
     except (ProcessLookupError, NotQuiescedError):
         return False
     else:
-        return stood_still
+        return was_stopped
     finally:
         os.close(handle)
 
 
 def _parse(text: str) -> tuple[Process, Process, float]:
-    """Return who is frozen, who thaws it, and the time.monotonic() at which. Raises ValueError."""
+    """Return the frozen process, its thawer, and the time.monotonic() of the thaw. Raises ValueError."""
     server, thawer, deadline = text.splitlines()
     return _process(server), _process(thawer), float(deadline)
 

@@ -1,7 +1,7 @@
-"""A process of its own that undoes what we did to a server if we cannot: as soon as we are gone, or at a bound.
+"""Runs a guard: a separate process that undoes our change to a server as soon as we are gone, or at a deadline.
 
-It has its own session (a closed terminal does not end it) and its own control group where there is version 2, so that
-``systemctl kill`` of our unit does not end it with us; the out-of-memory killer spares it.
+It has its own session (a closed terminal does not end it) and, with cgroup version 2, its own control group, so that
+``systemctl kill`` of our unit does not end it with us. The out-of-memory killer spares it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from snapmgr.system.host import Process
 
 _POLL_S = 0.0005
-# How long a guard, told that all is done, may take to end.
+# How long a dismissed guard may take to end.
 _END_S = 1.0
 _CGROUPS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 _DONE = b"d"
 
 
 def write_record(path: Path, data: bytes) -> None:
-    """Write down what is about to be done to a server, before a guard can undo it and anything is done.
+    """Write the record of a change to a server, before the guard starts and before the change.
 
-    Not flushed to the disk: what ends the machine ends the server too.
+    Not flushed to disk: a crash of the machine ends the server too.
     """
     path.parent.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -46,7 +46,7 @@ def drop_record(path: Path) -> None:
 
 
 class Guard:
-    """A guard that waits for our end, or for its bound."""
+    """A guard that waits for our end, or for its deadline."""
 
     def __init__(self, name: str, pid: int, alive: int) -> None:
         self._name = name
@@ -54,7 +54,7 @@ class Guard:
         self.process: Process = this_process(pid)
 
     def dismiss(self) -> None:
-        """Say that nothing is left to undo, and wait for its end; one that somebody stopped is ended."""
+        """Tell the guard that nothing is left to undo, and wait for its end; kill it if it hangs."""
         with suppress(BrokenPipeError):
             os.write(self._alive, _DONE)
         pid, until = self.process.pid, time.monotonic() + _END_S
@@ -75,11 +75,11 @@ def guarded(
     """Run a guard while the context lasts.
 
     Args:
-        name: what it is called, for its control group.
+        name: names its control group.
         undo: called in the guard's process when we are gone or have left the context without `Guard.dismiss`, or at
-            the deadline; may come after what we do ourselves, so it must be idempotent.
-        deadline: time.monotonic() at which it acts whatever we do.
-        keep: descriptors that `undo` needs; it has no other one of ours.
+            the deadline. It may run after our own undo, so it must be idempotent.
+        deadline: time.monotonic() when it acts in any case.
+        keep: descriptors that `undo` needs; the guard closes all others of ours.
     """
     alive_out, alive_in = os.pipe()
     with signals_held():
@@ -90,12 +90,12 @@ def guarded(
     try:
         yield Guard(name, pid, alive_in)
     finally:
-        # Whoever was not dismissed takes this for our end.
+        # A guard that was not dismissed takes this for our end.
         os.close(alive_in)
 
 
 def _run(name: str, undo: Callable[[], object], deadline: float, alive: int, keep: frozenset[int]) -> None:
-    """Wait until our parent is gone or done, or the deadline has come; undo; exit. Runs in the child, never returns."""
+    """Wait until our parent is gone or done, or the deadline is over; undo; exit. Runs in the child, never returns."""
     said: bytes | None = None
     try:
         os.setsid()
@@ -117,25 +117,25 @@ def _run(name: str, undo: Callable[[], object], deadline: float, alive: int, kee
 
 
 def _listen(alive: int, timeout_s: float) -> bytes | None:
-    """Return what our parent says: None for nothing yet, no bytes if it is gone."""
+    """Return our parent's message: None if there is none yet, no bytes if the parent is gone."""
     return os.read(alive, 1) if select.select([alive], [], [], timeout_s)[0] else None
 
 
 def _own_control_group(name: str) -> None:
     """Move the guard out of our control group.
 
-    By itself: it takes the kernel 20 ms, which the parent would spend with the server locked.
+    The guard does this itself: the kernel takes 20 ms, during which the parent would keep the server locked.
     """
     folder = _control_group(name, os.getpid())
     with suppress(OSError):
-        # In version 1 of control groups the root is no group, but a plain tmpfs.
+        # With cgroup version 1 the root is not a group but a plain tmpfs.
         if (folder.parent / "cgroup.procs").exists():
             folder.mkdir()
             (folder / "cgroup.procs").write_text(f"{os.getpid()}\n", encoding="ascii")
 
 
 def _leave_control_group(name: str) -> None:
-    """Remove our control group ourselves: nobody is there to do it after our end."""
+    """Remove our own control group: our parent is gone and cannot do it."""
     folder = _control_group(name, os.getpid())
     with suppress(OSError):
         (folder.parent / "cgroup.procs").write_text("0\n", encoding="ascii")

@@ -1,7 +1,7 @@
-"""Which lock a server gets, and why: pure, from what the server can do and what the snapshot needs.
+"""Chooses the lock for a server, from its abilities and the snapshot's needs. Pure.
 
 Sources: MariaDB's documentation of BACKUP STAGE, MySQL's of LOCK INSTANCE FOR BACKUP, both of FLUSH TABLES WITH READ
-LOCK; what each level keeps consistent was measured with both under load (docs/explanation/locks.md).
+LOCK. What each level keeps consistent was measured with both under load (docs/explanation/locks.md).
 """
 
 from __future__ import annotations
@@ -22,80 +22,80 @@ LockLevel = Literal["backup-lock", "global-read-lock"]
 
 _FTWRL = "FLUSH TABLES WITH READ LOCK"
 _FLUSH_LOGS = "FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS"
-# They keep nothing on disk that must agree with anything.
+# They keep no data on disk that must agree with other data.
 _WITHOUT_DATA = frozenset({"MEMORY", "BLACKHOLE", "FEDERATED", "CONNECT", "SPIDER", "SEQUENCE", "MRG_MyISAM", "NDB"})
-# Whose writers BACKUP STAGE lets end their statement, or that commit together with the binary log. Aria does neither:
-# its rows are in the binary log already when BLOCK_COMMIT stops their commit, and recovery undoes them (measured:
-# 6 of 60 snapshots; under FLUSH TABLES WITH READ LOCK none).
+# Engines whose writers BACKUP STAGE lets end their statement, or that commit together with the binary log. Aria does
+# neither: its rows are already in the binary log when BLOCK_COMMIT stops their commit, and recovery undoes them
+# (measured: 6 of 60 snapshots; under FLUSH TABLES WITH READ LOCK none).
 _STAGED = frozenset({"InnoDB", "MyISAM", "CSV", "ARCHIVE"})
 _SHOWN_ENGINES = 5
 REDO_AT_COMMIT = "innodb_flush_log_at_trx_commit"
-"""Variable that says whether a commit is in InnoDB's log files (1, 2, 3), or for up to a second in memory only (0)."""
+"""The variable that says whether a commit is in InnoDB's log files (1, 2, 3) or stays in memory for up to 1 s (0)."""
 _ALWAYS_SYNCED = ("sync_binlog", REDO_AT_COMMIT)
 _ENCRYPTED = ("encrypt_binlog", "binlog_encryption")
 _LOGS_WHAT_IT_REPLICATES = ("log_replica_updates", "log_slave_updates")
 DURABILITY = (*_ALWAYS_SYNCED, *_ENCRYPTED, *_LOGS_WHAT_IT_REPLICATES)
-"""Variables that say whether the end of the binlog is where the data are, and whether it can be read."""
+"""Variables that say whether the end of the binlog matches the data, and whether we can read it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LockNeeds:
-    """What a snapshot asks of the lock."""
+    """The requirements of a snapshot on the lock."""
 
     position: bool = True
     """Whether the binlog position must be exact."""
     engines: Mapping[str, int] | None = None
-    """Tables by engine, outside of the system's own schemas; None: not known."""
+    """Tables by engine, system schemas excluded; None: unknown."""
     atomic: bool = True
-    """Whether the storage takes all that the server writes, its logs among it, in one instant."""
+    """Whether the storage snapshots all files of the server, its logs included, in one instant."""
     logs_apart: tuple[str, ...] = ()
-    """Folders of binary and relay logs that are of another instant than the data, or not in the snapshot at all."""
+    """Folders of binary and relay logs that are from another instant than the data, or not in the snapshot."""
     settings: Mapping[str, str] | None = None
-    """Variables of the server: DURABILITY; None: not known."""
+    """The server's DURABILITY variables; None: unknown."""
     parallel_applier: bool = False
-    """Whether it is a replica that executes with several threads."""
+    """Whether it is a replica that applies with several threads."""
     replica: bool = False
-    """Whether it has a source."""
+    """Whether it is a replica."""
 
     @property
     def unstaged_engines(self) -> tuple[str, ...]:
-        """Those of the other engines for which BACKUP STAGE makes no position exact."""
+        """Those `other_engines` for which BACKUP STAGE makes no position exact."""
         return tuple(sorted(set(self.other_engines) - _STAGED))
 
     @property
     def redo_lags(self) -> bool:
-        """Whether what was committed last is in the server's memory only."""
+        """Whether the latest commits are only in the server's memory."""
         return (self.settings or {}).get(REDO_AT_COMMIT) == "0"
 
     @property
     def other_engines(self) -> tuple[str, ...]:
-        """Engines with tables that a crash does not leave whole, and of which nothing else keeps an instant."""
+        """Engines with tables that are not crash-safe, or do not recover to one instant."""
         return tuple(sorted(set(self.engines or {}) - {"InnoDB"} - _WITHOUT_DATA))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LockChoice:
-    """A level, the reason for it, for people, and its statements."""
+    """A level, its reason (for people), and its statements."""
 
     level: LockLevel | Literal["crash-consistent"]
     why: str
     freeze: bool = False
     """Whether the process is frozen as well, while the lock is held (`snapmgr.mysql.lock.freeze`)."""
     position: bool = True
-    """Whether the binlog position stands still under the lock."""
+    """Whether the lock stops the binlog position from moving."""
     tail: bool = False
-    """Whether it is read from the snapshot's own binary logs afterwards."""
+    """Whether we read the position from the snapshot's own binary logs afterwards."""
     only_innodb: bool = False
-    """Whether all tables are InnoDB, outside of the system's own."""
+    """Whether all tables are InnoDB, system schemas excluded."""
     begin: tuple[str, ...] = ()
-    """Keeps other backups and DDL off; stops no writer."""
+    """Statements that block other backups and DDL, but no writer."""
     lock: tuple[str, ...] = ()
-    """Stops writers. An error in between ends with the connection."""
+    """Statements that stop writers. After an error the connection must end."""
     flush: tuple[str, ...] = ()
-    """Right under the lock, before the storage call."""
+    """Statements to run under the lock, before the storage call."""
     unlock: tuple[str, ...] = ()
     redo_lags: bool = False
-    """Whether what was committed before the lock has to come into InnoDB's log files first."""
+    """Whether we must wait until all commits are in InnoDB's log files."""
 
     @property
     def global_read_lock(self) -> bool:
@@ -104,15 +104,15 @@ class LockChoice:
 
     @property
     def name(self) -> Level:
-        """What the job, the manifest and people call it."""
+        """Its name in the job, in the manifest and for people."""
         return "freeze-process" if self.freeze else self.level
 
 
 def choose(asked: str, abilities: Abilities, needs: LockNeeds) -> LockChoice:
-    """Given the asked-for level, what the server can do and what the snapshot needs, return the lock to take.
+    """Given the requested level, the server's abilities and the snapshot's needs, return the lock to take.
 
-    "auto" is the least that is sufficient. Raises NotQuiescedError for what this server or this layout does not allow;
-    "stopped" is no lock and is the caller's business.
+    "auto" is the weakest sufficient lock. Raises NotQuiescedError for a level that this server or this layout does not
+    allow. The caller handles "stopped", which needs no lock.
     """
     abilities.refuse_cluster()
     if asked == "crash-consistent" or (asked == "auto" and not needs.position):
@@ -137,17 +137,17 @@ def choose(asked: str, abilities: Abilities, needs: LockNeeds) -> LockChoice:
         return _global_read_lock(needs, reason, freeze=False)
     if not able:
         return _global_read_lock(needs, reason + "the server has no backup lock; ", freeze=freeze)
-    too_little = _why_stages_are_too_little(needs) if abilities.backup_stages and asked != "backup-lock" else ""
-    if too_little:
-        return _global_read_lock(needs, reason + too_little, freeze=freeze)
+    too_weak = _why_stages_are_too_weak(needs) if abilities.backup_stages and asked != "backup-lock" else ""
+    if too_weak:
+        return _global_read_lock(needs, reason + too_weak, freeze=freeze)
     return _backup_lock(abilities, needs, reason, freeze=freeze)
 
 
-def _why_stages_are_too_little(needs: LockNeeds) -> str:
-    """Return why no position is exact under BACKUP STAGE, where one is wanted; "" if it is."""
+def _why_stages_are_too_weak(needs: LockNeeds) -> str:
+    """Return why BACKUP STAGE gives no exact position although one is wanted; "" if it does."""
     if needs.position and needs.parallel_applier:
-        # Under BLOCK_COMMIT such threads have written what the source's position does not tell yet.
-        return "several threads execute what the source sends, and pause for this lock only; "
+        # Under BLOCK_COMMIT such threads have written rows that the source's position does not cover yet.
+        return "the replica applies with several threads, and they pause for this lock only; "
     if needs.position and needs.unstaged_engines:
         return (
             f"rows of {_list(needs.unstaged_engines)} are in the binary log before they are committed, and only "
@@ -161,16 +161,16 @@ def _backup_lock(abilities: Abilities, needs: LockNeeds, asked: str, *, freeze: 
         also = _FTWRL + " stops commits, so that the position is exact"
         if needs.other_engines:
             also = f"{_FTWRL} stops writers of {_list(needs.other_engines)} and commits, so that the position is exact"
-        lock = _lock(needs, f"{asked}LOCK INSTANCE FOR BACKUP keeps DDL off, {also}", freeze=freeze)
+        lock = _lock(needs, f"{asked}LOCK INSTANCE FOR BACKUP blocks DDL, {also}", freeze=freeze)
         return replace(
             lock,
             level="backup-lock",
             begin=("LOCK INSTANCE FOR BACKUP",),
             unlock=("UNLOCK TABLES", "UNLOCK INSTANCE"),
         )
-    # Each stage is quick by itself; only BLOCK_COMMIT stops all writers.
+    # Each stage is quick; only BLOCK_COMMIT stops all writers.
     stages: tuple[str, ...] = ("BACKUP STAGE FLUSH", "BACKUP STAGE BLOCK_DDL")
-    # Commits have to stop for an exact position, and for what was flushed to stay all that is committed.
+    # Commits must stop for an exact position, and so that none follows the flush.
     commits = needs.position or freeze or bool(needs.logs_apart)
     exact = commits and not needs.unstaged_engines
     if commits:
@@ -198,7 +198,7 @@ def _global_read_lock(needs: LockNeeds, asked: str, *, freeze: bool) -> LockChoi
 
 
 def _lock(needs: LockNeeds, why: str, *, freeze: bool) -> LockChoice:
-    """Return FLUSH TABLES WITH READ LOCK, with what every lock has to do for the snapshot's needs."""
+    """Return FLUSH TABLES WITH READ LOCK, with the further steps that the snapshot's needs require of every lock."""
     return LockChoice(
         level="global-read-lock",
         why=why + _why_flush(needs),
@@ -212,41 +212,41 @@ def _lock(needs: LockNeeds, why: str, *, freeze: bool) -> LockChoice:
 
 
 def _lockless(asked: str, *, tail: bool) -> LockChoice:
-    why = "all tables are InnoDB and all that the server writes is on one volume: recovery makes them whole"
+    why = "all tables are InnoDB and all files of the server are on one volume: crash recovery repairs them"
     if tail:
         why += "; the position is where the snapshot's own binlog ends"
     return LockChoice(level="crash-consistent", why=asked + why, position=False, tail=tail)
 
 
 def _flush(needs: LockNeeds) -> tuple[str, ...]:
-    # Else the data hold transactions as merely prepared whose commit only the binlog tells, and recovery rolls them
-    # back (MySQL) or refuses to start (MariaDB) where that binlog is missing or older.
-    # And with a log that is written once a second both lose what that says is committed.
+    # Without it the data hold prepared transactions whose commit is only in the binlog; if that is missing or older,
+    # recovery rolls them back (MySQL) or refuses to start (MariaDB).
+    # And if the redo log is written once a second, both lose transactions that the binlog says are committed.
     return (_FLUSH_LOGS,) if needs.logs_apart or needs.redo_lags else ()
 
 
 def _why_flush(needs: LockNeeds) -> str:
-    reasons = [f"{', '.join(needs.logs_apart)} is of another instant"] if needs.logs_apart else []
+    reasons = [f"{', '.join(needs.logs_apart)} is from another instant"] if needs.logs_apart else []
     reasons += [f"{REDO_AT_COMMIT} is 0"] if needs.redo_lags else []
-    return f"; the engines' logs are flushed under it, for {' and '.join(reasons)}" if reasons else ""
+    return f"; the engines' logs are flushed under it, because {' and '.join(reasons)}" if reasons else ""
 
 
 def _obstacles(abilities: Abilities, needs: LockNeeds) -> list[str]:
     """Return why a snapshot without a lock would not be consistent, or its position not exact."""
     found: list[str] = []
     if abilities.flavor == "mysql" and not abilities.instance_lock:
-        found.append("without LOCK INSTANCE FOR BACKUP it cannot be known whether DDL is under way")
+        found.append("without LOCK INSTANCE FOR BACKUP we cannot tell whether DDL is under way")
     if needs.engines is None or needs.settings is None:
-        found.append("its tables and settings are not known")
+        found.append("its tables and settings are unknown")
         return found
     if needs.other_engines:
         found.append(f"there are tables of {_list(needs.other_engines)}")
     if needs.logs_apart:
         found.append(f"its logs in {', '.join(needs.logs_apart)} are not on the volume of the data")
     if not needs.atomic:
-        found.append("the storage does not take all that the server writes in one instant")
+        found.append("the storage does not snapshot all files of the server in one instant")
     if needs.position and abilities.binlog:
-        # Otherwise the data may be ahead of the binlog (seen by 509 transactions), or the binlog of the data.
+        # Otherwise the data may be ahead of the binlog (seen: by 509 transactions), or the binlog ahead of the data.
         found += [
             f"{name} is {needs.settings.get(name, '?')}, not 1"
             for name in _ALWAYS_SYNCED
@@ -254,7 +254,7 @@ def _obstacles(abilities: Abilities, needs: LockNeeds) -> list[str]:
         ]
         found += [f"{name} is ON" for name in _ENCRYPTED if is_on(needs.settings.get(name))]
         if needs.replica and abilities.flavor == "mysql":
-            # What it executed of its source is in its GTIDs, but not in its binary logs.
+            # Transactions of its source are in its GTIDs, but not in its binary logs.
             names = _LOGS_WHAT_IT_REPLICATES
             found += [f"{name} is OFF" for name in names if needs.settings.get(name, "").upper() in ("OFF", "0")]
     return found

@@ -1,9 +1,9 @@
-"""The level "crash-consistent": no lock, but the proof that nothing happened that a crash would not leave whole.
+"""Takes no lock (level "crash-consistent"), and proves that no statement ran that crash recovery may not repair.
 
-InnoDB recovers from any one instant; DDL and account changes may not, for they touch files and tables of several
-engines. Each such statement is counted by the server when it begins (Com_…). That none began before the first look at
-these counters and still runs is shown on MySQL by LOCK INSTANCE FOR BACKUP, granted for a moment; on MariaDB, whose
-BACKUP STAGE BLOCK_DDL lets an ALTER pass that copies or waits, by the list of statements.
+InnoDB recovers from any one instant. DDL and account changes may not: they touch files and tables of several engines.
+The server counts each such statement when it begins (Com_…). A statement that began before our first read of these
+counters may still run. On MySQL, LOCK INSTANCE FOR BACKUP, granted for a moment, shows that none does. On MariaDB,
+where BACKUP STAGE BLOCK_DDL does not wait for an ALTER that copies or waits, the process list shows it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from snapmgr.mysql.lock.levels import LockChoice
     from snapmgr.mysql.lock.quiesce import LockBounds
 
-# Counters, without "Com_", of statements that change files, the data dictionary or accounts. Temporary tables do
-# neither; MySQL counts them with the others all the same.
+# Counters, without "Com_", of statements that change files, the data dictionary or accounts. MySQL counts temporary
+# tables with the others, although they change neither.
 _CHANGES = (
     *("alter_", "create_", "drop_", "rename_", "truncate", "optimize", "repair", "import", "reset"),
     *("grant", "revoke", "set_password", "install_", "uninstall_"),
 )
 _HARMLESS = ("create_temporary_table", "drop_temporary_table")
-# The same, as statements: the server shows what a procedure or a prepared statement runs. EXECUTE may be anything.
+# The same, as statements: the server shows the statements inside a procedure. EXECUTE may run anything.
 _STRUCTURE = re.compile(
     r"(?:ALTER|CREATE|DROP|RENAME|TRUNCATE|OPTIMIZE|REPAIR|IMPORT|GRANT|REVOKE|SET\s+PASSWORD|INSTALL|UNINSTALL|EXECUTE)\b",
     re.IGNORECASE,
 )
-# Nobody waits for the storage call; this bounds one that hangs.
+# Nobody waits for the storage call; this bounds a call that hangs.
 _FIRE_S = 60.0
 _IDLE_S = 600
 
 
 class NoLock:
-    """A server that goes on writing, and how many changes of its structure it had seen before."""
+    """A server that keeps writing, and its counters of structural changes before the snapshot."""
 
     def __init__(self, connection: Connection, choice: LockChoice, before: dict[str, int], waited_s: float) -> None:
         self._connection = connection
@@ -53,27 +53,27 @@ class NoLock:
         self._waited_s = waited_s
         self._proven = False
         self.deadline = time.monotonic() + _FIRE_S
-        """time.monotonic() until which the storage call may take."""
+        """time.monotonic() by which the storage call must end."""
 
     def prove(self) -> None:
-        """Show that no DDL and no account change began meanwhile. Raises NotQuiescedError."""
+        """Check that no DDL and no account change began since. Raises NotQuiescedError."""
         self._connection.set_read_timeout(_FIRE_S)
         try:
             after = _count_changes(self._connection)
         except MysqlError as error:
             raise NotQuiescedError(
-                f"the server did not answer after the snapshot: {error.message}", hint="look into its log"
+                f"the server did not answer after the snapshot: {error.message}", hint="see its log"
             ) from None
         changed = sorted(name for name, count in after.items() if count != self._before.get(name, 0))
         if changed:
             raise NotQuiescedError(
-                f"without a lock, and there was DDL or an account change during the snapshot: {', '.join(changed)}",
-                hint='try again when there is none, or use quiesce = "auto"',
+                f"DDL or an account change ran during the snapshot, which took no lock: {', '.join(changed)}",
+                hint='try again when none runs, or use quiesce = "auto"',
             )
         self._proven = True
 
     def record(self) -> QuiesceRecord:
-        """Return how it went; after `prove`."""
+        """Return the record for the manifest; call after `prove`."""
         if not self._proven:
             raise AssertionError("without proof there is no record")
         return QuiesceRecord(
@@ -97,7 +97,7 @@ def lockless(
     check: Callable[[Connection], None],
     sync: Callable[[], None],
 ) -> Iterator[NoLock]:
-    """Watch the server for changes of its structure while the context lasts; the arguments are those of `locked`.
+    """Watch the server for structural changes while the context lasts; the arguments are those of `locked`.
 
     Raises NotQuiescedError if DDL is under way and does not end within lock_wait.
     """
@@ -110,7 +110,7 @@ def lockless(
         before = _count_changes(connection)
         asked = time.monotonic()
         _require_no_ddl(connection, abilities)
-        # What changed before DDL was counted is seen now.
+        # This check sees changes from before the counters were read.
         check(connection)
         yield NoLock(connection, choice, before, time.monotonic() - asked)
 
@@ -122,7 +122,7 @@ def _require_no_ddl(connection: Connection, abilities: Abilities) -> None:
             connection.execute("LOCK INSTANCE FOR BACKUP")
             connection.execute("UNLOCK INSTANCE")
             return
-        # Without PROCESS this fails, where the list of statements would only be incomplete.
+        # Without PROCESS this fails, whereas the process list would only be incomplete.
         connection.execute("SELECT COUNT(*) FROM information_schema.INNODB_TRX")
         rows = connection.rows(
             "SELECT ID AS id, INFO AS info FROM information_schema.PROCESSLIST "
@@ -131,7 +131,7 @@ def _require_no_ddl(connection: Connection, abilities: Abilities) -> None:
     except MysqlError as error:
         connection.drop()
         raise NotQuiescedError(
-            f"it is not sure that no DDL is under way: {error.message}",
+            f"cannot make sure that no DDL is under way: {error.message}",
             hint=error.hint or "try again when it has ended (SHOW FULL PROCESSLIST)",
         ) from None
     running = [str(row["id"]) for row in rows if _STRUCTURE.match(code(str(row["info"])))]

@@ -1,4 +1,4 @@
-"""The binlog position as the server itself states it, with the identity of the connection that asked."""
+"""Reads the binlog position as the server states it, with the id of the connection that asked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GTID: dict[Flavor, str] = {"mariadb": "@@GLOBAL.gtid_binlog_pos", "mysql": "@@G
 
 @dataclass(frozen=True, kw_only=True)
 class PositionReading:
-    """What one connection saw at one moment."""
+    """The position at one moment, and the connection that read it."""
 
     connection_id: int
     position: Position | None
@@ -25,9 +25,9 @@ class PositionReading:
 
 
 def read_position(connection: Connection, abilities: Abilities) -> PositionReading:
-    """Read the position and this connection's id: two round trips, so that it is cheap under a lock.
+    """Read the position and this connection's id: two round trips, cheap enough for a lock.
 
-    Exact only while commits are blocked (BACKUP STAGE BLOCK_COMMIT or FLUSH TABLES WITH READ LOCK); otherwise it was
+    Exact only while commits are blocked (BACKUP STAGE BLOCK_COMMIT or FLUSH TABLES WITH READ LOCK). Otherwise it was
     measured to be wrong by up to 8 transactions. Raises MysqlError.
     """
     session = connection.rows(f"SELECT CONNECTION_ID() AS id, {_GTID[abilities.flavor]} AS gtid")[0]
@@ -43,10 +43,10 @@ def read_position(connection: Connection, abilities: Abilities) -> PositionReadi
 
 
 def read_gtid(connection: Connection, flavor: Flavor) -> str:
-    """Return the GTIDs of all that a server has executed, on one line; "" for none. Raises MysqlError."""
+    """Return the GTIDs of all transactions that a server has executed, on one line; "" for none. Raises MysqlError."""
     return one_line(connection.value(f"SELECT {_GTID[flavor]}"))
 
 
 def one_line(gtids: object) -> str:
-    """Return GTIDs as a server gave them, "" for NULL, without the line breaks of MySQL's long sets."""
+    """Return GTIDs as a server printed them ("" for NULL), without the line breaks in MySQL's long sets."""
     return "".join(str(gtids or "").split())

@@ -1,7 +1,7 @@
-"""Who holds what a backup's lock would have to wait for: asked of the server, as it shows it best.
+"""Finds the sessions that a backup's lock would wait for.
 
-The servers differ in what holds a lock off and in where they show it: `snapmgr.mysql.lock.probe_mysql` and
-`snapmgr.mysql.lock.probe_mariadb`. What they go by was measured, and is in docs/explanation/locks.md.
+The servers differ in what blocks a lock and in where they show it: see `snapmgr.mysql.lock.probe_mysql` and
+`snapmgr.mysql.lock.probe_mariadb`. Their rules were measured: docs/explanation/locks.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapmgr.mysql.connect.client import Connection
     from snapmgr.mysql.lock.levels import LockLevel
 
-# Enough to see what a statement is; whole ones may be megabytes.
+# Enough to classify a statement; a whole one may have megabytes.
 TEXT_CHARS = 1024
 DENIED = frozenset({1044, 1142, 1143, 1227})
 NO_SUCH_TABLE = frozenset({1109, 1146})
@@ -28,73 +28,73 @@ NO_SUCH_TABLE = frozenset({1109, 1146})
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A session that holds what our lock would wait for."""
+    """A session that our lock would wait for."""
 
     key: Hashable
-    """The same for as long as it holds the same for the same statement."""
+    """The same as long as the session holds the same locks for the same statement."""
     connection_id: int | None
-    """None where the server does not tell whose it is."""
+    """None where the server does not name the session."""
     account: str
     """user@host."""
-    what: str
-    """What it does; " for 5 s" can be put behind it."""
+    activity: str
+    """What it does, as text; " for 5 s" may follow."""
     age_s: float | None
-    """Since when; None where no clock of the server says it."""
+    """For how long; None where no clock of the server says."""
     statement: str = ""
-    """The first words, without literals."""
+    """The first words of its statement, without literals."""
     own_clock: bool = True
-    """Whether `age_s` is that of what holds it; False: it may be a procedure's, whose present statement is younger."""
+    """Whether `age_s` is the age of the lock; False: it may be a procedure's, whose current statement is younger."""
     idle: bool = False
-    """No statement runs."""
+    """It runs no statement."""
     only_reads: bool = False
-    """A running SELECT of an ordinary client, which holds nothing but tables open for reading."""
+    """It is an ordinary client that runs a SELECT and holds only tables open for reading."""
     system: bool = False
-    """A thread of the server's own, such as a replica's applier."""
+    """It is one of the server's own threads, such as a replica's applier."""
 
 
 class LockProbe(ABC):
-    """Sees who would hold one level of lock off, through a connection, which itself never counts."""
+    """Finds the sessions that would block one level of lock. Its own connection never counts."""
 
     def __init__(self, connection: Connection, level: LockLevel) -> None:
-        """Look through `connection`; nothing is asked before the first `look`."""
+        """Use `connection`; query nothing before the first `blocking_sessions`."""
         self._connection = connection
         self._level = level
-        self.complaints: list[str] = []
-        """What could not be seen, and why: sentences, each once."""
+        self.warnings: list[str] = []
+        """What the probe could not see, and why: each sentence once."""
 
-    def look(self, min_age_s: float) -> list[Session]:
-        """Return who holds it off now; of those whose age is known, the ones of at least `min_age_s`.
+    def blocking_sessions(self, min_age_s: float) -> list[Session]:
+        """Return the sessions that block the lock now; where the age is known, only those of at least `min_age_s`.
 
-        Raises ConnectionLostError. Whatever else fails is a complaint, and then nobody is seen.
+        Raises ConnectionLostError. Any other failure adds a warning and returns no session.
         """
         try:
-            found = self._look(min_age_s)
+            found = self._blocking_sessions(min_age_s)
         except ConnectionLostError:
             raise
         except MysqlError as error:
-            self._complain(f"what would hold the lock off cannot be seen: {error.message}")
+            self._warn(f"cannot see which sessions would block the lock: {error.message}")
             return []
-        return [holder for holder in found if holder.age_s is None or holder.age_s >= min_age_s]
+        return [session for session in found if session.age_s is None or session.age_s >= min_age_s]
 
-    def held_up_by(self) -> dict[int, int]:
-        """Return, for connections that wait for a row lock, a connection that holds it; empty if it cannot be seen."""
+    def row_lock_waits(self) -> dict[int, int]:
+        """Return, for each connection that waits for a row lock, one that holds it; empty if we cannot see them."""
         try:
-            rows = self._connection.rows(self._row_lock_waits)
+            rows = self._connection.rows(self._row_lock_query)
         except ConnectionLostError:
             raise
         except MysqlError:
             return {}
         return {number(row["id"]): number(row["holder"]) for row in rows}
 
-    _row_lock_waits: str
+    _row_lock_query: str
 
     @abstractmethod
-    def _look(self, min_age_s: float) -> list[Session]:
-        """Return who holds it off now. Raises MysqlError."""
+    def _blocking_sessions(self, min_age_s: float) -> list[Session]:
+        """Return the sessions that block the lock now. Raises MysqlError."""
 
-    def _complain(self, text: str) -> None:
-        if text not in self.complaints:
-            self.complaints.append(text)
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
 
     def _refused(self, sql: str, errors: frozenset[int] = DENIED) -> bool:
         """Return whether a query fails with one of these errors."""
@@ -107,12 +107,12 @@ class LockProbe(ABC):
         return False
 
     def _check_process_privilege(self) -> None:
-        # The list of processes would just be shorter; this table asks for the same privilege, and says so.
+        # Without the privilege the process list is only shorter; this table needs it too, and fails.
         if self._refused("SELECT trx_id FROM information_schema.INNODB_TRX LIMIT 1"):
-            self._complain("what others run cannot be seen: the account lacks the privilege PROCESS")
+            self._warn("cannot see what other sessions run: the account lacks the privilege PROCESS")
 
     def _performance_schema_shows(self, *instruments: str) -> bool:
-        """Return whether performance_schema is on, open to us, and has these instruments on."""
+        """Return whether performance_schema is on, readable, and has these instruments enabled."""
         if not is_on(self._connection.variables("performance_schema").get("performance_schema")):
             return False
         try:
@@ -129,13 +129,13 @@ class LockProbe(ABC):
 
 
 def running(row: Mapping[str, object], age_s: float) -> Session:
-    """Given a row with id, user, host, info and perhaps query (an id of the statement), return its session."""
+    """Given a row with id, user, host, info and optionally query (the statement's id), return its session."""
     text = str(row["info"])
     return Session(
         key=(row["id"], row.get("query", text)),
         connection_id=number(row["id"]),
         account=account(row),
-        what="has been running",
+        activity="has been running",
         age_s=age_s,
         own_clock=False,
         statement=words(text),

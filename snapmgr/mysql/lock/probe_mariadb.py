@@ -1,11 +1,10 @@
-"""Who holds MariaDB's locks off.
+"""Finds the sessions that block MariaDB's locks.
 
 Measured on MariaDB 10.11 and 11.8: both levels take one lock, "backup", in several modes, and reading never takes it.
-BACKUP STAGE START waits for DDL that has not got to copying, LOCK TABLES … WRITE and other backups; BLOCK_DDL waits for
-writes to tables that are not transactional; all else passes. FLUSH TABLES WITH READ LOCK waits for every write and DDL.
-performance_schema (off by default) and the plugin METADATA_LOCK_INFO show the modes. Without them the list of
-processes, the engines of the tables that statements name and an attempt at BACKUP STAGE START that does not wait have
-to do.
+BACKUP STAGE START waits for DDL that does not copy yet, LOCK TABLES … WRITE and other backups. BLOCK_DDL waits for
+writes to tables that are not transactional. The other stages wait for nothing long. FLUSH TABLES WITH READ LOCK waits
+for every write and DDL. performance_schema (off by default) and the plugin METADATA_LOCK_INFO show the modes. Without
+them we use the process list, the engines of the tables that statements name, and a BACKUP STAGE START without waiting.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ _PROCESSES = (
     "AND p.COMMAND <> 'Daemon' AND p.TIME_MS >= %s"
 )
 _SESSIONS = _SESSION + " FROM information_schema.PROCESSLIST AS p WHERE p.ID <> CONNECTION_ID() AND p.ID IN %s"
-# Each with the mode's name as the plugin has it. Not joined with the list of processes, which has no index: with a
-# thousand connections that took 0.1 s, this 1 ms.
+# The mode's name is the plugin's. Not joined with the process list, which has no index: with a thousand connections
+# that took 0.1 s, this takes 1 ms.
 _MODES = {
     "plugin": "SELECT THREAD_ID AS id, LOCK_MODE AS mode FROM information_schema.METADATA_LOCK_INFO "
     "WHERE LOCK_MODE LIKE 'MDL\\_BACKUP\\_%'",
@@ -62,14 +61,14 @@ _WAITED_FOR: dict[LockLevel, frozenset[str]] = {
     ),
 }
 _STAGES = ("MDL_BACKUP_START", "MDL_BACKUP_FLUSH", "MDL_BACKUP_WAIT", "MDL_BACKUP_BLOCK")
-# performance_schema goes on showing DDL for an ALTER that has stepped down to ALTER_COPY: only START itself tells.
-_HOLD_START_OFF = ("MDL_BACKUP_DDL", *_STAGES)
+# performance_schema still shows DDL for an ALTER that has stepped down to ALTER_COPY: only START itself tells.
+_BLOCK_START = ("MDL_BACKUP_DDL", *_STAGES)
 
 
 class MariadbLockProbe(LockProbe):
-    """By the modes of the backup lock where they are shown, else by the list of processes."""
+    """Uses the modes of the backup lock where the server shows them, else the process list."""
 
-    _row_lock_waits = (
+    _row_lock_query = (
         "SELECT r.trx_mysql_thread_id AS id, b.trx_mysql_thread_id AS holder "
         "FROM information_schema.INNODB_LOCK_WAITS AS w "
         "JOIN information_schema.INNODB_TRX AS r ON r.trx_id = w.requesting_trx_id "
@@ -77,25 +76,25 @@ class MariadbLockProbe(LockProbe):
     )
 
     def __init__(self, connection: Connection, level: LockLevel, *, backup_stages: bool) -> None:
-        """As for all; `backup_stages`: whether the server knows BACKUP STAGE."""
+        """As in `LockProbe`; `backup_stages`: whether the server knows BACKUP STAGE."""
         super().__init__(connection, level)
         self._backup_stages = backup_stages
         self._source: Literal["plugin", "performance_schema", "processes"] | None = None
         self._engines: dict[tuple[str, str], bool | None] = {}
 
-    def _look(self, min_age_s: float) -> list[Session]:
+    def _blocking_sessions(self, min_age_s: float) -> list[Session]:
         self._source = self._source or self._choose_source()
         if self._source == "processes":
             rows = self._connection.rows(_PROCESSES, (TEXT_CHARS, min_age_s * 1000))
             found = [running(row, seconds(row["age_s"])) for row in self._writers(rows)]
-            if (self._level == "backup-lock" or not found) and self._start_is_held_off():
-                found += self._guess_who_holds_start(rows)
+            if (self._level == "backup-lock" or not found) and self._start_is_blocked():
+                found += self._guess_who_blocks_start(rows)
         else:
             rows = self._held_modes(self._source)
-            found = [_holder(row) for row in rows if row["mode"] in _WAITED_FOR[self._level]]
-            if self._level == "backup-lock" and self._start_is_held_off():
-                found += [_holder(row) for row in rows if str(row["mode"]).startswith(_HOLD_START_OFF)]
-        return list({holder.key: holder for holder in found}.values())
+            found = [_session(row) for row in rows if row["mode"] in _WAITED_FOR[self._level]]
+            if self._level == "backup-lock" and self._start_is_blocked():
+                found += [_session(row) for row in rows if str(row["mode"]).startswith(_BLOCK_START)]
+        return list({session.key: session for session in found}.values())
 
     def _held_modes(self, source: Literal["plugin", "performance_schema"]) -> list[Row]:
         """Return a row for each granted mode of the backup lock: its session, and the mode."""
@@ -119,7 +118,7 @@ class MariadbLockProbe(LockProbe):
         return "processes"
 
     def _writers(self, rows: Iterable[Row]) -> list[Row]:
-        """Return the statements that hold this level off, as far as their text and their tables' engines tell."""
+        """Return the statements that block this level, as far as their text and their tables' engines tell."""
         writers = [row for row in rows if kind(str(row["info"])) in ("write", "ddl") and not _has_no_lock_yet(row)]
         if self._level == "global-read-lock" or not writers:
             return writers
@@ -128,13 +127,13 @@ class MariadbLockProbe(LockProbe):
 
     def _is_transactional(self, row: Row, in_innodb: set[int]) -> bool:
         text = str(row["info"])
-        place = target(text)
-        if place is None and kind(text) == "ddl":
-            # CREATE TABLE … SELECT and the like hold START off, which is tried as well.
+        written = target(text)
+        if written is None and kind(text) == "ddl":
+            # CREATE TABLE … SELECT and the like block START, which we try as well.
             return True
-        schema, table = place or (None, "")
+        schema, table = written or (None, "")
         known = self._engine_is_transactional(schema or str(row["db"] or ""), table) if table else None
-        # A view, or no right to see the table: whoever writes to InnoDB has a transaction there.
+        # A view, or a table that we may not see: a session that writes to InnoDB has a transaction there.
         return known if known is not None else number(row["id"]) in in_innodb
 
     def _in_innodb(self) -> set[int]:
@@ -144,9 +143,9 @@ class MariadbLockProbe(LockProbe):
         return {number(row["id"]) for row in rows}
 
     def _engine_is_transactional(self, schema: str, table: str) -> bool | None:
-        """Return None where the table cannot be seen."""
+        """Return None where we cannot see the table."""
         if (schema, table) not in self._engines:
-            # Looking at a table waits for whoever has it for himself.
+            # Reading about a table waits for a session that has it exclusively.
             rows = self._connection.rows(
                 "SET STATEMENT lock_wait_timeout = 1, max_statement_time = 1 FOR "
                 "SELECT t.ENGINE AS engine, t.CREATE_OPTIONS AS options, e.TRANSACTIONS AS transactions "
@@ -156,14 +155,14 @@ class MariadbLockProbe(LockProbe):
             )
             known: bool | None = None
             if rows and rows[0]["engine"]:
-                # Aria's tables are crash-safe and pass like InnoDB's, unless made with TRANSACTIONAL=0.
+                # Aria's tables are crash-safe and do not block, like InnoDB's, unless made with TRANSACTIONAL=0.
                 aria = rows[0]["engine"] == "Aria" and "transactional=0" not in str(rows[0]["options"]).lower()
                 known = aria or rows[0]["transactions"] == "YES"
             self._engines[schema, table] = known
         return self._engines[schema, table]
 
-    def _start_is_held_off(self) -> bool:
-        """Try BACKUP STAGE START without waiting, and end it at once: only DDL waits for it, a millisecond."""
+    def _start_is_blocked(self) -> bool:
+        """Try BACKUP STAGE START without waiting, and end it immediately: only DDL waits for it, for a millisecond."""
         if not self._backup_stages:
             return False
         try:
@@ -172,42 +171,42 @@ class MariadbLockProbe(LockProbe):
             if error.errno == _LOCK_WAIT_TIMEOUT:
                 return True
             if error.errno in DENIED:
-                self._complain("whether LOCK TABLES or another backup is in the way cannot be tried: RELOAD is lacking")
+                self._warn("cannot check for LOCK TABLES or another backup: the account lacks the privilege RELOAD")
                 return False
             raise
         self._connection.execute("BACKUP STAGE END")
         return False
 
-    def _guess_who_holds_start(self, rows: Iterable[Row]) -> list[Session]:
-        """Return the DDL that runs, else somebody unnamed: the list of processes shows no locks."""
+    def _guess_who_blocks_start(self, rows: Iterable[Row]) -> list[Session]:
+        """Return the DDL that runs, else one unnamed session: the process list shows no locks."""
         named = [row for row in rows if kind(str(row["info"])) == "ddl" and not _has_no_lock_yet(row)]
         if named:
             return [running(row, seconds(row["age_s"])) for row in named]
         opened = self._connection.rows("SHOW OPEN TABLES")
         used = [f"{row['Database']}.{row['Table']}" for row in opened if number(row["In_use"])]
         if self._level == "global-read-lock" and opened and not used:
-            # Another backup's stage: this level passes it.
+            # Another backup's stage does not block this level.
             return []
         shown = ", ".join(used[:_TABLES_SHOWN]) + (", …" if len(used) > _TABLES_SHOWN else "")
-        what = "somebody's LOCK TABLES … WRITE, DDL or another backup" + (f" (tables in use: {shown})" if used else "")
-        return [Session(key="start", connection_id=None, account="", what=what, age_s=None, idle=True)]
+        activity = "LOCK TABLES … WRITE, DDL or another backup" + (f" (tables in use: {shown})" if used else "")
+        return [Session(key="start", connection_id=None, account="", activity=activity, age_s=None, idle=True)]
 
 
-def _holder(row: Row) -> Session:
+def _session(row: Row) -> Session:
     if row["info"] is not None:
         return running(row, seconds(row["age_s"]))
     if row["command"] in _APPLIERS:
-        what, idle = "is the replication applier, at work", False
+        activity, idle = "is the replication applier, at work", False
     elif str(row["mode"]).startswith(_STAGES):
-        what, idle = "is another backup (BACKUP STAGE), idle", True
+        activity, idle = "is another backup (BACKUP STAGE), idle", True
     else:
-        what, idle = "holds LOCK TABLES … WRITE, idle", True
+        activity, idle = "holds LOCK TABLES … WRITE, idle", True
     return Session(
         key=(row["id"], row["query"]),
         connection_id=number(row["id"]),
         account=account(row),
-        what=what,
-        # An applier's clock does not start anew with what it applies.
+        activity=activity,
+        # An applier's clock does not restart with each transaction.
         age_s=seconds(row["age_s"]) if idle else None,
         idle=idle,
         system=row["command"] in _APPLIERS,
@@ -215,6 +214,6 @@ def _holder(row: Row) -> Session:
 
 
 def _has_no_lock_yet(row: Row) -> bool:
-    """Return whether a statement still waits before it takes what matters, as DROP and TRUNCATE do."""
+    """Return whether a statement still waits for its own lock, as DROP and TRUNCATE do before they take ours."""
     waits = str(row["state"] or "").startswith("Waiting for table metadata lock")
     return waits and code(str(row["info"]))[:8].upper().startswith(("DROP", "TRUNCATE"))

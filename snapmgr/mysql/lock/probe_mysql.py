@@ -1,9 +1,9 @@
-"""Who holds MySQL's locks off.
+"""Finds the sessions that block MySQL's locks.
 
-Measured on MySQL 9: FLUSH TABLES WITH READ LOCK waits for whoever holds the global intention lock (every write, DDL
-even while it waits itself, LOCK TABLES … WRITE), and for every table in use: by a running statement, LOCK TABLES or
-HANDLER; an open transaction that runs nothing holds neither. LOCK INSTANCE FOR BACKUP waits for the intention locks on
-BACKUP LOCK. performance_schema shows all of these, in metadata_locks and table_handles.
+Measured on MySQL 9: FLUSH TABLES WITH READ LOCK waits for every session with the global intention lock (every write,
+DDL even while it waits, LOCK TABLES … WRITE), and for every table in use by a running statement, LOCK TABLES or
+HANDLER. An open transaction that runs no statement holds neither. LOCK INSTANCE FOR BACKUP waits for the intention
+locks on BACKUP LOCK. performance_schema shows all of these, in metadata_locks and table_handles.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _ORDINARY_THREAD = "thread/sql/one_connection"
 _PLAIN_SELECTS = ("statement/sql/select", "statement/com/Execute")
 _WAITING_READER = ("Waiting for", "User lock")
 
-# table_handles leaves the system schemas out. The event that took a lock is part of a holder's key: an applier keeps it
-# for as long as it applies one batch of rows.
+# table_handles leaves the system schemas out. The event that took a lock is part of a session's key: an applier keeps
+# it as long as it applies one batch of rows.
 _HELD = """
 SELECT h.held, h.since, t.THREAD_ID AS thread, t.NAME AS name, t.PROCESSLIST_ID AS id, t.PROCESSLIST_USER AS user,
   t.PROCESSLIST_HOST AS host, t.PROCESSLIST_COMMAND AS command, t.PROCESSLIST_TIME AS time_s,
@@ -46,28 +46,28 @@ ORDER BY depth
 
 
 class MysqlLockProbe(LockProbe):
-    """By performance_schema; without it by the list of processes, which shows statements but no locks."""
+    """Uses performance_schema; without it the process list, which shows statements but no locks."""
 
-    _row_lock_waits = (
+    _row_lock_query = (
         "SELECT r.PROCESSLIST_ID AS id, b.PROCESSLIST_ID AS holder FROM performance_schema.data_lock_waits AS w "
         "JOIN performance_schema.threads AS r ON r.THREAD_ID = w.REQUESTING_THREAD_ID "
         "JOIN performance_schema.threads AS b ON b.THREAD_ID = w.BLOCKING_THREAD_ID"
     )
 
     def __init__(self, connection: Connection, level: LockLevel) -> None:
-        """As for all."""
+        """As in `LockProbe`."""
         super().__init__(connection, level)
         self._shows_locks: bool | None = None
 
-    def _look(self, min_age_s: float) -> list[Session]:  # noqa: ARG002 - the clock of performance_schema decides later
+    def _blocking_sessions(self, min_age_s: float) -> list[Session]:  # noqa: ARG002 - the clock of performance_schema decides later
         if self._shows_locks is None:
             self._shows_locks = self._performance_schema_shows(
                 "wait/lock/metadata/sql/mdl", "wait/lock/table/sql/handler"
             )
             if not self._shows_locks:
-                self._complain(
-                    "which locks others hold cannot be seen: performance_schema or its lock instruments are off, or "
-                    "the account lacks SELECT on performance_schema.*; only running statements are seen"
+                self._warn(
+                    "cannot see which locks other sessions hold, only their running statements: performance_schema or "
+                    "its lock instruments are off, or the account lacks SELECT on performance_schema.*"
                 )
                 self._check_process_privilege()
         return self._by_locks() if self._shows_locks else self._by_processes()
@@ -76,12 +76,12 @@ class MysqlLockProbe(LockProbe):
         threads: dict[object, list[dict[str, object]]] = {}
         for row in self._connection.rows(_HELD, (TEXT_CHARS,)):
             threads.setdefault(row["thread"], []).append(row)
-        return [holder for rows in threads.values() if (holder := self._holder(rows)) is not None]
+        return [session for rows in threads.values() if (session := self._session(rows)) is not None]
 
-    def _holder(self, rows: list[dict[str, object]]) -> Session | None:
+    def _session(self, rows: list[dict[str, object]]) -> Session | None:
         row = rows[0]
         ordinary = row["name"] == _ORDINARY_THREAD
-        # A procedure may run for hours; what it holds is its present statement's.
+        # A procedure may run for hours, but its locks belong to its current statement.
         under_way = [seconds(each["event_s"]) for each in rows if each["running"]]
         busy = bool(row["running"])
         idle = ordinary and row["command"] == "Sleep"
@@ -89,24 +89,24 @@ class MysqlLockProbe(LockProbe):
         if self._level == "global-read-lock":
             held.discard("backup")
         if not busy:
-            # An open transaction has read them; they are in use no more.
+            # An open transaction has read them; they are no longer in use.
             held.discard("system")
         if not held:
             return None
         if not ordinary:
             # An applier's clock shows the lag behind its source.
-            what, age_s = f"is the server's own ({_thread_name(row)}), at work", None
+            activity, age_s = f"is the server's own thread ({_thread_name(row)}), at work", None
         elif idle:
-            # What a write or DDL holds ends with the statement.
-            what = "holds tables by LOCK TABLES, HANDLER or FLUSH TABLES, idle"
+            # The locks of a write or DDL end with the statement.
+            activity = "holds tables by LOCK TABLES, HANDLER or FLUSH TABLES, idle"
             age_s = seconds(row["time_s"])
         else:
-            what, age_s = "has been running", min(under_way, default=seconds(row["time_s"]))
+            activity, age_s = "has been running", min(under_way, default=seconds(row["time_s"]))
         return Session(
             key=(row["thread"], max(number(each["since"]) for each in rows)),
             connection_id=number(row["id"]) or None,
             account=account(row),
-            what=what,
+            activity=activity,
             age_s=age_s,
             statement=words(str(row["info"] or "")),
             idle=idle,
@@ -122,9 +122,9 @@ class MysqlLockProbe(LockProbe):
             text = str(row["info"] or "")[:TEXT_CHARS]
             if row["id"] == own or not text or row["command"] not in ("Query", "Execute"):
                 continue
-            what = kind(text)
+            does = kind(text)
             waits = str(row["state"] or "").startswith(_WAITING_READER)
-            if what in ("write", "ddl") or (what == "read" and reads_tables(text) and not waits):
+            if does in ("write", "ddl") or (does == "read" and reads_tables(text) and not waits):
                 found.append(running(row, seconds(row["time"])))
         return found
 

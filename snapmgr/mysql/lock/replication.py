@@ -1,13 +1,15 @@
-"""What a replica has executed of its sources: where another replica, made of its snapshot, has to begin.
+"""Reads how far a replica has executed its sources: another replica made from its snapshot must begin there.
 
-Sources: the manuals of SHOW REPLICA STATUS and SHOW ALL SLAVES STATUS; what is exact when was measured under load
-(docs/how-to/back-up-a-replica.md) by comparing positions with the rows that were there while commits were blocked. In
-short: on MySQL the GTID set is exact under FLUSH TABLES WITH READ LOCK, while file and offset lag until the next
-checkpoint of the applier, and only mysql.slave_worker_info tells them. On MariaDB both are exact under FLUSH TABLES
-WITH READ LOCK, for which parallel appliers pause; under BACKUP STAGE BLOCK_COMMIT a parallel applier leaves both behind
-the data, also @@gtid_slave_pos, while the table mysql.gtid_slave_pos is written with the data. Of tables that are not
-InnoDB a MariaDB's single applier may have written rows before either lock whose position, and whose own end of
-transaction, come after it.
+Sources: the manuals of SHOW REPLICA STATUS and SHOW ALL SLAVES STATUS. Which position is exact when was measured under
+load (docs/how-to/back-up-a-replica.md): we compared positions with the rows in the tables while commits were blocked.
+
+- MySQL: the GTID set is exact under FLUSH TABLES WITH READ LOCK. File and offset lag until the applier's next
+  checkpoint; only mysql.slave_worker_info is exact.
+- MariaDB: both are exact under FLUSH TABLES WITH READ LOCK, for which parallel appliers pause. Under BACKUP STAGE
+  BLOCK_COMMIT a parallel applier leaves both behind the data, also @@gtid_slave_pos; the table mysql.gtid_slave_pos is
+  written with the data.
+- MariaDB's single applier may write rows of a table that is not InnoDB before either lock, and their position and end
+  of transaction after it.
 """
 
 from __future__ import annotations
@@ -29,32 +31,31 @@ if TYPE_CHECKING:
     from snapmgr.mysql.connect.client import Connection
 
 _DENIED = frozenset({1044, 1142, 1227})
-# A position may follow the commit that it belongs to: it was seen to move under the lock, and never after 2 ms.
+# A position may move after its commit: under the lock it was seen to move, but never after 2 ms.
 _SETTLE_S = 0.005
 _ERROR_SHOWN = 300
 _WORKERS = "SELECT Channel_name, Master_log_name, Master_log_pos FROM mysql.slave_worker_info"
-# One for each engine, if the server was told so (gtid_pos_auto_engines).
+# One for each engine, if gtid_pos_auto_engines is set.
 _GTID_TABLES = "SHOW TABLES FROM mysql LIKE 'gtid\\_slave\\_pos%'"
 _VARIABLES = (
     *("replica_parallel_workers", "replica_preserve_commit_order"),
-    # Until MySQL 8.0.25; and MariaDB's.
+    # MySQL until 8.0.25, and MariaDB.
     *("slave_parallel_workers", "slave_preserve_commit_order", "slave_parallel_threads"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Channel:
-    """One source of a replica, as the server states it."""
+    """One source of a replica, as the server reports it."""
 
     name: str
     """MySQL's channel or MariaDB's connection name; "" is the default one."""
     host: str
     port: int
-    receives: bool
     applies: bool
-    """Whether the SQL thread runs, be it waiting or delayed."""
+    """Whether the SQL thread runs, even if it waits or is delayed."""
     file: str
-    """Executed up to here, of the source's binary logs; may lag behind."""
+    """The source's binary log up to which it has executed; may lag."""
     offset: int
     by_gtid: bool
     """Whether it asks its source by GTID."""
@@ -63,27 +64,27 @@ class Channel:
     error: str
     """Why the SQL thread stopped; "" if nothing went wrong."""
     until: bool
-    """Whether it was started to stop somewhere by itself (START … UNTIL)."""
+    """Whether it will stop by itself at a position (START … UNTIL)."""
 
     @property
     def title(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         channel = f' (channel "{self.name}")' if self.name else ""
         return f"{self.host}:{self.port}{channel}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Applier:
-    """How a server executes what it receives."""
+    """How a replica applies transactions."""
 
     workers: int
-    """Threads that do so in parallel; 0 is none beside the SQL thread itself."""
+    """Parallel threads; 0: only the SQL thread itself."""
     in_order: bool
-    """Whether transactions are committed in the source's order."""
+    """Whether it commits transactions in the source's order."""
 
 
 def parse_channels(rows: Iterable[Mapping[str, object]]) -> tuple[Channel, ...]:
-    """Given the rows of the server's SHOW … STATUS, return its sources; columns go by the names that are there."""
+    """Given the rows of the server's SHOW … STATUS, return its sources; accepts the column names of all versions."""
     return tuple(_parse_channel(row) for row in rows)
 
 
@@ -96,7 +97,6 @@ def _parse_channel(row: Mapping[str, object]) -> Channel:
         name=text("Channel_Name", "Connection_name"),
         host=text("Source_Host", "Master_Host"),
         port=int(text("Source_Port", "Master_Port") or 0),
-        receives=text("Replica_IO_Running", "Slave_IO_Running") != "No",
         applies=text("Replica_SQL_Running", "Slave_SQL_Running") != "No",
         file=text("Relay_Source_Log_File", "Relay_Master_Log_File"),
         offset=int(text("Exec_Source_Log_Pos", "Exec_Master_Log_Pos") or 0),
@@ -108,10 +108,10 @@ def _parse_channel(row: Mapping[str, object]) -> Channel:
 
 
 def read_channels(connection: Connection, abilities: Abilities) -> tuple[Channel, ...]:
-    """Return a server's sources; none for what is no replica.
+    """Return a server's sources; none if it is not a replica.
 
-    Without the privilege to see them, none for a MariaDB that executes nothing at the moment. Raises MysqlError that
-    names the missing privilege otherwise.
+    Without the privilege to see them: none for a MariaDB whose applier does not run; else raises MysqlError that names
+    the missing privilege.
     """
     try:
         return parse_channels(connection.rows(abilities.replica_status))
@@ -123,7 +123,7 @@ def read_channels(connection: Connection, abilities: Abilities) -> tuple[Channel
         return ()
     privilege = "SLAVE MONITOR" if abilities.flavor == "mariadb" else "REPLICATION CLIENT"
     raise MysqlError(
-        f"{abilities.replica_status} is not allowed: whether it is a replica, and how far it executed, is not known",
+        f"{abilities.replica_status} is not allowed: cannot tell whether it is a replica, and how far it executed",
         errno=denied.errno,
         hint=f"grant the account {privilege} ON *.* (`snapmgr doctor` prints the statement)",
     )
@@ -132,16 +132,16 @@ def read_channels(connection: Connection, abilities: Abilities) -> tuple[Channel
 def read_sources(
     connection: Connection, abilities: Abilities, *, global_read_lock: bool = False, only_innodb: bool = False
 ) -> tuple[SourcePosition, ...]:
-    """Return how far a replica has executed each of its sources, exact or absent; () for what is no replica.
+    """Return how far a replica has executed each of its sources, exact or absent; () if it is not a replica.
 
     Exact only while commits are blocked. Raises MysqlError.
 
     Args:
-        connection: the one that holds the lock.
+        connection: holds the lock.
         abilities: of the server.
         global_read_lock: whether the lock is FLUSH TABLES WITH READ LOCK.
-        only_innodb: whether all tables but the system's own are InnoDB. Of others a running applier may have written
-            rows whose position it has not; only parallel threads of MariaDB end their transactions before the lock.
+        only_innodb: whether all tables but the system's own are InnoDB. In others a running applier may have written
+            rows before their position; only parallel threads of MariaDB end their transactions before the lock.
     """
     channels = read_channels(connection, abilities)
     if not channels:
@@ -172,8 +172,10 @@ def rows_are_ahead(
     global_read_lock: bool,
     only_innodb: bool,
 ) -> bool:
-    """Return whether an applier may have written rows, under the lock, that no position tells: also not the replica's
-    own, as its binary logs get them later. The arguments are those of `read_sources`. Raises MysqlError.
+    """Return whether, under the lock, an applier may have written rows that no position covers yet.
+
+    The replica's own position does not cover them either: its binary logs get them later. The arguments are those of
+    `read_sources`. Raises MysqlError.
     """
     channels = tuple(channels)
     if abilities.flavor == "mysql" or not channels:
@@ -190,7 +192,7 @@ def _rows_are_ahead(
 
 
 def applies_in_parallel(connection: Connection, channels: Iterable[Channel]) -> bool:
-    """Return whether several threads execute what one of `channels` sends, now. Raises MysqlError."""
+    """Return whether several threads now apply transactions of one of `channels`. Raises MysqlError."""
     return any(channel.applies for channel in channels) and _read_applier(connection).workers > 0
 
 
@@ -202,9 +204,9 @@ def settle_sources(
     global_read_lock: bool = False,
     only_innodb: bool = False,
 ) -> tuple[SourcePosition, ...]:
-    """Read under the lock until two readings in a row are equal; the arguments are those of `read_sources`.
+    """Read under the lock until two consecutive readings are equal; the arguments are those of `read_sources`.
 
-    Raises NotQuiescedError if they are not by `deadline` (time.monotonic()), MysqlError.
+    Raises NotQuiescedError if there are none by `deadline` (time.monotonic()), MysqlError.
     """
     last = read_sources(connection, abilities, global_read_lock=global_read_lock, only_innodb=only_innodb)
     while last:
@@ -214,7 +216,7 @@ def settle_sources(
             break
         if time.monotonic() >= deadline:
             raise NotQuiescedError(
-                "the replica went on executing under the lock until its time was over",
+                "the replica kept executing under the lock until the lock's time was over",
                 hint="use stop_replica = true in the job",
             )
         last = now
@@ -224,7 +226,10 @@ def settle_sources(
 def mysql_position(
     channel: Channel, applier: Applier, workers: tuple[tuple[str, int], ...] | None, *, only_innodb: bool
 ) -> SourcePosition:
-    """Return what is exact of a MySQL channel. `workers`: file and offset of each worker, None if not to be read."""
+    """Return the exact part of a MySQL channel's position.
+
+    `workers`: file and offset of each worker; None if we may not read them.
+    """
     stated = (channel.file, channel.offset)
     gtid = channel.gtid if channel.by_gtid else ""
     if workers is None or (channel.applies and channel.by_gtid):
@@ -238,8 +243,8 @@ def mysql_position(
 
 
 def mariadb_position(channel: Channel, applier: Applier, gtid: str, *, global_read_lock: bool) -> SourcePosition:
-    """Return what is exact of a MariaDB connection; `gtid` is the server's position, "" if it is not exact."""
-    # By GTID, parallel threads may execute one domain ahead of another: then there is no one offset.
+    """Return the exact part of a MariaDB connection's position; `gtid`: the server's, "" if it is not exact."""
+    # By GTID, parallel threads may execute one domain ahead of another: then no single offset is right.
     exact = applier.workers == 0 or (not channel.by_gtid and (global_read_lock or not channel.applies))
     return _position(
         channel, (channel.file, channel.offset) if exact else ("", 0), gtid=gtid if channel.by_gtid else ""
@@ -254,7 +259,7 @@ def _position(channel: Channel, at: tuple[str, int] = ("", 0), *, gtid: str) -> 
 
 
 def _order(at: tuple[str, int]) -> tuple[int, int]:
-    """Return what binlog positions are ordered by: the number in the file's name, the offset."""
+    """Return the sort key of a binlog position: the number in the file's name, the offset."""
     number = at[0].rpartition(".")[2]
     return (int(number) if number.isdigit() else -1, at[1])
 
@@ -270,7 +275,7 @@ def _read_applier(connection: Connection) -> Applier:
 def _read_workers(connection: Connection) -> dict[str, tuple[tuple[str, int], ...]] | None:
     """Return file and offset up to which each of MySQL's workers has executed, by channel; None without the right.
 
-    InnoDB's, and written by the very transactions that they tell of.
+    The table is InnoDB, and each transaction writes its own position there.
     """
     try:
         rows = connection.rows(_WORKERS)
@@ -286,9 +291,9 @@ def _read_workers(connection: Connection) -> dict[str, tuple[tuple[str, int], ..
 
 
 def _read_slave_pos(connection: Connection, *, still: bool) -> str:
-    """Return MariaDB's gtid_slave_pos as its tables have it, which the transactions themselves write.
+    """Return MariaDB's gtid_slave_pos from its tables, which the transactions themselves write.
 
-    Without the right to read them the variable, if the appliers stand `still`, else "".
+    Without the right to read them: the variable if no applier runs (`still`), else "".
     """
     last: dict[int, tuple[int, str]] = {}
     try:
@@ -309,7 +314,7 @@ def _read_slave_pos(connection: Connection, *, still: bool) -> str:
 
 
 def name_problems(channels: Iterable[Channel]) -> tuple[str, ...]:
-    """Return, a line for people each, which sources are not executed because of an error."""
+    """Return a line for people for each source whose replication stopped with an error."""
     return tuple(
         f"replication from {channel.title} stopped with an error: {channel.error[:_ERROR_SHOWN]}"
         for channel in channels
@@ -318,7 +323,7 @@ def name_problems(channels: Iterable[Channel]) -> tuple[str, ...]:
 
 
 def name_inexact(sources: Iterable[SourcePosition]) -> tuple[str, ...]:
-    """Return, a line for people each, of which sources no position is exact, and what would make one so."""
+    """Return a line for people for each source without an exact position, with the remedy."""
     return tuple(
         f"no exact position of {one.host}:{one.port}"
         + (f' (channel "{one.channel}")' if one.channel else "")

@@ -1,8 +1,7 @@
-"""The level "stopped": proof that no server runs on a datadir, and that none can start while we look.
+"""Proves for the level "stopped" that no server runs on a datadir, and prevents a start during the snapshot.
 
 Both MariaDB and MySQL take a POSIX write lock (fcntl(2)) on the first system tablespace file, MariaDB also on Aria's
-control file, and wait or refuse to start without it. So we take those locks ourselves for the milliseconds of the
-snapshot.
+control file; without it they wait or refuse to start. So we take those locks for the milliseconds of the snapshot.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _REDO_LOGS = ("ib_logfile0", "#innodb_redo")
 
 
 class StoppedServer:
-    """A datadir that no server uses, for as long as the context lasts."""
+    """A datadir that no server uses while the context lasts."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
         self._since = time.monotonic()
 
     def record(self) -> QuiesceRecord:
-        """Return how it was held."""
+        """Return the record for the manifest."""
         return QuiesceRecord(
             level="stopped",
             why="asked for by the job",
@@ -48,13 +47,13 @@ class StoppedServer:
 def stopped(datadir: str) -> Iterator[StoppedServer]:
     """Keep servers off `datadir` while the context lasts.
 
-    Raises NotQuiescedError if one runs there, or if it is no datadir; MissingRequirementError without the right to
-    look.
+    Raises NotQuiescedError if a server runs there, or if it is not a datadir; MissingRequirementError without the right
+    to look.
     """
-    user = server_process(datadir)
-    if user is not None:
+    pid = server_process(datadir)
+    if pid is not None:
         raise NotQuiescedError(
-            f'a server (pid {user}) runs on {datadir}, and the job says quiesce = "stopped"',
+            f'a server (pid {pid}) runs on {datadir}, but the job says quiesce = "stopped"',
             hint='stop it, or give the job its socket and quiesce = "auto"',
         )
     with ExitStack() as stack:
@@ -62,7 +61,7 @@ def stopped(datadir: str) -> Iterator[StoppedServer]:
         for name in _LOCK_FILES:
             path = Path(datadir, name)
             try:
-                # Closing any descriptor of the file would drop the lock: this process must not open it again.
+                # Closing any descriptor of the file drops the lock: this process must not open it again.
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
                 continue
@@ -86,12 +85,12 @@ def stopped(datadir: str) -> Iterator[StoppedServer]:
 
 
 def _refuse_scattered(datadir: str) -> None:
-    """Raise NotQuiescedError if the system tablespace is here without the redo log, or the other way round."""
+    """Raise NotQuiescedError if only one of system tablespace and redo log is in the datadir."""
     tablespace = Path(datadir, "ibdata1").exists()
     if tablespace != any(Path(datadir, name).exists() for name in _REDO_LOGS):
         what = "redo log" if tablespace else "system tablespace"
         raise NotQuiescedError(
-            f"InnoDB's {what} is not in {datadir}, and only a running server could say where it is",
+            f"InnoDB's {what} is not in {datadir}, and only a running server knows where it is",
             hint='start the server and give the job its socket and quiesce = "auto"',
         )
 
@@ -101,10 +100,10 @@ def server_process(datadir: str) -> int | None:
     try:
         wanted = Path(datadir).stat()
     except OSError as error:
-        raise NotQuiescedError(f"cannot look at {datadir}: {error.strerror}") from None
+        raise NotQuiescedError(f"cannot read {datadir}: {error.strerror}") from None
     for process in server_processes():
         with suppress(OSError):  # ended meanwhile, or not ours to look at
-            here = (process / "cwd").stat()
-            if (here.st_dev, here.st_ino) == (wanted.st_dev, wanted.st_ino):
+            folder = (process / "cwd").stat()
+            if (folder.st_dev, folder.st_ino) == (wanted.st_dev, wanted.st_ino):
                 return int(process.name)
     return None

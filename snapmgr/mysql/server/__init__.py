@@ -1,4 +1,4 @@
-"""Throwaway and development servers on copies of a datadir.
+"""Throwaway and development servers on copies of a datadir, and the checks of their tables.
 
 Imports `mysql.connect` and `mysql.datadir`.
 """

@@ -1,4 +1,4 @@
-"""Whether the tables of a started copy are whole, and whether it holds what the user says it must."""
+"""Checks the tables of a server on a copy, and runs the user's assertions on them."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ Depth = Literal["none", "quick", "extended"]
 _LOGGED_SHOWN = 3
 # Views of memory, not tables on disk.
 _NOT_ON_DISK = ("information_schema", "performance_schema", "sys")
-# CHECK TABLE's last line for a table that is whole (reference manual, "CHECK TABLE output").
-_WHOLE = ("ok", "table is already up to date")
-# The engine cannot check, or is not loaded: nothing is known of the table, which is not damage.
+# CHECK TABLE's last line for an intact table (reference manual, "CHECK TABLE output").
+_INTACT = ("ok", "table is already up to date")
+# The engine cannot check, or is not loaded: the table's state is unknown, which is not damage.
 _CANNOT_CHECK = ("doesn't support check", "unknown storage engine", "unknown table engine", "not supported for this")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """What CHECK TABLE said."""
+    """The results of CHECK TABLE."""
 
     tables_checked: int
-    """Tables of which it is known whether they are whole."""
+    """Tables that CHECK TABLE could judge."""
     tables_total: int
     """All base tables, sampled or not."""
     failures: tuple[str, ...]
-    """One sentence each; empty means that every checked table is whole."""
+    """One sentence each; empty means that every checked table is intact."""
     notes: tuple[str, ...] = ()
-    """Warnings (a MyISAM table that was open), and tables that could not be checked."""
+    """Warnings (a MyISAM table that was open), and tables that CHECK TABLE could not judge."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableVerdict:
-    """What CHECK TABLE's lines mean for one table."""
+    """The meaning of CHECK TABLE's lines for one table."""
 
     failure: str | None = None
     note: str | None = None
@@ -66,28 +66,28 @@ def check_tables(
 
     Args:
         connection: to the throwaway server; its read timeout is changed.
-        depth: "none" only counts the tables; "quick" and "extended" are CHECK TABLE's words. "extended" also reads
-            every InnoDB row by CHECKSUM TABLE: CHECK TABLE never looks at BLOBs outside of their row.
-        share: of the tables, above 0 to 1; at least one is checked.
-        seed: the snapshot's id: the same snapshot gives the same sample, another one another.
-        deadline: time.monotonic() after which no further table is begun and a check under way is given up.
+        depth: "none" only counts the tables; "quick" and "extended" are options of CHECK TABLE. "extended" also reads
+            every InnoDB row by CHECKSUM TABLE: CHECK TABLE never reads BLOBs outside their row.
+        share: of the tables, above 0 up to 1; at least one is checked.
+        seed: the snapshot's id: the same snapshot gives the same sample, another snapshot another one.
+        deadline: time.monotonic() after which no further check begins and the current one is abandoned.
         progress: called with (tables done, tables to do).
-        complaints: `ThrowawayServer.complaints`; what it returns after a table's check is a failure of that table, for
-            a server answers with an empty value where a BLOB cannot be read, and only logs why.
+        complaints: `ThrowawayServer.complaints`; lines that it returns after a table's check are a failure of that
+            table: a server returns an empty value for an unreadable BLOB and only logs the reason.
 
-    Damage, a server that dies over it and a passed deadline are failures in the report; nothing is raised for them.
+    Damage, a crash of the server and a passed deadline are failures in the report; none of them raises an error.
     """
     try:
         tables = _tables(connection)
     except MysqlError as error:
         return CheckReport(
-            tables_checked=0, tables_total=0, failures=(f"the list of tables cannot be read: {error.message}",)
+            tables_checked=0, tables_total=0, failures=(f"cannot read the list of tables: {error.message}",)
         )
     chosen = [] if depth == "none" else sample(tables, share, seed)
     failures: list[str] = []
     notes: list[str] = []
     checked = 0
-    # What was logged before, while it recovered, was mended or will be met again.
+    # Skip earlier lines: recovery repaired that damage, or the checks will find it again.
     complaints()
     for done, (schema, table, engine) in enumerate(chosen):
         name = f"{quote(schema)}.{quote(table)}"
@@ -124,7 +124,7 @@ def check_tables(
 
 
 def sample(tables: Sequence[_T], share: float, seed: str) -> list[_T]:
-    """Return `share` of the tables (rounded up, at least one if there are any), chosen by `seed`, in their order."""
+    """Return `share` of the tables (rounded up, at least one if any exist), chosen by `seed`, in their order."""
     if not 0 < share <= 1:
         raise ValueError(f"a share of tables is above 0 and at most 1, not {share}")
     count = min(len(tables), max(1, math.ceil(len(tables) * share)))
@@ -134,10 +134,10 @@ def sample(tables: Sequence[_T], share: float, seed: str) -> list[_T]:
 
 
 def judge(lines: Sequence[tuple[str, str]]) -> TableVerdict:
-    """Given CHECK TABLE's lines for one table as (Msg_type, Msg_text), return what they mean.
+    """Given CHECK TABLE's lines for one table as (Msg_type, Msg_text), return their meaning.
 
     A failure is any error, or a last status other than OK. "1 client is using or hasn't closed the table properly" is a
-    warning about a copy of an open table, and no damage.
+    warning about a copy of an open table, not damage.
     """
     kinds = [(kind.lower(), text) for kind, text in lines]
     said = [text for _, text in kinds]
@@ -147,19 +147,19 @@ def judge(lines: Sequence[tuple[str, str]]) -> TableVerdict:
     status = next((text for kind, text in reversed(kinds) if kind == "status"), None)
     if status is None and not errors:
         return TableVerdict(failure="CHECK TABLE gave no status: " + ("; ".join(said) or "nothing"))
-    if errors or (status is not None and status.lower() not in _WHOLE):
+    if errors or (status is not None and status.lower() not in _INTACT):
         return TableVerdict(failure="; ".join(dict.fromkeys(said)))
     warnings = [text for kind, text in kinds if kind in ("warning", "note", "info")]
     return TableVerdict(note="; ".join(warnings) or None)
 
 
 def run_assertions(connection: Connection, assertions: Sequence[str], *, deadline: float) -> tuple[str, ...]:
-    """Run the user's statements; each must give one row with one true value. Return a sentence for each that does not.
+    """Run the user's statements; each must return one row with one true value. Return a sentence for each failure.
 
-    The one under way at `deadline` (time.monotonic()) is given up; its connection is lost then.
+    The statement under way at `deadline` (time.monotonic()) is abandoned, and its connection is lost.
 
-    True is what MySQL calls true: a number other than 0. A sentence has the assertion's number (from 1) and not its
-    text, which may hold what should not be in a log. After a lost connection the remaining ones are not run.
+    True is a number other than 0, as in MySQL. A sentence has the assertion's number (from 1) and not its text, which
+    may hold data that do not belong in a log. After a lost connection the remaining assertions are not run.
     """
     failures = []
     for number, sql in enumerate(assertions, start=1):
@@ -182,7 +182,7 @@ def run_assertions(connection: Connection, assertions: Sequence[str], *, deadlin
 
 
 def is_true(value: object) -> bool:
-    """Return whether MySQL would call a value true: a number other than 0, also as text; a BIT with a bit set."""
+    """Return whether a value is true for MySQL: a number other than 0, also as text; a BIT with a bit set."""
     if isinstance(value, bool | int | float | Decimal):
         return bool(value)
     if isinstance(value, bytes):

@@ -1,7 +1,7 @@
-"""How a server on a copy gets at the keys of encrypted data.
+"""Gives a server on a copy access to the keys of encrypted data.
 
-Nothing secret is recorded or put on a command line: a key file is named by its path, and the datadir's owner, as whom
-the source's server read it, must be able to read it here too. Root reads none.
+No secret is recorded or put on a command line: options name a key file by its path. The source's server read it as the
+datadir's owner, so that user must be able to read it here too. Root reads no key.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.mysql.datadir.keys import BY_FILE, COMPONENT, MARIADB_KEYS, RING
 from snapmgr.mysql.datadir.plainfile import open_plain
+from snapmgr.mysql.datadir.settings import BY_FILE, COMPONENT, MARIADB_KEYS, RING
 from snapmgr.mysql.server.options import plugin_folder
 from snapmgr.mysql.server.rundir import as_user
 from snapmgr.system.command import CommandRunner
@@ -33,16 +33,16 @@ _PLUGINS = "plugins"
 
 @dataclass(frozen=True, kw_only=True)
 class KeyOptions:
-    """What a server is told of the keys."""
+    """A server's options for its keys."""
 
     options: tuple[str, ...] = ()
     plugin_dir: str | None = None
-    """A folder of plugins that the server must use, whatever its options say."""
+    """A folder of plugins that the server must use, in spite of other options."""
     missing: str | None = None
-    """Why it has none, in words; nothing is amiss as long as nothing is encrypted."""
+    """Why it has no keys, as text; no problem as long as no data are encrypted."""
 
     def among(self, options: Sequence[str]) -> tuple[str, ...]:
-        """Return the user's options with these at their places: the last one given wins."""
+        """Return the user's options combined with these, in the right order: the last one wins."""
         return (*self.options, *options, *([f"--plugin-dir={self.plugin_dir}"] if self.plugin_dir else ()))
 
 
@@ -55,28 +55,28 @@ def provide_keys(
     owner: tuple[int, int],
     options: Sequence[str] = (),
 ) -> KeyOptions:
-    """Let a server on a copy find the keys of its source.
+    """Return the options with which a server on a copy finds the keys of its source.
 
     Args:
         binary: the server's program.
         copy: from `snapmgr.mysql.datadir.copy.isolate_copy`.
         originals: see `snapmgr.mysql.server.throwaway`.
-        run_dir: the server's own folder; MySQL's component takes its configuration from a folder that is made in it.
+        run_dir: the server's own folder; it gets a folder with the configuration of MySQL's component.
         owner: uid and gid that the server runs as.
-        options: the user's, which may name another folder of plugins, or the keys themselves.
+        options: the user's; they may name another folder of plugins, or the keys themselves.
     """
     if any(_MARIADB_PLUGIN in one.replace("-", "_") for one in options):
         return KeyOptions()
     given = [one.partition("=")[2] for one in options if one.startswith(("--plugin-dir=", "--plugin_dir="))]
     plugins = given[-1] if given else plugin_folder(binary)
-    room = _SourceFiles(copy, originals, owner)
+    files = _SourceFiles(copy, originals, owner)
     if binary.flavor == "mariadb":
-        return _of_mariadb(copy.settings, plugins, room)
-    return _of_mysql(binary, copy, plugins, room, run_dir)
+        return _of_mariadb(copy.settings, plugins, files)
+    return _of_mysql(binary, copy, plugins, files, run_dir)
 
 
 class _SourceFiles:
-    """What the server's user can read, where the server will see it."""
+    """Finds files of the source that the server's user can read."""
 
     def __init__(self, copy: IsolatedCopy, originals: Originals, owner: tuple[int, int]) -> None:
         self._covered = bool(copy.covers)
@@ -84,51 +84,51 @@ class _SourceFiles:
         self._owner = owner
 
     def find(self, path: str) -> str | None:
-        """Given a file of the source, return where it is for us; None if it is not here, or not for the user."""
-        for original, there in self._originals.items():
+        """Given a file of the source, return its path for us; None if it is not here, or the user may not read it."""
+        for original, copy in self._originals.items():
             if lies_in(path, original):
-                copied = os.path.join(there, os.path.relpath(path, original))
+                copied = os.path.join(copy, os.path.relpath(path, original))
                 if os.path.isfile(copied):
                     return copied
         said = CommandRunner().run([*as_user(*self._owner), "test", "-f", path, "-a", "-r", path], ok=(0, 1))
         return path if said.returncode == 0 else None
 
     def path(self, path: str) -> str | None:
-        """Return the same as the server will see it."""
+        """Given a file of the source, return its path as the server will see it; None as `find`."""
         found = self.find(path)
         return path if found is not None and self._covered else found
 
-    def lend(self, path: str, target: str) -> None:
-        """Copy a file that was found; the user reads it, not root."""
+    def copy(self, path: str, target: str) -> None:
+        """Copy a file from `find`; the user reads it, not root."""
         CommandRunner().run([*as_user(*self._owner), "install", "--mode=600", "--", path, target])
 
 
-def _of_mariadb(settings: Mapping[str, str], plugins: str | None, room: _SourceFiles) -> KeyOptions:
+def _of_mariadb(settings: Mapping[str, str], plugins: str | None, files: _SourceFiles) -> KeyOptions:
     if f"{MARIADB_KEYS}filename" not in settings:
-        return KeyOptions(missing=f"its source did not use the plugin {_MARIADB_PLUGIN}, or could not be asked")
+        return KeyOptions(missing=f"its source did not use the plugin {_MARIADB_PLUGIN}, or we could not ask it")
     if plugins is None or not os.path.isfile(os.path.join(plugins, f"{_MARIADB_PLUGIN}.so")):
-        where = plugins or "the server's folder of plugins"
+        where = plugins or "the server's plugin folder"
         return KeyOptions(missing=f"the plugin {_MARIADB_PLUGIN} is not in {where} (Debian: package mariadb-server)")
     options = [f"--plugin-load-add={_MARIADB_PLUGIN}"]
     for name, value in settings.items():
         if name.startswith(MARIADB_KEYS):
             prefix = BY_FILE if value.startswith(BY_FILE) else ""
-            told: str | None = value
+            file: str | None = value
             if prefix or name == f"{MARIADB_KEYS}filename":
-                told = room.path(value.removeprefix(prefix))
-                if told is None:
+                file = files.path(value.removeprefix(prefix))
+                if file is None:
                     return KeyOptions(missing=f"the datadir's owner cannot read {value.removeprefix(prefix)} here")
-            options.append(f"--{name.replace('_', '-')}={prefix}{told}")
+            options.append(f"--{name.replace('_', '-')}={prefix}{file}")
     return KeyOptions(options=tuple(options))
 
 
 def _of_mysql(
-    binary: ServerBinary, copy: IsolatedCopy, plugins: str | None, room: _SourceFiles, run_dir: str
+    binary: ServerBinary, copy: IsolatedCopy, plugins: str | None, files: _SourceFiles, run_dir: str
 ) -> KeyOptions:
     named = copy.settings.get(COMPONENT)
     if named not in (None, _MYSQL_COMPONENT):
-        return KeyOptions(missing=f"its source used {named}; only {_MYSQL_COMPONENT} is passed on")
-    # The server looks beside its program for what to load, and nowhere else.
+        return KeyOptions(missing=f"its source used {named}; snapmgr supports only {_MYSQL_COMPONENT}")
+    # The server reads the list of components to load beside its program, and nowhere else.
     manifest = os.path.join(os.path.dirname(os.path.realpath(binary.path)), "mysqld.my")
     config = _MYSQL_COMPONENT + ".cnf"
     loads = _json(manifest)
@@ -139,27 +139,27 @@ def _of_mysql(
             missing=f"{manifest} does not load {_MYSQL_COMPONENT}" + (", which its source did" if named else "")
         )
     if plugins is None or not os.path.isfile(os.path.join(plugins, f"{_MYSQL_COMPONENT}.so")):
-        return KeyOptions(missing=f"{_MYSQL_COMPONENT} is not in {plugins or 'the folder of plugins of the server'}")
+        return KeyOptions(missing=f"{_MYSQL_COMPONENT} is not in {plugins or 'the plugin folder of the server'}")
     told = _json(os.path.join(plugins, config))
     if told.get("read_local_config"):
         told = _json(os.path.join(copy.home, config))
     rings = [ring for ring in (copy.settings.get(RING), told.get("path")) if isinstance(ring, str) and ring]
-    found = next(filter(None, map(room.find, rings)), None)
+    found = next(filter(None, map(files.find, rings)), None)
     if found is None:
         why = f"the datadir's owner cannot read the keyring {rings[0]} here" if rings else f"{config} names no keyring"
         return KeyOptions(missing=why)
-    return KeyOptions(plugin_dir=_own_plugins(run_dir, plugins, config, _own_ring(run_dir, room, found)))
+    return KeyOptions(plugin_dir=_own_plugins(run_dir, plugins, config, _own_ring(run_dir, files, found)))
 
 
-def _own_ring(run_dir: str, room: _SourceFiles, ring: str) -> str:
-    """Copy a keyring: a server that makes a new key writes it there, even if the component is told "read_only"."""
+def _own_ring(run_dir: str, files: _SourceFiles, ring: str) -> str:
+    """Copy a keyring: a server that makes a new key writes to it, even if the component is set to "read_only"."""
     path = os.path.join(run_dir, "keyring")
-    room.lend(ring, path)
+    files.copy(ring, path)
     return path
 
 
 def _own_plugins(run_dir: str, plugins: str, config: str, ring: str) -> str:
-    """Make a folder of plugins whose keyring is `ring`, and return it."""
+    """Make a plugin folder whose keyring is `ring`, and return it."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     outer = os.open(run_dir, flags)
     try:
@@ -182,7 +182,7 @@ def _own_plugins(run_dir: str, plugins: str, config: str, ring: str) -> str:
 
 
 def _json(path: str) -> dict[str, object]:
-    """Return the object in a small JSON file; {} if there is none."""
+    """Return the object in a small JSON file; {} without a file or an object."""
     with suppress(OSError, ValueError), open_plain(path) as file:
         found = json.loads(file.read(_CONFIG_BYTES))
         if isinstance(found, dict):

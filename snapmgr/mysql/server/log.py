@@ -1,4 +1,4 @@
-"""What a server's error log says about its end: the lines that matter, and whether the data or the machine is why."""
+"""Reads from a server's error log why it ended: the relevant lines, and whether data or machine are the cause."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 _SHOWN_LINES = 10
 _SHOWN_CHARS = 1800
-_MATTERS = re.compile(
+_RELEVANT = re.compile(
     r"\[ERROR\]|\bFATAL\b|Assertion|assertion failure|got signal|corrupt|Segmentation"
     r"|unknown (?:option|variable) '(?!loose)"
     r"|^/?\S*mysqld: |^/?\S*mariadbd: ",
     re.IGNORECASE,
 )
-# A damaged page that a statement met: the server may answer all the same (an unreadable BLOB comes back empty).
+# A damaged page that a statement read: the server may still answer (it returns an unreadable BLOB as empty).
 _DAMAGE = re.compile(
     r"\[ERROR\].*(?:corrupt|checksum mismatch|Failed to read page|read in from|is missing!)", re.IGNORECASE
 )
@@ -22,44 +22,44 @@ _NO_KEYS = re.compile(
     r"\[ERROR\].*(?:keyring is (?:not )?loaded|find master key|key management plugin was not found"
     r"|Initialization of encryption failed|encryption service or used key_id is not available)"
 )
-# MariaDB, when it opens a table: with keys that would be damage.
+# MariaDB, when it opens a table. With keys this means damage.
 _ENCRYPTED = re.compile(r"\[ERROR\].*(?:Encrypted page \[|compressed or encrypted but uncompress or decrypt failed)")
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\s?\d{1,2}:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?\s+(?:0x[0-9a-f]+|\d+)\s+")
-# The machine is why: it says nothing about the data.
+# The machine is the cause: no judgement about the data.
 _MACHINE = (
     (
         re.compile(
             r"No space left|Disk is full|out of disk space|(?:errno|errcode|error|number):? 28\b",
             re.IGNORECASE,
         ),
-        "make room for the copy's changes",
+        "free space for the copy's changes",
     ),
     (
         re.compile(r"Cannot allocate memory|Out of memory|Can't allocate|errno:? 12\b", re.IGNORECASE),
         "give the throwaway server less memory",
     ),
-    (re.compile(r"unknown (?:option|variable) "), "is the server program of the version that made the data?"),
+    (re.compile(r"unknown (?:option|variable) "), "does the server program have the version that wrote the data?"),
     (
         re.compile(
             r"(?:Up|Down)grade (?:after a crash )?is (?:not|only)|Cannot boot server version|Cannot downgrade"
             r"|Unsupported redo log format",
             re.IGNORECASE,
         ),
-        "start the copy with a server program of the version that made the data",
+        "start the copy with a server program of the version that wrote the data",
     ),
     (
         re.compile(r"Different lower_case_table_names settings"),
-        "a copy of a stopped server tells not how its names are: set verify.options to "
+        "a copy of a stopped server does not show this setting: set verify.options to "
         '["--lower-case-table-names=1"] (or 0, 2)',
     ),
-    (_NO_KEYS, "the data are encrypted, and the server has not got their keys: docs/explanation/verification.md"),
+    (_NO_KEYS, "the data are encrypted, and the server does not have their keys: docs/explanation/verification.md"),
     (re.compile(r"Bind on (?:unix socket|TCP/IP port)|Too many open files"), "see the message"),
 )
-# The data are why, and more can be said.
+# The data are the cause, with a more specific hint.
 _DATA = (
     (
         re.compile(r"Found \d+ prepared transactions", re.IGNORECASE),
-        "its binary log is missing or of another instant: binary log and datadir belong into one snapshot",
+        "its binary log is missing or from another instant: binary log and datadir belong in one snapshot",
     ),
     (
         re.compile(
@@ -67,7 +67,7 @@ _DATA = (
             r"|Neither found #innodb_redo|Redo log .{0,60}(?:missing|corrupt)",
             re.IGNORECASE,
         ),
-        "redo log and data files are not of one instant, or the redo log is incomplete",
+        "redo log and data files are not from one instant, or the redo log is incomplete",
     ),
     (
         re.compile(r"Permission denied|must be writable|errno: 13\b|Operating system error number 13", re.IGNORECASE),
@@ -75,7 +75,7 @@ _DATA = (
     ),
     (
         re.compile(r"Unable to lock|another (?:mysqld|mariadbd) process"),
-        "another server has files of the copy open: does it hold paths that lead out of it?",
+        "another server has files of the copy open: does the copy contain paths that lead outside it?",
     ),
 )
 _KILLED = -9
@@ -88,13 +88,13 @@ class ServerEnd:
     text: str
     hint: str | None
     machine: bool
-    """The machine (memory, space, program) is why; the data were not judged."""
+    """The machine (memory, space, program) is the cause; the data were not judged."""
 
 
 def describe_end(log: str, returncode: int | None) -> ServerEnd:
-    """Given the log and the exit code (None: still running, negative: a signal), return what to tell.
+    """Given the log and the exit code (None: still running, negative: a signal), return how the server ended.
 
-    Pure. The text is bounded: the last lines that matter, without time stamps, else the last lines.
+    Pure. The text is bounded: the last relevant lines, without time stamps, else the last lines.
     """
     text = excerpt(log)
     if returncode is not None:
@@ -106,7 +106,7 @@ def describe_end(log: str, returncode: int | None) -> ServerEnd:
             if pattern.search(errors):
                 return ServerEnd(text=text, hint=hint, machine=machine)
     if returncode == _KILLED:
-        return ServerEnd(text=text, hint="was it the kernel, for lack of memory? See dmesg", machine=True)
+        return ServerEnd(text=text, hint="did the kernel kill it because memory ran out? See dmesg", machine=True)
     return ServerEnd(text=text, hint=None, machine=False)
 
 
@@ -117,18 +117,18 @@ def damage(log: str) -> tuple[str, ...]:
 
 
 def lacks_keys(log: str, *, given: bool) -> bool:
-    """Return whether a server met encrypted data without their keys. Pure.
+    """Return whether a server read encrypted data without their keys. Pure.
 
     Args:
         log: all of it.
-        given: whether it has keys: MariaDB's words for a page that it cannot decrypt then mean that it is damaged.
+        given: whether it has keys: then MariaDB's message about a page that it cannot decrypt means damage.
     """
     return _NO_KEYS.search(log) is not None or (not given and _ENCRYPTED.search(log) is not None)
 
 
 def excerpt(log: str) -> str:
-    """Return the last lines that matter (errors, crashes), else the last lines, joined by "; " and bounded."""
+    """Return the last relevant lines (errors, crashes), else the last lines, joined by "; " and bounded."""
     lines = [_STAMP.sub("", line).strip() for line in log.splitlines() if line.strip()]
-    chosen = list(dict.fromkeys(line for line in lines if _MATTERS.search(line))) or lines
+    chosen = list(dict.fromkeys(line for line in lines if _RELEVANT.search(line))) or lines
     text = "; ".join(chosen[-_SHOWN_LINES:])
     return text if len(text) <= _SHOWN_CHARS else "…" + text[-_SHOWN_CHARS:]

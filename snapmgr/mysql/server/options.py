@@ -1,4 +1,4 @@
-"""The options of a throwaway server: those of the source that its files need, and nothing that would do any work."""
+"""Builds the options of a throwaway server: the source's settings that its files need, and no background work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
-from snapmgr.mysql.datadir.layout import PATH_SETTINGS
+from snapmgr.mysql.datadir.settings import PATH_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from snapmgr.mysql.server.program import ServerBinary
 
 _MIB = 1024 * 1024
-# What is left without the buffer pool, with the options below: measured 160 MiB on MySQL 9.7, 42 on MariaDB 11.8.
+# Memory besides the buffer pool, with the options below: measured 160 MiB on MySQL 9.7, 42 on MariaDB 11.8.
 _FIXED_BYTES = {"mariadb": 48 * _MIB, "mysql": 160 * _MIB}
 _SMALLEST_POOL = 32 * _MIB
-# MySQL rounds the pool up to whole chunks, which are of 128 MiB.
+# MySQL rounds the pool up to whole chunks, by default of 128 MiB.
 _CHUNK = 8 * _MIB
 _LARGE_POOL = 1024 * _MIB
-# Where the other version does not know a setting any more (loose), it does not need it either.
+# Other settings are "loose": a version that does not know one does not need it.
 _STRICT = ("innodb_page_size", "innodb_data_file_path", "lower_case_table_names")
 
 
-def server_options(
+def throwaway_options(
     binary: ServerBinary,
     copy: IsolatedCopy,
     *,
@@ -34,7 +34,7 @@ def server_options(
     socket: str,
     uid: int,
 ) -> list[str]:
-    """Return the options of a throwaway server: pure but for the random server id, and the program's own folders."""
+    """Return the options of a throwaway server. Pure except for the random server id and the program's folders."""
     replica = "replica" if binary.flavor == "mysql" and binary.number >= (8, 0, 26) else "slave"
     pool = max(memory_bytes - _FIXED_BYTES[binary.flavor], _SMALLEST_POOL) // _MIB
     options = [
@@ -46,7 +46,7 @@ def server_options(
         f"--tmpdir={os.path.join(run_dir, 'tmp')}",
         f"--secure-file-priv={os.path.join(run_dir, 'tmp')}",
         "--skip-networking",
-        # The socket is private; and whether the accounts are intact is CHECK TABLE's question.
+        # The socket is private; CHECK TABLE checks the accounts.
         "--skip-grant-tables",
         f"--skip-{replica}-start",
         f"--relay-log={run_dir}/relay",
@@ -59,16 +59,16 @@ def server_options(
         "--innodb-buffer-pool-load-at-startup=OFF",
         "--innodb-buffer-pool-dump-at-shutdown=OFF",
         "--innodb-log-buffer-size=8M",
-        # The copy is thrown away: nothing needs to be durable, everything needs to be found broken rather than mended.
+        # The copy is thrown away: it need not be durable, and damage must be found rather than repaired.
         "--innodb-flush-log-at-trx-commit=0",
         "--sync-binlog=0",
         "--myisam-recover-options=OFF",
-        # Of a crash the log's last words tell enough, and symbols may take half a minute.
+        # The last log lines explain a crash well enough, and symbols may take half a minute.
         "--skip-stack-trace",
         *(_of_mariadb(run_dir, pool) if binary.flavor == "mariadb" else _of_mysql(pool * _MIB)),
     ]
     if uid == 0:
-        # The source's datadir is root's, so its server ran as root: that takes saying so.
+        # The source's datadir is root's, so its server ran as root: a server requires this option for that.
         options.append("--user=root")
     for name, value in copy.settings.items():
         if name not in PATH_SETTINGS and not name.startswith(("file_key_management_", "keyring_")):
@@ -78,9 +78,9 @@ def server_options(
 
 
 def program_folders(binary: ServerBinary) -> Iterator[str]:
-    """Yield the options for a server's own files where they lie beside its program; others know where theirs are.
+    """Yield the options for a server's own files if they are beside its program; other servers find theirs.
 
-    A program that was unpacked into a folder of its own would else take those of the installed server, or none.
+    Otherwise a program that was unpacked into its own folder would use the files of the installed server, or none.
     """
     root = _root(binary)
     series = ".".join(str(part) for part in binary.number[:2])
@@ -99,7 +99,7 @@ def program_folders(binary: ServerBinary) -> Iterator[str]:
 
 
 def plugin_folder(binary: ServerBinary) -> str | None:
-    """Return the folder of a server's plugins beside its program, if there is one."""
+    """Return the plugin folder beside a server's program; None without one."""
     root = _root(binary)
     names = ("mariadb", "mysql", "") if binary.flavor == "mariadb" else ("mysql", "")
     folders = (os.path.join(root, lib, name, "plugin") for lib in ("lib", "lib64") for name in names)
@@ -111,13 +111,13 @@ def _root(binary: ServerBinary) -> str:
 
 
 def _of_mariadb(run_dir: str, pool_mib: int) -> Iterator[str]:
-    # Else newer minor versions reserve 8 TiB of addresses, and do not start where there are not so many (User Mode
-    # Linux: 512 GiB). A larger pool that is given later raises it.
+    # Otherwise newer minor versions reserve 8 TiB of addresses, and do not start with fewer (User Mode Linux: 512 GiB).
+    # A larger pool in a later option raises it.
     yield f"--loose-innodb-buffer-pool-size-max={pool_mib}M"
     yield "--aria-recover-options=OFF"
     yield "--aria-pagecache-buffer-size=16M"
     yield "--expire-logs-days=0"
-    # A rotation of keys that the source was at would go on here.
+    # Otherwise a key rotation of the source would continue here.
     yield "--innodb-encryption-threads=0"
     yield f"--master-info-file={run_dir}/master.info"
     yield f"--relay-log-info-file={run_dir}/relay-log.info"
@@ -128,9 +128,9 @@ def _of_mysql(pool_bytes: int) -> Iterator[str]:
     yield "--loose-persisted-globals-load=OFF"
     yield "--loose-binlog-expire-logs-seconds=0"
     yield "--loose-expire-logs-days=0"
-    # What was recovered is told by notes, which are off by default.
+    # Recovery reports by notes, which are off by default.
     yield "--loose-log-error-verbosity=3"
-    # No certificates are made in the copy.
+    # Make no certificates in the copy.
     yield "--loose-auto-generate-certs=OFF"
     yield "--loose-sha256-password-auto-generate-rsa-keys=OFF"
     yield "--loose-caching-sha2-password-auto-generate-rsa-keys=OFF"

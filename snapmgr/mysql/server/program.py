@@ -1,4 +1,4 @@
-"""Which server program starts on a copy: of the flavor that wrote the data, and never an older one."""
+"""Finds the server program to start on a copy: of the flavor that wrote the data, and never an older one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.manifest import ServerRecord
 
 _NAMES: dict[str, tuple[str, ...]] = {"mariadb": ("mariadbd", "mysqld"), "mysql": ("mysqld",)}
-# Outside of PATH: Red Hat's package, and the place that MySQL's tarball names.
+# Outside PATH: Red Hat's package, and the folder in MySQL's instructions for its tarball.
 _FOLDERS = ("/usr/libexec", "/usr/local/mysql/bin", "/usr/local/mariadb/bin")
 _VERSION = re.compile(r"\bVer (?P<version>\d+\.\d+\.\d+\S*)")
 
@@ -41,7 +41,7 @@ class ServerBinary:
         return version_number(self.version)
 
     def is_upgrade(self, wrote: str) -> bool:
-        """Return whether data of the version `wrote` are of another format once this program has opened them."""
+        """Return whether this program changes the format of data that version `wrote` left."""
         depth = 2 if self.flavor == "mariadb" else 3
         return bool(version_number(wrote)) and self.number[:depth] > version_number(wrote)[:depth]
 
@@ -53,14 +53,13 @@ def find_server(
 
     Args:
         flavor: of the server that wrote the data.
-        explicit: the only program that may be taken; without it all that is installed is looked at, and the programs
-            of servers that run here.
-        wrote: version of the server that wrote the data. The same one is preferred, then one of its series, then the
-            nearest newer one; an older one is refused.
-        ran: path of the program that it was; looked at as well.
+        explicit: the only allowed program; without it we consider all installed programs, and those of running servers.
+        wrote: version of the server that wrote the data. The same version is preferred, then one of its series, then
+            the nearest newer one; an older one is refused.
+        ran: path of the source's program; considered too.
 
-    Raises MissingRequirementError if there is none, or only one of the other flavor or an older one: that says nothing
-    about any snapshot.
+    Raises MissingRequirementError if there is none, or only one of the other flavor or an older one: no judgement about
+    the snapshot.
     """
     found, seen = _look(flavor, (explicit,) if explicit else _candidates(flavor, ran))
     if not found:
@@ -83,9 +82,9 @@ def find_server(
 
 
 def choose_server(found: Sequence[ServerBinary], wrote: str) -> ServerBinary | None:
-    """Return which of the programs, all of one flavor, opens data that the version `wrote` left; None if none may.
+    """Return which of the programs, all of one flavor, opens data that version `wrote` left; None if none may.
 
-    Pure. MariaDB's formats are the same in all of a series (10.11); MySQL refuses data of any later version.
+    Pure. MariaDB's formats are the same throughout a series (10.11); MySQL refuses data of any later version.
     """
     number = version_number(wrote)
     fitting = [
@@ -99,7 +98,7 @@ def choose_server(found: Sequence[ServerBinary], wrote: str) -> ServerBinary | N
 
 
 def _look(flavor: Flavor, candidates: Iterable[str]) -> tuple[list[ServerBinary], list[str]]:
-    """Return the programs of `flavor` among the candidates, each once, and what was wrong with the others."""
+    """Return the programs of `flavor` among the candidates, each once, and the reasons against the others."""
     found: list[ServerBinary] = []
     seen: list[str] = []
     files: set[str] = set()
@@ -115,17 +114,17 @@ def _look(flavor: Flavor, candidates: Iterable[str]) -> tuple[list[ServerBinary]
             seen.append(error.message)
             continue
         match = _VERSION.search(said)
-        # By its own words: "mysqld" may be a symlink to MariaDB's.
+        # Go by its output: "mysqld" may be a symlink to MariaDB's.
         actual: Flavor = "mariadb" if "mariadb" in said.lower() else "mysql"
         if match and actual == flavor:
             found.append(ServerBinary(path=path, flavor=flavor, version=match["version"]))
         else:
-            seen.append(f"{path} is no {flavor} server: {said.strip()[:200] or 'it prints no version'}")
+            seen.append(f"{path} is not a {flavor} server: {said.strip()[:200] or 'it prints no version'}")
     return found, seen
 
 
 def server_for(recorded: ServerRecord | None, datadir: str | os.PathLike[str], explicit: str | None) -> ServerBinary:
-    """Return the program to start on a copy at `datadir`, whose server is `recorded` if it could be asked.
+    """Return the program to start on a copy at `datadir`; `recorded`: its server, None if we could not ask it.
 
     Raises MissingRequirementError as `find_server`.
     """
@@ -136,9 +135,9 @@ def server_for(recorded: ServerRecord | None, datadir: str | os.PathLike[str], e
 
 
 def wrote_last(recorded: ServerRecord, origin: Origin) -> str:
-    """Return the version of the server that last wrote the data; "" if nothing tells. Pure.
+    """Return the version of the server that last wrote the data; "" if unknown. Pure.
 
-    A server may be told to print any version (--version=8.0.30); MySQL's data have the true one.
+    An option can make a server print any version (--version=8.0.30); MySQL's data have the true one.
     """
     if origin.flavor == recorded.flavor == "mysql" and origin.version:
         return origin.version
@@ -151,7 +150,7 @@ def _candidates(flavor: Flavor, ran: str | None) -> Iterator[str]:
         for name in _NAMES[flavor]:
             if os.path.isfile(path := os.path.join(folder, name)):
                 yield path
-    # What others named: as root we obey only what root has installed.
+    # Paths from other sources: as root we run only programs that only root can change.
     for path in (*([ran] if ran else []), *running_programs()):
         with suppress(OSError):
             if changeable(os.stat(path)) is None and exchangeable(Path(path)) is None:
@@ -159,7 +158,7 @@ def _candidates(flavor: Flavor, ran: str | None) -> Iterator[str]:
 
 
 def running_programs(proc: Path = Path("/proc")) -> Iterator[str]:
-    """Yield the program files of the database servers that run here."""
+    """Yield the program files of the running database servers."""
     for process in server_processes(proc):
         if path := program_of(int(process.name), proc):
             yield path

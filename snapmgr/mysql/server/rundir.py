@@ -1,4 +1,4 @@
-"""What a server on a copy runs as and in: the datadir's owner, its mounts, a folder for its socket, log and others."""
+"""Sets up the environment of a server on a copy: user, mounts, and a folder for socket, log and temporary files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import BinaryIO
 
-LOG = "server.log"
-"""What the server prints, in its folder."""
+_LOG = "server.log"
+"""Name of the file with the server's output, in its folder."""
 COVER_FAILED = 97
-"""Exit code of a program that was to be `covered` and could not be."""
-# Takes file systems out up to the first "--", then mounts folders over others, pairs up to the second.
+"""Exit code if the mounts of `covered` failed."""
+# Unmounts the file systems before the first "--", then mounts the pairs of folders before the second.
 _COVER = (
     'while [ "$1" != -- ]; do umount --lazy "$1" || :; shift; done; shift; '
     f'while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit {COVER_FAILED}; shift 2; done; shift; exec "$@"'
@@ -28,9 +28,9 @@ _SOCKET_LIMIT = 100
 
 
 def owner_of(datadir: str) -> tuple[int, int]:
-    """Return the user and group that a server on a copied datadir runs as: the datadir's own.
+    """Return the user and group to run a server on a copied datadir: the datadir's owner.
 
-    Raises VerificationError if root owns the folder and somebody else files in it, MissingRequirementError without the
+    Raises VerificationError if root owns the folder and another user files in it, MissingRequirementError without the
     right.
     """
     facts = os.stat(datadir)
@@ -38,7 +38,7 @@ def owner_of(datadir: str) -> tuple[int, int]:
         others = {entry.stat(follow_symlinks=False).st_uid for entry in os.scandir(datadir)} - {0}
         if others:
             raise VerificationError(
-                f"the datadir {datadir} belongs to root, but files in it to user {min(others)}: no server could use it"
+                f"the datadir {datadir} belongs to root, but files in it to user {min(others)}: no server can use it"
             )
     if os.geteuid() not in (0, facts.st_uid):
         raise MissingRequirementError(
@@ -49,20 +49,20 @@ def owner_of(datadir: str) -> tuple[int, int]:
 
 
 def as_user(uid: int, gid: int) -> list[str]:
-    """Return what stands before a program and its arguments so that it runs as this user: nothing without root."""
+    """Return the command prefix that runs a program as this user; empty without root."""
     if os.geteuid() != 0:
         return []
     return ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--"]
 
 
 def covered(covers: Sequence[tuple[str, str]], out: Iterable[str] = ()) -> list[str]:
-    """Return what stands before a program so that it sees folders of a copy at other paths; nothing without `covers`.
+    """Return the command prefix that lets a program see folders of a copy at other paths; empty without `covers`.
 
-    It runs in a mount namespace of its own. As root only.
+    The program runs in its own mount namespace. Works only as root.
 
     Args:
         covers: pairs of a folder and the path to mount it over, as `snapmgr.mysql.datadir.copy.Copy.covers`.
-        out: points of mounts that are taken out of the namespace first, in this order.
+        out: mount points to unmount in the namespace first, in this order.
     """
     if not covers:
         return []
@@ -73,7 +73,7 @@ def covered(covers: Sequence[tuple[str, str]], out: Iterable[str] = ()) -> list[
 def make_run_dir(run_dir: str, uid: int, gid: int, *, mode: int = 0o700) -> tuple[str, BinaryIO]:
     """Make the folder for the socket and temporary files, and the log in it; return the socket's path and the log.
 
-    The folder itself is given away last, with `mode`: from then on its owner may lay symlinks there.
+    The folder itself changes its owner last, with `mode`: from then on its owner may put symlinks there.
     """
     socket = os.path.join(run_dir, "s")
     if len(os.fsencode(socket)) >= _SOCKET_LIMIT:
@@ -89,10 +89,10 @@ def make_run_dir(run_dir: str, uid: int, gid: int, *, mode: int = 0o700) -> tupl
             _give(inner, uid, gid, 0o700)
         finally:
             os.close(inner)
-        # Always a new file: an older one is its owner's, who may have linked it to anything.
+        # Always a new file: the owner of an old one may have linked it to any file.
         with suppress(FileNotFoundError):
-            os.unlink(LOG, dir_fd=fd)
-        log = os.open(LOG, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
+            os.unlink(_LOG, dir_fd=fd)
+        log = os.open(_LOG, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
         _give(fd, uid, gid, mode)
     finally:
         os.close(fd)
@@ -106,21 +106,23 @@ def _give(fd: int, uid: int, gid: int, mode: int) -> None:
 
 
 def check_reachable(datadir: str, run_dir: str, uid: int, gid: int) -> None:
-    """Raise MissingRequirementError if a folder above is closed to the owner: the server would call that damage."""
+    """Raise MissingRequirementError if the owner cannot traverse the folders above: the server would report damage."""
     for path in (os.path.dirname(datadir), run_dir):
         if CommandRunner().run([*as_user(uid, gid), "test", "-x", path], ok=(0, 1)).returncode != 0:
             raise MissingRequirementError(
                 f"user {uid}, who owns the datadir, cannot reach {path}",
-                hint="the folders above it must be open for passing through (chmod o+x)",
+                hint="the user must be able to traverse the folders above it (chmod o+x)",
             )
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a server's folder and all in it; nothing if it is gone. Raises StorageError."""
-    # By descriptors: it is the server's user's, who may lay symlinks there.
+    """Remove a server's folder with its content; does nothing if it is gone. Raises StorageError."""
+    # rmtree works by descriptors: the server's user owns the folder and may put symlinks there.
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StorageError(f"cannot remove {folder}: {error}", hint="look who uses it, and remove it") from None
+        raise StorageError(
+            f"cannot remove {folder}: {error}", hint="find out which process uses it, and remove it"
+        ) from None

@@ -1,7 +1,7 @@
-"""A throwaway server on a copy of a datadir: the proof that a snapshot starts and can be read.
+"""Runs a throwaway server on a copy of a datadir: the proof that a snapshot starts and is readable.
 
-It has a private socket and no network, runs as the datadir's owner, replicates nothing, and dies with us even if we are
-killed. It is shown the copy only: a path that leads out of it, into the live data, is refused or covered by the copy.
+It has a private socket and no network, runs as the datadir's owner, does not replicate, and dies with us even if we are
+killed. It sees only the copy: a path that leads outside it, to the live data, is refused or covered by the copy.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from snapmgr.mysql.datadir.copy import IsolatedCopy, isolate_copy
 from snapmgr.mysql.datadir.tablespace import name_spaces
 from snapmgr.mysql.server.keyring import provide_keys
 from snapmgr.mysql.server.log import damage, describe_end, lacks_keys
-from snapmgr.mysql.server.options import server_options
+from snapmgr.mysql.server.options import throwaway_options
 from snapmgr.mysql.server.program import server_for
 from snapmgr.mysql.server.rundir import (
     COVER_FAILED,
-    LOG,
     as_user,
     check_reachable,
     covered,
@@ -48,20 +47,16 @@ _MIB = 1024 * 1024
 class ThrowawayServer:
     """A running throwaway server; made by `throwaway`."""
 
-    def __init__(
-        self, binary: ServerBinary, process: Process, socket: str, log: str, log_fd: int, *, home: str
-    ) -> None:
+    def __init__(self, binary: ServerBinary, process: Process, socket: str, log_fd: int, *, home: str) -> None:
         self.binary = binary
         self._process = process
         self._home = home
         self.socket = socket
-        self.log = log
-        """Path of what it printed."""
-        # Never opened again by its name: it lies in a folder of the server's user.
+        # Never open the log again by its path: the server's user owns the folder.
         self._log_fd = log_fd
         self._complaints_read = 0
         self.no_keys: str | None = None
-        """Why it has no keys for encrypted data, in words; None if it has some."""
+        """Why it has no keys for encrypted data, as text; None if it has some."""
 
     @property
     def pid(self) -> int:
@@ -78,18 +73,18 @@ class ThrowawayServer:
         return connect(Credentials(socket=self.socket, user="root"), timeout_s=timeout_s)
 
     def excerpt(self) -> str:
-        """Return what matters of the log so far, bounded: for a failure's message."""
+        """Return the relevant lines of the log so far, bounded: for a failure's message."""
         return describe_end(self.log_text(), self._process.poll()).text
 
     def complaints(self) -> tuple[str, ...]:
-        """Return what the log says of damaged data since the last call: a server may log it and answer all the same."""
+        """Return new log lines about damaged data since the last call: a server may log damage and still answer."""
         # Up to the last whole line: the server may be writing the next one.
         new = _read_from(self._log_fd, self._complaints_read).rpartition(b"\n")[0]
         self._complaints_read += len(new)
         return damage(new.decode("utf-8", "replace"))
 
     def shutdown(self, *, time_limit_s: float = 60.0) -> bool:
-        """End the server politely; return whether it ended by itself, in time and without an error."""
+        """Shut the server down by SIGTERM; return whether it ended in time and without an error."""
         deadline = time.monotonic() + time_limit_s
         if self.running:
             self._process.send_signal(signal.SIGTERM)
@@ -98,19 +93,19 @@ class ThrowawayServer:
         return self._process.poll() == 0
 
     def failure(self, what: str) -> VerificationError | MissingRequirementError:
-        """Return the error for a server that ended by itself: MissingRequirementError if the machine is why."""
+        """Return the error for a server that ended by itself: MissingRequirementError if the machine is the cause."""
         end = describe_end(self.log_text(), self._process.poll())
         kind = MissingRequirementError if end.machine else VerificationError
-        return self.lack_of_keys(what) or kind(f"{what}: {name_spaces(end.text, self._home)}", hint=end.hint)
+        return self.missing_keys(what) or kind(f"{what}: {name_spaces(end.text, self._home)}", hint=end.hint)
 
-    def lack_of_keys(self, what: str) -> MissingRequirementError | None:
-        """Return the error for what went wrong with a server that lacks the keys of encrypted data, if it does."""
+    def missing_keys(self, what: str) -> MissingRequirementError | None:
+        """Return the error for a server without the keys of encrypted data; None if that is not the cause."""
         if not lacks_keys(self.log_text(), given=self.no_keys is None):
             return None
         why = f"; {self.no_keys}" if self.no_keys else ""
         return MissingRequirementError(
-            f"{what}: the data are encrypted, and the server on the copy could not get their keys{why}",
-            hint=f"its log says: {self.excerpt()}; what it needs: docs/explanation/verification.md",
+            f"{what}: the data are encrypted, and the server on the copy does not have their keys{why}",
+            hint=f"its log says: {self.excerpt()}; requirements: docs/explanation/verification.md",
         )
 
     def log_text(self) -> str:
@@ -130,23 +125,23 @@ def throwaway(
     originals: Originals | None = None,
     time_limit_s: float = 600.0,
 ) -> Iterator[ThrowawayServer]:
-    """Run a server on a writable copy of a datadir while the context lasts; it is always ended and reaped.
+    """Run a server on a writable copy of a datadir while the context lasts; then always end and reap it.
 
     Args:
         binary: from `snapmgr.mysql.server.program.find_server`.
-        datadir: the copy; it is changed: recovery, a new UUID, the binary log's index.
+        datadir: the copy; the server changes it: recovery, a new UUID, the binary log's index.
         settings: `Layout.settings` of the source.
-        memory_bytes: what its buffers may take together; never less than about 80 MiB is used (MySQL: 190).
+        memory_bytes: limit of its buffers together; it uses at least about 80 MiB (MySQL: 190).
         run_dir: for socket, log and temporary files; made if missing, given to the datadir's owner, mode 0700.
-        options: further options; the last one given wins.
-        originals: folders as the source server knew them, and the copy of each: the datadir and every place outside.
-            Needed (and used) only where the copy holds absolute paths; it takes root.
+        options: further options; the last one wins.
+        originals: folders by their path on the source's server, and the copy of each: the datadir and every place
+            outside it. Needed (and used) only if the copy holds absolute paths; requires root.
         time_limit_s: from start to the first answer, crash recovery included.
 
     The server dies with the *thread* that entered the context (prctl(2), PR_SET_PDEATHSIG).
 
-    Raises VerificationError if the copy does not start in time; MissingRequirementError if this machine is why (rights,
-    memory, space, an absolute path that is not covered).
+    Raises VerificationError if the copy does not start in time; MissingRequirementError if this machine is the cause
+    (rights, memory, space, an absolute path that is not covered).
     """
     datadir, run_dir = os.path.realpath(datadir), os.path.abspath(run_dir)
     uid, gid = owner_of(datadir)
@@ -158,19 +153,18 @@ def throwaway(
         argv = [
             *_prefix(copy, uid, gid),
             binary.path,
-            *server_options(binary, copy, memory_bytes=memory_bytes, run_dir=run_dir, socket=socket, uid=uid),
+            *throwaway_options(binary, copy, memory_bytes=memory_bytes, run_dir=run_dir, socket=socket, uid=uid),
             *keys.among(options),
         ]
         with running(argv, output=log, grace_s=_GRACE_S) as process:
-            # Of any plugin it is assumed that it has keys: then what cannot be read is damaged.
+            # Assume that any plugin has keys: then an unreadable page is damaged.
             given = keys.plugin_dir is not None or any(one.startswith("--plugin-load") for one in argv)
-            path = os.path.join(run_dir, LOG)
-            server = ThrowawayServer(binary, process, socket, path, log.fileno(), home=copy.home)
+            server = ThrowawayServer(binary, process, socket, log.fileno(), home=copy.home)
             server.no_keys = None if given else keys.missing
             try:
                 _wait_until_it_answers(server, time_limit_s)
             except BaseException:
-                # MariaDB loses a SIGTERM that comes 30 to 80 ms after its start; and there is nothing to be saved yet.
+                # MariaDB loses a SIGTERM that comes 30 to 80 ms after its start; and it has no data to save yet.
                 process.kill()
                 raise
             yield server
@@ -191,19 +185,19 @@ def copy_server(
     tell: Callable[[str], None] = lambda _line: None,
     purpose: str = "",
 ) -> Iterator[ThrowawayServer]:
-    """Choose the program for a writable copy of a datadir, start it in a folder of its own and let it recover the data.
+    """Choose the program for a writable copy of a datadir, and run `throwaway` with it in a temporary folder.
 
     Args:
         data: the copy.
-        recorded: the server that wrote the data, if it was asked.
-        program: path of the only program that may be taken.
-        binary: the program, if it is chosen already.
-        memory_bytes: as `throwaway`; so are `options`, `originals` and `time_limit_s`.
+        recorded: the server that wrote the data; None if we could not ask it.
+        program: path of the only allowed program.
+        binary: the program, if already chosen.
+        memory_bytes: as for `throwaway`, like `options`, `originals` and `time_limit_s`.
         scratch_dir: gets the folder for socket, log and temporary files, which is removed afterwards.
-        tell: takes a line for people, which ends with `purpose`.
-        purpose: why the server is started.
+        tell: receives a line for people, which ends with `purpose`.
+        purpose: why the server starts.
 
-    Raises what `throwaway` raises, and MissingRequirementError without a fitting program.
+    Raises what `server_for`, `run_folder` and `throwaway` raise.
     """
     binary = binary or server_for(recorded, data, program)
     tell(f"starting {binary.flavor} {binary.version} on a clone{purpose}")
@@ -225,10 +219,10 @@ def copy_server(
 
 @contextmanager
 def run_folder(scratch: str | os.PathLike[str]) -> Iterator[str]:
-    """Make a folder for `throwaway` in `scratch` and remove it with all that is in it.
+    """Make a folder for `throwaway` in `scratch`, and remove it with its content.
 
-    Not tempfile.TemporaryDirectory: with a folder that belongs to the server's user by now, its clean-up may follow a
-    symlink (CVE-2023-6597); shutil.rmtree goes by descriptors. Raises StorageError if it cannot be removed.
+    Not tempfile.TemporaryDirectory: the folder belongs to the server's user by then, and its cleanup may follow a
+    symlink (CVE-2023-6597); shutil.rmtree works by descriptors. Raises StorageError if the removal fails.
     """
     folder = mkdtemp(prefix=f"v{os.getpid()}-", dir=scratch)
     try:
@@ -238,7 +232,7 @@ def run_folder(scratch: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def _read_from(fd: int, offset: int) -> bytes:
-    """Return what is in a file from `offset` on; its position, which the server shares, stays."""
+    """Return a file's content from `offset` on; keeps its position, which the server shares."""
     pieces = []
     while piece := os.pread(fd, _MIB, offset):
         pieces.append(piece)
@@ -247,7 +241,7 @@ def _read_from(fd: int, offset: int) -> bytes:
 
 
 def _as_owner(uid: int, gid: int) -> list[str]:
-    # The user changes before the death signal is set: changing it afterwards would clear the signal.
+    # Change the user before setting the death signal: a later change would clear the signal.
     return [*as_user(uid, gid), *dying_with_us()]
 
 
@@ -256,7 +250,7 @@ def _prefix(copy: IsolatedCopy, uid: int, gid: int) -> list[str]:
         return _as_owner(uid, gid)
     if os.geteuid() != 0:
         raise MissingRequirementError(
-            "the copy holds absolute paths, and only root can let a server see the copy at them", hint="run as root"
+            "the copy holds absolute paths, and only root can mount the copy over them for a server", hint="run as root"
         )
     return [*covered(copy.covers), *_as_owner(uid, gid)]
 
@@ -267,9 +261,7 @@ def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None
     while (left := deadline - time.monotonic()) > 0:
         if not server.running:
             if server._process.returncode == COVER_FAILED:  # noqa: SLF001 - one module
-                raise MissingRequirementError(
-                    f"the copy could not be mounted over the original paths: {server.excerpt()}"
-                )
+                raise MissingRequirementError(f"cannot mount the copy over the original paths: {server.excerpt()}")
             raise server.failure("the server ended instead of starting on the copy")
         try:
             server.connect(timeout_s=min(left, 2.0)).close()
@@ -279,7 +271,7 @@ def _wait_until_it_answers(server: ThrowawayServer, time_limit_s: float) -> None
             return
         time.sleep(0.05)
     end = describe_end(server.log_text(), None)
-    # A server on a full file system waits for room instead of ending.
+    # A server on a full file system waits for space instead of ending.
     kind = MissingRequirementError if end.machine else VerificationError
     raise kind(
         f"the server on the copy did not answer within {format_duration(time_limit_s)}: {end.text or last}",

@@ -46,18 +46,14 @@ class ApplySettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
+class ApplyTimes:
     """Duration of each step."""
 
     warm_up_s: float
     tool_s: float
     settle_s: float
     """Until everything was in the storage itself."""
-
-    @property
-    def seconds(self) -> float:
-        """All together."""
-        return self.warm_up_s + self.tool_s + self.settle_s
+    unmount_s: float
 
 
 def choose_memory(redo_bytes: int, available_bytes: int) -> int:
@@ -79,7 +75,7 @@ def apply_in_place(
     progress: Callable[[Progress], None] = lambda _progress: None,
     watching: Callable[[ClientMount], AbstractContextManager[object]] = lambda _mount: nullcontext(),
     after: Callable[[str], None] = lambda _folder: None,
-) -> Ran:
+) -> ApplyTimes:
     """Prepare the backup in `folder`, which is a clone and ours, in place.
 
     Args:
@@ -114,7 +110,7 @@ def apply_in_place(
     if settings.client is None:
         tool_s = applied(folder)
         after(folder)
-        return Ran(warm_up_s=0.0, tool_s=tool_s, settle_s=0.0)
+        return ApplyTimes(warm_up_s=0.0, tool_s=tool_s, settle_s=0.0, unmount_s=0.0)
     if storage is None:
         raise StorageError(
             "this storage has no client program that can be mounted with other options",
@@ -136,6 +132,8 @@ def apply_in_place(
             tool_s = applied(inside)
         after(inside)
         start = time.monotonic()
-        mount.settle(_SETTLE_S, lambda left: tell(f"{format_size(left)} are still to be uploaded"))
-    # Leaving the mount waits too.
-    return Ran(warm_up_s=warm_up_s, tool_s=tool_s, settle_s=time.monotonic() - start)
+        mount.settle(_SETTLE_S, lambda left: tell(f"{format_size(left)} left to upload"))
+        settled = time.monotonic()
+    return ApplyTimes(
+        warm_up_s=warm_up_s, tool_s=tool_s, settle_s=settled - start, unmount_s=time.monotonic() - settled
+    )

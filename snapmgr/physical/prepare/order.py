@@ -86,7 +86,7 @@ class PreparedBackup:
     steps: tuple[tuple[str, float], ...]
     """Names and seconds."""
     written: Written | None
-    """What was written back to the storage."""
+    """Changes written back to the storage; None if the way writes nothing back."""
 
     @property
     def duration_s(self) -> float:

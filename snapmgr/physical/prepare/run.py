@@ -117,7 +117,10 @@ def prepare_folder(
                 # The storage is mounted read-only or full: only scratch remains.
                 tell(f"warning: cannot write beside the backup: {error.message}")
                 storage = None
-        local = stack.enter_context(_work_in(places.scratch, order, places.scratch_target, tell))
+        if there is not None and places.scratch == places.beside:
+            local = there
+        else:
+            local = stack.enter_context(_work_in(places.scratch, order, places.scratch_target, tell))
         planned = _plan(order, storage, backup, places)
         return _Prepare(planned, storage, there, local, tell=tell, progress=progress).run()
 
@@ -280,7 +283,11 @@ class _Prepare:
                 error.args = (error.message,)
                 error.hint = error.hint.replace(log, kept) if error.hint else f"the tool's log: {kept}"
             raise
-        for what, seconds in (("warm-up", ran.warm_up_s), ("prepare", ran.tool_s), ("upload", ran.settle_s)):
+        for what, seconds in (
+            ("warm-up", ran.warm_up_s),
+            ("prepare", ran.tool_s),
+            ("upload", ran.settle_s + ran.unmount_s),
+        ):
             if seconds:
                 self._steps.append((what, seconds))
         state = read_info(folder).state

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import SnapmgrError, StorageError
-from snapmgr.physical.prepare.crew import Crew, Piece, pieces
+from snapmgr.physical.crew import Crew, Piece, pieces
 from snapmgr.system.paths import shown
 from snapmgr.tree.attributes import Handle, keep
 from snapmgr.tree.walk import is_full, open_file, open_folder, reach, walk

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import StorageError
-from snapmgr.physical.prepare.crew import Crew, Piece, pieces
+from snapmgr.physical.crew import Crew, Piece, pieces
 from snapmgr.physical.prepare.scratchcopy import (
     BLOCK_BYTES,
     COPY_THREADS,

@@ -1,7 +1,7 @@
-"""MySQL's own CLONE: the server copies its InnoDB data into a folder, itself (CLONE LOCAL DATA DIRECTORY).
+"""MySQL's own CLONE: the server itself copies its InnoDB data into a folder (CLONE LOCAL DATA DIRECTORY).
 
-No increments and nothing to prepare: a server recovers what it needs when it starts on the clone, and only then the
-binlog position is there (`read_position`). Tables that are not InnoDB would be silently empty: refused.
+It makes no increments and needs no prepare: a server recovers the clone when it starts on it, and only then the binlog
+position is known (`read_position`). Other tables than InnoDB would be silently empty, so they are refused.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _INNER = "clone"
-"""Where the server clones to, in the staging folder: it must make that folder itself."""
+"""The target of the clone, in the staging folder: the server must make it itself."""
 _MARK = "#clone"
 _RECOVERED = os.path.join(_MARK, "#status_recovery")
 _RECOVERED_LINES = 4
 _FOREVER_S = 7 * 86400.0
 _SHOWN = 10
-# Nothing of them is on disk.
+# Engines without data on disk.
 _WITHOUT_DATA = ("MEMORY", "BLACKHOLE", "FEDERATED", "MRG_MYISAM", "PERFORMANCE_SCHEMA")
 _KILL_LIMIT_S = 30.0
 
@@ -57,13 +57,13 @@ class CloneTool:
         self._server_version = server_version
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return nothing: the plugin is the server's, and `back_up` looks for it."""
+        """Return nothing: the plugin belongs to the server, and `back_up` checks it."""
         return ()
 
     def back_up(self, request: CopyRequest) -> ToolBackup:
         """Let the server clone itself into the folder. Its `position` is None: see `read_position`."""
         if request.from_lsn:
-            raise BrokenChainError("MySQL's CLONE knows no increments", hint="each backup by it is a full one")
+            raise BrokenChainError("MySQL's CLONE makes no increments", hint='back up in full (mode = "full")')
         if request.options or request.throttle:
             raise ConfigError(
                 "CLONE LOCAL takes no options and no throttle",
@@ -78,7 +78,7 @@ class CloneTool:
             said: list[str] = [f"CLONE LOCAL DATA DIRECTORY = '{inner}'", f"server: {self._server_version}"]
             try:
                 _run(request, source, inner)
-                # One may have come meanwhile.
+                # A table may have been added meanwhile.
                 _require_innodb(source)
                 said.append("completed")
             except BaseException as error:
@@ -103,20 +103,20 @@ class CloneTool:
         )
 
     def apply(self, request: ApplyRequest) -> None:
-        """Raise: there is nothing to apply."""
+        """Raise an error: a clone needs no prepare."""
         if request.increment is not None:
-            raise BrokenChainError("MySQL's CLONE knows no increments")
+            raise BrokenChainError("MySQL's CLONE makes no increments")
         raise MissingRequirementError(
-            f"{request.folder} is a clone, which needs no prepare: a server may start on it",
+            f"{request.folder} is a clone, which needs no prepare: a server can start on it",
             hint="verify it, or restore it, as it is",
         )
 
 
 def read_position(folder: str, connection: Connection) -> Position | None:
-    """Return the position of a clone on whose copy in `folder` a server was started; None where none was written.
+    """Return the position of a clone after a server started on its copy in `folder`; None if none was recorded.
 
-    Exact: InnoDB keeps the binlog's place with each commit, and recovery writes down that of the last one. Raises
-    StorageError if that is damaged or the server on `connection` says otherwise.
+    It is exact: InnoDB stores the binlog position with each commit, and recovery records that of the last one. Raises
+    StorageError if the record is damaged or the server on `connection` has another position.
     """
     path = os.path.join(folder, _RECOVERED)
     lines = (read_text(path) or "").splitlines()
@@ -129,7 +129,9 @@ def read_position(folder: str, connection: Connection) -> Position | None:
     position = parse_binlog_info(f"{file}\t{offset}\t{gtid}", path)
     executed = "".join(str(connection.value("SELECT @@GLOBAL.gtid_executed") or "").split())
     if executed != gtid:
-        raise StorageError(f"{path} names the GTIDs {gtid or 'none'}, the server on the clone {executed or 'none'}")
+        raise StorageError(
+            f"{path} has the GTIDs {gtid or 'none'}, but the server on the clone has {executed or 'none'}"
+        )
     return position
 
 
@@ -144,7 +146,7 @@ def _require_plugin(source: BackupSource) -> None:
 
 
 def _require_innodb(source: BackupSource) -> None:
-    """Raise NotQuiescedError for tables that a clone would not hold."""
+    """Raise NotQuiescedError for tables that a clone leaves out."""
     marks = ", ".join(["%s"] * (len(SYSTEM_SCHEMAS) + len(_WITHOUT_DATA)))
     schemas, engines = marks.split(", ")[: len(SYSTEM_SCHEMAS)], marks.split(", ")[len(SYSTEM_SCHEMAS) :]
     rows = source.connection.rows(
@@ -154,20 +156,20 @@ def _require_innodb(source: BackupSource) -> None:
         (*SYSTEM_SCHEMAS, *_WITHOUT_DATA),
     )
     found = [str(row["one"]) for row in rows]
-    # An account may not see all tables; their files it cannot hide.
+    # The account may not see all tables, but it sees their files.
     others = [] if found else [f"tables of {engine}" for engine in source.needs.other_engines]
     if not found and not others:
         return
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     raise NotQuiescedError(
-        f"CLONE copies InnoDB only, and there are other tables: {', '.join(found[:_SHOWN] or others)}{more}",
+        f"CLONE copies only InnoDB, but there are other tables: {', '.join(found[:_SHOWN] or others)}{more}",
         hint="ALTER TABLE … ENGINE = InnoDB, or use xtrabackup or a snapshot job (source = mysql)"
         + ("" if found else "; or grant the account SELECT ON *.*, if there are none"),
     )
 
 
 def _let_in(request: CopyRequest, source: BackupSource) -> None:
-    """Make the staging folder the server's user's: the server itself makes a folder in it.
+    """Give the staging folder to the server's user: the server itself makes a folder in it.
 
     Raises MissingRequirementError.
     """
@@ -177,7 +179,7 @@ def _let_in(request: CopyRequest, source: BackupSource) -> None:
         os.chown(request.folder, uid, gid)
     elif info.st_uid != uid:
         raise MissingRequirementError(
-            f"the server runs as user {uid} and could not write to {request.folder}", hint="run snapmgr as root"
+            f"the server runs as user {uid}, which cannot write to {request.folder}", hint="run snapmgr as root"
         )
     try:
         theirs = os.stat(f"/proc/{source.identity.pid}/root{os.path.realpath(request.folder)}")
@@ -187,17 +189,17 @@ def _let_in(request: CopyRequest, source: BackupSource) -> None:
     if not seen:
         raise MissingRequirementError(
             f"the server does not see {request.folder}: it has a mount namespace of its own",
-            hint="a container, or systemd's PrivateTmp=, ProtectHome= or PrivateMounts=: stage where it sees it",
+            hint="a container, or systemd's PrivateTmp=, ProtectHome= or PrivateMounts=? Name another staging folder",
         )
     if CommandRunner().run([*as_user(uid, gid), "test", "-w", request.folder], ok=(0, 1)).returncode != 0:
         raise MissingRequirementError(
             f"the server's user ({uid}) cannot reach {request.folder}",
-            hint="the folders above it must be open for passing through (chmod o+x); FUSE mounts need allow_other",
+            hint="the user needs the right to enter the folders above it (chmod o+x); FUSE mounts need allow_other",
         )
 
 
 def _run(request: CopyRequest, source: BackupSource, inner: str) -> None:
-    """Run the statement on a connection of its own, until it ends; it is killed if we are interrupted."""
+    """Run the statement on a connection of its own until it ends; kill it if we are interrupted."""
     deadline = time.monotonic() + (_FOREVER_S if request.time_limit_s is None else request.time_limit_s)
     failures: list[MysqlError] = []
     with connect(request.credentials) as busy:
@@ -228,7 +230,7 @@ def _run(request: CopyRequest, source: BackupSource, inner: str) -> None:
 
 
 def _end(source: BackupSource, busy: Connection) -> None:
-    """End the statement in the server: cutting its connection would not, it is seen when it next says something."""
+    """Kill the statement in the server: it would not notice a closed connection before its next answer."""
     with suppress(MysqlError):
         source.connection.execute(f"KILL {busy.connection_id}")
     busy.drop()
@@ -251,7 +253,7 @@ def _failure(error: MysqlError, request: CopyRequest, source: BackupSource) -> E
 
 
 def _lift(folder: str, inner: str) -> None:
-    """Move the clone up into the staging folder; what tells that it is finished comes last."""
+    """Move the clone up into the staging folder, the file that marks it as finished last."""
     try:
         for name in sorted(os.listdir(inner), key=lambda name: name == _MARK):
             os.rename(os.path.join(inner, name), os.path.join(folder, name))

@@ -136,8 +136,8 @@ def read_slave_info(folder: str) -> SlaveInfo:
 def read_info(folder: str | os.PathLike[str]) -> BackupInfo:
     """Describe the finished backup in a folder by the tool's own files alone.
 
-    Raises NotFoundError if there is no folder, StorageError if it is no backup or none that was finished,
-    MissingRequirementError if it is compressed or partial.
+    Raises NotFoundError if the folder is missing, StorageError if it holds no finished backup, MissingRequirementError
+    if it is compressed or partial.
     """
     folder = os.fspath(folder)
     if not os.path.isdir(folder):

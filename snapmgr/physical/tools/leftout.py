@@ -1,7 +1,7 @@
 """Finds tables that a tool left out of a backup without an error: with a definition, but without a tablespace.
 
-mariadb-backup 10.11 and 11.8 read DISCARD TABLESPACE in the redo log as the table's end, and a table that was imported
-since the server's last checkpoint has that behind it: "We assume the table was dropped", and "completed OK!".
+mariadb-backup 10.11 and 11.8 take DISCARD TABLESPACE in the redo log for the end of the table. A table imported since
+the server's last checkpoint has one: "We assume the table was dropped", and "completed OK!".
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from snapmgr.physical.tools.request import ToolBackup
 _IGNORED = re.compile(
     rb"assume the +table was dropped .* ignore the tablespace (?:\./)?(?P<name>[^/\n]+/[^/\n]+)\.ibd\b"
 )
-# The header of a .frm: its magic number, and at 3 the engine (legacy_db_type): InnoDB, or what holds partitions.
+# The header of a .frm: its magic number, and at 3 the engine (legacy_db_type): InnoDB, or the partition engine.
 _FRM_BYTES = 4
 _FRM_MAGIC = b"\xfe\x01"
 _ENGINES = (12, 20)
-# As it is called in a backup, in an increment, and where it was made or changed since the backup began.
+# Its names in a backup, in an increment, and where it was made or changed since the backup began.
 _COPIES = (".ibd", ".ibd.delta", ".new", ".new.delta")
 _PARTITION = re.compile(r"#p#", re.IGNORECASE)
 _SHOWN = 5
 
 
 def left_out(folder: str, datadir: str, log: str) -> tuple[str, ...]:
-    """Return "schema/table" of each tablespace that a tool has left out, by its log, of a fresh backup in `folder`.
+    """Return "schema/table" of each tablespace that a tool left out of a fresh backup in `folder`, by its log.
 
     A table that really was dropped has no definition in the backup, and no tablespace in the server's `datadir`; one
     that was made again has another tablespace in the backup. Raises OSError.
@@ -45,7 +45,7 @@ def left_out(folder: str, datadir: str, log: str) -> tuple[str, ...]:
 
 
 def require_all_tables(folder: str, datadir: str, log: str, backup: ToolBackup) -> None:
-    """Raise StorageError, with their names, if tables were left out of a backup that the tool has just finished."""
+    """Raise StorageError, with their names, if the tool left tables out of the backup."""
     try:
         names = left_out(folder, datadir, log)
     except OSError as error:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MariabackupTool(CopyTool):
-    """mariadb-backup; see `tools.request.Tool`. An increment may follow on any backup that was prepared."""
+    """mariadb-backup; see `tools.request.Tool`. Every prepared backup takes an increment."""
 
     name: ToolName = "mariadb-backup"
     programs: ClassVar[tuple[str, ...]] = ("mariadb-backup", "mariabackup")
@@ -28,7 +28,7 @@ class MariabackupTool(CopyTool):
         """Return the command line of a backup."""
         return [
             program,
-            # Must be the first one. No other option file is read: the tool asks the server for its settings.
+            # Must come first. The tool reads no other option file, and asks the server for its settings.
             f"--defaults-file={login}",
             "--backup",
             f"--target-dir={request.folder}",
@@ -39,7 +39,7 @@ class MariabackupTool(CopyTool):
         """Return the command line that applies redo, or an increment."""
         return [
             program,
-            # This machine's options are not the server's: those that matter are in backup-my.cnf.
+            # Not this machine's options: those of the server are in backup-my.cnf.
             "--no-defaults",
             "--prepare",
             *apply_options(request),
@@ -55,7 +55,7 @@ class MariabackupTool(CopyTool):
         """Return the exact positions among those that the tool read while commits were blocked."""
         position = info.position
         if position is not None:
-            # The tool writes gtid_current_pos, which on a replica is not what its own binary log says.
+            # The tool records gtid_current_pos, which on a replica differs from its own binary log.
             position = Position(file=position.file, offset=position.offset, gtid=_gtid_at(source, position))
         return position, exact_sources(source.channels, read_slave_info(folder))
 
@@ -76,7 +76,7 @@ def exact_sources(channels: tuple[Channel, ...], info: SlaveInfo) -> tuple[Sourc
 
 
 def _gtid_at(source: BackupSource, position: Position) -> str:
-    """Return the GTID of a place in the server's binary log; "" if the server does not tell."""
+    """Return the GTID of a place in the server's binary log; "" if the server has none."""
     gtid: object = ""
     # The server reads the file up to that place. The file may be gone by now: the backup is complete without it.
     with suppress(MysqlError):

@@ -47,22 +47,22 @@ class BackupSource:
     layout: ServerLayout
     channels: tuple[Channel, ...]
     account: str
-    """As it stands in GRANT … TO."""
+    """As in GRANT … TO."""
 
     @property
     def needs(self) -> LockNeeds:
-        """Its tables by engine, as the choice of a lock sees them."""
+        """Its tables by engine, as in the choice of a lock."""
         return LockNeeds(engines=self.layout.engines)
 
     def current_lsn(self) -> int | None:
-        """Return how far the server has written its redo log; None if it does not tell, or is gone."""
+        """Return the LSN up to which the server has written its redo log; None if unknown."""
         with suppress(MysqlError, ValueError):
             values = self.connection.status(*_LSN_NAMES)
             return next((int(value) for value in values.values()), None)
         return None
 
     def redo_bytes(self) -> int | None:
-        """Return how much redo log the server keeps at most; None if it does not tell. Raises MysqlError."""
+        """Return the maximum size of the server's redo log; None if unknown. Raises MysqlError."""
         values = self.connection.variables(*_REDO_NAMES)
         if "innodb_redo_log_capacity" in values:
             return int(values["innodb_redo_log_capacity"])
@@ -71,19 +71,19 @@ class BackupSource:
         return int(values["innodb_log_file_size"]) * int(values.get("innodb_log_files_in_group", "1"))
 
     def require_lsn(self, from_lsn: int) -> None:
-        """Raise BrokenChainError if the server has not come to `from_lsn` yet: its data were exchanged.
+        """Raise BrokenChainError if the server has not reached `from_lsn` yet: its data were replaced.
 
-        The tools would make an empty increment of that, without a complaint (tried).
+        The tools would silently make an empty increment (tested).
         """
         now = self.current_lsn()
         if from_lsn and now is not None and now < from_lsn:
             raise BrokenChainError(
-                f"the server's log is at LSN {now}, and the last backup went up to {from_lsn}: these are other data",
+                f"the server's log is at LSN {now}, but the last backup ended at {from_lsn}: these are other data",
                 hint="a full backup is needed",
             )
 
     def data_bytes(self) -> int:
-        """Return about how much there is to copy."""
+        """Return the size of the data to copy, about."""
         total = 0
         for folder, _, names in os.walk(self.identity.datadir):
             for name in names:
@@ -93,7 +93,7 @@ class BackupSource:
         return total
 
     def why_inexact(self) -> str:
-        """Return why no position is exact though commits are blocked by BACKUP STAGE; "" if it is. Raises MysqlError.
+        """Return why no position is exact although BACKUP STAGE blocks commits; "" if it is. Raises MysqlError.
 
         As in `snapmgr.mysql.lock.levels`, where each was measured.
         """
@@ -115,27 +115,27 @@ class BackupSource:
 
 @contextmanager
 def open_source(credentials: Credentials, identity: ServerIdentity, tool: str) -> Iterator[BackupSource]:
-    """Connect to the server that is meant, and look at it.
+    """Connect to the expected server, and read what its backup depends on.
 
-    Raises NotQuiescedError if it is another one, or a cluster's; MissingRequirementError for a missing right, with the
-    statement that grants it, and for tablespaces outside of the datadir.
+    Raises NotQuiescedError for another server, or one of a cluster; MissingRequirementError for a missing right, with
+    the statement that grants it, and for tablespaces outside of the datadir.
     """
     with connect(credentials, timeout_s=_TIME_LIMIT_S) as connection:
-        # A copy may take hours, in which nothing is said here.
+        # A copy may take hours, during which this connection is idle.
         connection.execute(f"SET SESSION wait_timeout = {_IDLE_LIMIT_S}")
         found = identify(connection)
         if (found.pid, found.start_ticks, found.datadir) != (identity.pid, identity.start_ticks, identity.datadir):
             raise NotQuiescedError(
-                f"at {found.socket} answers process {found.pid} with the datadir {found.datadir}, and meant is process "
+                f"at {found.socket} answers process {found.pid} with the datadir {found.datadir}, instead of process "
                 f"{identity.pid} with {identity.datadir}",
-                hint="was the server restarted, or is it another one's socket? Try again",
+                hint="was the server restarted, or is it the socket of another one? Try again",
             )
         user, _, host = str(connection.value("SELECT CURRENT_USER()")).rpartition("@")
         account = f"'{user}'@'{host}'"
         abilities = probe_abilities(connection, found)
         abilities.refuse_cluster()
         with _granting(account):
-            # Asked for now, as the tools would ask at the very end of the copy.
+            # Now, because the tools need it only at the very end of the copy.
             connection.rows(abilities.binlog_status)
             channels = read_channels(connection, abilities)
             layout = read_layout(connection, found)
@@ -143,7 +143,7 @@ def open_source(credentials: Credentials, identity: ServerIdentity, tool: str) -
         if outside:
             more = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
             raise MissingRequirementError(
-                f"tablespaces lie outside of the datadir, where {tool} would leave their copies tied to the live "
+                f"tablespaces lie outside of the datadir, so that {tool} would leave their copies tied to the live "
                 f"files: {', '.join(outside[:_SHOWN])}{more}",
                 hint="use a snapshot job (source = mysql), which takes them as they are",
             )
@@ -159,7 +159,7 @@ def open_source(credentials: Credentials, identity: ServerIdentity, tool: str) -
 
 @contextmanager
 def _granting(account: str) -> Iterator[None]:
-    """Turn the server's refusal into the statement that helps."""
+    """Turn the server's refusal into the statement that grants the right."""
     try:
         yield
     except ConnectionLostError:

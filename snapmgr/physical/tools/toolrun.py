@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from snapmgr.mysql.connect.client import Credentials
 
 COMPLETED = "completed OK!"
-"""The tools' last words. An exit code of 0 without them is a failure (both manuals say so)."""
-# mariadb-backup does not act on SIGTERM (10.11.19, also not while it waits): SIGKILL has to end it, and with its
-# connections its locks go.
+"""The tools' last words. Exit status 0 without them is a failure (both manuals)."""
+# mariadb-backup ignores SIGTERM (10.11.19, even while it waits): only SIGKILL ends it, and its locks with its
+# connections.
 _GRACE_S = 0.5
 _POLL_S = 0.1
 _CHUNK = 1 << 20
 _KEPT_LINE = 4000
 _KEPT_LINES = 20_000
-# The hash of an account's password, as SHOW GRANTS has it.
+# Before the hash of an account's password in SHOW GRANTS.
 _HASHED = (b"IDENTIFIED BY PASSWORD '", b"IDENTIFIED VIA ", b"IDENTIFIED WITH ")
 
 
 @contextmanager
 def login_file(credentials: Credentials) -> Iterator[str]:
-    """Yield the path of an option file for client programs, readable by us alone; it is in memory and dies with us."""
+    """Yield the path of an option file for client programs that only we can read; it is in memory and dies with us."""
     fd = os.memfd_create("login", os.MFD_CLOEXEC)
     try:
-        # A memory file is born open to all, and client programs ignore such an option file.
+        # A new memory file is open to all, and client programs ignore such an option file.
         os.fchmod(fd, 0o600)
         os.write(fd, login_options(credentials))
         yield f"/proc/{os.getpid()}/fd/{fd}"
@@ -47,7 +47,7 @@ def login_file(credentials: Credentials) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a tool ended."""
+    """Exit status and last output of a tool."""
 
     returncode: int
     log: str
@@ -61,7 +61,7 @@ class Ended:
 
 
 class LogFile:
-    """The log of a running tool, read while it grows. A context; at its end no hash of a password is in it."""
+    """The log of a running tool, read while it grows. A context, whose end removes hashes of passwords from it."""
 
     def __init__(self, path: str) -> None:
         """Replace the file at `path` by an empty one, of mode 0600. Raises CatalogError."""
@@ -85,14 +85,14 @@ class LogFile:
         self.file.close()
 
     def read(self) -> list[str]:
-        """Return the whole lines that came since the last call."""
+        """Return the whole lines since the last call."""
         fresh: list[str] = []
         while piece := os.pread(self.file.fileno(), _CHUNK, self._offset):
             self._offset += len(piece)
             *whole, self._half = (self._half + piece).split(b"\n")
             fresh += [_clean(line) for line in whole]
         self.lines += fresh
-        # A server with 100,000 tables has a log of more than 200,000 lines; how it ended is at its end.
+        # A server with 100,000 tables has a log of more than 200,000 lines; its last lines tell how it ended.
         del self.lines[:-_KEPT_LINES]
         return fresh
 
@@ -105,7 +105,7 @@ class LogFile:
 
     def hide_hashes(self) -> None:
         """Blank out hashes of passwords: the tools print an account's grants when one is missing."""
-        # Not by its own name: O_APPEND sends every write to the end.
+        # Not through its own descriptor: O_APPEND sends every write to the end.
         with open(f"/proc/self/fd/{self.file.fileno()}", "r+b", buffering=0) as file:
             for at, length in _hash_places(os.pread(file.fileno(), 64 * _CHUNK, 0)):
                 os.pwrite(file.fileno(), b"*" * length, at)
@@ -118,7 +118,7 @@ def _clean(line: bytes) -> str:
 
 
 def _hash_places(text: bytes) -> Iterator[tuple[int, int]]:
-    """Yield place and length of all that stands behind IDENTIFIED … in its line."""
+    """Yield place and length of the text after each IDENTIFIED … up to the end of its line."""
     for words in _HASHED:
         at = text.find(words)
         while at >= 0:
@@ -135,15 +135,16 @@ def run_tool(
     time_limit_s: float | None = None,
     watch: Callable[[int, list[str]], None] = lambda _pid, _lines: None,
 ) -> Ended:
-    """Run a tool to its end and return what became of it; it is ended with its process group if we are interrupted.
+    """Run a tool to its end and return its result; an interruption ends its whole process group.
 
     Args:
         argv: the program, by its path, and its arguments.
         log: file that takes its stdout and stderr.
-        time_limit_s: then it is ended and StorageError raised; None: none.
-        watch: called several times a second with its pid and the lines that it has printed since.
+        time_limit_s: None: no limit.
+        watch: called several times a second with its pid and its new lines.
 
-    It also ends when we are killed. Raises StorageError after `time_limit_s`, CatalogError if there can be no log.
+    The tool also ends when we are killed. Raises StorageError after `time_limit_s`, CatalogError if the log cannot be
+    written.
     """
     deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
     with LogFile(log) as file, running([*dying_with_us(), *argv], output=file.file, grace_s=_GRACE_S) as process:
@@ -152,7 +153,7 @@ def run_tool(
             if deadline is not None and time.monotonic() > deadline:
                 raise StorageError(
                     f"{os.path.basename(argv[0])} did not finish within {format_duration(time_limit_s or 0)}",
-                    hint=f"raise the time limit, or see what kept it: {log}",
+                    hint=f"raise the time limit, or see its log: {log}",
                 )
             time.sleep(_POLL_S)
         file.close_up()
@@ -160,7 +161,8 @@ def run_tool(
 
 
 def require_completed(ended: Ended, what: str, *, account: str = "the account") -> None:
-    """Raise the error that explains how a tool failed, unless it completed: StorageError, MissingRequirementError, ….
+    """Raise the error that explains the failure of a tool, unless it completed: StorageError, MissingRequirementError,
+    ….
 
     Args:
         ended: from `run_tool`.
@@ -172,9 +174,9 @@ def require_completed(ended: Ended, what: str, *, account: str = "the account") 
 
 
 def written_bytes(pid: int) -> int:
-    """Return how many bytes a process has written so far (proc_pid_io(5)); 0 if that is not to be seen.
+    """Return the bytes that a process has written so far (proc_pid_io(5)); 0 if they are not visible.
 
-    What goes through io_uring, as a prepare's pages do, is no written character, but is sent to the storage.
+    Writes by io_uring, as of a prepare's pages, do not count as written characters, but as bytes to the storage.
     """
     counted = {"wchar": 0, "write_bytes": 0}
     with suppress(OSError, ValueError), open(f"/proc/{pid}/io", encoding="ascii") as file:

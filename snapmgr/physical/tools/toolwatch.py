@@ -18,7 +18,7 @@ _EVERY_S = 0.5
 _SCANNED = re.compile(r"log scanned up to \((?P<lsn>\d{1,20})\)")
 # mariadb-backup, once a second, while it waits for more log or finds the next part overwritten.
 _WAITING = re.compile(r"Retrying read of log at LSN=(?P<lsn>\d{1,20})")
-# A prepare's first and last LSN, and how far it is: in a log of several batches only.
+# A prepare's first and last LSN, and its progress: only in a log of several batches.
 _RECOVERY = re.compile(
     r"crash recovery from checkpoint LSN ?= ?(?P<start>\d{1,20})|End of log at LSN ?= ?(?P<end>\d{1,20})"
 )
@@ -43,7 +43,7 @@ def phase_of(line: str) -> str | None:
 
 
 class Watch:
-    """Tells the progress of one run of a tool."""
+    """Reports the progress of one run of a tool."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Watch:
         current_lsn: Callable[[], int | None] = lambda: None,
         redo_bytes: int | None = None,
     ) -> None:
-        """Tell progress to `tell`.
+        """Report progress to `tell`.
 
         Args:
             tell: gets it.
@@ -65,7 +65,7 @@ class Watch:
         self._expected_bytes = expected_bytes
         self._current_lsn = current_lsn
         self._redo_bytes = redo_bytes
-        # Where the tool waits for log, how far the server was after it was seen to wait there, and in which look.
+        # LSN at which the tool waits for log, the server's LSN after that was seen, and the number of that look.
         self._waiting: tuple[int, int, int] | None = None
         self._looks = 0
         self._phase = "starting"
@@ -75,10 +75,10 @@ class Watch:
         self._next = 0.0
 
     def look(self, pid: int, lines: list[str]) -> None:
-        """Take in new lines of the tool's log, and tell the progress if it is time or another phase has begun.
+        """Read new lines of the tool's log, and report the progress regularly and at each new phase.
 
-        Raises StorageError once redo log that the tool still needs has certainly been overwritten: the tool itself says
-        so only after it has copied all.
+        Raises StorageError once redo log that the tool still needs has certainly been overwritten: the tool itself
+        reports that only after it has copied everything.
         """
         before = self._phase
         self._looks += 1
@@ -122,14 +122,14 @@ class Watch:
             self._waiting = None if now is None else (lsn, now, self._looks)
             return
         _, then, look = self._waiting
-        # Words of the next look may be older than the server's answer; those of the one after it were said later.
+        # Lines of the next look may be older than the server's answer; those of the look after it are newer.
         if self._looks < look + 2:
             return
-        # So it was no further when the server was there already, and the server keeps no more than so much.
+        # So the tool was still here when the server was already there, and the server keeps only that much log.
         behind = then - lsn
         if self._redo_bytes is not None and behind > self._redo_bytes:
             raise StorageError(
-                f"the server overwrote redo log that was not copied yet: it keeps {format_size(self._redo_bytes)}, and "
+                f"the server overwrote redo log that was not copied yet: it keeps {format_size(self._redo_bytes)}, but "
                 f"the tool is {format_size(behind)} behind",
                 hint="enlarge innodb_log_file_size (MySQL: innodb_redo_log_capacity), or lower the load",
             )

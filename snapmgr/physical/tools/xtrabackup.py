@@ -1,4 +1,4 @@
-"""Percona XtraBackup, for MySQL. By its manual alone: it was never run here (docs/reference/physical-tools.md).
+"""Percona XtraBackup, for MySQL, by its manual alone: it was never run here (docs/reference/physical-tools.md).
 
 It differs from mariadb-backup where increments are to follow: only `--apply-log-only` leaves a backup open for them.
 """
@@ -30,7 +30,7 @@ class XtrabackupTool(CopyTool):
             f"--defaults-file={login}",
             "--backup",
             f"--target-dir={request.folder}",
-            # It reads files, not the server's settings.
+            # The tool reads files, not the server's settings.
             f"--datadir={request.identity.datadir}",
             *backup_options(request, replica=replica),
         ]

@@ -1,1 +1,4 @@
-"""Which settings prepare fastest on a clone in the storage: a search that measures."""
+"""Measures which settings prepare fastest on a clone in the storage.
+
+Import `tune` (the search, and `climb` for a fixed ladder), `storagebench` (one rung) and `outcome` (the result).
+"""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import MissingRequirementError, NotFoundError, SnapmgrError, VerificationError
 from snapmgr.contract.units import format_duration
-from snapmgr.physical.prepare.inplace import ApplySettings, Ran, apply_in_place
+from snapmgr.physical.prepare.inplace import ApplySettings, ApplyTimes, apply_in_place
 from snapmgr.physical.prepare.ownership import take_owners
 from snapmgr.physical.prepare.scratchcopy import copy_to_scratch
 from snapmgr.physical.prepare.workfolder import work_folder
@@ -70,7 +70,9 @@ class StorageBench:
     def measure(self, settings: RungSettings, limit_s: float, *, warm: bool = False, check: bool = False) -> Measured:
         """See `snapmgr.physical.tuning.tune.Bench`."""
         with ExitStack() as stack:
-            cache = stack.enter_context(self._cache(settings)) if self._own_cache(settings, warm=warm) else None
+            cache: str | None = None
+            if self.remounting is not None and (warm or settings.cache_dir is not None):
+                cache = stack.enter_context(_temporary(settings.cache_dir or self.cache_root))
             client = settings.client_options(cache) if self.remounting is not None else None
             if warm:
                 # It fills the cache: clones share their blocks.
@@ -103,19 +105,6 @@ class StorageBench:
                 return ScratchRun(copy_s=copy_s, tool_s=0.0, failure=error.message)
             return ScratchRun(copy_s=copy_s, tool_s=time.monotonic() - began - copy_s)
 
-    def _own_cache(self, settings: RungSettings, *, warm: bool) -> bool:
-        return self.remounting is not None and (warm or settings.cache_dir is not None)
-
-    @contextmanager
-    def _cache(self, settings: RungSettings) -> Iterator[str]:
-        root = settings.cache_dir or self.cache_root
-        sweep_caches(root)
-        folder = tempfile.mkdtemp(prefix=f"{_CACHE_PREFIX}{os.getpid()}-", dir=root)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
     def _once(
         self, settings: RungSettings, client: ClientOptions | None, limit_s: float, *, check: bool, warm: bool = False
     ) -> Measured:
@@ -135,7 +124,7 @@ class StorageBench:
                         warm_up=settings.warm_up,
                     ),
                     log=self.log,
-                    storage=None if self.remounting is None else _Timed(self.remounting, watch),
+                    storage=self.remounting,
                     time_limit_s=limit_s,
                     watching=lambda mount: watch.over(mount, os.path.basename(clone)),
                 )
@@ -146,9 +135,11 @@ class StorageBench:
             checked = self._check(clone, place.path) if check else None
         return self._won(settings, watch, ran, checked, warm=warm)
 
-    def _won(self, settings: RungSettings, watch: _Watch, ran: Ran, checked: Checked | None, *, warm: bool) -> Measured:
+    def _won(
+        self, settings: RungSettings, watch: _Watch, ran: ApplyTimes, checked: Checked | None, *, warm: bool
+    ) -> Measured:
         # Unmounting is not part of the prepare: everything is in the storage by then.
-        seconds = ran.warm_up_s + ran.tool_s + watch.settle_s
+        seconds = ran.warm_up_s + ran.tool_s + ran.settle_s
         counted, verdict = None, None
         if watch.start and watch.end:
             counted = growth(watch.start, watch.end)
@@ -166,7 +157,7 @@ class StorageBench:
             temperature="warm" if warm else "cold",
             warm_up_s=ran.warm_up_s,
             tool_s=ran.tool_s,
-            settle_s=watch.settle_s,
+            settle_s=ran.settle_s,
             verdict=verdict.why if verdict else "",
             advice=verdict.advice if verdict else "",
             counted=counted,
@@ -217,7 +208,6 @@ class _Watch:
         self.start: dict[str, float] = {}
         self.end: dict[str, float] = {}
         self.samples: list[Sample] = []
-        self.settle_s = 0.0
 
     @contextmanager
     def over(self, mount: ClientMount, name: str) -> Iterator[None]:
@@ -244,42 +234,6 @@ class _Watch:
             if len(self.samples) >= _MOST_SAMPLES:
                 del self.samples[::2]
                 pause_s *= 2
-
-
-class _Timed:
-    """A storage whose private mounts measure the time until everything is in the storage itself."""
-
-    def __init__(self, storage: Remounting, watch: _Watch) -> None:
-        self._storage = storage
-        self._watch = watch
-
-    @contextmanager
-    def client_mount(self, path: str, options: ClientOptions) -> Iterator[ClientMount]:
-        """See `snapmgr.api.Remounting`."""
-        with self._storage.client_mount(path, options) as mount:
-            yield _TimedMount(mount, self._watch)
-
-
-class _TimedMount:
-    """See `snapmgr.api.ClientMount`."""
-
-    def __init__(self, mount: ClientMount, watch: _Watch) -> None:
-        self._mount = mount
-        self._watch = watch
-        self.path = mount.path
-        self.point = mount.point
-        self.options = mount.options
-
-    def counters(self) -> dict[str, float]:
-        return self._mount.counters()
-
-    def warm_up(self, path: str) -> None:
-        self._mount.warm_up(path)
-
-    def settle(self, timeout_s: float, tell: Callable[[int], None] | None = None) -> None:
-        began = time.monotonic()
-        self._mount.settle(timeout_s, tell)
-        self._watch.settle_s = time.monotonic() - began
 
 
 def sample(start: dict[str, float], now: dict[str, float], at_s: float) -> Sample:

@@ -1,7 +1,7 @@
-"""The operations of a trace as one HTML page that needs nothing else: threads × time, with totals of what is in view.
+"""Writes a trace as one self-contained HTML page: a timeline of the threads, with totals for the visible part.
 
-The page's parts lie beside this file; see packing.py for how the operations get into it. Nothing is fetched: its
-content security policy allows the page's own script and style by their hashes, and nothing else.
+The page's parts are beside this file; packing.py packs the operations into it. The page fetches nothing: its content
+security policy allows only its own script and style, by their hashes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SCRIPTS = ("unpack.js", "words.js", "model.js", "paint.js", "tables.js", "view.
 
 
 def write_page(operations: Operations, verdict: Verdict | None, out: IO[bytes], *, title: str = "JuiceFS") -> None:
-    """Write the page to a binary file. At a million operations it has some 10 MB and takes some 10 s to make.
+    """Write the page to a binary file; a million operations take some 10 MB and 10 s.
 
-    `title` says whose operations they are: the name of the trace's file.
+    `title` names the trace: the name of its file.
     """
     style = _part("page.css")
     script = '"use strict";\n(() => {\n' + "".join(map(_part, _SCRIPTS)) + "})();\n"
@@ -42,7 +42,7 @@ def write_page(operations: Operations, verdict: Verdict | None, out: IO[bytes], 
         data=pack(operations),
     )
     for part in parts:
-        # Names of files need not be text.
+        # File names may not be valid Unicode.
         out.write(part.encode(errors="replace"))
 
 

@@ -1,8 +1,8 @@
-"""Operations as text for the page: columns, of which each has its bytes sorted by weight, deflated, in base64.
+"""Packs operations as text for the page: columns with their bytes sorted by significance, deflated, in base64.
 
-What comes out, decoded and inflated, is the length of a JSON document (4 bytes, little-endian), the document, and the
+Decoded and inflated, the result is the length of a JSON document (4 bytes, little-endian), the document, and the
 columns in the order in which the document names them. A column of width w is w runs of bytes, the lowest bytes of all
-numbers first: high bytes are nearly always the same and cost nothing deflated. page/unpack.js reads it.
+numbers first: high bytes are nearly always the same and compress to almost nothing. page/unpack.js reads it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from snapmgr.trace.lanes import Lane, lanes, starts_us
 from snapmgr.trace.operations import Operations
 
 _WIDTHS = ((1 << 8, "B"), (1 << 16, "H"), (1 << 32, "I"), (1 << 64, "Q"))
-# A number in JavaScript is exact up to here.
+# Numbers in JavaScript are exact up to this one.
 _MOST = (1 << 53) - 1
 
 
@@ -68,7 +68,7 @@ def _steps(starts: array[int], order: list[Lane], origin_us: int) -> Iterable[in
 
 
 def _column(numbers: Iterable[int]) -> tuple[int, bytes]:
-    """Return a column's width in bytes, and its bytes by weight."""
+    """Return a column's width in bytes, and its bytes by significance."""
     wide = array("Q", numbers)
     most = max(wide, default=0)
     if most > _MOST:

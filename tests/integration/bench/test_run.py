@@ -20,7 +20,7 @@ from snapmgr.bench.model import MetricInfo, Needs, Outcome, Parameters, Stack
 from snapmgr.bench.results.samples import Results, read
 from snapmgr.bench.run.conductor import Conductor
 from snapmgr.bench.run.plan import Options, make_plan
-from snapmgr.bench.storage.stacks import STACKS, lacking
+from snapmgr.bench.storage.stacks import STACKS, missing_requirements
 from snapmgr.contract.errors import CatalogError, CommandError, ConfigError
 from support.bench.documents import bench_run
 from support.bench.fakes import STACKS as FAKE_STACKS
@@ -175,7 +175,7 @@ def test_a_results_disk_that_ends_is_not_charged_to_a_storage(small: Path, end: 
         Options(scenarios=("work",), stacks=("one", "two"), profile="smoke", repeats=1),
         scenarios=(FakeScenario(),),
         stacks=FAKE_STACKS,
-        lacking=lambda _: (),
+        missing_requirements=lambda _: (),
         memory_bytes=1 << 60,
         room_bytes=1 << 60,
     )
@@ -190,7 +190,7 @@ def test_a_results_disk_that_ends_is_not_charged_to_a_storage(small: Path, end: 
     bench.fail = fail
     with pytest.raises(CatalogError, match=f"cannot write {results.folder}: ") as raised:
         work()
-    assert "goes on" in (raised.value.hint or "")
+    assert "to continue, repeat the command" in (raised.value.hint or "")
     if end == "read-only":
         # And so it is refused from the start.
         with pytest.raises(ConfigError, match="Read-only file system"):
@@ -233,7 +233,7 @@ def test_a_full_disk_fails_the_samples_and_then_the_storage_with_fios_own_words(
         Options(scenarios=("filling",), stacks=("ext4",), profile="smoke", repeats=2, budget_s=600.0),
         scenarios=(Filling(),),
         stacks=STACKS,
-        lacking=lacking,
+        missing_requirements=missing_requirements,
         memory_bytes=1 << 60,
         room_bytes=384 * MIB,
     )

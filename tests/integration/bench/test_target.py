@@ -242,7 +242,7 @@ def test_a_mounted_device_is_never_taken_whatever_is_said(disk):
         for wipe in (None, disk.word):
             error = refusal(disk.path, wipe)
             assert f"mounted at {disk.image.parent}/mnt" in error.message
-            assert "--wipe does not help" in error.hint
+            assert "--wipe does not override" in error.hint
         assert (disk.image.parent / "mnt/file").read_text() == "precious"
 
 
@@ -355,7 +355,7 @@ def assert_stopped(target, why: str) -> None:
     for step in (target.check, target.blank):
         with pytest.raises(StorageError, match=why) as raised:
             step()
-        assert "nothing is formatted" in raised.value.message
+        assert "nothing was formatted" in raised.value.message
 
 
 def assert_stopped_at_the_end(stack: ExitStack, why: str) -> None:
@@ -567,7 +567,7 @@ def test_another_file_behind_our_loop_device_is_noticed(folder, disk):
         with pytest.raises(StorageError, match="another file"):
             target.blank()
         target.device = "/dev/loop-control"
-        with pytest.raises(StorageError, match="lost its file"):
+        with pytest.raises(StorageError, match="is detached from its file"):
             target.check()
         target.device = mine
         target.check()

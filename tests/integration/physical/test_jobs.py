@@ -337,7 +337,7 @@ def test_what_no_storage_can_take_is_not_fetched(scene: Scene, monkeypatch: pyte
     assert refused.value.hint.startswith(f"make a folder in {scene.file_system.point}")
     scene.configure(text=f'{text}staging = "{staging}/none"\n')
     ctx = scene.context()
-    with pytest.raises(ConfigError, match="staging/none is not there"):
+    with pytest.raises(ConfigError, match="staging/none does not exist"):
         plan_backup(ctx, ctx.config.job("demo"))
 
 

@@ -136,7 +136,7 @@ def test_the_account_gets_its_rights_by_the_printed_statements_and_its_password_
 def test_another_server_than_is_meant_is_not_backed_up(server, folder):
     asked = request(server, folder)
     for other in (replace(asked.identity, pid=1), replace(asked.identity, datadir="/var/lib/mysql")):
-        with pytest.raises(NotQuiescedError, match="and meant is"):
+        with pytest.raises(NotQuiescedError, match="instead of process"):
             tool_of(server).back_up(replace(asked, identity=other))
     assert list((folder / "full").iterdir()) == []
 

@@ -182,7 +182,7 @@ def test_a_disk_that_fills_up_in_the_middle(large, monkeypatch):
     with loop_filesystem("ext4", 64 << 20, base=Path("/dev/shm")) as small:
         monkeypatch.setattr(restore_copy.os, "fstatvfs", lambda _fd: Plenty)
         ctx = large.context()
-        with pytest.raises(StorageError, match="no room is left for z") as caught:
+        with pytest.raises(StorageError, match="no space left for z") as caught:
             restore(ctx, ctx.catalog.resolve("latest"), str(small.point / "x"))
         assert "make room" in (caught.value.hint or "")
         monkeypatch.undo()

@@ -47,8 +47,8 @@ class Lab:
         monkeypatch.setattr("snapmgr.bench.scenarios.scenarios", lambda: self.scenarios)
         monkeypatch.setattr("snapmgr.bench.storage.stacks.STACKS", STACKS)
         monkeypatch.setattr(session, "STACKS", STACKS)
-        monkeypatch.setattr(session, "lacking", lambda _stack: ())
-        monkeypatch.setattr("snapmgr.bench.storage.stacks.lacking", lambda _stack: ())
+        monkeypatch.setattr(session, "missing_requirements", lambda _stack: ())
+        monkeypatch.setattr("snapmgr.bench.storage.stacks.missing_requirements", lambda _stack: ())
         monkeypatch.setattr(session, "opened_target", self._opened)
         # What lies on this machine is nobody's business here.
         monkeypatch.setattr(session, "clear_leftovers", lambda _runner: ())
@@ -197,7 +197,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_same_command_does(lab):
     lab.bench.fail = lambda _stack: Interrupted(2) if len(scenario.ran) == 4 else None
     code, out, err = lab.run("--repeats", "3")
     assert (code, out) == (130, "")
-    assert f"4 samples are kept; to go on: the same command with -o {lab.folder}" in err
+    assert f"4 samples are kept; to continue, repeat the command with -o {lab.folder}" in err
     lab.bench.fail = lambda _stack: None
     code, out, err = lab.run("--repeats", "3", "--budget", "2h")
     assert code == 0
@@ -205,7 +205,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_same_command_does(lab):
     assert "7 samples, 0 of them failed" in err
     code, _, err = lab.run("--repeats", "3")
     assert code == 0
-    assert "all was measured before" in err
+    assert "everything was measured before" in err
 
 
 def test_an_interrupted_run_without_samples_leaves_nothing(lab):
@@ -352,7 +352,7 @@ def test_show_writes_a_page_and_a_table(lab, tmp_path):
     assert {row["metric"] for row in rows} == {"work_s"}
     code, _, err = lab("show", lab.folder, "-o", tmp_path / "page.pdf")
     assert code == 2
-    assert ".html and .csv" in err
+    assert ".html nor .csv" in err
     assert lab("show", lab.folder, "-o", tmp_path / "no" / "page.html")[0] == 1
 
 
@@ -430,7 +430,7 @@ def test_the_line_to_paste_has_what_was_set_to_nothing(lab):
 def test_as_long_a_preparation_as_the_budget_is_refused(lab):
     code, _, err = lab.run("work", "--steady", "30m", "--budget", "30m")
     assert code == 2
-    assert "--steady 30 min leaves nothing of the budget, which is 30 min" in err
+    assert "--steady 30 min uses up the budget, which is 30 min" in err
     assert lab.opened == []
 
 

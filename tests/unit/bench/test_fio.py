@@ -105,7 +105,7 @@ def test_worker_that_was_killed_is_told_though_fio_itself_says_that_all_went_wel
     # As fio 3.33 printed it when one of two processes of a job got SIGSEGV: exit code 0, no error in the document.
     words = "fio: pid=26044, got signal=11\nfio: file hash not empty on exit\n"
     runner = _Runner(json.dumps({"jobs": [_report()]}), words)
-    with pytest.raises(CommandError, match="fio run.fio is not whole: fio: pid=26044, got signal=11"):
+    with pytest.raises(CommandError, match="the result of fio run.fio is incomplete: fio: pid=26044, got signal=11"):
         run_fio("run", {"job": {"rw": "write"}}, directory=tmp_path, keep=tmp_path, runner=runner)
 
 

@@ -164,7 +164,7 @@ def test_no_command_is_help_on_stderr(capsys):
         (["mount", "latest", "--for", "0"], "more than 0"),
         (["verify", "latest", "--tables", "0%"], "more than 0"),
         (["list", "other"], "there is no job 'other'"),
-        (["-q", "-v", "list"], "contradict"),
+        (["-q", "-v", "list"], "cannot be combined"),
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2(config, capsys, arguments, says):
@@ -308,7 +308,7 @@ def test_the_first_signal_ends_and_the_second_does_not_disturb(number, capfd):
     with pytest.raises(signals.Interrupted, match=number.name), signals.ending_by_signal():
         work()
     assert steps == ["cleared up"]
-    assert capfd.readouterr().err.count("clearing up") == 2
+    assert capfd.readouterr().err.count("cleaning up") == 2
     assert signal.getsignal(number) is old
 
 

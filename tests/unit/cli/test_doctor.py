@@ -56,7 +56,7 @@ def _problems(findings):
 
 @pytest.mark.parametrize(
     ("levels", "code"),
-    [(["ok", "note"], 0), (["ok", "missing"], 7), (["lacking", "problem"], 1), ([], 0)],
+    [(["ok", "note"], 0), (["ok", "missing"], 7), (["missing", "problem"], 1), ([], 0)],
 )
 def test_a_problem_outranks_what_is_lacking(levels, code):
     assert exit_code([Finding(area="job", subject="x", level=level, what="x") for level in levels]) == code

@@ -81,7 +81,7 @@ def test_show_says_everything_and_survives_a_storage_that_does_not(run):
         "waited 3.1 ms, held 4.2 ms",
         "it answered",
         "/mnt/look",
-        "not known",
+        "size unknown",
     ):
         assert part in out
     document = json.loads(run("show", "nightly.20260131T0230", "--json")[1])["snapshot"]
@@ -113,7 +113,7 @@ def test_prune_leaves_and_names_jobs_that_are_not_configured(run, catalog):
     catalog.write(manifest(5, job="old"))
     _, out, err = run("prune", "-n")
     assert "old" not in out
-    assert "job old is not configured any more" in err
+    assert "job old is no longer configured" in err
 
 
 def test_config_validate_names_everything_that_is_wrong(run, config):

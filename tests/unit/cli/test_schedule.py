@@ -88,7 +88,7 @@ def test_systemd_units_can_be_had_where_it_does_not_run(run):
         (["install", "nightly"], "Missing option '--on-calendar'"),
         (["install", "nightly", "--on-calendar", "25:00", "--yes"], "is not a calendar expression"),
         (["install", "nightly", "--on-calendar", "2020-01-01", "--yes"], "is always in the past"),
-        (["install", "nightly", "--on-calendar", "02:30 UTC", "--yes"], "cron cannot say"),
+        (["install", "nightly", "--on-calendar", "02:30 UTC", "--yes"], "cron cannot express"),
         (["install", "nightly", "--on-calendar", "02:30", "--random-delay", "5m"], "no random delay"),
         (["install", "nihgtly", "--on-calendar", "02:30"], "did you mean nightly?"),
         (["remove", "../cron.d/x"], "there is no job"),

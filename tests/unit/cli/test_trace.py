@@ -85,4 +85,4 @@ def test_a_file_s_name_cannot_write_to_the_terminal(capsys, tmp_path):
 def test_what_is_no_log_is_refused(capsys, tmp_path):
     assert main(["trace", "show", str(tmp_path / "none")]) == 1
     assert main(["trace", "show", str(Path(__file__))]) == 1
-    assert "is no log of operations of JuiceFS" in capsys.readouterr().err
+    assert "is not a JuiceFS log of operations" in capsys.readouterr().err

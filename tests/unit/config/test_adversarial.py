@@ -141,7 +141,7 @@ def test_any_structure_with_our_keys(tmp_path: Path, document: dict[str, Any]) -
         (b"[backend]\nreflink." + b"a." * 3_000 + b"a = 1", "nested too deeply"),
         (b"[job" + b".a" * 3_000 + b"]\n", "nested too deeply"),
         (b"a = " + b"9" * 5000, "a number that is too long"),
-        (b"#" * (10 << 20), "larger than any configuration"),
+        (b"#" * (10 << 20), "too large for a configuration"),
         (b"state_dir = '/\0'", "is not TOML"),
         (b'state_dir = "/\\u0000"', "must be an absolute path"),
         (b'state_dir = "\\ud800"', "is not TOML"),
@@ -190,7 +190,7 @@ def test_what_others_may_write_to_is_refused(tmp_path: Path, name: str, mode: in
     assert load_config(tmp_path / "c.toml").jobs == {}
     culprit = tmp_path / name
     culprit.chmod(culprit.stat().st_mode | mode)
-    with pytest.raises(ConfigError, match="others could run commands by it") as caught:
+    with pytest.raises(ConfigError, match="others could make snapmgr run their commands") as caught:
         load_config(tmp_path / "c.toml")
     assert caught.value.exit_code == 2
     assert f"chmod go-w {culprit}" in caught.value.message

@@ -158,19 +158,19 @@ def test_a_stopped_server_needs_its_datadir_and_no_connection(write):
     [
         ('[job.db]\nsource = "mysql"', "job.db", "needs socket"),
         (MYSQL + 'defaults_file = "/x"', "job.db", "both socket and defaults_file"),
-        ('[job.db]\nsource = "mysql"\ndefaults_file = "/x"\nuser = "u"', "job.db.user", "goes with socket"),
+        ('[job.db]\nsource = "mysql"\ndefaults_file = "/x"\nuser = "u"', "job.db.user", "needs socket"),
         ('[job.db]\nsource = "mysql"\nquiesce = "stopped"', "job.db.datadir", "is missing"),
-        (MYSQL + 'path = "/x"', "job.db.path", 'is for source = "directory"'),
-        (MYSQL + 'verify.command = ["x"]', "job.db.verify.command", 'is for source = "directory"'),
-        (FILES + 'socket = "/x"', "job.files.socket", 'is for source = "mysql" or "physical"'),
-        (FILES + 'verify.check = "quick"', "job.files.verify.check", 'is for source = "mysql" or "physical"'),
-        (FILES + 'quiesce = "auto"', "job.files.quiesce", 'is for source = "mysql"'),
-        (MYSQL + 'staging = "/x"', "job.db.staging", 'is for source = "physical"'),
-        (PHYSICAL + 'lock_wait = "3s"', "job.p.lock_wait", 'is for source = "mysql"'),
+        (MYSQL + 'path = "/x"', "job.db.path", 'applies only to source = "directory"'),
+        (MYSQL + 'verify.command = ["x"]', "job.db.verify.command", 'applies only to source = "directory"'),
+        (FILES + 'socket = "/x"', "job.files.socket", 'applies only to source = "mysql" or "physical"'),
+        (FILES + 'verify.check = "quick"', "job.files.verify.check", 'applies only to source = "mysql" or "physical"'),
+        (FILES + 'quiesce = "auto"', "job.files.quiesce", 'applies only to source = "mysql"'),
+        (MYSQL + 'staging = "/x"', "job.db.staging", 'applies only to source = "physical"'),
+        (PHYSICAL + 'lock_wait = "3s"', "job.p.lock_wait", 'applies only to source = "mysql"'),
         (PHYSICAL.replace("staging =", "#"), "job.p.staging", "is missing"),
-        (PHYSICAL + 'path = "/x"', "job.p.path", 'is for source = "directory"'),
+        (PHYSICAL + 'path = "/x"', "job.p.path", 'applies only to source = "directory"'),
         (PHYSICAL + 'tool = "dump"', "job.p.tool", "allowed are"),
-        (PHYSICAL + 'tool = "clone"\nmode = "incremental"', "job.p.mode", "full copies only"),
+        (PHYSICAL + 'tool = "clone"\nmode = "incremental"', "job.p.mode", "makes only full copies"),
         (PHYSICAL + "parallel = 0", "job.p.parallel", ">= 1"),
         (PHYSICAL + 'prepare.upload_delay = "2d"', "job.p.prepare.upload_delay", "between"),
         (PHYSICAL + 'prepare.strategy = "best"', "job.p.prepare.strategy", "allowed are"),
@@ -210,8 +210,8 @@ def test_a_stopped_server_needs_its_datadir_and_no_connection(write):
         ("[jobs.db]", "jobs", "did you mean 'job'?"),
         ("job = 3", "job = 3", "a table"),
         ("[job]\ndb = 3", "job.db = 3", "[job.NAME]"),
-        ("[job.latest]", "job.latest", "take another"),
-        ("[job.ALL]", "job.ALL", "take another"),
+        ("[job.latest]", "job.latest", "choose another"),
+        ("[job.ALL]", "job.ALL", "choose another"),
         ('[job."a/b"]', 'job."a/b"', "letters, digits"),
         ('[job."a\\n"]', 'job."a\\n"', "letters, digits"),
         (f"[job.{'a' * 49}]", "job.", "at most 48"),
@@ -363,7 +363,7 @@ def test_an_unknown_job_names_the_nearest(write):
     assert caught.value.hint == "did you mean files?"
     with pytest.raises(NotFoundError) as caught:
         config.job("zzz")
-    assert caught.value.hint == "jobs here: db, files"
+    assert caught.value.hint == "configured jobs: db, files"
 
 
 toml_values = st.recursive(
@@ -381,15 +381,15 @@ keys = st.sampled_from([*Job.__struct_encode_fields__, "nonsense"])
 
 @given(st.dictionaries(keys, toml_values, max_size=5), st.dictionaries(keys, toml_values, max_size=5))
 def test_any_toml_gives_a_job_or_errors_and_never_a_crash(defaults, table):
-    reading = load_module._Reading()
+    reader = load_module._Reader()
     for path, value in (("defaults", defaults), ("job.x", table)):
-        reading._define(DEFAULT_PATH, path, value)
-    job = reading.job("x")
+        reader._define(DEFAULT_PATH, path, value)
+    job = reader.job("x")
     if job is None:
-        assert reading.errors
+        assert reader.errors
     else:
         # A job without an error of its own is whole, whatever is wrong with the defaults.
-        assert all("defaults" in error for error in reading.errors)
+        assert all("defaults" in error for error in reader.errors)
         assert job.source in {"mysql", "directory", "physical"}
 
 

@@ -92,12 +92,12 @@ def test_one_backend_is_loaded_without_importing_the_others(install):
         ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'", MissingRequirementError),
         ("def broken(:", "cannot be imported: SyntaxError", SnapmgrError),
         ("Other = 1", "cannot be imported: AttributeError", SnapmgrError),
-        ("Good = 3", "is no class but 3", SnapmgrError),
-        ("class Good:\n  pass", "lacks Config, annotate, api_version, arm, attach", SnapmgrError),
+        ("Good = 3", "is not a class but 3", SnapmgrError),
+        ("class Good:\n  pass", "does not define Config, annotate, api_version, arm, attach", SnapmgrError),
         (GOOD.replace("VERSION", "99"), "is written for version 99 of the backend interface", SnapmgrError),
         (GOOD.replace("VERSION", "'x'"), "is written for version x of the backend interface", SnapmgrError),
         (GOOD.replace('"NAME"', '"other"'), "calls itself 'other'", SnapmgrError),
-        (GOOD + "\n    del Good.annotate, Good.usage", "lacks annotate, usage", SnapmgrError),
+        (GOOD + "\n    del Good.annotate, Good.usage", "does not define annotate, usage", SnapmgrError),
     ],
 )
 def test_a_broken_backend_names_its_distribution_and_hides_no_other(install, source, said, kind):
@@ -142,7 +142,7 @@ def test_two_distributions_with_one_name_are_refused(install):
 
 def test_the_word_auto_is_no_backends_name(install):
     install("auto", GOOD)
-    with pytest.raises(SnapmgrError, match="means something else"):
+    with pytest.raises(SnapmgrError, match="is reserved in the configuration"):
         load_backend("auto")
 
 

@@ -380,6 +380,13 @@ def test_the_strategy_storage_works_through_the_mount_that_is_there(folder, monk
     assert storage.calls == ["clone"]
 
 
+def test_scratch_may_be_the_folder_beside_the_backup(folder, monkeypatch):
+    monkeypatch.setattr(running, "tool_for", lambda *_a, **_n: _Tool())
+    order = PrepareOrder(source=str(folder), scratch=str(folder.parent), strategy="storage")
+    assert running.prepare_folder(order, _Storage()).path == f"{folder}.prepared"
+    assert sorted(os.listdir(folder.parent)) == ["full", "full.prepared"]
+
+
 @pytest.mark.parametrize(("writeback", "way"), [(True, "writeback"), (False, "storage")])
 def test_who_says_how_to_mount_has_chosen(folder, monkeypatch, writeback, way):
     storage = _Storage()

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from snapmgr.contract.errors import StorageError
+from snapmgr.physical.crew import Crew, Piece, pieces
 from snapmgr.physical.prepare import scratchcopy
-from snapmgr.physical.prepare.crew import Crew, Piece, pieces
 from snapmgr.physical.prepare.scratchcopy import BLOCK_BYTES, copy_to_scratch
 from snapmgr.physical.prepare.writeback import write_back
 
@@ -22,7 +22,7 @@ SIZES = (0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 5 * BLOCK_BYTES + 
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
-    monkeypatch.setattr("snapmgr.physical.prepare.crew._PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr("snapmgr.physical.crew._PIECE_BYTES", 1 << 20)
     monkeypatch.setattr(scratchcopy, "_STEP_BYTES", 2 * BLOCK_BYTES)
 
 

@@ -242,7 +242,6 @@ def test_only_what_the_tool_wrote_down_of_a_source_is_its_position():
             name=name,
             host="h",
             port=1,
-            receives=True,
             applies=True,
             file="later",
             offset=9,

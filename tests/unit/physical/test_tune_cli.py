@@ -8,7 +8,7 @@ import pytest
 from snapmgr.cli.prepare import command
 from snapmgr.cli.session import Session
 from snapmgr.physical.prepare.places import memory_available
-from snapmgr.physical.tuning.room import limits
+from snapmgr.physical.tuning.limits import limits
 
 
 def parsed(*words):

@@ -78,7 +78,7 @@ def test_a_path_that_no_schedule_can_hold_is_refused(name):
     if str(path).isprintable():
         assert own_command(path, "j")[-3:] == (os.path.abspath(path), "backup", "j")
     else:
-        with pytest.raises(ConfigError, match="cannot stand in a schedule"):
+        with pytest.raises(ConfigError, match="a schedule cannot contain it"):
             own_command(path, "j")
 
 
@@ -210,9 +210,9 @@ def test_a_foreign_file_is_neither_replaced_nor_removed(machine, state, name, co
     else:
         path.write_text(content)
     for kind in ("systemd", "cron"):
-        with pytest.raises(SnapmgrError, match="is not by snapmgr"):
+        with pytest.raises(SnapmgrError, match="was not written by snapmgr"):
             install(machine, state, _plan(machine, kind))
-    with pytest.raises(SnapmgrError, match="is not by snapmgr"):
+    with pytest.raises(SnapmgrError, match="was not written by snapmgr"):
         remove(machine, state, "nightly")
     assert installed_files(machine, "nightly") == []
     assert path.is_symlink() if content is None else path.read_text() == content
@@ -225,7 +225,7 @@ def test_a_symlink_is_foreign_wherever_it_leads(machine, state, tmp_path):
     path = machine.root / "etc/cron.d/snapmgr-nightly"
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SnapmgrError, match="is not by snapmgr"):
+    with pytest.raises(SnapmgrError, match="was not written by snapmgr"):
         remove(machine, state, "nightly")
     assert path.is_symlink()
 

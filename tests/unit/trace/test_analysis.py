@@ -7,9 +7,10 @@ import random
 
 import pytest
 
-from snapmgr.trace.accesslog import HEADER, TRAILER, read_blocks
+from snapmgr.trace.accesslog import HEADER, TRAILER
 from snapmgr.trace.analysis import analyse, facts_of
 from snapmgr.trace.verdict import judge
+from support.accesslog import read_blocks
 
 STATS = 0x7FFF_FFFF_0000_0003
 RECORDER = 77

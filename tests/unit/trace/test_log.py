@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.contract.errors import NotFoundError, SnapmgrError
-from snapmgr.trace.accesslog import Reader, read_blocks
+from snapmgr.trace.accesslog import Reader
 from snapmgr.trace.line import read_line, time_us
 from snapmgr.trace.reading import read_trace
+from support.accesslog import read_blocks
 
 # As recorded on a real mount.
 WRITE = b"2026.11.21 08:56:01.405333 [uid:0,gid:0,pid:9448] write (1028,16384,0,52) - OK <0.000102>\n"
@@ -76,7 +77,7 @@ def lines(draw):
     transfer = kind in {"read", "write"}
     moved = {"read": got, "write": size}.get(kind, 0)
     values = (
-        int(at.replace(tzinfo=UTC).timestamp()) * 1_000_000 + at.microsecond,
+        int(at.replace(microsecond=0, tzinfo=UTC).timestamp()) * 1_000_000 + at.microsecond,
         whole * 1_000_000 + micro,
         thread,
         kind,

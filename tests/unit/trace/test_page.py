@@ -287,5 +287,5 @@ def test_trace_show_replaces_no_recording(option, tmp_path, capsys):
     log = tmp_path / "kinds.log"
     log.write_bytes(GOLDEN.read_bytes())
     assert main(["trace", "show", str(log), option, str(log)]) == 2
-    assert "has none of the endings" in capsys.readouterr().err
+    assert "ends with neither" in capsys.readouterr().err
     assert log.read_bytes() == GOLDEN.read_bytes()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.trace.counters import Counted, growth, read_counters
-from snapmgr.trace.verdict import Facts, facts_from_counters, judge
+from snapmgr.trace.verdict import TraceFacts, facts_from_counters, judge
 
 QUIET = Counted(
     operations={},
@@ -88,7 +88,7 @@ def test_where_downloads_weigh_more_the_cache_comes_first():
 def test_a_busy_client_that_nobody_waits_for_is_bound_by_the_processor():
     counted = replace(QUIET, operation_s={"read": 5.0, "write": 3.0}, cpu_s=28.0)
     verdict = judge(facts_from_counters(counted, 30.0))
-    assert (verdict.bottleneck, verdict.action) == ("cpu", "scratch")
+    assert (verdict.bottleneck, verdict.findings[0].action) == ("cpu", "scratch")
     assert judge(facts_from_counters(replace(counted, cpu_s=3.0), 30.0)).bottleneck == "program"
 
 
@@ -107,9 +107,9 @@ def test_too_small_a_scratch_disk_is_said():
 
 
 def test_the_log_alone_tells_that_reads_are_slow_and_not_why():
-    verdict = judge(Facts(wall_s=10.0, read_s=9.0))
-    assert (verdict.bottleneck, verdict.action) == ("read", "record")
-    assert judge(Facts(wall_s=10.0, write_s=9.0)).bottleneck == "write"
+    verdict = judge(TraceFacts(wall_s=10.0, read_s=9.0))
+    assert (verdict.bottleneck, verdict.findings[0].action) == ("read", "record")
+    assert judge(TraceFacts(wall_s=10.0, write_s=9.0)).bottleneck == "write"
 
 
 def test_with_lines_missing_there_is_no_verdict():
@@ -120,16 +120,16 @@ def test_with_lines_missing_there_is_no_verdict():
 
 @pytest.mark.parametrize(("fsync_s", "fsyncs", "expected"), [(2.0, 20, False), (2.1, 20, True), (2.1, 19, False)])
 def test_the_edge_of_fsync(fsync_s, fsyncs, expected):
-    assert ("use-memory" in actions(Facts(wall_s=10.0, fsync_s=fsync_s, fsyncs=fsyncs))) is expected
+    assert ("use-memory" in actions(TraceFacts(wall_s=10.0, fsync_s=fsync_s, fsyncs=fsyncs))) is expected
 
 
 def test_a_few_long_fsyncs_wait_for_uploads():
-    verdict = judge(Facts(wall_s=10.0, fsync_s=2.1, fsyncs=19))
-    assert (verdict.bottleneck, verdict.action) == ("fsync", "writeback")
+    verdict = judge(TraceFacts(wall_s=10.0, fsync_s=2.1, fsyncs=19))
+    assert (verdict.bottleneck, verdict.findings[0].action) == ("fsync", "writeback")
 
 
 def test_nothing_recorded():
-    assert judge(Facts(wall_s=0.0)).bottleneck == "unknown"
+    assert judge(TraceFacts(wall_s=0.0)).bottleneck == "unknown"
 
 
 numbers = st.integers(0, 10**13)
@@ -138,7 +138,7 @@ seconds = st.floats(0, 1e6)
 
 @given(
     facts=st.builds(
-        Facts,
+        TraceFacts,
         wall_s=seconds,
         read_s=seconds,
         write_s=seconds,
@@ -178,5 +178,5 @@ def test_counters_are_read_and_subtracted():
     counted = growth(start, end)
     assert counted.operations == {"read": 7, "fsync": 3}
     assert (counted.gets, counted.get_bytes, counted.staged_bytes, counted.puts) == (4, 4096, 7, 0)
-    with pytest.raises(ValueError, match="made anew"):
+    with pytest.raises(ValueError, match="was remounted"):
         growth(end, start)

@@ -276,7 +276,7 @@ def test_a_full_disk_is_said_to_be_full(pair, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "sendfile", full)
-    with pytest.raises(StorageError, match="no room is left for file") as caught:
+    with pytest.raises(StorageError, match="no space left for file") as caught:
         pair.run()
     assert caught.value.hint
 

@@ -56,13 +56,13 @@ def test_what_cannot_be_meant_is_bad_input_with_what_to_write(text, why):
 
 
 def test_a_folder_without_a_size_is_asked_for_one(tmp_path):
-    with pytest.raises(ConfigError, match="how large") as raised:
+    with pytest.raises(ConfigError, match="size of the file is missing") as raised:
         parse_target(str(tmp_path))
     assert f"loop:SIZE:{tmp_path}" in raised.value.hint
 
 
 def test_a_file_that_does_not_fit_is_refused_with_both_sizes(tmp_path):
-    with pytest.raises(ConfigError, match=r"no room for a file of 1\.0 EiB: .* are free in .*shall stay free"):
+    with pytest.raises(ConfigError, match=r"no space for a file of 1\.0 EiB: .* are free in .*must stay free"):
         preview_target(f"loop:1E:{tmp_path}", size_bytes=None, wipe=None)
 
 
@@ -70,7 +70,7 @@ def test_a_margin_stays_free(tmp_path, monkeypatch):
     real = os.statvfs(tmp_path)
     free = real.f_bavail * real.f_frsize
     monkeypatch.setattr(loopfile, "_available_memory", lambda: 1 << 60)
-    with pytest.raises(ConfigError, match="no room"):
+    with pytest.raises(ConfigError, match="no space"):
         require_room(tmp_path, free - 10 * MIB)
 
 
@@ -84,7 +84,7 @@ def test_memory_behind_a_folder_is_not_filled_up(tmp_path, monkeypatch):
 def test_only_root_formats(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with (
-        pytest.raises(MissingRequirementError, match="only root"),
+        pytest.raises(MissingRequirementError, match="needs root"),
         opened_target(f"loop:200M:{tmp_path}", size_bytes=None, wipe=None),
     ):
         pass

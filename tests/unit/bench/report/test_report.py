@@ -188,6 +188,14 @@ def test_machines_sizes_and_files_that_do_not_fit_together_are_said():
     assert found["recommendation"]["sentences"][0]["text"].startswith("No advice: the samples come from machines")
 
 
+def test_absent_samples_are_no_machine_of_their_own():
+    steady = {**HOST, "steady": None}
+    samples = [{**one, "host": steady} for one in random_updates()]
+    found = document([*samples, {**absent("random-update", "lvm+ext4", "no lvm"), "host": HOST}], made_at=NOW)
+    assert [host["n"] for host in found["hosts"]] == [len(samples)]
+    assert "that differ" not in json.dumps(found["warnings"])
+
+
 def test_what_a_boot_changes_makes_no_other_machine():
     samples = random_updates(blocks=6)
     same = {"memory_bytes": 25_276_502_016, "target": {"kind": "device", "allocated_bytes": 4096}}

@@ -165,7 +165,7 @@ def test_a_folder_of_something_else_is_not_written_to(tmp_path):
         read([tmp_path])
     with pytest.raises(NotFoundError):
         read([tmp_path / "nothing"])
-    with pytest.raises(ConfigError, match="is no folder of results"):
+    with pytest.raises(ConfigError, match="is not a folder of results"):
         read([tmp_path / "thesis.txt"])
 
 

@@ -46,7 +46,7 @@ class Site:
             Options(**options),
             scenarios=scenarios,
             stacks=STACKS,
-            lacking=lambda _: (),
+            missing_requirements=lambda _: (),
             memory_bytes=GIB,
             room_bytes=GIB,
         )
@@ -217,7 +217,7 @@ def test_a_work_folder_that_is_none_is_refused_and_nothing_is_followed(site, tmp
         work.write_text("mine")
     else:
         work.symlink_to(kept if what == "link" else tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"\.work is no folder that a run has made"):
+    with pytest.raises(ConfigError, match=r"\.work was not made by a run"):
         site.run(FakeScenario())
     assert site.target.asked == []
     assert (kept / "thesis").exists()
@@ -233,7 +233,7 @@ def test_a_work_folder_that_is_none_in_the_midst_ends_the_run(site, tmp_path):
         work.symlink_to(tmp_path)
 
     site.bench.fail = exchanged
-    with pytest.raises(ConfigError, match="is no folder that a run has made"):
+    with pytest.raises(ConfigError, match="was not made by a run"):
         site.run(scenario, repeats=1)
     assert len(site.samples()) == 1
     assert work.is_symlink()
@@ -253,7 +253,7 @@ def test_results_that_cannot_be_written_any_more_end_the_run_and_no_storage_is_c
     with pytest.raises(NoRoomError, match=f"cannot write {site.results.folder}: No space left") as raised:
         site.run(FakeScenario(), repeats=1)
     assert raised.value.exit_code == 1
-    assert f"the same command with -o {site.results.folder} goes on" in raised.value.hint
+    assert f"to continue, repeat the command with -o {site.results.folder}" in raised.value.hint
     assert [sample["failure"] for sample in site.samples()] == [""] * 3
     monkeypatch.undo()
     site.bench.fail = lambda _stack: None
@@ -271,7 +271,7 @@ def test_results_that_are_gone_end_the_run(site, tmp_path, again):
                 site.results.folder.mkdir()
 
     site.bench.fail = unmounted
-    words = "another folder than when the run began" if again else "No such file or directory"
+    words = "was replaced while the run was going on" if again else "No such file or directory"
     with pytest.raises(CatalogError, match=words):
         site.run(scenario, repeats=1)
     assert len(read([tmp_path / "elsewhere"]).samples) == 2

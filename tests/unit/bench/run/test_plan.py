@@ -18,13 +18,13 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-def _plan(*scenarios, lacking=lambda _: (), room_bytes=100 * GIB, **options):
+def _plan(*scenarios, missing_requirements=lambda _: (), room_bytes=100 * GIB, **options):
     options = {"stacks": ("one", "two"), "scenarios": ("work",)} | options
     return make_plan(
         Options(**options),
         scenarios=scenarios or (FakeScenario(),),
         stacks=STACKS,
-        lacking=lacking,
+        missing_requirements=missing_requirements,
         memory_bytes=GIB,
         room_bytes=room_bytes,
     )
@@ -74,7 +74,9 @@ def test_what_the_machine_lacks_is_a_row_that_says_why():
         FakeScenario("work", unfit=("three",)),
         FakeScenario("other", lacks="no fio"),
         stacks=("one", "two", "three"),
-        lacking=lambda stack: (Reason(what="no device-mapper", hint="load it"),) if stack.name == "two" else (),
+        missing_requirements=lambda stack: (
+            (Reason(what="no device-mapper", hint="load it"),) if stack.name == "two" else ()
+        ),
     )
     assert [(e.name, [s.name for s in e.stacks]) for e in plan.experiments] == [("work", ["one"])]
     assert [(a.scenario.name, a.stack.name, a.why) for a in plan.absent] == [
@@ -87,7 +89,7 @@ def test_what_the_machine_lacks_is_a_row_that_says_why():
 
 
 def test_names_that_do_not_exist_are_refused_with_those_that_do():
-    with pytest.raises(ConfigError, match="no stack 'zfs'") as error:
+    with pytest.raises(ConfigError, match="unknown stack 'zfs'") as error:
         _plan(stacks=("one", "zfs"))
     assert error.value.hint == "there are: one, two, three, control"
     with pytest.raises(ConfigError, match="no scenario has a variant 'printed'"):
@@ -147,7 +149,7 @@ def test_without_names_the_profiles_storages_are_compared_or_all_that_suit_a_sce
         Options(),
         scenarios=(FakeScenario("work"), FakeScenario("narrow", unfit=(*usual[1:], "other"))),
         stacks=stacks,
-        lacking=lambda stack: (Reason(what="gone", hint=""),) if stack.name == usual[0] else (),
+        missing_requirements=lambda stack: (Reason(what="gone", hint=""),) if stack.name == usual[0] else (),
         memory_bytes=GIB,
         room_bytes=GIB,
     )

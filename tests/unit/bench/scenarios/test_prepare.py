@@ -14,7 +14,7 @@ from snapmgr.bench.prepare import ladder as prepareladder
 from snapmgr.bench.prepare.ladder import TITLES, climb_ladder, rungs
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, change_statement, fill_statements
 from snapmgr.bench.scenarios import prepare
-from snapmgr.bench.storage import cloning
+from snapmgr.bench.storage import stacks
 from snapmgr.contract.errors import ConfigError
 from snapmgr.physical.tuning.rungs import Run
 from snapmgr.physical.tuning.tune import Checked, Measured, ScratchRun
@@ -233,10 +233,10 @@ def test_backend_that_clones_folders_is_found(monkeypatch, own, others, chosen):
     by_name = {one.name: one for one in (own, *others)}
     plugins = [SimpleNamespace(name=name, backend=object) for name in by_name]
     plugins.append(SimpleNamespace(name="cannot-be-imported", backend=None))
-    monkeypatch.setattr(cloning, "find_target", lambda path, *, runner: (path, runner))
-    monkeypatch.setattr(cloning, "list_plugins", lambda: plugins)
-    monkeypatch.setattr(cloning, "make_backend", lambda name, _table, _runner, _mounter: by_name[name])
-    found = cloning.cloning_of(own, "/path", None, None)
+    monkeypatch.setattr(stacks, "find_target", lambda path, *, runner: (path, runner))
+    monkeypatch.setattr(stacks, "list_plugins", lambda: plugins)
+    monkeypatch.setattr(stacks, "make_backend", lambda name, _table, _runner, _mounter: by_name[name])
+    found = stacks.cloning_of(own, "/path", None, None)
     assert (found and found.name) == chosen
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from snapmgr.api import Usage
 from snapmgr.bench.measure.digests import digest_units
 from snapmgr.bench.model import PROFILES, Parameters
-from snapmgr.bench.published import script as printed
+from snapmgr.bench.published import script
 from snapmgr.bench.scenarios import random_update
 from snapmgr.bench.scenarios.random_update import scenario
 from snapmgr.contract.errors import ConfigError
@@ -66,7 +66,7 @@ def test_buffered_variant_of_data_that_fit_into_memory_is_refused(variant):
     fits = _given(variant=variant, size_bytes=64 * _MIB, memory_bytes=64 * _MIB)
     with pytest.raises(ConfigError, match="64.0 MiB of data fit into memory") as caught:
         scenario.parameters(fits)
-    assert "bound the memory" in caught.value.hint
+    assert "limit the memory" in caught.value.hint
     scenario.parameters(_given(variant=variant, size_bytes=65 * _MIB, memory_bytes=64 * _MIB))
     scenario.parameters(_given(variant="database", size_bytes=64 * _MIB, memory_bytes=64 * _MIB))
 
@@ -145,7 +145,7 @@ def test_snapshot_that_the_storage_lost_fails_the_sample_and_is_deleted(tmp_path
 
 
 def _printed(phase, file, file_bytes, updates=0):
-    text = Path(printed.__file__).read_text()
+    text = Path(script.__file__).read_text()
     return subprocess.run(
         [sys.executable, "-I", "-c", text, phase, str(file), str(file_bytes), str(updates), "5"],
         check=False,

@@ -42,7 +42,7 @@ def test_scenarios_are_chosen_by_name_once_and_in_their_order():
         "random-update",
         "snapshot-ops",
     ]
-    with pytest.raises(ConfigError, match="there is no scenario 'random'") as error:
+    with pytest.raises(ConfigError, match="unknown scenario 'random'") as error:
         chosen(["random"])
     assert "random-update" in (error.value.hint or "")
 

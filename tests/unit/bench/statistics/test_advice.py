@@ -230,7 +230,7 @@ def test_the_one_that_beats_each_other_and_loses_nothing_is_recommended_with_its
     assert told.recommended == "xfs-reflink"
     assert texts(told.sentences) == [
         "For this disk: xfs-reflink.",
-        "xfs-reflink is shown better than btrfs, and worse in nothing: Random update (random-update): "
+        "xfs-reflink is shown better than btrfs, and worse in no metric: Random update (random-update): "
         "0.50 times (0.45–0.55) that of btrfs.",
     ]
     assert texts(told.costs) == [
@@ -253,7 +253,7 @@ def test_a_stack_of_which_a_sample_failed_is_never_recommended():
     assert told.recommended is None
     assert texts(told.sentences) == [
         f"No advice: xfs-reflink leads where it was measured, but {why}.",
-        "xfs-reflink is shown better than btrfs, and worse in nothing: Random update (random-update): "
+        "xfs-reflink is shown better than btrfs, and worse in no metric: Random update (random-update): "
         "0.50 times (0.45–0.55) that of btrfs.",
     ]
     assert texts(told.caveats) == [f"xfs-reflink: {why}. They count for nothing."]
@@ -272,7 +272,7 @@ def test_who_is_best_in_what_is_said_where_nobody_is_in_all():
     told = advise([finding("btrfs", "xfs-reflink", 2), finding("btrfs", "xfs-reflink", 2, metric=READ)], DISK)
     assert told.recommended is None
     assert texts(told.sentences) == [
-        "No advice for all uses: no stack is shown better than each other one and worse in nothing.",
+        "No advice for all uses: no stack is shown better than every other one and worse in no metric.",
         "Best in Random update (random-update): xfs-reflink (0.50 times (0.45–0.55) that of btrfs).",
         "Best in Linear read (random-update): btrfs (2.00 times (1.82–2.20) that of xfs-reflink).",
     ]

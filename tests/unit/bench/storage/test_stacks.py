@@ -12,7 +12,7 @@ from snapmgr.bench.measure import memory
 from snapmgr.bench.measure.quiet import requests, wait_until_idle
 from snapmgr.bench.model import Parameters
 from snapmgr.bench.storage import stacks
-from snapmgr.bench.storage.stacks import STACKS, backend_table, lacking, provisioner_of
+from snapmgr.bench.storage.stacks import STACKS, backend_table, missing_requirements, provisioner_of
 from snapmgr.config.plugins import make_backend
 from snapmgr.system.command import CommandRunner
 from snapmgr.system.mount import KernelMounter
@@ -35,21 +35,21 @@ def test_lacking_programs_and_file_systems_are_told(monkeypatch):
     monkeypatch.setattr(stacks, "find_program", absent)
     monkeypatch.setattr(stacks, "_kernel_knows", lambda _: False)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    reasons = lacking(STACKS["ext4"])
+    reasons = missing_requirements(STACKS["ext4"])
     assert [reason.what for reason in reasons] == [
-        "a file system is made and mounted as root only",
+        "making and mounting file systems needs root",
         "the kernel has no ext4",
         "the program mkfs.ext4 is not installed",
     ]
     assert reasons[-1].hint == "apt-get install e2fsprogs"
-    said = " ".join(reason.what for reason in lacking(STACKS["lvm-thin+xfs"]))
+    said = " ".join(reason.what for reason in missing_requirements(STACKS["lvm-thin+xfs"]))
     for program in ("mkfs.xfs", "pvcreate", "vgcreate", "thin_check"):
         assert f"the program {program} is not installed" in said
 
 
 def test_lack_is_told_once(monkeypatch):
     monkeypatch.setattr(stacks, "_kernel_knows", lambda _: False)
-    told = [reason.what for reason in lacking(STACKS["btrfs"])]
+    told = [reason.what for reason in missing_requirements(STACKS["btrfs"])]
     assert len(told) == len(set(told))
     assert "the kernel has no btrfs" in told
 
@@ -59,7 +59,9 @@ def test_backend_that_is_broken_is_a_reason(monkeypatch):
         raise MissingRequirementError(f"the backend {name} cannot be imported", hint="install it again")
 
     monkeypatch.setattr(stacks, "make_backend", broken)
-    assert lacking(STACKS["btrfs"])[-1] == Reason(what="the backend btrfs cannot be imported", hint="install it again")
+    assert missing_requirements(STACKS["btrfs"])[-1] == Reason(
+        what="the backend btrfs cannot be imported", hint="install it again"
+    )
 
 
 def test_backend_without_the_ability_makes_nothing():
@@ -99,18 +101,18 @@ def _groups(folder, *, controllers="cpu memory", enabled=""):
 
 def test_memory_controller_is_enabled(tmp_path):
     root = _groups(tmp_path)
-    assert memory.lacking(root) is None
+    assert memory.missing_requirement(root) is None
     assert (root / "cgroup.subtree_control").read_text() == "+memory"
 
 
 def test_no_memory_controller_is_told(tmp_path):
-    reason = memory.lacking(_groups(tmp_path, controllers="cpu pids"))
+    reason = memory.missing_requirement(_groups(tmp_path, controllers="cpu pids"))
     assert reason is not None
     assert "no memory controller" in reason.what
 
 
 def test_no_control_groups_are_told(tmp_path):
-    reason = memory.lacking(tmp_path)
+    reason = memory.missing_requirement(tmp_path)
     assert reason is not None
     assert "no control groups of version 2" in reason.what
 
@@ -129,14 +131,17 @@ def test_memory_is_told_the_same_after_a_boot_that_kept_more_for_itself():
 
 
 def test_too_little_memory_is_refused(tmp_path):
-    with pytest.raises(StorageError, match=r"does not run in 1\.0 MiB"), memory.bounded("x", 1 << 20, root=tmp_path):
+    with (
+        pytest.raises(StorageError, match=r"1\.0 MiB of memory are too little"),
+        memory.bounded("x", 1 << 20, root=tmp_path),
+    ):
         pass
 
 
 def test_refused_group_is_told(tmp_path, monkeypatch):
     root = _groups(tmp_path)
     monkeypatch.setattr(Path, "mkdir", _refuse)
-    with pytest.raises(MissingRequirementError, match="cannot bound memory"), memory.bounded("x", 128 << 20, root=root):
+    with pytest.raises(MissingRequirementError, match="cannot limit memory"), memory.bounded("x", 128 << 20, root=root):
         pass
 
 

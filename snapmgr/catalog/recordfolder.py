@@ -1,0 +1,63 @@
+"""Reads folders of the state directory: one JSON file a record, named for its content."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from snapmgr.catalog.manifest import Lease, RestoreRecord, Schedule, decode
+from snapmgr.contract.errors import CatalogError, MissingRequirementError, NotFoundError
+from snapmgr.system.files import read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_Record = TypeVar("_Record", Lease, Schedule, RestoreRecord)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damaged:
+    """A file of the state directory that cannot be read."""
+
+    path: Path
+    problem: str
+
+
+def read_records(
+    folder: Path, kind: type[_Record], name_of: Callable[[_Record], str]
+) -> tuple[list[_Record], list[Damaged]]:
+    """Return the records in a folder, ordered by name, and the files that cannot be read."""
+    records: list[_Record] = []
+    damaged: list[Damaged] = []
+    for name in sorted(names_in(folder)):
+        path = folder / name
+        try:
+            record = decode(read_file(path), kind, str(path))
+            require_name(path, f"{name_of(record)}.json")
+            records.append(record)
+        except NotFoundError:
+            continue  # dropped meanwhile
+        except CatalogError as error:
+            damaged.append(Damaged(path=path, problem=error.message))
+    return records, damaged
+
+
+def require_name(path: Path, name: str) -> None:
+    """Raise CatalogError if a file does not have the name that its content wants."""
+    if path.name != name:
+        raise CatalogError(f"{path} has a wrong name: by its contents it should be {name}")
+
+
+def names_in(folder: Path) -> Iterator[str]:
+    """Yield the names in a folder but hidden ones. Raises MissingRequirementError without the privilege to read it."""
+    try:
+        with os.scandir(folder) as entries:
+            yield from [entry.name for entry in entries if not entry.name.startswith(".")]
+    except FileNotFoundError:
+        return
+    except PermissionError:
+        raise MissingRequirementError(
+            f"no permission to read {folder}", hint="run as root, or set state_dir to a folder of yours"
+        ) from None

@@ -1,0 +1,119 @@
+"""Probes a live server: its identity, abilities, layout and replication. Takes no lock, changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from snapmgr.catalog.manifest import ServerRecord
+from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.mysql.connect.abilities import Abilities, probe_abilities
+from snapmgr.mysql.connect.client import Credentials, connect
+from snapmgr.mysql.connect.identity import identify, program_of
+from snapmgr.mysql.datadir.layout import read_layout
+from snapmgr.mysql.lock.levels import DURABILITY, REDO_AT_COMMIT
+from snapmgr.mysql.lock.position import one_line
+from snapmgr.mysql.lock.replication import applies_in_parallel, read_channels
+from snapmgr.system.blockdev import find_target
+from snapmgr.system.boot import boot_id
+from snapmgr.system.host import Process
+
+if TYPE_CHECKING:
+    from snapmgr.config.model import Job
+    from snapmgr.mysql.connect.client import Connection
+    from snapmgr.mysql.connect.identity import ServerIdentity
+    from snapmgr.mysql.datadir.layout import ServerLayout
+    from snapmgr.mysql.lock.replication import Channel
+
+_PROBE_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveServer:
+    """A running server: its identity, abilities, layout and replication."""
+
+    credentials: Credentials
+    identity: ServerIdentity
+    abilities: Abilities
+    layout: ServerLayout
+    channels: tuple[Channel, ...]
+    """Its sources, if it is a replica."""
+    parallel_applier: bool
+    """Whether several threads apply their transactions."""
+    durability: dict[str, str]
+    """Its variables in `snapmgr.mysql.lock.levels.DURABILITY`."""
+    gtid_purged: str = ""
+    """MySQL's, without whitespace: transactions that it executed and that are in none of its binary logs."""
+    lockless: bool = False
+    """Whether it gets no lock: then its engines and these variables matter too."""
+
+    @property
+    def process(self) -> Process:
+        """The server's process."""
+        return Process(pid=self.identity.pid, start_ticks=self.identity.start_ticks, boot_id=boot_id())
+
+    def check(self, connection: Connection) -> None:
+        """Raise NotQuiescedError unless `connection` leads to the same server with the same layout."""
+        connection.set_read_timeout(_PROBE_S)
+        now = identify(connection)
+        if now != self.identity:
+            raise NotQuiescedError("the server was restarted or replaced since it was probed", hint="try again")
+        layout = read_layout(connection, now)
+        refuse_new_folders(layout.folders() - self.layout.folders())
+        new = sorted({*layout.engines} - {*self.layout.engines}) if self.lockless else []
+        settings = connection.variables(*(DURABILITY if self.lockless else (REDO_AT_COMMIT,)))
+        new += sorted(name for name in settings if settings[name] != self.durability.get(name))
+        if new:
+            raise NotQuiescedError(f"new or changed since the server was probed: {', '.join(new)}", hint="try again")
+
+    def record(self) -> ServerRecord:
+        """Return the record of the server that a later restore needs."""
+        return ServerRecord(
+            flavor=self.identity.flavor,
+            version=self.identity.version,
+            server_id=self.identity.server_id,
+            server_uuid=self.identity.server_uuid,
+            datadir=self.identity.datadir,
+            log_bin=self.layout.settings.get("log_bin_basename") if self.layout.log_bin_basename else None,
+            settings=dict(self.layout.settings),
+            program=program_of(self.identity.pid),
+            gtid_purged=self.gtid_purged,
+        )
+
+
+def probe_server(job: Job) -> LiveServer:
+    """Connect to the job's server, probe it and disconnect. Takes no lock.
+
+    Raises NotQuiescedError if it is not the server of the job's datadir, or is not provably the owner of its own.
+    """
+    credentials = Credentials(socket=job.socket, defaults_file=job.defaults_file, user=job.user)
+    with connect(credentials) as connection:
+        # No lock is held: a server with 200,000 tables may take long to list them.
+        connection.set_read_timeout(_PROBE_S)
+        identity = identify(connection)
+        if job.datadir is not None and find_target(job.datadir).path != identity.datadir:
+            raise NotQuiescedError(
+                f"the server at {identity.socket} has its datadir at {identity.datadir}, the job says {job.datadir}",
+                hint="correct the job's socket or datadir",
+            )
+        abilities = probe_abilities(connection, identity)
+        channels = read_channels(connection, abilities)
+        return LiveServer(
+            credentials=credentials,
+            identity=identity,
+            abilities=abilities,
+            channels=channels,
+            parallel_applier=applies_in_parallel(connection, channels),
+            layout=read_layout(connection, identity),
+            durability=connection.variables(*DURABILITY),
+            gtid_purged=one_line(connection.variables("gtid_purged").get("gtid_purged")),
+        )
+
+
+def refuse_new_folders(folders: set[str]) -> None:
+    """Raise NotQuiescedError if `folders`, which appeared since the probe, has members."""
+    if folders:
+        raise NotQuiescedError(
+            f"the server began to write elsewhere since it was probed: in {', '.join(sorted(folders))}",
+            hint="try again",
+        )
