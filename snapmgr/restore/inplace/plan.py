@@ -131,7 +131,7 @@ def _obstacles(ctx: Context, plan: InplacePlan, entries: Sequence[Manifest], *, 
     for record in inplace_records(ctx.catalog):
         if set(record.jobs) & set(plan.jobs):
             yield BusyError(
-                f"another in-place restore, of {record.snapshot_id}, is active or was interrupted",
+                f"another in-place restore, from {record.snapshot_id}, is running or unfinished",
                 hint=f"complete it first: snapmgr restore {record.snapshot_id} --in-place",
             )
     yield from _leases(ctx, plan, entries)
