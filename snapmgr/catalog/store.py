@@ -10,7 +10,7 @@
     STATE/frozen/PID                    a stopped server process, and the process that resumes it
     STATE/appliers/PID                  a replica with stopped appliers, and the process that starts them again
     STATE/machine                       the machine that it belongs to: two machines must not share it
-    STATE/restores/TOKEN.json           an unfinished restore (`snapmgr.restore.landing`)
+    STATE/restores/TOKEN.json           an unfinished restore (`snapmgr.restore.destination`)
     STATE/inplace/TOKEN.json            an unfinished in-place restore (`snapmgr.catalog.inplace`)
     STATE/snapshots/ID/tool.log         output of the tool of a physical backup
     STATE/tool-logs/JOB.log             the same for the active or last failed run

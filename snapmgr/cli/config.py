@@ -50,7 +50,7 @@ def init(session: Session, *, socket: str | None, defaults_file: str | None, out
     The result is valid without changes. An existing file is never overwritten.
     """
     from snapmgr.config.example import example_config
-    from snapmgr.doctor.servers import running_servers
+    from snapmgr.mysql.connect.running import running_servers
 
     servers = running_servers()
     found = next((server for server in servers if socket in (None, server.socket)), None)

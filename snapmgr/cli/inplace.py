@@ -27,14 +27,14 @@ _NAMES_SHOWN = 12
 
 def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry_run: bool) -> int:
     """Restore the origins of a snapshot in place, or print what that would mean; return the exit code."""
-    from snapmgr.restore.inplace.run import take_up
+    from snapmgr.restore.inplace.run import resume_inplace
 
     ctx = session.context()
     entry = ctx.catalog.resolve(name)
     if dry_run:
         refuse_inplace_target(ctx.catalog, entry.manifest.id)
     else:
-        done = take_up(ctx, entry.manifest.id)
+        done = resume_inplace(ctx, entry.manifest.id)
         if done is not None:
             return _finish(session, done, entry.manifest.source)
         # Taking up an interrupted restore may have undone it, which changes the catalog.

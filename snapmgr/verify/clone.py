@@ -16,7 +16,7 @@ from snapmgr.contract.errors import ConfigError, InUseError
 from snapmgr.mysql.server.development import check_options, end_server, held_server, port_problem
 from snapmgr.mysql.server.program import find_server, server_for
 from snapmgr.physical.apply import make_ready
-from snapmgr.restore.destination import choose_destination
+from snapmgr.restore.destination_check import choose_destination
 from snapmgr.system.host import is_alive
 from snapmgr.system.mount import holders
 

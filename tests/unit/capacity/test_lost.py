@@ -23,10 +23,10 @@ from snapmgr.config.load import load_config
 from snapmgr.context import Context
 from snapmgr.contract.errors import InUseError, LostError, MissingRequirementError, StorageError
 from snapmgr.contract.records import Found, Gauge, Reason
+from snapmgr.doctor.collect import collect_facts
 from snapmgr.doctor.diagnose import diagnose
 from snapmgr.doctor.facts import Facts, PoolFacts
 from snapmgr.doctor.fix import fix
-from snapmgr.doctor.look import look as look_around
 from snapmgr.keep.delete import examine
 from snapmgr.system.boot import boot_id
 from support.sample import NOW, POOL, lease, manifest
@@ -183,8 +183,8 @@ def test_of_a_set_only_what_ran_full_goes_and_the_rest_is_kept_for_somebody_to_l
     assert IDS[1] in error.message
     assert list(storage.used) == [IDS[0], IDS[1]]
     assert settle(ctx) == ()
-    (finding,) = [one for one in diagnose(look_around(ctx)) if "is what is left of" in one.what]
-    assert (finding.level, finding.cure) == ("note", None)
+    (finding,) = [one for one in diagnose(collect_facts(ctx)) if "is BROKEN, and part of it remains: " in one.what]
+    assert (finding.level, finding.repair) == ("note", None)
     (verdict,) = examine(ctx, [IDS[1]])
     assert verdict.rules == ("its remaining data may be the last copy",)
 
@@ -282,7 +282,7 @@ def facts(storage, entries, **fields):
 
 
 def problems(facts):
-    return [(one.what, one.cure.kind if one.cure else None) for one in diagnose(facts) if one.level == "problem"]
+    return [(one.what, one.repair.kind if one.repair else None) for one in diagnose(facts) if one.level == "problem"]
 
 
 def test_doctor_says_what_is_lost_and_what_will_be(storage):
@@ -303,17 +303,17 @@ def test_doctor_says_what_mounts_are_not_to_be_believed(ctx, storage):
     mount = next(one for one in ctx.mounter.mounts() if one.point == "/")
     part = replace(here.parts[0], record=record, mounted=f"{mount.device} {mount.root}")
     ctx.catalog.write_lease(replace(here, parts=(part,), point="/", until=None))
-    assert not [one for one in diagnose(look_around(ctx)) if one.subject == "/"]
+    assert not [one for one in diagnose(collect_facts(ctx)) if one.subject == "/"]
     storage.problem = Reason(what="its scratch file is full", hint="raise scratch_size")
-    (finding,) = [one for one in diagnose(look_around(ctx)) if one.subject == "/"]
-    assert (finding.level, finding.what, finding.cure) == ("problem", "its scratch file is full", None)
-    assert "raise scratch_size; to end it: snapmgr umount" in finding.hint
+    (finding,) = [one for one in diagnose(collect_facts(ctx)) if one.subject == "/"]
+    assert (finding.level, finding.what, finding.repair) == ("problem", "its scratch file is full", None)
+    assert "raise scratch_size; to unmount it: snapmgr umount" in finding.hint
 
 
 def test_doctor_mends_what_is_lost(ctx, storage):
     storage.used[IDS[1]] = None
     fixed = fix(ctx, (POOL,))
-    assert [(one.cure.kind, one.result) for one in fixed.actions if one.cure.kind == "mark-lost"] == [
+    assert [(one.repair.kind, one.result) for one in fixed.actions if one.repair.kind == "mark-lost"] == [
         ("mark-lost", "done")
     ]
     assert states(ctx)[1] == "broken"
