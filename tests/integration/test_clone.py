@@ -219,7 +219,7 @@ def test_what_will_not_do_is_refused_and_leaves_nothing(scene):
             ([str(full)], 2, "is not empty"),
             ([str(live / "dev")], 2, "is in the source"),
             ([str(scene.state / "dev")], 2, "is in the state directory"),
-            ([str(scene.folder / "no" / "dev")], 2, "no folder that exists"),
+            ([str(scene.folder / "no" / "dev")], 2, "is not an existing folder"),
             ([new, "--option", "skip-grant-tables"], 2, "any user of this machine could log in"),
             ([new, "--server", "/nowhere"], 2, "does not exist"),
             ([new, "--server", "/bin/true"], 7, "is not a mariadb server"),
