@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog.manifest import Manifest
     from snapmgr.context import Context
-    from snapmgr.physical.tools.choose import Progress
-
+    from snapmgr.physical.tools.request import Progress
 
 _MIB = 1 << 20
 
@@ -45,8 +44,8 @@ def make_ready(ctx: Context, manifest: Manifest, folder: Path, *, memory_bytes: 
     record, server = manifest.physical, manifest.server
     if record is None or server is None or record.state == "prepared":
         return False
-    from snapmgr.physical.tools.choose import ApplyRequest, choose_tool, require_tool  # noqa: PLC0415
-    from snapmgr.physical.tools.request import FullError  # noqa: PLC0415
+    from snapmgr.physical.tools.choose import choose_tool, require_tool  # noqa: PLC0415
+    from snapmgr.physical.tools.request import ApplyRequest, FullError  # noqa: PLC0415
     from snapmgr.physical.tools.stagefolder import give_owner  # noqa: PLC0415 - for physical backups alone
 
     tool = choose_tool(record.tool, server.flavor, server.version, server_program=server.program)

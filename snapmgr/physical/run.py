@@ -24,17 +24,9 @@ from snapmgr.physical.apply import ShownProgress
 from snapmgr.physical.history import break_since, identity, mark, run_of
 from snapmgr.physical.seal import compare, seal
 from snapmgr.physical.staging import Staging
-from snapmgr.physical.tools.choose import (
-    ApplyRequest,
-    BrokenChainError,
-    CopyRequest,
-    Tool,
-    ToolBackup,
-    choose_tool,
-    require_tool,
-)
+from snapmgr.physical.tools.choose import choose_tool, require_tool
 from snapmgr.physical.tools.leftout import require_all_tables
-from snapmgr.physical.tools.request import FullError
+from snapmgr.physical.tools.request import ApplyRequest, BrokenChainError, CopyRequest, FullError, Tool, ToolBackup
 from snapmgr.physical.tools.stagefolder import give_owner
 from snapmgr.source.server import probe_server
 from snapmgr.source.volumes import SourceNeeds, choose_backend

@@ -22,7 +22,8 @@ from snapmgr.physical.prepare.places import free_bytes, memory_available
 from snapmgr.physical.prepare.scratchcopy import Tree, copy_to_scratch
 from snapmgr.physical.prepare.workfolder import WorkFolder, work_folder
 from snapmgr.physical.prepare.writeback import Written, outline_of, write_back
-from snapmgr.physical.tools.choose import read_info, tool_for
+from snapmgr.physical.tools.choose import tool_for
+from snapmgr.physical.tools.infofile import read_info
 from snapmgr.system.kernel import sync_file_system
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from snapmgr.physical.prepare.places import PreparePlaces
-    from snapmgr.physical.tools.choose import Tool
-    from snapmgr.physical.tools.request import Progress
+    from snapmgr.physical.tools.request import Progress, Tool
 
 _UPLOAD_DELAY_S = 3600.0
 

@@ -50,7 +50,6 @@ class CloneTool:
 
     name: ToolName = "clone"
     increments = False
-    applies = False
 
     def __init__(self, *, server_version: str = "") -> None:
         """Take the server's version, for messages."""
@@ -89,18 +88,7 @@ class CloneTool:
             _lift(request.folder, inner)
         info = read_info(request.folder)
         size_bytes, files = measure(request.folder)
-        return ToolBackup(
-            tool=self.name,
-            tool_version=info.tool_version,
-            state="prepared",
-            from_lsn=0,
-            to_lsn=0,
-            last_lsn=0,
-            position=None,
-            sources=(),
-            size_bytes=size_bytes,
-            files=files,
-        )
+        return ToolBackup(**vars(info), sources=(), size_bytes=size_bytes, files=files)
 
     def apply(self, request: ApplyRequest) -> None:
         """Raise an error: a clone needs no prepare."""
