@@ -58,12 +58,23 @@ class Session:
 
     def context(self) -> Context:
         """Return the surroundings that jobs get, with this console. Raises as `catalog`."""
+        return self._context(self.config(), self.catalog())
+
+    def stateless_context(self) -> Context:
+        """Return them also on a machine without a configuration; its state directory is not used."""
+        from snapmgr.catalog.store import Catalog
+        from snapmgr.config.load import DEFAULT_PATH, default_config
+
+        config = self.config() if self.config_path is not None or DEFAULT_PATH.exists() else default_config()
+        return self._context(config, Catalog(config.state_dir))
+
+    def _context(self, config: Config, catalog: Catalog) -> Context:
         from snapmgr.cli.running import VerboseRunner
         from snapmgr.context import Context
 
         return Context(
-            config=self.config(),
-            catalog=self.catalog(),
+            config=config,
+            catalog=catalog,
             runner=VerboseRunner(self.console.detail),
             tell=self.console.tell,
             progress=self.console.progress,
