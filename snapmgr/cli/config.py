@@ -24,11 +24,8 @@ Examples:
   snapmgr config validate
 """
 )
-@click.pass_context
-def command(ctx: click.Context) -> None:
+def command() -> None:
     """Write or check the configuration."""
-    session: Session = ctx.obj
-    session.command = f"config {ctx.invoked_subcommand}"
 
 
 @command.command(

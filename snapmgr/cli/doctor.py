@@ -122,24 +122,18 @@ def _examine(
 
 
 def _document(finding: Finding) -> dict[str, Any]:
-    return {
-        "area": finding.area,
-        "subject": finding.subject,
-        "level": finding.level,
-        "what": finding.what,
-        "hint": finding.hint,
-        "job": finding.job,
-        "fix": finding.cure.text if finding.cure is not None else None,
-    }
+    from snapmgr.cli.documents import fields
+
+    found = fields(finding, "area", "subject", "level", "what", "hint", "job")
+    return found | {"fix": finding.cure.text if finding.cure is not None else None}
 
 
 def _action(action: Action) -> dict[str, Any]:
+    from snapmgr.cli.documents import fields
+
     return {
         "kind": action.cure.kind,
-        "area": action.finding.area,
-        "subject": action.finding.subject,
-        "job": action.finding.job,
-        "what": action.finding.what,
+        **fields(action.finding, "area", "subject", "job", "what"),
         "fix": action.cure.text,
         "result": action.result,
         "error": error_document(action.error),

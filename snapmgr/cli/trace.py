@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 
 from snapmgr.cli.output import clean, format_table, print_lines
 from snapmgr.cli.params import DurationText, SizeText, json_option
+from snapmgr.cli.signals import handled
 from snapmgr.contract.errors import EXIT_OK, ConfigError, NotFoundError, SnapmgrError
 from snapmgr.contract.units import format_duration, format_size
 from snapmgr.trace.analysis import By
@@ -47,11 +47,8 @@ Examples:
   snapmgr trace show run.log.gz -o run.html
 """
 )
-@click.pass_context
-def command(ctx: click.Context) -> None:
+def command() -> None:
     """Record, analyse and draw the operations of a JuiceFS mount."""
-    session: Session = ctx.obj
-    session.command = f"trace {ctx.invoked_subcommand}"
 
 
 @command.command(
@@ -126,27 +123,15 @@ def _asked_to_stop() -> Iterator[Callable[[], int]]:
     def note(number: int, _frame: FrameType | None) -> None:
         came.append(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    old = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in old.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, note)
-    try:
+    with handled(note):
         yield lambda: came[0] if came else 0
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def _tell_recorded(session: Session, recorded: Recorded) -> None:
     if session.json:
         session.document(
             recorded.command_exit or EXIT_OK,
-            path=str(recorded.path),
-            size_bytes=recorded.size_bytes,
-            wall_s=recorded.wall_s,
-            stopped_by=recorded.stopped_by,
-            command_exit=recorded.command_exit,
+            **asdict(recorded) | {"path": str(recorded.path)},
         )
         return
     if recorded.stopped_by in {"size", "mount"}:
