@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 else:
     _NameType = _NumberType = _SizeType = click.ParamType
 
+_Number = TypeVar("_Number", int, float)
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 
@@ -127,6 +128,25 @@ class MountName(SnapshotName):
         return _items(incomplete, words.items())
 
 
+def _parsed(
+    kind: click.ParamType[Any],
+    parse: Callable[[str], _Number],
+    text: str,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+    *,
+    zero: bool = False,
+) -> _Number:
+    """Return a number more than 0; with `zero` at least 0. The option fails otherwise."""
+    try:
+        number = parse(text)
+    except ValueError as error:
+        kind.fail(str(error), param, ctx)
+    if number <= 0 and not zero:
+        kind.fail("it must be more than 0", param, ctx)
+    return number
+
+
 class DurationText(_NumberType):
     """A duration such as "2h" or "1h30m"; its value is seconds."""
 
@@ -139,15 +159,7 @@ class DurationText(_NumberType):
         """Return seconds."""
         from snapmgr.contract.units import parse_duration
 
-        if isinstance(value, float):
-            return value
-        try:
-            seconds = parse_duration(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if seconds <= 0 and not self._zero:
-            self.fail("it must be more than 0", param, ctx)
-        return seconds
+        return value if isinstance(value, float) else _parsed(self, parse_duration, value, param, ctx, zero=self._zero)
 
 
 class SizeText(_SizeType):
@@ -159,15 +171,7 @@ class SizeText(_SizeType):
         """Return bytes."""
         from snapmgr.contract.units import parse_size
 
-        if isinstance(value, int):
-            return value
-        try:
-            size_bytes = parse_size(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if size_bytes <= 0:
-            self.fail("it must be more than 0", param, ctx)
-        return size_bytes
+        return value if isinstance(value, int) else _parsed(self, parse_size, value, param, ctx)
 
 
 class ShareText(_NumberType):

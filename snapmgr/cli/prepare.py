@@ -143,13 +143,10 @@ def _recover_snapshot(
         manifest.require_ready("prepared")
         if manifest.source == "directory":
             raise ConfigError(f"{manifest.id} is of a directory: only a database's files have to be recovered")
-        if session.json:
-            session.document(EXIT_OK, dry_run=True, snapshot_id=manifest.id, mount=None, prepared=None)
-        else:
-            where = f"at {point}" if point else f"in a new folder of {ctx.config.scratch_dir}"
-            pool = f" (buffer pool {format_size(pool_bytes)})" if pool_bytes else ""
-            print_lines([f"would recover a writable clone of {manifest.id} {where}{pool}"])
-        return EXIT_OK
+        where = f"at {point}" if point else f"in a new folder of {ctx.config.scratch_dir}"
+        pool = f" (buffer pool {format_size(pool_bytes)})" if pool_bytes else ""
+        lines = [f"would recover a writable clone of {manifest.id} {where}{pool}"]
+        return session.report(lines, dry_run=True, snapshot_id=manifest.id, mount=None, prepared=None)
     job = session.config().jobs.get(manifest.job)
     if job is None:
         session.console.warn(f"job {manifest.job} is not configured any more: preparing with the defaults")

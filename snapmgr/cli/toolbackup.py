@@ -232,13 +232,12 @@ def show_plan(planned: PreparePlan) -> list[str]:
 
 def plan_document(planned: PreparePlan) -> dict[str, Any]:
     """Return the plan as JSON: the way, the reason, the needed space."""
+    from snapmgr.cli.documents import fields
+
     choice, facts = planned.choice, planned.facts
     return {
-        "way": choice.way,
-        "result": choice.result,
-        "why": choice.why,
-        "data_bytes": facts.data_bytes,
-        "redo_bytes": facts.redo_bytes,
+        **fields(choice, "way", "result", "why"),
+        **fields(facts, "data_bytes", "redo_bytes"),
         "use_memory_bytes": planned.settings.use_memory_bytes,
         "scratch_needed_bytes": choice.scratch_needed_bytes,
         "scratch_free_bytes": facts.scratch_free_bytes,
@@ -249,14 +248,11 @@ def plan_document(planned: PreparePlan) -> dict[str, Any]:
 
 def ready_document(ready: PreparedBackup) -> dict[str, Any]:
     """Return the result as JSON."""
-    info = ready.plan.backup.info
+    from snapmgr.cli.documents import fields
+
     return {
-        "path": ready.path,
-        "way": ready.way,
-        "result": ready.result,
-        "tool": info.tool,
-        "tool_version": info.tool_version,
-        "server_version": info.server_version,
+        **fields(ready, "path", "way", "result"),
+        **fields(ready.plan.backup.info, "tool", "tool_version", "server_version"),
         "steps": [{"what": what, "seconds": seconds} for what, seconds in ready.steps],
         "written_back_bytes": ready.written.changed_bytes if ready.written is not None else None,
         "duration_s": ready.duration_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast, get_args
 
@@ -110,8 +111,6 @@ def record(
 
 
 def _new_name(volume: str) -> Path:
-    from datetime import datetime
-
     return Path(f"trace-{volume}-{datetime.now().astimezone():%Y%m%d-%H%M%S}.log.gz")
 
 

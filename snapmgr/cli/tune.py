@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -72,7 +73,7 @@ def tune_prepare(
         bench, tuning = _begin(ctx, source, options, time_s, job)
         if dry_run:
             return _show_plan(session, tuning)
-        target = report or Path(f"snapmgr-tune-{_plain(tuning.name)}-{_now():%Y%m%dT%H%M%S}.html")
+        target = report or Path(f"snapmgr-tune-{_plain(tuning.name)}-{datetime.now(UTC):%Y%m%dT%H%M%S}.html")
         _require_writable(target)
         error: SnapmgrError | None = None
         try:
@@ -189,18 +190,13 @@ def _show_plan(session: Session, tuning: Tuning) -> int:
     from snapmgr.physical.tuning.ladder import moves
 
     found = [str(move.settings) for move in moves(tuning.start, tuning.limits) if not move.joined]
-    if session.json:
-        session.document(EXIT_OK, dry_run=True, first=str(tuning.start), next=found, tuning=None)
-        return EXIT_OK
-    print_lines(
-        [
-            f"would measure for {format_duration(tuning.time_s)} at most how long {tuning.name} takes to prepare "
-            f"({format_size(tuning.data_bytes)}), on clones, first with: {tuning.start}",
-            "the bottleneck of the first rung decides the next one; possible rungs are:",
-            *(f"  {one}" for one in found),
-        ]
-    )
-    return EXIT_OK
+    lines = [
+        f"would measure for {format_duration(tuning.time_s)} at most how long {tuning.name} takes to prepare "
+        f"({format_size(tuning.data_bytes)}), on clones, first with: {tuning.start}",
+        "the bottleneck of the first rung decides the next one; possible rungs are:",
+        *(f"  {one}" for one in found),
+    ]
+    return session.report(lines, dry_run=True, first=str(tuning.start), next=found, tuning=None)
 
 
 def _conclude(
@@ -214,7 +210,7 @@ def _conclude(
     now = tuning.standing
     written: str | None = str(target)
     try:
-        page = render(tuning, source=source, job=job, made_at=_now())
+        page = render(tuning, source=source, job=job, made_at=datetime.now(UTC))
         replace_file(target, page.encode(), mode=0o644)
     except OSError as failure:
         written = None
@@ -248,9 +244,3 @@ def _require_writable(target: Path) -> None:
 
 def _plain(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name).strip(".") or "backup"
-
-
-def _now() -> Any:  # noqa: ANN401 - imported late
-    from datetime import UTC, datetime
-
-    return datetime.now(UTC)
