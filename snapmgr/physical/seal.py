@@ -221,15 +221,15 @@ def _difference(path: str, before: Entry | None, after: Entry | None, *, content
         return f"{name} is new"
     if copy and not path:
         return None
-    told = [
+    facts = [
         ("type or mode", before.mode, after.mode),
         ("owner", (before.uid, before.gid), (after.uid, after.gid)),
         ("size", before.size_bytes, after.size_bytes),
         ("time", before.mtime_ns, after.mtime_ns),
     ]
     if not copy:
-        told += [("inode", before.inode, after.inode), ("time of change", before.ctime_ns, after.ctime_ns)]
+        facts += [("inode", before.inode, after.inode), ("time of change", before.ctime_ns, after.ctime_ns)]
     if contents or stat.S_ISLNK(before.mode):
-        told.append(("content", before.content, after.content))
-    changed = [what for what, old, new in told if old != new]
+        facts.append(("content", before.content, after.content))
+    changed = [what for what, old, new in facts if old != new]
     return f"{name} changed: {', '.join(changed)}" if changed else None

@@ -74,17 +74,17 @@ class CloneTool:
             _require_innodb(source)
             _let_in(request, source)
             inner = os.path.join(request.folder, _INNER)
-            said: list[str] = [f"CLONE LOCAL DATA DIRECTORY = '{inner}'", f"server: {self._server_version}"]
+            log: list[str] = [f"CLONE LOCAL DATA DIRECTORY = '{inner}'", f"server: {self._server_version}"]
             try:
                 _run(request, source, inner)
                 # A table may have been added meanwhile.
                 _require_innodb(source)
-                said.append("completed")
+                log.append("completed")
             except BaseException as error:
-                said.append(f"failed: {error}")
+                log.append(f"failed: {error}")
                 raise
             finally:
-                write_file(Path(request.log), ("\n".join(said) + "\n").encode("utf-8", "backslashreplace"))
+                write_file(Path(request.log), ("\n".join(log) + "\n").encode("utf-8", "backslashreplace"))
             _lift(request.folder, inner)
         info = read_info(request.folder)
         size_bytes, files = measure(request.folder)

@@ -181,11 +181,11 @@ class CopyTool(ABC):
         seen: list[str] = []
         for path in self._candidates(server_program):
             try:
-                said = CommandRunner().run([path, "--version"])
+                answer = CommandRunner().run([path, "--version"])
             except (CommandError, MissingRequirementError) as error:
                 seen.append(error.message)
                 continue
-            match = _VERSION.search(said.stdout + said.stderr)
+            match = _VERSION.search(answer.stdout + answer.stderr)
             if match is None:
                 seen.append(f"{path} is not {self.name}")
             elif fits(match["version"], wanted):
