@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +19,6 @@ from snapmgr.trace.analysis import By
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
 
     from snapmgr.cli.session import Session
     from snapmgr.trace.accesslog import Trace
@@ -102,28 +100,25 @@ def record(
 
     found = find_mount(mount)
     path = output or _new_name(found.volume)
-    with _asked_to_stop() as stopped:
+    came: list[int] = []
+    # A signal is the normal end of a recording.
+    with handled(lambda number, _frame: came.append(number)):
         if not argv:
             session.console.tell(f"recording {found.point} to {path}; Ctrl-C stops it")
-        recorded = record(found, path, limit_bytes=limit_bytes, duration_s=duration_s, command=argv, stopped=stopped)
+        recorded = record(
+            found,
+            path,
+            limit_bytes=limit_bytes,
+            duration_s=duration_s,
+            command=argv,
+            stopped=lambda: came[0] if came else 0,
+        )
     _tell_recorded(session, recorded)
     return recorded.command_exit or EXIT_OK
 
 
 def _new_name(volume: str) -> Path:
     return Path(f"trace-{volume}-{datetime.now().astimezone():%Y%m%d-%H%M%S}.log.gz")
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[Callable[[], int]]:
-    """Note signals instead of being ended by them, as a signal is the normal end of a recording."""
-    came: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
-
-    with handled(note):
-        yield lambda: came[0] if came else 0
 
 
 def _tell_recorded(session: Session, recorded: Recorded) -> None:
