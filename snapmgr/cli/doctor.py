@@ -122,24 +122,18 @@ def _examine(
 
 
 def _document(finding: Finding) -> dict[str, Any]:
-    return {
-        "area": finding.area,
-        "subject": finding.subject,
-        "level": finding.level,
-        "what": finding.what,
-        "hint": finding.hint,
-        "job": finding.job,
-        "fix": finding.repair.text if finding.repair is not None else None,
-    }
+    from snapmgr.cli.documents import fields
+
+    found = fields(finding, "area", "subject", "level", "what", "hint", "job")
+    return found | {"fix": finding.repair.text if finding.repair is not None else None}
 
 
 def _action(action: Action) -> dict[str, Any]:
+    from snapmgr.cli.documents import fields
+
     return {
         "kind": action.repair.kind,
-        "area": action.finding.area,
-        "subject": action.finding.subject,
-        "job": action.finding.job,
-        "what": action.finding.what,
+        **fields(action.finding, "area", "subject", "job", "what"),
         "fix": action.repair.text,
         "result": action.result,
         "error": error_document(action.error),

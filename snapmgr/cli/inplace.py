@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from snapmgr.catalog.inplace import refuse_inplace_target
 from snapmgr.cli.documents import iso, show_time
-from snapmgr.cli.output import end_document, print_lines
-from snapmgr.contract.errors import EXIT_OK, ConfigError, SnapmgrError, gravest
+from snapmgr.cli.output import ask_for_word, end_document, print_lines
+from snapmgr.contract.errors import EXIT_OK, gravest
 from snapmgr.contract.units import format_size
 from snapmgr.restore.inplace.plan import plan_inplace
 from snapmgr.restore.inplace.run import restore_inplace
@@ -50,7 +47,8 @@ def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry
     for line in lines:
         session.console.warn(line)
     if not yes:
-        _ask(plan)
+        why = "an in-place restore needs confirmation"
+        ask_for_word(plan.entry.manifest.short_id, to="continue", why=why, nothing="changed")
     return _finish(session, restore_inplace(ctx, plan, force=force), entry.manifest.source)
 
 
@@ -92,16 +90,6 @@ def _beside(origin: OriginPlan) -> str:
     return f"the whole volume goes back, with everything else on it: {', '.join(names)}" + (
         f"; and {more} more" if more > 0 else ""
     )
-
-
-def _ask(plan: InplacePlan) -> None:
-    """Ask for confirmation. Raises ConfigError without a terminal, SnapmgrError for another answer."""
-    if not sys.stdin.isatty():
-        raise ConfigError("an in-place restore needs confirmation, and there is no terminal to ask", hint="add --yes")
-    word = plan.entry.manifest.short_id
-    answer = click.prompt(f"Type {word} to continue", default="", show_default=False, err=True)
-    if answer.strip() != word:
-        raise SnapmgrError("nothing was changed: the answer was not the requested word")
 
 
 def _show(session: Session, plan: InplacePlan, lines: list[str]) -> int:

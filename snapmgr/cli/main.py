@@ -122,7 +122,6 @@ def cli(ctx: click.Context, config_path: Path | None, quiet: bool, verbose: bool
     session.config_path = config_path
     session.quiet, session.verbose, session.debug = quiet, verbose, debug
     session.console = Console(quiet=quiet, verbose=verbose)
-    session.command = ctx.invoked_subcommand or ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -78,14 +78,14 @@ def command(
     entry = ctx.catalog.resolve(snapshot)
     if dry_run:
         intended = plan(ctx, entry, dest)
-        if session.json:
-            places = [asdict(place) for place in intended.places]
-            session.document(
-                EXIT_OK, dry_run=True, snapshot_id=entry.manifest.id, dest=intended.dest, places=places, restored=None
-            )
-        else:
-            print_lines([f"would restore {entry.manifest.id} to {intended.dest}", *_show_places(intended.places)])
-        return EXIT_OK
+        return session.report(
+            [f"would restore {entry.manifest.id} to {intended.dest}", *_show_places(intended.places)],
+            dry_run=True,
+            snapshot_id=entry.manifest.id,
+            dest=intended.dest,
+            places=[asdict(place) for place in intended.places],
+            restored=None,
+        )
     try:
         restored = restore(ctx, entry, dest, read_back=not no_check)
     except RestoreDiffersError as error:

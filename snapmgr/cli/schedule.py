@@ -32,11 +32,8 @@ Examples:
   snapmgr schedule remove nightly
 """
 )
-@click.pass_context
-def command(ctx: click.Context) -> None:
+def command() -> None:
     """Run jobs at given times, with systemd or cron."""
-    session: Session = ctx.obj
-    session.command = f"schedule {ctx.invoked_subcommand}"
 
 
 @command.command(

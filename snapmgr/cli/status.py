@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +151,7 @@ def _document(one: JobStatus, now: datetime) -> dict[str, Any]:
         "job": one.job,
         "ok": not one.problems,
         "watched": one.watched,
-        "problems": [{"kind": problem.kind, "what": problem.what, "hint": problem.hint} for problem in one.problems],
+        "problems": [asdict(problem) for problem in one.problems],
         "newest_ready": snapshot(one.newest, ()) if one.newest else None,
         "age_s": one.age_s,
         "newest_verified": snapshot(one.verified, ()) if one.verified else None,

@@ -19,7 +19,7 @@ from snapmgr.contract.errors import NotFoundError, StorageError
 from snapmgr.physical.crew import Crew, Piece
 from snapmgr.system.paths import shown
 from snapmgr.tree.facts import facts_of
-from snapmgr.tree.walk import open_file, open_folder, reach, walk
+from snapmgr.tree.walk import open_folder, opened, reach, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,11 +137,8 @@ def _sync_all(root: int, folder: str, names: list[str], threads: int, progress: 
 
     def act(piece: Piece) -> None:
         try:
-            fd = open_file(root, piece.path)
-            try:
+            with opened(root, piece.path) as fd:
                 _sync(fd, os.path.join(folder, piece.path))
-            finally:
-                os.close(fd)
         except OSError as error:
             raise StorageError(f"cannot open {shown(os.path.join(folder, piece.path))}: {error.strerror}") from None
         crew.count(1)
@@ -170,18 +167,8 @@ def _look(root: int, folder: str, *, checksums: bool, threads: int) -> Fingerpri
         files = [(path, info.st_size) for path, info in found if stat.S_ISREG(info.st_mode)]
         contents |= _checksums(root, folder, files, threads)
     entries = tuple(
-        Entry(
-            path=_characters(path),
-            mode=facts.mode,
-            uid=facts.uid,
-            gid=facts.gid,
-            size_bytes=facts.size_bytes,
-            mtime_ns=facts.mtime_ns,
-            ctime_ns=facts.ctime_ns,
-            inode=facts.inode,
-            content=contents.get(path, ""),
-        )
-        for path, facts in ((path, facts_of(info)) for path, info in found)
+        Entry(path=_characters(path), content=contents.get(path, ""), **facts_of(info)._asdict())
+        for path, info in found
     )
     sizes = [entry.size_bytes for entry in entries if stat.S_ISREG(entry.mode)]
     return Fingerprint(
@@ -214,12 +201,9 @@ def _checksums(root: int, folder: str, files: list[tuple[str, int]], threads: in
     def act(piece: Piece) -> None:
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         try:
-            fd = open_file(root, piece.path)
-            try:
+            with opened(root, piece.path) as fd:
                 while data := os.read(fd, _READ_BYTES):
                     digest.update(data)
-            finally:
-                os.close(fd)
         except OSError as error:
             raise StorageError(f"cannot read {shown(os.path.join(folder, piece.path))}: {error.strerror}") from None
         found[piece.path] = digest.hexdigest()
@@ -237,15 +221,15 @@ def _difference(path: str, before: Entry | None, after: Entry | None, *, content
         return f"{name} is new"
     if copy and not path:
         return None
-    told = [
+    facts = [
         ("type or mode", before.mode, after.mode),
         ("owner", (before.uid, before.gid), (after.uid, after.gid)),
         ("size", before.size_bytes, after.size_bytes),
         ("time", before.mtime_ns, after.mtime_ns),
     ]
     if not copy:
-        told += [("inode", before.inode, after.inode), ("time of change", before.ctime_ns, after.ctime_ns)]
+        facts += [("inode", before.inode, after.inode), ("time of change", before.ctime_ns, after.ctime_ns)]
     if contents or stat.S_ISLNK(before.mode):
-        told.append(("content", before.content, after.content))
-    changed = [what for what, old, new in told if old != new]
+        facts.append(("content", before.content, after.content))
+    changed = [what for what, old, new in facts if old != new]
     return f"{name} changed: {', '.join(changed)}" if changed else None

@@ -127,9 +127,9 @@ def choose(
                 storage_needed_bytes=storage_bytes,
             )
         reasons[one] = obstacle
-    told = "; ".join(f"{NAMES[one]}: {why}" for one, why in reasons.items() if way or one != "writeback")
+    obstacles = "; ".join(f"{NAMES[one]}: {why}" for one, why in reasons.items() if way or one != "writeback")
     raise StorageError(
-        f"{source} cannot be prepared here: {told}", hint=_remedy(facts, strategy=strategy, result=result, way=way)
+        f"{source} cannot be prepared here: {obstacles}", hint=_remedy(facts, strategy=strategy, result=result, way=way)
     )
 
 

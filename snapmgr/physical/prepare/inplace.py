@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from snapmgr.contract.abilities import ClientMount, Remounting
     from snapmgr.contract.records import ClientOptions
-    from snapmgr.physical.tools.choose import Tool
+    from snapmgr.physical.tools.request import Tool
 
 _LEAST_MEMORY_BYTES = 128 << 20
 _MOST_MEMORY_BYTES = 8 << 30

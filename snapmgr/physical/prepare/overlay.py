@@ -33,7 +33,7 @@ def overlay(lower: str, work: str) -> Iterator[tuple[str, str]]:
         os.mkdir(os.path.join(work, name), 0o700)
     _keep(lower, upper)
     options = (f"lowerdir={_escaped(lower)}", f"upperdir={upper}", f"workdir={os.path.join(work, _WORK)}")
-    if any("," in path or ":" in path or "\\" in path for path in (work,)):
+    if set(work) & set(",:\\"):
         raise StorageError(f"an overlay cannot be in {shown(work)}", hint="name another scratch folder (--scratch)")
     point_fd = os.open(merged, FOLDER_FLAGS)
     try:

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.system.paths import shown
-from snapmgr.tree.walk import FOLDER_FLAGS, open_file, reach, walk
+from snapmgr.tree.walk import FOLDER_FLAGS, opened, reach, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from snapmgr.tree.walk import Step
 
 
@@ -62,11 +60,8 @@ def _settle(step: Step, source_fd: int, *, sync: bool) -> None:
         os.chmod(step.name, mode, dir_fd=step.parent_fd)
     changed = wanted is None or (wanted.st_mtime_ns, wanted.st_size) != (info.st_mtime_ns, info.st_size)
     if sync and changed and stat.S_ISREG(info.st_mode):
-        fd = open_file(step.parent_fd, step.name, os.O_RDONLY)
-        try:
+        with opened(step.parent_fd, step.name) as fd:
             os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def _same(source_fd: int, path: str) -> os.stat_result | None:
@@ -85,14 +80,12 @@ def _same(source_fd: int, path: str) -> os.stat_result | None:
 
 def stamps(root: str) -> dict[str, tuple[int, int]]:
     """Return size and modification time of each file of a tree: they show a later change."""
-    return dict(_stamps(root))
-
-
-def _stamps(root: str) -> Iterator[tuple[str, tuple[int, int]]]:
     fd = os.open(root, FOLDER_FLAGS)
     try:
-        for step in walk(fd):
-            if step.kind == "entry" and stat.S_ISREG(step.info.st_mode):
-                yield step.path, (step.info.st_size, step.info.st_mtime_ns)
+        return {
+            step.path: (step.info.st_size, step.info.st_mtime_ns)
+            for step in walk(fd)
+            if step.kind == "entry" and stat.S_ISREG(step.info.st_mode)
+        }
     finally:
         os.close(fd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,16 +50,16 @@ def choose_places(
     real = os.path.realpath(source)
     beside = os.path.realpath(beside) if beside is not None else os.path.dirname(real)
     name = name or os.path.basename(real) or "backup"
+    found = PreparePlaces(
+        result=result,
+        beside=beside,
+        storage_target=_fresh(os.path.join(beside, f"{name}.prepared")),
+        scratch=os.path.realpath(scratch),
+        scratch_target=_fresh(os.path.join(os.path.realpath(scratch), f"{name}.prepared")),
+    )
     if target is None:
         _check_scratch(scratch, make=make)
-        taken = os.path.join(beside, f"{name}.prepared")
-        return PreparePlaces(
-            result=result,
-            beside=beside,
-            storage_target=_fresh(taken),
-            scratch=os.path.realpath(scratch),
-            scratch_target=_fresh(os.path.join(os.path.realpath(scratch), f"{name}.prepared")),
-        )
+        return found
     parent, last = os.path.split(os.path.abspath(target))
     parent = os.path.realpath(parent)
     where = os.path.join(parent, last)
@@ -71,22 +71,10 @@ def choose_places(
             f"{'on scratch' if result == 'scratch' else 'in the storage'}",
             hint="name another folder, or leave --result out",
         )
-    if there:
-        _check_scratch(scratch, make=make)
-        return PreparePlaces(
-            result="storage",
-            beside=parent,
-            storage_target=where,
-            scratch=os.path.realpath(scratch),
-            scratch_target=_fresh(os.path.join(os.path.realpath(scratch), f"{name}.prepared")),
-        )
-    return PreparePlaces(
-        result="scratch",
-        beside=beside,
-        storage_target=_fresh(os.path.join(beside, f"{name}.prepared")),
-        scratch=parent,
-        scratch_target=where,
-    )
+    if not there:
+        return replace(found, result="scratch", scratch=parent, scratch_target=where)
+    _check_scratch(scratch, make=make)
+    return replace(found, result="storage", beside=parent, storage_target=where)
 
 
 def _check_target(where: str, parent: str, source: str) -> None:

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import stat
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from snapmgr.contract.errors import SnapmgrError, StorageError
 from snapmgr.physical.crew import Crew, Piece, pieces
 from snapmgr.system.paths import shown
 from snapmgr.tree.attributes import Handle, keep
-from snapmgr.tree.walk import is_full, open_file, open_folder, reach, walk
+from snapmgr.tree.walk import is_full, open_folder, opened, reach, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,18 +85,13 @@ def copy_to_scratch(
     return found
 
 
-class named:  # noqa: N801 - reads as a statement
-    """Turns an OSError into a StorageError that names the entry."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise failure(error, self._path) from error
+@contextmanager
+def named(path: str) -> Iterator[None]:
+    """Turn an OSError into a StorageError that names the entry."""
+    try:
+        yield
+    except OSError as error:
+        raise failure(error, path) from error
 
 
 def failure(error: OSError, path: str) -> SnapmgrError:
@@ -190,31 +185,24 @@ def write_all(fd: int, data: bytes | memoryview, position: int) -> None:
 
 
 def _copy(source_fd: int, target_fd: int, piece: Piece, digests: bytearray | None, crew: Crew) -> None:
-    source = open_file(source_fd, piece.path, os.O_RDONLY)
-    try:
-        copy = open_file(target_fd, piece.path, os.O_WRONLY)
-        try:
+    with opened(source_fd, piece.path) as source, opened(target_fd, piece.path, os.O_WRONLY) as copy:
+        if digests is not None:
+            _zero_digests(digests, piece)
+        counted = 0
+        for position, data in read_steps(source, piece):
+            _write_data(copy, data, position)
             if digests is not None:
-                _zero_digests(digests, piece)
-            counted = 0
-            for position, data in read_steps(source, piece):
-                _write_data(copy, data, position)
-                if digests is not None:
-                    _note(digests, data, position)
-                done = position + len(data) - piece.offset
-                crew.count(done - counted)
-                counted = done
-            crew.count(piece.length - counted)
-            if piece.length >= _FLUSH_BYTES:
-                # While other threads read: gigabytes of dirty pages would delay the end.
-                os.fdatasync(copy)
-            with suppress(OSError):
-                # It is not read again: keep the page cache for the data that the tool reads.
-                os.posix_fadvise(source, piece.offset, piece.length, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(copy)
-    finally:
-        os.close(source)
+                _note(digests, data, position)
+            done = position + len(data) - piece.offset
+            crew.count(done - counted)
+            counted = done
+        crew.count(piece.length - counted)
+        if piece.length >= _FLUSH_BYTES:
+            # While other threads read: gigabytes of dirty pages would delay the end.
+            os.fdatasync(copy)
+        with suppress(OSError):
+            # It is not read again: keep the page cache for the data that the tool reads.
+            os.posix_fadvise(source, piece.offset, piece.length, os.POSIX_FADV_DONTNEED)
 
 
 def _write_data(fd: int, data: bytes, position: int) -> None:

@@ -4,38 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from snapmgr.catalog.physical import State, ToolName
+from snapmgr.catalog.physical import ToolName
 from snapmgr.contract.errors import ConfigError, MissingRequirementError
 from snapmgr.mysql.datadir.origin import Flavor
 from snapmgr.physical.tools.cloneplugin import CloneTool
-from snapmgr.physical.tools.infofile import read_info
 from snapmgr.physical.tools.mariabackup import MariabackupTool
-from snapmgr.physical.tools.request import (
-    ApplyRequest,
-    BackupInfo,
-    BrokenChainError,
-    CopyRequest,
-    Progress,
-    Tool,
-    ToolBackup,
-)
+from snapmgr.physical.tools.request import BackupInfo, Tool
 from snapmgr.physical.tools.xtrabackup import XtrabackupTool
-
-__all__ = [
-    "ApplyRequest",
-    "BackupInfo",
-    "BrokenChainError",
-    "CopyRequest",
-    "Progress",
-    "State",
-    "Tool",
-    "ToolBackup",
-    "ToolName",
-    "choose_tool",
-    "read_info",
-    "require_tool",
-    "tool_for",
-]
 
 
 def choose_tool(

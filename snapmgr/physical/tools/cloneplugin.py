@@ -50,7 +50,6 @@ class CloneTool:
 
     name: ToolName = "clone"
     increments = False
-    applies = False
 
     def __init__(self, *, server_version: str = "") -> None:
         """Take the server's version, for messages."""
@@ -75,32 +74,21 @@ class CloneTool:
             _require_innodb(source)
             _let_in(request, source)
             inner = os.path.join(request.folder, _INNER)
-            said: list[str] = [f"CLONE LOCAL DATA DIRECTORY = '{inner}'", f"server: {self._server_version}"]
+            log: list[str] = [f"CLONE LOCAL DATA DIRECTORY = '{inner}'", f"server: {self._server_version}"]
             try:
                 _run(request, source, inner)
                 # A table may have been added meanwhile.
                 _require_innodb(source)
-                said.append("completed")
+                log.append("completed")
             except BaseException as error:
-                said.append(f"failed: {error}")
+                log.append(f"failed: {error}")
                 raise
             finally:
-                write_file(Path(request.log), ("\n".join(said) + "\n").encode("utf-8", "backslashreplace"))
+                write_file(Path(request.log), ("\n".join(log) + "\n").encode("utf-8", "backslashreplace"))
             _lift(request.folder, inner)
         info = read_info(request.folder)
         size_bytes, files = measure(request.folder)
-        return ToolBackup(
-            tool=self.name,
-            tool_version=info.tool_version,
-            state="prepared",
-            from_lsn=0,
-            to_lsn=0,
-            last_lsn=0,
-            position=None,
-            sources=(),
-            size_bytes=size_bytes,
-            files=files,
-        )
+        return ToolBackup(**vars(info), sources=(), size_bytes=size_bytes, files=files)
 
     def apply(self, request: ApplyRequest) -> None:
         """Raise an error: a clone needs no prepare."""

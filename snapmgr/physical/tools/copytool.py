@@ -40,33 +40,11 @@ _OURS = re.compile(
 _OURS_SHORT = re.compile(r"-[a-zA-Z]")
 
 
-def backup_options(request: CopyRequest, *, replica: bool) -> list[str]:
-    """Return the options of a backup that both tools share."""
-    return [
-        f"--parallel={request.parallel}",
-        *([f"--throttle={request.throttle}"] if request.throttle else []),
-        *([f"--incremental-lsn={request.from_lsn}"] if request.from_lsn else []),
-        *(["--slave-info"] if replica else []),
-        *request.options,
-    ]
-
-
-def apply_options(request: ApplyRequest) -> list[str]:
-    """Return the options of applying redo or an increment that both tools share."""
-    return [
-        f"--target-dir={request.folder}",
-        *([f"--use-memory={request.use_memory_bytes}"] if request.use_memory_bytes else []),
-        *([f"--incremental-dir={request.increment}"] if request.increment else []),
-        *request.options,
-    ]
-
-
 class CopyTool(ABC):
     """A program that copies the files of a running server; see `snapmgr.physical.tools.request.Tool`."""
 
     name: ToolName
     increments = True
-    applies = True
     programs: ClassVar[tuple[str, ...]]
     package: ClassVar[str]
 
@@ -78,13 +56,43 @@ class CopyTool(ABC):
         self._server_version = server_version
         self._server_program = server_program
 
-    @abstractmethod
     def backup_argv(self, program: str, login: str, request: CopyRequest, *, replica: bool) -> list[str]:
         """Return the command line of a backup; `login` is the option file to log in with."""
+        return [
+            program,
+            # Must come first. The tools read no other option file.
+            f"--defaults-file={login}",
+            "--backup",
+            f"--target-dir={request.folder}",
+            *self.own_backup_options(request),
+            f"--parallel={request.parallel}",
+            *([f"--throttle={request.throttle}"] if request.throttle else []),
+            *([f"--incremental-lsn={request.from_lsn}"] if request.from_lsn else []),
+            *(["--slave-info"] if replica else []),
+            *request.options,
+        ]
 
-    @abstractmethod
+    def own_backup_options(self, request: CopyRequest) -> list[str]:  # noqa: ARG002 - for the tools that have some
+        """Return the options of a backup that the other tool does not have."""
+        return []
+
     def apply_argv(self, program: str, request: ApplyRequest) -> list[str]:
         """Return the command line that applies redo, or an increment."""
+        return [
+            program,
+            # Not this machine's options: those of the server are in backup-my.cnf.
+            "--no-defaults",
+            "--prepare",
+            *self.own_apply_options(request),
+            f"--target-dir={request.folder}",
+            *([f"--use-memory={request.use_memory_bytes}"] if request.use_memory_bytes else []),
+            *([f"--incremental-dir={request.increment}"] if request.increment else []),
+            *request.options,
+        ]
+
+    def own_apply_options(self, request: ApplyRequest) -> list[str]:  # noqa: ARG002 - the same
+        """Return the options of a prepare that the other tool does not have."""
+        return []
 
     @abstractmethod
     def why_inexact(self, source: BackupSource) -> str:
@@ -125,18 +133,8 @@ class CopyTool(ABC):
                 if os.geteuid() == 0:
                     give_to(request.folder, request.identity.uid, request.identity.gid)
                 size_bytes, files = measure(request.folder)
-        return ToolBackup(
-            tool=self.name,
-            tool_version=info.tool_version,
-            state=info.state,
-            from_lsn=info.from_lsn,
-            to_lsn=info.to_lsn,
-            last_lsn=info.last_lsn,
-            position=position,
-            sources=sources,
-            size_bytes=size_bytes,
-            files=files,
-        )
+        known = vars(info) | {"position": position}
+        return ToolBackup(**known, sources=sources, size_bytes=size_bytes, files=files)
 
     def _positions(
         self, before: BackupSource, info: BackupInfo, request: CopyRequest
@@ -183,11 +181,11 @@ class CopyTool(ABC):
         seen: list[str] = []
         for path in self._candidates(server_program):
             try:
-                said = CommandRunner().run([path, "--version"])
+                answer = CommandRunner().run([path, "--version"])
             except (CommandError, MissingRequirementError) as error:
                 seen.append(error.message)
                 continue
-            match = _VERSION.search(said.stdout + said.stderr)
+            match = _VERSION.search(answer.stdout + answer.stderr)
             if match is None:
                 seen.append(f"{path} is not {self.name}")
             elif fits(match["version"], wanted):

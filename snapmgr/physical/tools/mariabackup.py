@@ -7,43 +7,25 @@ from typing import TYPE_CHECKING, ClassVar
 
 from snapmgr.catalog.manifest import Position, SourcePosition
 from snapmgr.mysql.connect.client import MysqlError
-from snapmgr.physical.tools.copytool import CopyTool, apply_options, backup_options
+from snapmgr.physical.tools.copytool import CopyTool
 from snapmgr.physical.tools.infofile import SlaveInfo, read_slave_info
 
 if TYPE_CHECKING:
     from snapmgr.catalog.physical import ToolName
     from snapmgr.mysql.lock.replication import Channel
-    from snapmgr.physical.tools.request import ApplyRequest, BackupInfo, CopyRequest
+    from snapmgr.physical.tools.request import BackupInfo
     from snapmgr.physical.tools.source import BackupSource
 
 
 class MariabackupTool(CopyTool):
-    """mariadb-backup; see `tools.request.Tool`. Every prepared backup takes an increment."""
+    """mariadb-backup; see `tools.request.Tool`. It asks the server for its settings.
+
+    Every prepared backup takes an increment.
+    """
 
     name: ToolName = "mariadb-backup"
     programs: ClassVar[tuple[str, ...]] = ("mariadb-backup", "mariabackup")
     package: ClassVar[str] = "mariadb-backup"
-
-    def backup_argv(self, program: str, login: str, request: CopyRequest, *, replica: bool) -> list[str]:
-        """Return the command line of a backup."""
-        return [
-            program,
-            # Must come first. The tool reads no other option file, and asks the server for its settings.
-            f"--defaults-file={login}",
-            "--backup",
-            f"--target-dir={request.folder}",
-            *backup_options(request, replica=replica),
-        ]
-
-    def apply_argv(self, program: str, request: ApplyRequest) -> list[str]:
-        """Return the command line that applies redo, or an increment."""
-        return [
-            program,
-            # Not this machine's options: those of the server are in backup-my.cnf.
-            "--no-defaults",
-            "--prepare",
-            *apply_options(request),
-        ]
 
     def why_inexact(self, source: BackupSource) -> str:
         """Return why no position read under BACKUP STAGE is exact."""

@@ -78,27 +78,6 @@ class ApplyRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolBackup:
-    """A finished tool backup, as described by the tool's own files and its log."""
-
-    tool: ToolName
-    tool_version: str
-    state: State
-    """"raw", or "prepared" (clone)."""
-    from_lsn: int
-    """0 for a full backup."""
-    to_lsn: int
-    """Where the next increment begins; 0: none can follow (clone)."""
-    last_lsn: int
-    position: Position | None
-    """Exact, or None: never a guess."""
-    sources: tuple[SourcePosition, ...]
-    """Of a replica: one for each source of which the exact position is known."""
-    size_bytes: int
-    files: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class BackupInfo:
     """A finished backup in a folder, as described by its files."""
 
@@ -112,6 +91,7 @@ class BackupInfo:
     from_lsn: int
     """0 for a full backup; more for an increment that was not applied to anything."""
     to_lsn: int
+    """Where the next increment begins; 0: none can follow (clone)."""
     last_lsn: int
     position: Position | None
     """As the tool recorded it; only `Tool.back_up` can tell whether it is exact."""
@@ -122,14 +102,22 @@ class BackupInfo:
         return self.from_lsn > 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class ToolBackup(BackupInfo):
+    """A fresh tool backup. Its `position` is exact, or None: never a guess."""
+
+    sources: tuple[SourcePosition, ...]
+    """Of a replica: one for each source of which the exact position is known."""
+    size_bytes: int
+    files: int
+
+
 class Tool(Protocol):
     """A server's own backup tool."""
 
     name: ToolName
     increments: bool
     """Whether it can back up only the changes."""
-    applies: bool
-    """Whether its backups need a prepare: a clone is "prepared" from the start."""
 
     def missing(self) -> tuple[Reason, ...]:
         """Return all missing requirements; empty if the tool can work. Never raises."""

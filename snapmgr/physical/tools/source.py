@@ -168,10 +168,7 @@ def _granting(account: str) -> Iterator[None]:
         needed = missing_privileges([error.message])
         if not needed:
             raise
-        lack = MissingRequirementError(
+        raise MissingRequirementError(
             f"the account lacks rights: {', '.join(needed)} ({error.message})",
             hint=f"GRANT {', '.join(needed)} ON *.* TO {account};",
-        )
-    else:
-        return
-    raise lack
+        ) from None

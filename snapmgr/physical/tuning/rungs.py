@@ -66,16 +66,16 @@ class RungSettings:
 
     def tool_options(self) -> tuple[str, ...]:
         """Return the tool's options except for its memory."""
-        told = list(self.extra_tool)
+        found = list(self.extra_tool)
         if self.flush_method is not None:
-            told.append(f"--innodb-flush-method={self.flush_method}")
+            found.append(f"--innodb-flush-method={self.flush_method}")
         if self.io_threads is not None:
-            told += [f"--innodb-read-io-threads={self.io_threads}", f"--innodb-write-io-threads={self.io_threads}"]
-        return tuple(told)
+            found += [f"--innodb-read-io-threads={self.io_threads}", f"--innodb-write-io-threads={self.io_threads}"]
+        return tuple(found)
 
     def words(self) -> tuple[str, ...]:
         """Return each setting that differs from the defaults, in words."""
-        told = {
+        found = {
             f"use-memory {format_size(self.use_memory_bytes or 0)}": self.use_memory_bytes,
             f"flush method {self.flush_method}": self.flush_method,
             f"{self.io_threads} io threads": self.io_threads,
@@ -87,7 +87,7 @@ class RungSettings:
             f"{self.max_uploads} uploads at once": self.max_uploads,
             "FUSE writeback cache": self.kernel_writeback,
         }
-        return (*(word for word, there in told.items() if there), *self.extra_mount, *self.extra_tool)
+        return (*(word for word, there in found.items() if there), *self.extra_mount, *self.extra_tool)
 
     def __str__(self) -> str:
         return ", ".join(self.words()) or "default"
@@ -128,12 +128,12 @@ class Run:
 def changes(old: RungSettings, new: RungSettings) -> str:
     """Given two rungs, return the changes of the second in words: "+ writeback", "− warm-up"."""
     before, after = old.words(), new.words()
-    told = [f"+ {word}" for word in after if word not in before]
+    found = [f"+ {word}" for word in after if word not in before]
     # Of a setting with another value, only the new value is named.
     changed = {name for name in _given(old) if name in _given(new)}
     gone = old if not changed else replace(old, **{name: getattr(RungSettings(), name) for name in changed})
-    told += [f"− {word}" for word in gone.words() if word not in after]
-    return ", ".join(told) or "once more"
+    found += [f"− {word}" for word in gone.words() if word not in after]
+    return ", ".join(found) or "once more"
 
 
 def _given(settings: RungSettings) -> set[str]:
