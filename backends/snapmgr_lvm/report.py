@@ -1,4 +1,7 @@
-"""Reads LVM's JSON reports as typed records. Nothing else that its programs print is ever read."""
+"""Runs LVM's programs: reads their JSON reports as typed records, and never ends one that changes something.
+
+Nothing else that its programs print is ever read.
+"""
 
 from __future__ import annotations
 
@@ -185,6 +188,17 @@ def _options(*records: type) -> list[str]:
 
 def _values(record: type, row: dict[str, str]) -> dict[str, Any]:
     return {field: column.read(*(row[name] for name in column.names)) for field, column in _columns(record).items()}
+
+
+def change(runner: Runner, argv: Sequence[str], *, timeout_s: float = 60.0) -> None:
+    """Run a command of LVM. Raises StorageError if it fails, or is not done after `timeout_s`: it is left running then.
+
+    Killed half-way it might leave a device suspended.
+    """
+    try:
+        runner.run(argv, timeout_s=timeout_s, abandon=True)
+    except CommandError as error:
+        raise StorageError(error.message, hint=error.hint) from error
 
 
 def hyphenate(plain: str) -> str:
