@@ -7,11 +7,12 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from snapmgr.api import CommandError, FireError, Intent, MissingRequirementError, Shot, StorageError
 from snapmgr.api.kernel import sync_file_system
-from snapmgr_lvm import dm, kernel, marks
+from snapmgr_lvm import dm, marks
 from snapmgr_lvm.inventory import snapshot_ref
 from snapmgr_lvm.report import read_group
 
@@ -151,7 +152,17 @@ def open_origin(pool: Pool, path: str, number: str | None, name: str) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise StorageError(f"cannot open {path}: {error.strerror}") from None
-    if number is None or not kernel.holds(dm.device_number(os.fstat(fd).st_dev), number):
+    if number is None or not _holds(dm.device_number(os.fstat(fd).st_dev), number):
         os.close(fd)
         raise StorageError(f"{path} is no longer on the logical volume {pool.hint}/{name}", hint="try again")
     return fd
+
+
+def _holds(number: str, volume_number: str) -> bool:
+    """Whether the device `number` ("253:4") is `volume_number`, or lies on it (a LUKS container)."""
+    if number == volume_number:
+        return True
+    slaves = Path("/sys/dev/block") / number / "slaves"
+    with suppress(OSError):
+        return any((lower / "dev").read_text().strip() == volume_number for lower in slaves.iterdir())
+    return False

@@ -27,12 +27,12 @@ from snapmgr.api import (
     Usage,
     provisioned,
 )
+from snapmgr.api.kernel import may_mount
 from snapmgr_lvm import (
     arming,
-    cost,
+    dm,
     gauges,
     inventory,
-    kernel,
     locating,
     luks,
     marks,
@@ -42,9 +42,8 @@ from snapmgr_lvm import (
     sizing,
 )
 from snapmgr_lvm.armed import LvmArmed, Member, open_origin
-from snapmgr_lvm.commands import change
 from snapmgr_lvm.config import LvmConfig
-from snapmgr_lvm.report import read_group
+from snapmgr_lvm.report import change, read_group
 from snapmgr_lvm.revert import Reverting
 from snapmgr_lvm.scratch import Scratch
 
@@ -95,9 +94,9 @@ class LvmBackend(Reverting):
         absent = [program for program in _PROGRAMS if shutil.which(program, path=_PATH) is None]
         if absent:
             reasons.append(Reason(what=f"not installed: {', '.join(absent)}", hint="apt-get install lvm2"))
-        if not kernel.has_device_mapper():
+        if not dm.has_device_mapper():
             reasons.append(Reason(what="the kernel has no device-mapper", hint="modprobe dm-mod, or another kernel"))
-        if not kernel.is_privileged():
+        if not may_mount():
             reasons.append(Reason(what="LVM needs root (CAP_SYS_ADMIN)", hint="run snapmgr as root"))
         return tuple(reasons)
 
@@ -346,7 +345,7 @@ class LvmBackend(Reverting):
     def usage(self, ref: SnapshotRef, *, exact: bool = False) -> Usage:
         """Return the bytes in a classic snapshot's CoW table; if exact, the blocks that only a thin one has."""
         group, volume = self._snapshot(ref)
-        return cost.usage(self._runner, group, volume, exact=exact)
+        return gauges.usage(self._runner, group, volume, exact=exact)
 
     def provision(self, device: str, order: ProvisionOrder) -> AbstractContextManager[Provisioned]:
         """Make this storage on a blank device; see `snapmgr.api.Provisioner`."""
@@ -358,7 +357,7 @@ class LvmBackend(Reverting):
         provisioning.unprovision(self._runner, self._mounter, self._scratch, device, order)
 
     def _read(self, pool: Pool) -> Group:
-        if not kernel.is_privileged():
+        if not may_mount():
             raise MissingRequirementError("LVM needs root (CAP_SYS_ADMIN)", hint="run snapmgr as root")
         return read_group(self._runner, pool)
 

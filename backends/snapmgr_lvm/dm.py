@@ -109,6 +109,16 @@ def find_name(name: str) -> Device | None:
     return _look(name=name)
 
 
+def has_device_mapper() -> bool:
+    """Whether the kernel has device-mapper, or can load it."""
+    if os.path.exists("/sys/class/misc/device-mapper"):
+        return True
+    listed = Path("/lib/modules") / os.uname().release / "modules.dep"
+    with suppress(OSError):
+        return "/dm-mod.ko" in listed.read_text()
+    return False
+
+
 def lvm_uuid(group_uuid: str, volume_uuid: str) -> str:
     """Return the device-mapper UUID of a logical volume."""
     return "LVM-" + f"{group_uuid}{volume_uuid}".replace("-", "")

@@ -1,4 +1,4 @@
-"""Reads the usage of everything that LVM's snapshots can fill up, and enlarges a classic snapshot's CoW table.
+"""Reads the usage of a snapshot and of all that snapshots can fill up, and enlarges a classic snapshot's CoW table.
 
 The consequences of full storage: a classic snapshot's CoW table: the snapshot is lost, the origin continues. A thin
 pool's data: writes to all its volumes, the origin's too, stall for 60 s (dm-thin-pool's no_space_timeout) and then
@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError, Gauge, NotFoundError, StorageError, format_size
+from snapmgr.api import CommandError, Gauge, MissingRequirementError, NotFoundError, StorageError, Usage, format_size
 from snapmgr_lvm import marks
 from snapmgr_lvm.inventory import pool_of, snapshot_ref
+from snapmgr_lvm.removal import device_name
 from snapmgr_lvm.report import read_group
 from snapmgr_lvm.sizing import growth_bytes
 
@@ -109,6 +110,37 @@ def auto_extend(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | No
         f"the CoW table of {name} was {percent:.0f} % full: enlarged from {format_size(volume.size_bytes)} "
         f"to {format_size(volume.size_bytes + more)}"
     )
+
+
+def usage(runner: Runner, group: Group, volume: LogicalVolume, *, exact: bool) -> Usage:
+    """Return the bytes that a snapshot has for itself, and whether it is still one."""
+    if volume.is_thin:
+        return Usage(exclusive_bytes=_thin_exclusive(runner, group, volume) if exact else None)
+    percent = volume.snap_percent
+    used = int(volume.size_bytes * percent / 100) if percent is not None else None
+    return Usage(exclusive_bytes=used, valid=not volume.invalid)
+
+
+def _thin_exclusive(runner: Runner, group: Group, volume: LogicalVolume) -> int | None:
+    """Ask the pool's own metadata (a snapshot of them, thin_ls(8)); None if another program is doing that now."""
+    pool = group.by_uuid(volume.pool_uuid)
+    if pool is None or volume.thin_id is None:
+        return None
+    name = device_name(group, pool.name)
+    try:
+        runner.run(["dmsetup", "message", f"{name}-tpool", "0", "reserve_metadata_snap"])
+    except CommandError:
+        return None
+    try:
+        options = ["--metadata-snap", "--no-headers", "-o", "DEV,EXCLUSIVE_BYTES"]
+        answer = runner.run(["thin_ls", *options, f"/dev/mapper/{name}_tmeta"])
+    except (CommandError, MissingRequirementError):
+        return None
+    finally:
+        runner.run(["dmsetup", "message", f"{name}-tpool", "0", "release_metadata_snap"])
+    costs = dict(line.split() for line in answer.stdout.splitlines() if line.strip())
+    found = costs.get(str(volume.thin_id))
+    return int(found) if found is not None else None
 
 
 def _thin_pool(group: Group, pool: LogicalVolume) -> tuple[Gauge, ...]:

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Literal
 
 from snapmgr.api import InUseError, NotFoundError, Reason, RevertPlan, StorageError, format_size
 from snapmgr_lvm import arming, marks
-from snapmgr_lvm.commands import change
 from snapmgr_lvm.inventory import require_snapshot, snapshot_ref
 from snapmgr_lvm.removal import device_name, loaded_ahead, remove, resume
-from snapmgr_lvm.report import read_group
+from snapmgr_lvm.report import change, read_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from snapmgr.api import CommandError, Found, Reason, SnapmgrError, SnapshotRef, StorageError, attach_loop, format_size
-from snapmgr.api.kernel import loops, release_loop
+from snapmgr.api.kernel import holder, loops, release_loop
 from snapmgr_lvm import dm, marks, scratchfolder
 from snapmgr_lvm.config import size_of
 from snapmgr_lvm.inventory import pool_of, snapshot_ref
@@ -321,9 +321,7 @@ def _meaning(failure: str) -> str:
 
 def _source_number(path: str, mounts: tuple[Mount, ...]) -> str | None:
     """Return the number of the device that the mount of a real path names."""
-    holders = [one for one in mounts if path == one.point or path.startswith(one.point.rstrip("/") + "/")]
-    held = max(holders, key=lambda one: (len(one.point), holders.index(one)), default=None)
-    if held is not None and held.source.startswith("/"):
-        with suppress(OSError):
-            return dm.device_number(os.stat(held.source).st_rdev)
+    with suppress(OSError, StorageError):
+        source = holder(path, mounts).source
+        return dm.device_number(os.stat(source).st_rdev) if source.startswith("/") else None
     return None

@@ -123,8 +123,7 @@ class Connection:
         return self._show("STATUS", names)
 
     def _show(self, what: str, names: Sequence[str]) -> dict[str, str]:
-        marks = ", ".join(["%s"] * len(names))
-        rows = self._run(f"SHOW GLOBAL {what} WHERE Variable_name IN ({marks})", names) if names else []
+        rows = self._run(f"SHOW GLOBAL {what} WHERE Variable_name IN %s", (tuple(names),)) if names else []
         return {str(row["Variable_name"]).lower(): _text(row["Value"]) for row in rows}
 
     def peer_pid(self) -> int:

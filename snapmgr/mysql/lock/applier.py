@@ -18,8 +18,7 @@ from snapmgr.contract.errors import NotQuiescedError, SnapmgrError
 from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
 from snapmgr.mysql.lock.guard import drop_record, guarded, remove_dead_groups, write_record
 from snapmgr.mysql.lock.replication import read_channels
-from snapmgr.system.boot import boot_id
-from snapmgr.system.host import Process, is_alive, start_ticks
+from snapmgr.system.host import Process, is_alive, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,9 +105,8 @@ def applier_stopped(
             yield
             return
         _refuse_until(running)
-        pid = connection.peer_pid()
         plan = _Stopped(
-            server=Process(pid=pid, start_ticks=start_ticks(pid) or 0, boot_id=boot_id()),
+            server=this_process(connection.peer_pid()),
             guard=None,
             deadline=time.monotonic() + time_limit_s,
             socket=connection.socket,

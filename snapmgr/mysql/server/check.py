@@ -195,11 +195,10 @@ def is_true(value: object) -> bool:
 
 def _tables(connection: Connection) -> list[tuple[str, str, str]]:
     """Return every table as (schema, name, engine)."""
-    marks = ", ".join(["%s"] * len(_NOT_ON_DISK))
     rows = connection.rows(
-        "SELECT TABLE_SCHEMA AS s, TABLE_NAME AS t, ENGINE AS e FROM information_schema.TABLES "  # noqa: S608 - only marks are added
-        f"WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE') AND TABLE_SCHEMA NOT IN ({marks}) "
+        "SELECT TABLE_SCHEMA AS s, TABLE_NAME AS t, ENGINE AS e FROM information_schema.TABLES "
+        "WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE') AND TABLE_SCHEMA NOT IN %s "
         "ORDER BY TABLE_SCHEMA, TABLE_NAME",
-        _NOT_ON_DISK,
+        (_NOT_ON_DISK,),
     )
     return [(str(row["s"]), str(row["t"]), str(row["e"])) for row in rows]
