@@ -45,7 +45,7 @@ def check_origin(group: Group, origin: LogicalVolume) -> None:
     if origin.suspended:
         raise StorageError(
             f"the logical volume {name} is suspended: whatever writes to it hangs",
-            hint="was a snapshot cut short? snapmgr doctor --fix",
+            hint="was a snapshot interrupted? snapmgr doctor --fix",
         )
     if not origin.active:
         raise StorageError(f"the logical volume {name} is not active", hint=f"lvchange -ay {name}")

@@ -296,7 +296,7 @@ class LvmBackend(Reverting):
         group = self._read(ref.pool)
         origin, volume = group.by_uuid(ref.volume_id), group.by_uuid(ref.native_id)
         if origin is not None and origin.suspended:
-            # An earlier removal was cut short: another process would hold the group's lock, and we have just read it.
+            # An earlier removal was interrupted: another process would hold the group's lock, and we have just read it.
             removal.resume(self._runner, group, origin)
         if volume is None:
             if group.by_name(ref.name) is not None:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from snapmgr_lvm.report import Group, LogicalVolume
 
-CUT_SHORT = "lvcreate was cut short before it was a snapshot"
-SUSPENDED = "it is suspended, and whatever writes to it hangs: a command of LVM was cut short"
+INTERRUPTED = "lvcreate was interrupted before it was a snapshot"
+SUSPENDED = "it is suspended, and whatever writes to it hangs: a command of LVM was interrupted"
 
 
 def pool_of(group: Group) -> Pool:
@@ -48,7 +48,7 @@ def read(group: Group) -> Iterator[Found]:
     """Return all that has our mark, suspended volumes first: they have to be resumed before anything is removed.
 
     The process that suspended it is gone: a process that changes a group has its lock, and the group was read under
-    that lock. It is resumed even without any snapshot of ours: the removal of the last one may have been cut short.
+    that lock. It is resumed even without any snapshot of ours: the removal of the last one may have been interrupted.
     """
     marked = [volume for volume in group.volumes if marks.MARK in volume.tags]
     yield from _suspended(group, marked)
@@ -61,7 +61,7 @@ def read(group: Group) -> Iterator[Found]:
 def _suspended(group: Group, marked: list[LogicalVolume]) -> Iterator[Found]:
     for volume in group.volumes:
         if volume.suspended and volume not in marked and "private" not in volume.roles:
-            # The run that was cut short is the one whose snapshot of it was made last; LVM's times have whole seconds.
+            # The run that was interrupted is the one whose snapshot of it was made last; LVM's times have whole seconds.
             of_it = [one for one in marked if marks.value(one, "origin") == volume.uuid]
             last = max(of_it, key=lambda one: (one.made_at, marks.value(one, "state") == "made"), default=None)
             yield Found(
@@ -100,7 +100,7 @@ def _problem(volume: LogicalVolume) -> str | None:
     if volume.is_thin:
         return None if origin else "it has the mark of a snapshot, but does not name its origin"
     if not volume.is_classic_snapshot:
-        return CUT_SHORT
+        return INTERRUPTED
     return None if volume.origin_uuid == origin else "it is a snapshot of another volume than its mark says"
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapmgr_lvm.dm import Device
     from snapmgr_lvm.report import Group
 
-WHY = "it is a device of a logical volume that is gone: a command of LVM was cut short"
+WHY = "it is a device of a logical volume that is gone: a command of LVM was interrupted"
 # lvm(8): VG-LV, and hyphens in names are doubled. The layers of a volume have a suffix: "-cow", "-real".
 _OURS = re.compile(r"(?<!-)-snapmgr\.")
 

@@ -63,7 +63,7 @@ class Load:
     def frozen(self) -> Iterator[None]:
         """Hold them still while the context lasts, as a backup does with a server whose files are copied one by one.
 
-        Raises CommandError if they do not stand still.
+        Raises CommandError if they do not pause.
         """
         os.killpg(self._process.pid, signal.SIGSTOP)
         try:

@@ -49,7 +49,7 @@ def parse(text: str, *, window_s: float) -> BlogRun:
     """Parse its output, with a row each `window_s` seconds.
 
     It goes on when a write fails, with a line and a pause of a second: a full disk looks like a stall. Raises
-    StorageError if the disk was full, CommandError if the text is cut short or is none of its own.
+    StorageError if the disk was full, CommandError if the text is truncated or not from blogbench.
     """
     if _FULL in text:
         raise StorageError(

@@ -210,12 +210,12 @@ def _why_not(claim: Claim, experiments: Sequence[Group]) -> str:
         return "no scenario measures this figure alone"
     if not experiments:
         return f"no sample of {claim.scenario}"
-    lacking = [
+    absent = [
         side.stack
         for side in (claim.over, claim.under)
         if not any(by_block(group.counted, side.stack, side.metric) for group in experiments)
     ]
-    stacks = " and ".join(dict.fromkeys(lacking))
+    stacks = " and ".join(dict.fromkeys(absent))
     return f"no sample of {claim.scenario} on {stacks} with that figure" if stacks else "no block has both"
 
 

@@ -35,7 +35,7 @@ _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
     "paper": {"size_bytes": 10_000_000_000, "interval_s": 10, "intervals": 30},
 }
 _SAMPLED_FILES = 64
-# Time for operations that hang at the end of a run: a stall must be reported, not cut short.
+# Time for operations that hang at the end of a run: a stall must be reported, not truncated.
 _PATIENCE_S = 900.0
 _MOMENTS = ("before", "after")
 _WHEN = {"before": "before the snapshot", "after": "after the snapshot"}
