@@ -114,11 +114,10 @@ def _line(deletion: Deletion, what: str) -> str:
 
 
 def _document(deletion: Deletion) -> dict[str, Any]:
-    manifest = deletion.verdict.entry.manifest
+    from snapmgr.cli.documents import fields
+
     return {
-        "id": manifest.id,
-        "job": manifest.job,
-        "state": manifest.state,
+        **fields(deletion.verdict.entry.manifest, "id", "job", "state"),
         "protected_by": list(deletion.verdict.rules),
         "storage": deletion.verdict.presence,
         "deleted": deletion.deleted,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.catalog.inplace import refuse_inplace_target
-from snapmgr.cli.documents import iso, show_time
+from snapmgr.cli.documents import fields, iso, show_time
 from snapmgr.cli.output import ask_for_word, end_document, print_lines
 from snapmgr.contract.errors import EXIT_OK, gravest
 from snapmgr.contract.units import format_size
@@ -134,24 +134,16 @@ def _document(session: Session, code: int, *, plan: InplacePlan | None, done: In
 
 
 def _done_document(done: InplaceResult) -> dict[str, Any]:
-    return {
-        "origins": list(done.origins),
-        "mounted": list(done.mounted),
-        "consumed": done.consumed,
-        "merged_at": iso(done.merged_at),
-    }
+    return fields(done, "origins", "mounted", "consumed") | {"merged_at": iso(done.merged_at)}
 
 
 def _plan_document(plan: InplacePlan) -> dict[str, Any]:
     return {
-        "consumes": plan.consumes,
-        "rules": list(plan.rules),
-        "jobs": list(plan.jobs),
+        **fields(plan, "consumes", "rules", "jobs"),
         "obstacles": [end_document(error) for error in plan.obstacles],
         "origins": [
             {
-                "origin": origin.storage.origin,
-                "device": origin.storage.device,
+                **fields(origin.storage, "origin", "device"),
                 "mounted": [mount.point for mount in origin.mounts],
                 "beside": list(origin.beside) if origin.beside is not None else None,
                 "write_bytes": origin.storage.write_bytes,

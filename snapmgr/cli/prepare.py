@@ -167,19 +167,12 @@ def _recover_snapshot(
 
 
 def _document(session: Session, snapshot_id: str, prepared: Prepared) -> None:
-    from snapmgr.cli.documents import mount
+    from snapmgr.cli.documents import fields, mount
 
     session.document(
         EXIT_OK,
         dry_run=False,
         snapshot_id=snapshot_id,
         mount=mount(prepared.lease),
-        prepared={
-            "server": prepared.server,
-            "recovered": prepared.recovered,
-            "server_uuid": prepared.server_uuid,
-            "gtid": prepared.gtid,
-            "options": list(prepared.options),
-            "duration_s": prepared.duration_s,
-        },
+        prepared=fields(prepared, "server", "recovered", "server_uuid", "gtid", "options", "duration_s"),
     )
