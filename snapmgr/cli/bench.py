@@ -42,7 +42,7 @@ Examples:
 """
 )
 def command() -> None:
-    """Measure what snapshots cost here, on which storage."""
+    """Benchmark snapshots on this machine's storage."""
 
 
 @command.command(

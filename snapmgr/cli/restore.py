@@ -55,8 +55,8 @@ def command(
 ) -> int:
     """Copy a snapshot to DEST, a new or empty directory.
 
-    Blocks are shared where the file system can do it, else data are copied. Owners, modes, times, attributes, links and
-    holes are kept, and compared at the end. DEST appears only when the copy is complete; an interrupted restore leaves
+    Shares blocks where the file system supports it, otherwise copies the data. Owners, modes, times, attributes, links
+    and holes are kept, and compared at the end. DEST appears only when the copy is complete; an interrupted restore leaves
     nothing. If the source had several directories (redo log or binary logs elsewhere), DEST gets a directory for each.
 
     With --in-place there is no DEST: the volume itself goes back to the snapshot, and everything written to it since

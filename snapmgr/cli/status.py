@@ -41,7 +41,7 @@ missing: the privilege to read the state directory.
 @json_option
 @click.pass_obj
 def command(session: Session, jobs: tuple[str, ...]) -> int:
-    """Report whether every job has its snapshots.
+    """Report whether every job's snapshots are up to date.
 
     The first line is the verdict. A job is overdue if its schedule or max_age requires a snapshot that does not exist.
     status reads only the state directory: it is quick, takes no lock, and queries neither storage nor server. The

@@ -168,7 +168,8 @@ def _failure(blockers: Sequence[Blocker], waited_s: float, level: LockLevel, *, 
     ways.append("raise blocker_wait")
     waited = f"after {format_duration(waited_s)} it" if waited_s > 0 else "it"
     return NotQuiescedError(
-        f"the {level} was not tried: {waited} would still wait, and writers behind it, for: {_listed(blockers)}",
+        f"{level} was not attempted: {waited} would still be blocked, with writers queued behind it, "
+        f"by: {_listed(blockers)}",
         hint=", or ".join(ways),
     )
 
