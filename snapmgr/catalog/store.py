@@ -200,11 +200,12 @@ class Catalog:
     def write(self, manifest: Manifest) -> None:
         """Store a manifest durably. Raises CatalogError, with the old content still in place."""
         folder = self._snapshots / manifest.id
+        data = encode(manifest)  # before the folder exists: a name that is not UTF-8 must not leave it empty
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise CatalogError(f"cannot create {folder}: {error.strerror}", hint=space_hint(error)) from None
-        write_file(folder / "manifest.json", encode(manifest))
+        write_file(folder / "manifest.json", data)
         sync_folder(self._snapshots)
 
     def write_verification(self, snapshot_id: str, verification: Verification) -> None:

@@ -56,7 +56,9 @@ def command(
     deletes the snapshot and exits with 4.
     """
     if all_jobs == bool(jobs):
-        raise click.UsageError("Name at least one job, or give --all." if not jobs else "Name jobs or give --all, not both.")
+        raise click.UsageError(
+            "Name at least one job, or give --all." if not jobs else "Name jobs or give --all, not both."
+        )
     chosen = session.jobs(session.config().jobs if all_jobs else jobs)
     if not chosen:
         raise ConfigError(f"no job is configured in {session.config().files[0]}", hint="see: snapmgr config init")
