@@ -61,7 +61,7 @@ def read(group: Group) -> Iterator[Found]:
 def _suspended(group: Group, marked: list[LogicalVolume]) -> Iterator[Found]:
     for volume in group.volumes:
         if volume.suspended and volume not in marked and "private" not in volume.roles:
-            # The run that was interrupted is the one whose snapshot of it was made last; LVM's times have whole seconds.
+            # The interrupted run is the one whose snapshot of it was made last; LVM's times have whole seconds.
             of_it = [one for one in marked if marks.value(one, "origin") == volume.uuid]
             last = max(of_it, key=lambda one: (one.made_at, marks.value(one, "state") == "made"), default=None)
             yield Found(

@@ -56,8 +56,9 @@ def command(
     """Copy a snapshot to DEST, a new or empty directory.
 
     Shares blocks where the file system supports it, otherwise copies the data. Owners, modes, times, attributes, links
-    and holes are kept, and compared at the end. DEST appears only when the copy is complete; an interrupted restore leaves
-    nothing. If the source had several directories (redo log or binary logs elsewhere), DEST gets a directory for each.
+    and holes are kept, and compared at the end. DEST shows nothing until the copy is complete; an interrupted
+    restore leaves nothing, and after kill -9 the next restore or doctor removes what is left. If the source had several
+    directories (redo log or binary logs elsewhere), DEST gets a directory for each.
 
     With --in-place there is no DEST: the volume itself goes back to the snapshot, and everything written to it since
     then is lost. snapmgr prints this and asks for confirmation first.

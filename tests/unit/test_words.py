@@ -16,7 +16,6 @@ WORDS = {
     "stands? still": "is stopped",
     "mends?": "repair",
     "(?:is|are) told of": "is reported",
-    "cut short": "unfinished, interrupted",
     "fill_warn(?:_in)?": "capacity_warn",
     "cut short": "unfinished, interrupted, truncated",
     "[Vv]oice": "console",
