@@ -93,7 +93,7 @@ class BlogLoad:
 class _Worker:
     """One of them, in its process."""
 
-    def __init__(self, order: BlogLoad, table: _Table, number: int, noise: memoryview) -> None:
+    def __init__(self, order: BlogLoad, table: _Table, number: int, noise: memoryview, parent: int) -> None:
         self._order = order
         self._table = table
         self._row = table.row(number)
@@ -102,7 +102,8 @@ class _Worker:
         self._noise = noise
         self._random = random.Random(f"{order.seed}-{number}")  # noqa: S311 - a load, no secret
         self._buffers = [bytearray(_READ)]
-        self._parent = os.getppid()
+        # From before the fork: the parent may be killed before this process runs for the first time.
+        self._parent = parent
 
     def run(self, role: str) -> None:
         """Work until the time is up, or the parent is gone."""
@@ -238,12 +239,13 @@ def run(order: BlogLoad) -> dict[str, Any]:
     # No garbage collection here: it would copy the memory that workers share with the parent.
     gc.freeze()
     workers: list[int] = []
+    parent = os.getpid()
     try:
         for number, role in enumerate(crew):
             pid = os.fork()
             if pid == 0:
                 os.close(barrier)
-                _work(_Worker(order, table, number, noise), role, table, said, gate)
+                _work(_Worker(order, table, number, noise, parent), role, table, said, gate)
             workers.append(pid)
         os.close(gate)
         os.close(barrier)
