@@ -77,7 +77,7 @@ class ArmedCopies:
                 why, hint = explain(error)
                 raise FireError(f"cannot copy {shown(volume.path)}: {why}", hint=hint, shots=tuple(shots)) from error
             finally:
-                # From here on its folder stays unchanged: a failed copy may be repaired, a made one attached or deleted.
+                # From here on we do not write to it: a failed copy may be repaired, a made one attached or deleted.
                 fcntl.flock(folder.fd, fcntl.LOCK_UN)
         return tuple(shots)
 

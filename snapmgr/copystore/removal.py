@@ -131,8 +131,8 @@ def _doom(folder: CopyFolder) -> CopyFolder:
     except OSError as error:
         if not is_full(error) or folder.state is None:
             raise
-        # A full XFS has no room for one more name in the store. In the copy folder there is: its state becomes "begun"
-        # again, hence it is debris.
+        # A full XFS does not have room for one more name in the store, but the copy folder does: set its state back to
+        # "begun", which makes it debris.
         folder.advance(folder.state, "begun", durable=True)
         return replace(folder, state="begun")
     os.fsync(folder.store.fd)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def with_recovered_position(ctx: Context, manifest: Manifest) -> Manifest:
-    """Return the manifest of a CLONE's snapshot with its position, read by a throwaway server on a clone of the snapshot.
+    """Return the manifest of a CLONE's snapshot with its position, which a throwaway server reads on a clone of it.
 
     Without a server program the position remains unset. Raises VerificationError if the server does not start on the
     clone, StorageError if its positions contradict each other.

@@ -69,7 +69,7 @@ def record(
     """Record the mount's operations to a new gzip file until `command` ends, `stopped` is true, or a limit is reached.
 
     Args:
-        mount: what to record.
+        mount: the mount to record.
         path: the file, which must not exist yet nor be on the mount.
         limit_bytes: limit of compressed data; slightly more is written until the end is found.
         duration_s: time limit; None for no limit.
