@@ -27,6 +27,6 @@ class JuicefsConfig:
     ask_metadata: bool = True
     """Ask the metadata engine for quotas and for mounts on other machines: two short programs."""
     skip_trash: bool = False
-    """Bypass the volume's trash when deleting snapshots: frees their space immediately, without a way to recover them."""
+    """Bypass the volume's trash when deleting snapshots: their space is free immediately; recovery is impossible."""
     cache_root: str = "/var/tmp"  # noqa: S108 - each mount makes a folder of its own there, closed to others
     """Folder for the caches of private mounts."""

@@ -45,7 +45,7 @@ class Flushed:
 
 
 def flush(root_fd: int, path: str) -> Flushed:
-    """Write out every file and folder of a tree (fsync), several at once; `path` is for messages.
+    """Write out every file and folder of a tree (fsync), several in parallel; `path` is for messages.
 
     A clone holds only flushed data, which the metadata engine knows: ``syncfs`` does not reach the client, and only
     the client's memory holds new data of an open file. Omits mounts inside the tree, and entries that vanish

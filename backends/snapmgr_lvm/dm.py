@@ -287,7 +287,7 @@ def _names() -> list[str]:
         room *= 4
     names, start = list[str](), _data_start(answer)
     while True:
-        # struct dm_name_list: dev, next, name. The first one's dev is 0 if there is none.
+        # struct dm_name_list: dev, next, name. The first one's dev is 0 without any device.
         number, following = _NAME_LIST.unpack_from(answer, start)
         if number:
             names.append(_text(answer[start + _NAME_LIST.size :]))

@@ -102,7 +102,7 @@ class LogicalVolume:
     metadata_bytes: Annotated[int | None, _Column(_number_or_none, "lv_metadata_size")]
     """Size of a thin pool's metadata volume."""
     invalid: Annotated[bool, _Column(_is_set, "lv_snapshot_invalid")]
-    """Whether a classic snapshot's CoW table overflowed: it is lost. At 100 % it is valid until the next first write."""
+    """Whether a classic snapshot is lost: its CoW table overflowed. At 100 % it is valid until the next first write."""
     merging: Annotated[bool, _Column(_is_set, "lv_merging")]
     merge_failed: Annotated[bool, _Column(_is_set, "lv_merge_failed")]
     check_needed: Annotated[bool, _Column(_is_set, "lv_check_needed")]
@@ -191,7 +191,7 @@ def _values(record: type, row: dict[str, str]) -> dict[str, Any]:
 
 
 def change(runner: Runner, argv: Sequence[str], *, timeout_s: float = 60.0) -> None:
-    """Run a command of LVM. Raises StorageError if it fails; after `timeout_s` also, but leaves it running.
+    """Run a command of LVM. Raises StorageError if it fails, or after `timeout_s`; it then keeps running.
 
     A killed command might leave a device suspended.
     """

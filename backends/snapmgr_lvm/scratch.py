@@ -48,7 +48,7 @@ class Scratch:
     def attach(self, record: AttachRecord, snapshot: LogicalVolume, group: Group) -> str:
         """Make a writable view of a classic snapshot and return its device. `detach` removes leftovers of a failure.
 
-        Raises StorageError if the snapshot is lost or there is no scratch space.
+        Raises StorageError if the snapshot is lost or scratch space is missing.
         """
         name = marks.attachment_name(record.id)
         _require_sound(snapshot, group)

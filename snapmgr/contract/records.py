@@ -133,7 +133,7 @@ class NotMine:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a backend guarantees for given volumes."""
+    """A backend's guarantees for given volumes."""
 
     atomicity: Literal["file", "volume"]
     """"volume": all of one volume in one instant. "file": each file for itself; refused for live servers."""
@@ -335,7 +335,7 @@ class Provisioned:
     """An empty folder in it, writable for root, that the backend accepts as a volume."""
     devices: tuple[str, ...]
     """The lowest block devices, whose counters in /proc/diskstats count everything read and written for it once;
-    empty if unknown."""
+    empty without such devices."""
     capacity_bytes: int
     """The amount of data that still leaves space for snapshots if all data are overwritten once."""
     commands: tuple[tuple[str, ...], ...]

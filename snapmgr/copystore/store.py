@@ -189,7 +189,7 @@ def _recognise(store: Store, fd: int, name: str) -> CopyFolder | None:
         if (mark.format, mark.inode, mark.generation) != (MARK_FORMAT, info.st_ino, kernel.generation(fd)):
             return None
         return CopyFolder(store=store, fd=fd, name=name, mark=mark, state=state)
-    # Killed before its mark was written: nothing is in it but what was to become the mark.
+    # Killed before its mark was written: it holds only the unfinished mark.
     begun = all(_UNFINISHED_MARK.fullmatch(entry.name) for entry in entries(fd))
     if name.startswith((BEGUN, DELETING)) and begun:
         return CopyFolder(store=store, fd=fd, name=name, mark=None, state=None)

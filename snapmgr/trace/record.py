@@ -209,7 +209,7 @@ class _Pump(threading.Thread):
     def end(self) -> None:
         """Wait until the thread has ended."""
         if self._deadline_s is None:
-            # After an exception: keep what was read so far.
+            # After an exception: keep the data read so far.
             self._deadline_s = 0.0
         # A hung client never returns; its log stays incomplete.
         self.join(_END_WITHIN_S + _JOIN_WITHIN_S)

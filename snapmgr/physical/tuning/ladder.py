@@ -244,7 +244,7 @@ def next_rung(
         )
     replayed = _replay(history, limits)
     now = replayed.standing
-    # A rung that takes at most half of the best time is certainly better; there is no time to judge others.
+    # A rung that takes at most half of the best time is certainly better; judging others would take too long.
     if left_s < now.best_s / 2:
         return Stop(settings=now.best, why="the time is up", exhausted=False)
     limit_s = min(now.best_s * _LIMIT, left_s)
