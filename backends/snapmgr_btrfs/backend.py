@@ -95,7 +95,7 @@ class BtrfsBackend:
         self._mounter = mounter
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return what is missing here: the library, btrfs in the kernel, a kernel that is new enough, root."""
+        """Return the missing requirements: the library, btrfs in the kernel, a recent enough kernel, root."""
         reasons = [library.problem()]
         if not _kernel_knows_btrfs():
             reasons.append(

@@ -67,7 +67,7 @@ class TopLevel:
 
 @contextmanager
 def opened_folder(top: TopLevel) -> Iterator[int | None]:
-    """Yield a descriptor of our folder, or None if there is none."""
+    """Yield a descriptor of our folder, or None if it is missing."""
     fd = top.open_folder()
     try:
         yield fd

@@ -1,4 +1,4 @@
-"""Fires LVM snapshots: everything is checked, so that firing is one ``lvcreate`` a volume."""
+"""Fires LVM snapshots: everything is checked before, so that firing is one ``lvcreate`` per volume."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class Member:
 
     intent: Intent
     path: str
-    """Where the origin's file system is mounted."""
+    """Mount point of the origin's file system."""
     fd: int
     argv: tuple[str, ...]
 
 
 class LvmArmed:
-    """See `snapmgr.api.Armed`; it is `Announcing`, as LVM tells a new volume's UUID only by another command.
+    """See `snapmgr.api.Armed`; it is `Announcing`, because only another command reports a new volume's UUID.
 
     Args:
         runner: runs lvcreate.
         snapshot_id: ours.
         members: the volumes, in order.
-        read_s: how long reading the groups took just now, for the forecast.
-        resources: everything open, closed at the end.
+        read_s: the duration of the last reading of the groups, for the forecast.
+        resources: everything open; closed at the end.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LvmArmed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Nothing else to undo: arming only looks.
+        # Nothing else to undo: arming changes nothing.
         self._resources.close()
 
     def sync(self) -> None:
@@ -82,10 +82,10 @@ class LvmArmed:
                 raise StorageError(f"cannot sync the file system at {member.path}: {error.strerror}") from None
 
     def get_ready(self) -> None:
-        """Start the processes that are to become lvcreate: see `snapmgr.api.Readying`."""
-        with suppress(CommandError, MissingRequirementError):  # `fire` tries again, and says why
-            # A rehearsal: the first use of memory after a fork copies its pages, which can take longer than all else
-            # that we do under the lock (in User Mode Linux, tens of milliseconds).
+        """Start the processes that will become lvcreate: see `snapmgr.api.Readying`."""
+        with suppress(CommandError, MissingRequirementError):  # `fire` tries again, and reports the reason
+            # A rehearsal: the first use of memory after a fork copies its pages, which can take longer than everything
+            # else that we do under the lock (in User Mode Linux, tens of milliseconds).
             with self._runner.hold(["true"]) as nothing:
                 nothing.run()
             self._hold()
@@ -108,7 +108,7 @@ class LvmArmed:
                 break
             start_ns = time.monotonic_ns()
             try:
-                # Without a limit: killed, it might leave its origin suspended.
+                # No time limit: a killed lvcreate might leave its origin suspended.
                 held.run()
             except CommandError as error:
                 failure = FireError(f"LVM did not make the snapshot {member.intent.name}: {error.message}")
@@ -146,7 +146,7 @@ def _nobody_waits() -> None:
 def open_origin(pool: Pool, path: str, number: str | None, name: str) -> int:
     """Return a descriptor of the folder `path`, which must be on the active volume with the device `number`.
 
-    Raises StorageError if something else is there by now.
+    Raises StorageError if something else is there now.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

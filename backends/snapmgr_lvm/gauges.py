@@ -1,9 +1,9 @@
-"""Reads the usage of a snapshot and of all that snapshots can fill up, and enlarges a classic snapshot's CoW table.
+"""Reads the usage of snapshots and of the spaces that they can fill, and enlarges a classic snapshot's CoW table.
 
-The consequences of full storage: a classic snapshot's CoW table: the snapshot is lost, the origin continues. A thin
-pool's data: writes to all its volumes, the origin's too, stall for 60 s (dm-thin-pool's no_space_timeout) and then
-fail; with ``--errorwhenfull y`` they fail immediately. Its metadata: all its volumes become read-only, and the pool
-must be repaired. The volume group: no classic snapshot can be taken, and none can be given more room.
+Consequences of full storage: if a classic snapshot's CoW table is full, the snapshot is lost and the origin continues.
+If a thin pool's data are full, writes to all its volumes, including the origin, stall for 60 s (dm-thin-pool's
+no_space_timeout) and then fail; with ``--errorwhenfull y`` they fail immediately. If its metadata are full, all its
+volumes become read-only, and the pool must be repaired. A full volume group cannot hold or enlarge classic snapshots.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _EXTEND_TIMEOUT_S = 120.0
 
 
 def of_group(group: Group) -> tuple[Gauge, ...]:
-    """Return how full all is that our snapshots in a volume group can fill up: thin pools, its space, CoW tables."""
+    """Return the usage of each space that our snapshots in a group can fill: thin pools, free space, CoW tables."""
     ours = [volume for volume in group.volumes if marks.value(volume, "origin") is not None]
     classic = [volume for volume in ours if volume.is_classic_snapshot]
     thin_pools = {volume.pool_uuid: group.by_uuid(volume.pool_uuid) for volume in ours if volume.is_thin}
     found = []
     for pool in (pool for pool in thin_pools.values() if pool is not None):
-        # Also those whose snapshots are classic: they themselves are in the pool.
+        # Also origins whose snapshots are classic: the origins themselves are in the pool.
         concerned = _origins(volume for volume in ours if pool.uuid in _pools(group, volume))
         found += [replace(gauge, volume_ids=concerned) for gauge in _thin_pool(group, pool)]
     if classic:
-        # The next one will be about as large.
+        # The next snapshot will have about the same size.
         space = _space(group, wanted_bytes=max(volume.size_bytes for volume in classic))
         found.append(replace(space, volume_ids=_origins(classic)))
     found += [gauge for volume in classic for gauge in _cow_table(group, volume)]
@@ -58,12 +58,12 @@ def _pools(group: Group, snapshot: LogicalVolume) -> tuple[str | None, ...]:
 
 
 def of_volume(group: Group, origin: LogicalVolume, *, cow_bytes: int | None) -> tuple[Reservoir, ...]:
-    """Return what snapshots of a volume can fill up: of a thin one its pool, of others the group's free space.
+    """Return the spaces that snapshots of a volume can fill: a thin volume's pool, otherwise the group's free space.
 
     Args:
         group: the volume's.
         origin: the volume to snapshot.
-        cow_bytes: the part of the group's free space that a snapshot of it takes; None for a thin snapshot.
+        cow_bytes: the part of the group's free space that its snapshot takes; None for a thin snapshot.
     """
     reservoirs: list[Reservoir] = []
     pool = group.by_uuid(origin.pool_uuid) if origin.is_thin else None
@@ -77,7 +77,7 @@ def of_volume(group: Group, origin: LogicalVolume, *, cow_bytes: int | None) -> 
 def auto_extend(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | None:
     """Extend the CoW table of a classic snapshot that is filling up, if `config.auto_extend`; see `CapacityReporting`.
 
-    Raises NotFoundError if it is gone, StorageError if there is no room or LVM refuses.
+    Raises NotFoundError if it is gone, StorageError if the room is missing or LVM refuses.
     """
     if not config.auto_extend:
         return None
@@ -95,7 +95,7 @@ def auto_extend(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | No
         return None
     name = f"{group.name}/{volume.name}"
     if more > group.free_bytes:
-        # Less is better than nothing.
+        # A smaller extension is better than nothing.
         more = group.free_bytes // group.extent_bytes * group.extent_bytes
     if more == 0:
         raise StorageError(
@@ -113,7 +113,7 @@ def auto_extend(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | No
 
 
 def usage(runner: Runner, group: Group, volume: LogicalVolume, *, exact: bool) -> Usage:
-    """Return the bytes that a snapshot has for itself, and whether it is still one."""
+    """Return the exclusive bytes of a snapshot, and whether it is still valid."""
     if volume.is_thin:
         return Usage(exclusive_bytes=_thin_exclusive(runner, group, volume) if exact else None)
     percent = volume.snap_percent
@@ -122,7 +122,7 @@ def usage(runner: Runner, group: Group, volume: LogicalVolume, *, exact: bool) -
 
 
 def _thin_exclusive(runner: Runner, group: Group, volume: LogicalVolume) -> int | None:
-    """Ask the pool's own metadata (a snapshot of them, thin_ls(8)); None if another program is doing that now."""
+    """Read it from a snapshot of the pool's own metadata (thin_ls(8)); None while another program does the same."""
     pool = group.by_uuid(volume.pool_uuid)
     if pool is None or volume.thin_id is None:
         return None
@@ -145,7 +145,7 @@ def _thin_exclusive(runner: Runner, group: Group, volume: LogicalVolume) -> int 
 
 def _thin_pool(group: Group, pool: LogicalVolume) -> tuple[Gauge, ...]:
     name = f"the thin pool {group.name}/{pool.name}"
-    # LVM knows neither while the pool is not active.
+    # LVM knows neither value while the pool is inactive.
     return tuple(
         Gauge(
             name=f"{what} of {name}",
@@ -177,7 +177,7 @@ def _space(group: Group, *, wanted_bytes: int) -> Gauge:
 def _cow_table(group: Group, volume: LogicalVolume) -> Iterator[Gauge]:
     lost = volume.invalid
     if marks.value(volume, "id") is None or (volume.snap_percent is None and not lost):
-        return  # not active: an overflow shows when it is
+        return  # inactive: an overflow shows only on an active one
     yield Gauge(
         name=f"CoW table of {group.name}/{volume.name}",
         size_bytes=volume.size_bytes,

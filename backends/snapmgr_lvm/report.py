@@ -1,6 +1,6 @@
-"""Runs LVM's programs: reads their JSON reports as typed records, and never ends one that changes something.
+"""Runs LVM's programs: reads their JSON reports as typed records, and never kills one that changes something.
 
-Nothing else that its programs print is ever read.
+It reads none of their other output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UUID_GROUPS = (6, 4, 4, 4, 4, 4, 6)
 
 
 class _Column:
-    """The columns of a report that a field is read from, and how; a lambda there knows no global names."""
+    """The source columns of a field in a report, and their conversion; a lambda there cannot use global names."""
 
     def __init__(self, read: Callable[..., object], *names: str) -> None:
         self.read = read
@@ -38,12 +38,12 @@ def _number(value: str) -> int:
 
 
 def _is_set(value: str) -> bool:
-    # With --binary: "1", "0", and "-1" where it is not known.
+    # With --binary: "1", "0", and "-1" for unknown.
     return value not in ("", "0", "-1")
 
 
 def _text_or_none(value: str) -> str | None:
-    # The names of hidden volumes come in brackets.
+    # LVM prints the names of hidden volumes in brackets.
     return value.strip("[]") if value not in ("", "-1") else None
 
 
@@ -71,51 +71,51 @@ class LogicalVolume:
     """Without the brackets of hidden ones."""
     uuid: Annotated[str, _Column(str, "lv_uuid")]
     size_bytes: Annotated[int, _Column(_number, "lv_size")]
-    """Of a classic snapshot: its CoW table, not its virtual size."""
+    """For a classic snapshot: the size of its CoW table, not its virtual size."""
     tags: Annotated[frozenset[str], _Column(_words, "lv_tags")]
     roles: Annotated[frozenset[str], _Column(_words, "lv_role")]
     """"public", "private", "origin", "snapshot", "thinsnapshot", …"""
     segtype: Annotated[str, _Column(str, "segtype")]
-    """Of its first segment: "linear", "striped", "raid1", "thin", "thin-pool", "cache", …"""
+    """Type of its first segment: "linear", "striped", "raid1", "thin", "thin-pool", "cache", …"""
     chunk_bytes: Annotated[int, _Column(_number, "chunk_size")]
-    """Of a classic snapshot or a thin pool; 0 for others."""
+    """Chunk size of a classic snapshot or a thin pool; 0 for others."""
     origin_name: Annotated[str | None, _Column(_text_or_none, "origin")]
     origin_uuid: Annotated[str | None, _Column(_text_or_none, "origin_uuid")]
     pool_uuid: Annotated[str | None, _Column(_text_or_none, "pool_lv_uuid")]
     """The thin pool's, for thin volumes."""
     active: Annotated[bool, _Column(lambda value: value == "active", "lv_active")]
-    # "unknown" of a writable one that is not active.
+    # "unknown" for an inactive writable one.
     writable: Annotated[bool, _Column(lambda value: value not in ("", "read-only"), "lv_permissions")]
     suspended: Annotated[bool, _Column(_is_set, "lv_suspended")]
     opened: Annotated[bool, _Column(_is_set, "lv_device_open")]
-    """The device is open: by a mount, or another device-mapper device."""
+    """Whether a mount or another device-mapper device has the device open."""
     skip_activation: Annotated[bool, _Column(_is_set, "lv_skip_activation")]
     device: Annotated[str | None, _Column(_device, "lv_kernel_major", "lv_kernel_minor")]
     """"MAJOR:MINOR" if it is active."""
     made_at: Annotated[str, _Column(str, "lv_time")]
-    """As LVM has it: "2026-01-31 02:30:00 +0000"."""
+    """In LVM's format: "2026-01-31 02:30:00 +0000"."""
     data_percent: Annotated[float | None, _Column(_percent, "data_percent")]
-    """Thin pool: how full; active thin volume: how much of it is mapped. None where LVM does not know."""
+    """Usage of a thin pool, or the mapped share of an active thin volume. None if LVM does not know it."""
     snap_percent: Annotated[float | None, _Column(_percent, "snap_percent")]
-    """Classic snapshot: how full its CoW table is."""
+    """Usage of a classic snapshot's CoW table."""
     metadata_percent: Annotated[float | None, _Column(_percent, "metadata_percent")]
     metadata_bytes: Annotated[int | None, _Column(_number_or_none, "lv_metadata_size")]
     """Size of a thin pool's metadata volume."""
     invalid: Annotated[bool, _Column(_is_set, "lv_snapshot_invalid")]
-    """A classic snapshot that was lost: its CoW table overflowed. One at 100 % is whole until the next first write."""
+    """Whether a classic snapshot is lost: its CoW table overflowed. At 100 % it is valid until the next first write."""
     merging: Annotated[bool, _Column(_is_set, "lv_merging")]
     merge_failed: Annotated[bool, _Column(_is_set, "lv_merge_failed")]
     check_needed: Annotated[bool, _Column(_is_set, "lv_check_needed")]
-    """A thin pool whose metadata must be repaired."""
+    """Whether a thin pool's metadata must be repaired."""
     health: Annotated[str, _Column(str, "lv_health_status")]
-    """"" when all is well; "partial", "failed", "out_of_data", "metadata_read_only", …"""
+    """"" if healthy; otherwise "partial", "failed", "out_of_data", "metadata_read_only", …"""
     when_full: Annotated[str, _Column(str, "lv_when_full")]
-    """Of a thin pool: "queue" or "error"."""
+    """Behaviour of a full thin pool: "queue" or "error"."""
     thin_id: Annotated[int | None, _Column(_number_or_none, "thin_id")]
 
     @property
     def is_classic_snapshot(self) -> bool:
-        """Whether it is a classic (CoW table) snapshot; its `origin_uuid` is of its origin."""
+        """Whether it is a classic (CoW table) snapshot; `origin_uuid` then names its origin."""
         return self.segtype not in ("thin", "thin-pool") and "snapshot" in self.roles
 
     @property
@@ -126,7 +126,7 @@ class LogicalVolume:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A volume group and all that is in it."""
+    """A volume group with all its contents."""
 
     name: Annotated[str, _Column(str, "vg_name")]
     uuid: Annotated[str, _Column(str, "vg_uuid")]
@@ -134,7 +134,7 @@ class Group:
     free_bytes: Annotated[int, _Column(int, "vg_free")]
     extent_bytes: Annotated[int, _Column(int, "vg_extent_size")]
     metadata_free_bytes: Annotated[int, _Column(_number, "vg_mda_free")]
-    """Room in its metadata areas, where tags go."""
+    """Free space in its metadata areas, which hold the tags."""
     missing_pvs: Annotated[int, _Column(_number, "vg_missing_pv_count")]
     exported: Annotated[bool, _Column(_is_set, "vg_exported")]
     writable: Annotated[bool, _Column(lambda value: value != "read-only", "vg_permissions")]
@@ -152,7 +152,7 @@ class Group:
 
 
 def read_group(runner: Runner, pool: Pool) -> Group:
-    """Return the volume group with the UUID `pool.id`. Raises StorageError if it is not there or does not answer."""
+    """Return the volume group with the UUID `pool.id`. Raises StorageError if it is missing or does not answer."""
     if not re.fullmatch(r"[A-Za-z0-9-]{38}", pool.id):
         raise StorageError(f"{pool.id!r} is not the UUID of a volume group")
     select = ["--select", f'vg_uuid="{pool.id}"']
@@ -164,12 +164,12 @@ def read_group(runner: Runner, pool: Pool) -> Group:
             hint="are its disks connected? see: pvs, vgs -o +vg_uuid",
         )
     if _is_set(heads[0]["vg_exported"]):
-        # LVM hides its contents, which must not look as if they were gone.
+        # LVM hides its contents; they must not appear to be gone.
         name = heads[0]["vg_name"]
         raise StorageError(f"the volume group {name} is exported", hint=f"vgimport {name}")
     volumes: dict[str, LogicalVolume] = {}
     for row in rows:
-        # One row a segment: the first one's type stands for the volume.
+        # One row per segment: the first one's type stands for the volume.
         volumes.setdefault(row["lv_uuid"], LogicalVolume(**_values(LogicalVolume, row)))
     return Group(**_values(Group, heads[0]), volumes=tuple(volumes.values()))
 
@@ -182,7 +182,7 @@ def _columns(record: type) -> dict[str, _Column]:
 
 
 def _options(*records: type) -> list[str]:
-    """Return the words that make LVM report the columns of these records."""
+    """Return the arguments that make LVM report the columns of these records."""
     return ["-o", ",".join(name for record in records for column in _columns(record).values() for name in column.names)]
 
 
@@ -191,9 +191,9 @@ def _values(record: type, row: dict[str, str]) -> dict[str, Any]:
 
 
 def change(runner: Runner, argv: Sequence[str], *, timeout_s: float = 60.0) -> None:
-    """Run a command of LVM. Raises StorageError if it fails, or is not done after `timeout_s`: it is left running then.
+    """Run a command of LVM. Raises StorageError if it fails, or after `timeout_s`; it then keeps running.
 
-    Killed half-way it might leave a device suspended.
+    A killed command might leave a device suspended.
     """
     try:
         runner.run(argv, timeout_s=timeout_s, abandon=True)
@@ -202,7 +202,7 @@ def change(runner: Runner, argv: Sequence[str], *, timeout_s: float = 60.0) -> N
 
 
 def hyphenate(plain: str) -> str:
-    """Given a UUID as device-mapper has it (32 characters), return it as LVM writes it."""
+    """Convert a UUID from device-mapper's form (32 characters) to LVM's."""
     parts, start = [], 0
     for length in _UUID_GROUPS:
         parts.append(plain[start : start + length])
@@ -213,7 +213,7 @@ def hyphenate(plain: str) -> str:
 def _report(runner: Runner, argv: Sequence[str], kind: str) -> list[dict[str, str]]:
     argv = [*argv, "--reportformat", "json", "--units", "b", "--nosuffix", "--binary"]
     try:
-        # Failed: also where only another volume group, exported or damaged, could not be read.
+        # A failure may also mean that only another volume group, exported or damaged, could not be read.
         answer = runner.run(argv, ok=(0, _FAILED), timeout_s=READ_TIMEOUT_S)
     except CommandError as error:
         busy = locks.holders()
@@ -228,7 +228,7 @@ def _report(runner: Runner, argv: Sequence[str], kind: str) -> list[dict[str, st
 
 
 def parse_report(text: str, kind: str) -> list[dict[str, str]]:
-    """Given what lvs, vgs or pvs printed as JSON, return its rows. Raises StorageError if it is something else."""
+    """Return the rows of a JSON report by lvs, vgs or pvs. Raises StorageError for any other text."""
     try:
         reports: list[dict[str, Any]] = json.loads(text)["report"]
         return [row for report in reports for row in report[kind]]

@@ -18,7 +18,7 @@ _MIB = 1 << 20
 
 
 class ShownProgress:
-    """Shows the progress of a tool: in MiB if the total is known, else each phase as it begins."""
+    """Shows the progress of a tool: in MiB if the total is known, otherwise each phase as it begins."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -35,10 +35,10 @@ class ShownProgress:
 
 
 def make_ready(ctx: Context, manifest: Manifest, folder: Path, *, memory_bytes: int, time_limit_s: float) -> bool:
-    """Prepare `folder`, a clone or copy of a snapshot, for a server; return whether it needed that.
+    """Prepare `folder`, a clone or copy of a snapshot, for a server; return whether that was necessary.
 
-    Other snapshots than raw physical backups do not. Raises MissingRequirementError without the tool or without room,
-    VerificationError if the tool fails: the backup does not restore.
+    Only snapshots of raw physical backups need it. Raises MissingRequirementError without the tool or without room,
+    VerificationError if the tool fails: the backup cannot be restored.
     """
     record, server = manifest.physical, manifest.server
     if record is None or server is None or record.state == "prepared":
@@ -67,7 +67,7 @@ def make_ready(ctx: Context, manifest: Manifest, folder: Path, *, memory_bytes: 
     except (MissingRequirementError, NoRoomError):
         raise
     except FullError as error:
-        # It is no proof against the snapshot.
+        # This does not prove that the snapshot is damaged.
         raise MissingRequirementError(
             f"there is no room to apply the redo log: {error.message}", hint=error.hint
         ) from error

@@ -1,4 +1,4 @@
-"""Checks that the server continues the history of the last backup; else an increment applies but the data are corrupt.
+"""Checks that the server continues the last backup's history; otherwise an increment applies but corrupts the data.
 
 A page records only when it was last changed (its LSN). After a datadir was restored, its LSN soon passes the backup's,
 and an increment misses the pages that only the old history had changed. A server that has run since the backup has one
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from snapmgr.mysql.connect.client import Connection
     from snapmgr.source.server import LiveServer
 
-# Many events, with their times and server id: two histories do not agree in them.
+# Enough for many events with their times and server id, which differ between two histories.
 _TAIL_BYTES = 64 << 10
-# The first event alone has the time of the file's making.
+# The first event alone holds the time at which the file was created.
 _LEAST_BYTES = 128
 _FLAGS = slice(21, 23)
 
 
 def identity(live: LiveServer) -> str:
-    """Return a text that is the same for the same datadir of the same server in its present series."""
+    """Return a text that identifies a datadir of a server in its present series."""
     who = live.identity
     series = ".".join(who.version.split(".")[:2])
-    # Restoring data makes these again, and may leave the binary logs as they are.
+    # A restore creates these files anew, and may leave the binary logs as they are.
     inodes = ":".join(_inode(os.path.join(who.datadir, name)) for name in ("", "ibdata1", "mysql"))
     return f"{who.flavor} {series} {who.server_uuid or who.server_id} {who.datadir} {inodes}"
 
 
 def _inode(path: str) -> str:
-    """Return a file's inode and its generation: a number that is free again is given to the next file."""
+    """Return a file's inode number and generation, because file systems reuse inode numbers."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -56,10 +56,10 @@ def run_of(live: LiveServer) -> str:
 
 
 def mark(live: LiveServer) -> BinlogMark | None:
-    """Return where the server's binary log ends now, with a digest of its last bytes; None if it cannot be read.
+    """Return the present end of the server's binary log, with a digest of its last bytes; None if it is not readable.
 
-    None also for a log on another file system: the data may be restored without it. Call it after a backup: a history
-    that includes this position includes the backup.
+    Also returns None for a log on another file system, because the data may be restored without it. Call it after a
+    backup: a history that includes this position includes the backup.
     """
     if not live.layout.log_bin_basename or not _beside_data(live):
         return None
@@ -91,7 +91,7 @@ def _beside_data(live: LiveServer) -> bool:
 
 
 def _digest(live: LiveServer, name: str, end: int) -> str:
-    """Return a digest of a binary log's last bytes before `end`; "" where they cannot be read."""
+    """Return a digest of a binary log's last bytes before `end`; "" if they cannot be read."""
     folder = _log_folder(live)
     begin = max(end - _TAIL_BYTES, 0)
     try:
@@ -103,7 +103,7 @@ def _digest(live: LiveServer, name: str, end: int) -> str:
     if len(tail) < max(end - begin, _LEAST_BYTES):
         return ""
     if begin == 0:
-        # The first event's flags say whether the file is in use.
+        # The first event's flags show whether the file is in use.
         tail = tail[: _FLAGS.start] + tail[_FLAGS.stop :]
     return hashlib.blake2b(tail, digest_size=16).hexdigest()
 

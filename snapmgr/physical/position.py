@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def with_recovered_position(ctx: Context, manifest: Manifest) -> Manifest:
-    """Return the manifest of a CLONE's snapshot with its position, read by a throwaway server on a clone of it.
+    """Return the manifest of a CLONE's snapshot with its position, which a throwaway server reads on a clone of it.
 
-    The position stays absent without a server program. Raises VerificationError if no server starts on the clone,
-    StorageError if its positions contradict each other.
+    Without a server program the position remains unset. Raises VerificationError if the server does not start on the
+    clone, StorageError if its positions contradict each other.
     """
     how = Verify()
     # Only READY snapshots can be attached; on disk it is not READY yet.

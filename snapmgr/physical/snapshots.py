@@ -1,4 +1,4 @@
-"""Reaches the backup in a snapshot to prepare a copy or clone of it; no lease stays."""
+"""Attaches the backup in a snapshot to prepare a copy or clone of it; the lease ends with the context."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def placed(order: PrepareOrder, beside: str | None, name: str) -> PrepareOrder:
     """Return the order with the place of its result.
 
     Args:
-        order: to prepare the backup in a snapshot.
+        order: the prepare of a snapshot's backup.
         beside: folder for a result in the storage: the job's staging folder. None: the result goes to scratch.
         name: of a fresh result.
     """
     order = replace(order, name=name)
-    # Beside the snapshot itself is the backend's own store.
+    # The place beside the snapshot itself is the backend's own store.
     return replace(order, beside=beside) if beside else replace(order, result=order.result or "scratch")
 
 
 @contextmanager
 def reached_backup(ctx: Context, entry: Entry) -> Iterator[tuple[str, Backend | None]]:
-    """Yield the folder of a READY physical backup, which does not change, and its storage if that can clone it."""
+    """Yield the folder of a READY physical backup, for reading only, and its storage if that can clone it."""
     backend = ctx.backend(entry.manifest.backend)
     if isinstance(backend, FolderCloning):
         with reached(ctx, entry, why="prepare") as folder:

@@ -1,4 +1,4 @@
-"""Makes and removes a job's staging folder, STAGING/JOB: the mark in it makes it ours. It exists only during a run."""
+"""Makes and removes a job's staging folder, STAGING/JOB: a mark in it shows that it is ours, during a run only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Staging:
         self._mark = {"job": job.name, "state_dir": str(ctx.catalog.path.absolute()), "machine_id": machine_id()}
 
     def begin(self) -> None:
-        """Make the folder with its mark alone. The leftovers of a killed run are removed."""
+        """Make the folder with its mark alone, and remove the leftovers of a killed run."""
         if self.path.is_symlink() or (self.path.exists() and not self._is_ours()):
             raise ConfigError(
                 f"{self.path} is there and was not made by this job",

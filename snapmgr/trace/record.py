@@ -69,7 +69,7 @@ def record(
     """Record the mount's operations to a new gzip file until `command` ends, `stopped` is true, or a limit is reached.
 
     Args:
-        mount: what to record.
+        mount: the mount to record.
         path: the file, which must not exist yet nor be on the mount.
         limit_bytes: limit of compressed data; slightly more is written until the end is found.
         duration_s: time limit; None for no limit.
@@ -209,7 +209,7 @@ class _Pump(threading.Thread):
     def end(self) -> None:
         """Wait until the thread has ended."""
         if self._deadline_s is None:
-            # After an exception: keep what was read so far.
+            # After an exception: keep the data read so far.
             self._deadline_s = 0.0
         # A hung client never returns; its log stays incomplete.
         self.join(_END_WITHIN_S + _JOIN_WITHIN_S)

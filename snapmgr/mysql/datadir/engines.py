@@ -13,7 +13,7 @@ SYSTEM_SCHEMAS = ("mysql", "information_schema", "performance_schema", "sys")
 ENGINE_FILES = {".MYI": "MyISAM", ".MAI": "Aria", ".CSV": "CSV", ".ARZ": "ARCHIVE"}
 """Engines whose tables we can count by file, for an account that may not see the tables themselves."""
 
-# Engines whose tables we need not see: counted by files, or without files that a snapshot must hold.
+# Engines whose tables need not be visible: counted by files, or without files that a snapshot must hold.
 _NEED_NOT_SEE = frozenset(
     {
         *("InnoDB", *ENGINE_FILES.values()),

@@ -78,7 +78,7 @@ def locked(
         check: checks each new connection (identity, layout) and raises if it is the wrong server; called before the
             lock, and again once DDL is blocked.
         sync: flushes dirty data; last called just before anybody is blocked.
-        tell: receives lines for people: what we wait for.
+        tell: receives messages for the user about waits.
 
     Raises NotQuiescedError if no try got the lock; then nothing is locked.
     """
@@ -114,7 +114,7 @@ class _Request:
 
     def __post_init__(self) -> None:
         self.killer = ConnectionKiller(self.credentials)
-        # How long we may still wait for sessions that would block the lock.
+        # Remaining time to wait for sessions that would block the lock.
         self._blocker_wait_s = self.bounds.blocker_wait_s
 
     def acquire(self) -> HeldLock:
@@ -150,7 +150,7 @@ class _Request:
         )
 
     def _prepare(self, connection: Connection) -> None:
-        """Do all work that blocks nobody. Raises what `check` and `sync` raise, NotQuiescedError, MysqlError."""
+        """Do all work that blocks nobody. Raises the errors of `check` and `sync`, NotQuiescedError, MysqlError."""
         self.check(connection)
         self._bound_answers(connection)
         wait_s = math.ceil(self.bounds.lock_wait_s)
@@ -245,10 +245,10 @@ class _Request:
             raise
 
     def _lock_wait_s(self) -> float:
-        """Return how long this try may let writers wait: the last one lock_wait, earlier ones less.
+        """Return the time for which this try may block writers: the last one lock_wait, earlier ones less.
 
         A statement that waits for a row blocks FLUSH TABLES WITH READ LOCK, and the row's owner may wait behind that
-        lock: only our giving up ends such a deadlock. A lock that is granted at all is mostly granted quickly.
+        lock: such a deadlock ends only when we give up. Locks that are granted at all are mostly granted quickly.
         """
         if self._attempts >= self.bounds.lock_attempts:
             return self.bounds.lock_wait_s

@@ -156,7 +156,7 @@ def judge(lines: Sequence[tuple[str, str]]) -> TableVerdict:
 def run_assertions(connection: Connection, assertions: Sequence[str], *, deadline: float) -> tuple[str, ...]:
     """Run the user's statements; each must return one row with one true value. Return a sentence for each failure.
 
-    The statement under way at `deadline` (time.monotonic()) is abandoned, and its connection is lost.
+    The statement in progress at `deadline` (time.monotonic()) is abandoned, and its connection is lost.
 
     True is a number other than 0, as in MySQL. A sentence has the assertion's number (from 1) and not its text, which
     may hold data that do not belong in a log. After a lost connection the remaining assertions are not run.

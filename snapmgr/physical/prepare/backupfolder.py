@@ -30,7 +30,7 @@ class BackupFolder:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of all files."""
+        """Size of all files together."""
         return {path: size for path, (size, _) in self.stamps.items()}
 
     @property

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def take_owners(source: str, copy: str, *, sync: bool) -> None:
-    """Give every entry of the tree `copy` the owner and mode of the same one in `source`; new ones those of its folder.
+    """Give each entry of the tree `copy` the owner and mode that it has in `source`; a new entry takes its folder's.
 
-    A new file may be read and written by whom the backup's files may. With `sync` each file that `source` has not, or
-    has with another time or size, is fsynced, and each folder. Raises StorageError that names the entry.
+    The users who can read and write the backup's files can do so with a new file. `sync` fsyncs every folder, and each
+    file that `source` does not have or has with another time or size. Raises StorageError that names the entry.
     """
     path = "."
     source_fd = os.open(source, FOLDER_FLAGS)
@@ -50,7 +50,7 @@ def _settle(step: Step, source_fd: int, *, sync: bool) -> None:
     else:
         above = os.fstat(step.parent_fd)
         uid, gid = above.st_uid, above.st_gid
-        # Without the right to pass through, a folder's mode is a file's.
+        # A folder's mode without the right to pass through is a file's mode.
         mode = stat.S_IMODE(above.st_mode) & ~(0o7111 if stat.S_ISREG(info.st_mode) else 0)
     if (info.st_uid, info.st_gid) != (uid, gid):
         # Without the right to change owners, the user prepares a backup of their own.

@@ -1,4 +1,4 @@
-"""The folders of a prepare: where it works and where its result goes."""
+"""Chooses the folders of a prepare: where it works and where its result goes."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def choose_places(
     make: bool,
     name: str | None = None,
 ) -> PreparePlaces:
-    """Return where to work, given the fields of `prepare.order.PrepareOrder`; with `make` the scratch folder is made.
+    """Return where to work, given the fields of `prepare.order.PrepareOrder`; `make` creates the scratch folder.
 
-    A target on the file system of the backup is one in the storage. Raises ConfigError if the target exists or does not
-    fit the wanted result.
+    A target on the backup's file system is in the storage. Raises ConfigError if the target exists or does not fit the
+    wanted result.
     """
     real = os.path.realpath(source)
     beside = os.path.realpath(beside) if beside is not None else os.path.dirname(real)
@@ -118,7 +118,7 @@ def _same_file_system(left: str, right: str) -> bool:
 
 
 def free_bytes(folder: str) -> int:
-    """Return the free space of a folder's file system; of one in memory, at most half of the free memory."""
+    """Return the free space of a folder's file system; if it is in memory, at most half of the free memory."""
     while not os.path.lexists(folder):  # before it is made
         folder = os.path.dirname(folder)
     try:

@@ -86,8 +86,8 @@ def prepare_folder(
     Args:
         order: source, target and options.
         storage: the backend that holds the backup; its abilities limit the ways.
-        tell: takes lines for people.
-        progress: takes a step, its finished part and its whole.
+        tell: receives messages for the user.
+        progress: receives a step, its finished part and its total.
 
     A failed or interrupted prepare leaves only the tool's log, which the error names. A killed one leaves a hidden
     folder, which the next prepare of the same backup or to the same target removes.
@@ -142,7 +142,7 @@ class _Prepare:
         self._written: Written | None = None
 
     def run(self) -> PreparedBackup:
-        """Take the chosen way; if a private mount is refused, the next one without it."""
+        """Take the chosen way; if the private mount fails, take the next way without it."""
         choice = self._plan.choice
         self._tell(choice.why)
         try:

@@ -35,9 +35,9 @@ class Tree:
     folders: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
-    """Of the files."""
+    """Total size of the files."""
     digests: dict[str, bytearray] = field(default_factory=dict)
-    """Of each file: the digests of its blocks, in order. Empty unless requested."""
+    """Digests of each file's blocks, in order. Empty unless requested."""
 
     @property
     def size_bytes(self) -> int:
@@ -95,7 +95,7 @@ def named(path: str) -> Iterator[None]:
 
 
 def failure(error: OSError, path: str) -> SnapmgrError:
-    """Return what to raise for an error at an entry of a tree that is copied."""
+    """Return the exception to raise for an error at an entry of the copied tree."""
     if is_full(error):
         return StorageError(f"no space left for {shown(path)}", hint="make room, or name a larger folder (--scratch)")
     if error.errno == errno.ESTALE:
@@ -145,7 +145,7 @@ def _make_file(folder_fd: int, name: str, size_bytes: int) -> None:
 
 
 def read_steps(fd: int, piece: Piece, *, holes: bool = True) -> Iterator[tuple[int, bytes]]:
-    """Yield a piece's data in steps, each with its offset, from block borders on; without `holes` all of it.
+    """Yield a piece's data in steps that begin at block borders, each with its offset; without `holes` yield all of it.
 
     Raises OSError (ESTALE) if the file is shorter than it was.
     """
@@ -198,7 +198,7 @@ def _copy(source_fd: int, target_fd: int, piece: Piece, digests: bytearray | Non
             counted = done
         crew.count(piece.length - counted)
         if piece.length >= _FLUSH_BYTES:
-            # While other threads read: gigabytes of dirty pages would delay the end.
+            # Flush while other threads read: gigabytes of dirty pages would delay the end.
             os.fdatasync(copy)
         with suppress(OSError):
             # It is not read again: keep the page cache for the data that the tool reads.
@@ -222,7 +222,7 @@ _ZERO_DIGEST = digest(_ZEROES)
 
 
 def _zero_digests(digests: bytearray, piece: Piece) -> None:
-    """Set the digests of a piece to those of zeroes, which holes keep."""
+    """Set the digests of a piece to those of zeroes; holes keep them."""
     for offset in range(piece.offset, piece.offset + piece.length, BLOCK_BYTES):
         length = min(BLOCK_BYTES, piece.offset + piece.length - offset)
         one = _ZERO_DIGEST if length == BLOCK_BYTES else digest(_ZEROES[:length])

@@ -51,8 +51,8 @@ def write_back(
 
     Args:
         scratch: the tree as it is now.
-        clone: a tree that is as `scratch` was when `before` was noted.
-        before: the tree then, with its digests; a file without digests counts as changed.
+        clone: a tree equal to `scratch` at the time of `before`.
+        before: the earlier tree, with its digests; a file without digests counts as changed.
         only: the files that may have changed, if known; None: all.
         threads: number of threads that read and write.
         progress: gets the compared and the total bytes.
@@ -129,7 +129,7 @@ def _make_new(scratch_fd: int, clone_fd: int, before: Tree, now: Tree, new: list
         with named(path), _above(clone_fd, path) as (fd, name):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             os.close(os.open(name, flags, 0o600, dir_fd=fd))
-    # Once for each file, before many threads write: the size may change where no block does.
+    # Once for each file, before many threads write: the size can change without any change of a block.
     for path, size in now.sizes.items():
         if before.sizes.get(path) != size:
             with named(path), opened(clone_fd, path, os.O_WRONLY) as fd:

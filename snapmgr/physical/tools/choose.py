@@ -24,11 +24,11 @@ def choose_tool(
     """Return the tool that backs up a server.
 
     Args:
-        name: "auto": mariadb-backup for MariaDB; for MySQL xtrabackup where it is installed in the server's version,
+        name: "auto": mariadb-backup for MariaDB; for MySQL xtrabackup if it is installed in the server's version,
             else the server's CLONE.
         flavor: of the server.
         version: of the server, as it prints it.
-        program: path of the tool, the only one that may be taken.
+        program: path of the tool; excludes any other program.
         server_program: path of the server's program: its tool may lie beside it.
 
     Raises ConfigError for a tool of the other flavor. Its `missing` and `back_up` check that it is installed and fits.

@@ -1,4 +1,4 @@
-"""The common part of mariadb-backup and XtraBackup: both copy a running server's files and apply redo log to them."""
+"""Implements the common part of mariadb-backup and XtraBackup, which copy a server's files and apply redo log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _VERSION = re.compile(r"(?:MariaDB server|version) (?P<version>\d+\.\d+\.\d+\S*)")
 # Options that we set ourselves, that do not make a folder of files, or that make a backup incomplete or its position
-# inexact. By the start of their names: the tools accept any unique prefix.
+# inexact. Matched by the start of their names, because the tools accept any unique prefix.
 _OURS = re.compile(
     r"--(?:defaults|no-defaults|print-defaults|login-path|backup$|prepare|copy-back|move-back|decompress|decrypt|target"
     r"|incremental|user|password|host|port|socket|protocol|ssl|datadir|stream|compress|encrypt|no-lock|apply-log"
@@ -51,7 +51,7 @@ class CopyTool(ABC):
     def __init__(
         self, *, program: str | None = None, server_version: str = "", server_program: str | None = None
     ) -> None:
-        """Take the program at `program` alone, or one beside the server's or in the PATH that fits its version."""
+        """Use only the program at `program`, or else a fitting version beside the server's program or in the PATH."""
         self._program = program
         self._server_version = server_version
         self._server_program = server_program
@@ -80,7 +80,7 @@ class CopyTool(ABC):
         """Return the command line that applies redo, or an increment."""
         return [
             program,
-            # Not this machine's options: those of the server are in backup-my.cnf.
+            # Ignore this machine's options: those of the server are in backup-my.cnf.
             "--no-defaults",
             "--prepare",
             *self.own_apply_options(request),
@@ -96,13 +96,13 @@ class CopyTool(ABC):
 
     @abstractmethod
     def why_inexact(self, source: BackupSource) -> str:
-        """Return why no position that the tool writes down is exact; "" if they are. Raises MysqlError."""
+        """Return why the positions that the tool records are not exact; "" if they are. Raises MysqlError."""
 
     @abstractmethod
     def positions(
         self, source: BackupSource, info: BackupInfo, folder: str
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
-        """Return the positions that the tool recorded, where they are exact. Raises MysqlError, StorageError."""
+        """Return the exact positions among those that the tool recorded. Raises MysqlError, StorageError."""
 
     def missing(self) -> tuple[Reason, ...]:
         """Return the missing requirements."""
@@ -139,9 +139,9 @@ class CopyTool(ABC):
     def _positions(
         self, before: BackupSource, info: BackupInfo, request: CopyRequest
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
-        """Return the positions that are exact, judged by the server's state after the backup as well.
+        """Return the exact positions, judged also by the server's state after the backup.
 
-        None if the server cannot be reached any more: the backup itself is complete.
+        None if the server can no longer be reached: the backup itself is complete.
         """
         with (
             suppress(NotQuiescedError, MissingRequirementError),
@@ -216,9 +216,9 @@ class CopyTool(ABC):
 
 
 def fits(tool_version: str, server_version: str) -> bool:
-    """Return whether a tool may be used on a server: both of one series (10.11, 8.4). Pure.
+    """Return whether a tool fits a server: both must be of one series (10.11, 8.4). Pure.
 
-    mariadb-backup 10.11 backs up an 11.8 server without an error (tested), and leaves out what it does not know.
+    mariadb-backup 10.11 backs up an 11.8 server without an error (tested), and leaves out objects it does not know.
     """
     return not version_number(server_version) or version_number(tool_version)[:2] == version_number(server_version)[:2]
 
@@ -275,7 +275,7 @@ def _require_what_was_asked(info: BackupInfo, request: CopyRequest, tool: ToolNa
 
 @contextmanager
 def _nothing_finished_on_failure(folder: str) -> Iterator[None]:
-    """Make sure that the leftover of an exception does not pass for a finished backup."""
+    """After an exception make sure that nothing looks like a finished backup."""
     try:
         yield
     except BaseException:

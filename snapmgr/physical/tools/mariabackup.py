@@ -1,4 +1,4 @@
-"""mariadb-backup, MariaDB's own tool."""
+"""Runs mariadb-backup, MariaDB's own tool."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class MariabackupTool(CopyTool):
-    """mariadb-backup; see `tools.request.Tool`. It asks the server for its settings.
+    """mariadb-backup; see `tools.request.Tool`. The tool asks the server for its settings.
 
-    Every prepared backup takes an increment.
+    An increment can be applied to every prepared backup.
     """
 
     name: ToolName = "mariadb-backup"
@@ -28,7 +28,7 @@ class MariabackupTool(CopyTool):
     package: ClassVar[str] = "mariadb-backup"
 
     def why_inexact(self, source: BackupSource) -> str:
-        """Return why no position read under BACKUP STAGE is exact."""
+        """Return why a position read under BACKUP STAGE is not exact; "" if it is."""
         return source.why_inexact()
 
     def positions(
@@ -43,7 +43,7 @@ class MariabackupTool(CopyTool):
 
 
 def exact_sources(channels: tuple[Channel, ...], info: SlaveInfo) -> tuple[SourcePosition, ...]:
-    """Given a replica's sources and the tool's record of them, return the known positions. Pure."""
+    """Return the known positions of a replica's sources, from the server and the tool's record. Pure."""
     found = []
     for channel in channels:
         file, offset = info.files.get(channel.name, ("", 0))
@@ -60,7 +60,7 @@ def exact_sources(channels: tuple[Channel, ...], info: SlaveInfo) -> tuple[Sourc
 def _gtid_at(source: BackupSource, position: Position) -> str:
     """Return the GTID of a place in the server's binary log; "" if the server has none."""
     gtid: object = ""
-    # The server reads the file up to that place. The file may be gone by now: the backup is complete without it.
+    # The server reads the file up to that place. If the file is already gone, the backup is complete without it.
     with suppress(MysqlError):
         gtid = source.connection.value("SELECT BINLOG_GTID_POS(%s, %s)", (position.file, position.offset))
     return gtid.decode() if isinstance(gtid, bytes) else str(gtid or "")

@@ -36,7 +36,7 @@ class _Reason:
     kind: Callable[..., SnapmgrError] = StorageError
 
 
-# The most specific first. Seen with mariadb-backup 10.11.19 and 11.8.6, or (*) known from the tools' manuals.
+# The most specific come first. Seen with mariadb-backup 10.11.19 and 11.8.6, or (*) known from the tools' manuals.
 _REASONS = (
     _Reason(
         pattern="No space left on device|Disk quota exceeded|errno: 28\\b|errno: 122\\b",

@@ -1,6 +1,6 @@
-"""Percona XtraBackup, for MySQL, by its manual alone: it was never run here (docs/reference/physical-tools.md).
+"""Runs Percona XtraBackup for MySQL; written from its manual, never run here (docs/reference/physical-tools.md).
 
-It differs from mariadb-backup where increments are to follow: only `--apply-log-only` leaves a backup open for them.
+It differs from mariadb-backup if increments are to follow: only `--apply-log-only` leaves a backup open for them.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class XtrabackupTool(CopyTool):
         info: BackupInfo,
         folder: str,  # noqa: ARG002 - the same
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
-        """Return its position: from performance_schema.log_status, of one instant.
+        """Return the position from performance_schema.log_status, which is of one instant.
 
-        Returns no positions of sources: its records of running appliers were not measured.
+        Omits the positions of sources: the tool's records of running appliers were not measured.
         """
         return info.position, ()

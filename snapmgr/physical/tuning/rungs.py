@@ -1,4 +1,4 @@
-"""Rungs: settings of a prepare in its storage, their limits, and the time of one run."""
+"""Defines rungs: settings of a prepare in its storage, their limits, and the time of one run."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class RungSettings:
     use_memory_bytes: int | None = None
     flush_method: str | None = None
     io_threads: int | None = None
-    """Of reading and of writing, for xtrabackup only: mariadb-backup always uses one of each."""
+    """Number for reading and number for writing, for xtrabackup only: mariadb-backup always uses one of each."""
     writeback: bool = False
     upload_delay_s: float = 0.0
     cache_bytes: int | None = None
     cache_dir: str | None = None
-    """A folder in which each mount gets a fresh one for its cache."""
+    """A folder in which each mount gets a fresh cache folder."""
     warm_up: bool = False
     max_uploads: int | None = None
     kernel_writeback: bool = False
@@ -99,11 +99,11 @@ class TuningLimits:
 
     data_bytes: int
     memory_bytes: int
-    """The most that ``--use-memory`` may be."""
+    """Upper limit of ``--use-memory``."""
     private: bool
-    """Whether the storage can be mounted once more, with options and a cache of its own."""
+    """Whether a further mount of the storage is possible, with its own options and cache."""
     cache_bytes: int = 0
-    """The most that the cache may hold on its disk."""
+    """Upper limit of the cache on its default disk."""
     client_cache_bytes: int = 100 << 30
     """The client's default."""
     cache_dirs: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class TuningLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One prepare on a fresh clone with a cold cache, as far as the search cares."""
+    """One prepare on a fresh clone with a cold cache, reduced to the fields that the search needs."""
 
     settings: RungSettings
     seconds: float
@@ -126,10 +126,10 @@ class Run:
 
 
 def changes(old: RungSettings, new: RungSettings) -> str:
-    """Given two rungs, return the changes of the second in words: "+ writeback", "− warm-up"."""
+    """Describe the changes from the first rung to the second: "+ writeback", "− warm-up"."""
     before, after = old.words(), new.words()
     found = [f"+ {word}" for word in after if word not in before]
-    # Of a setting with another value, only the new value is named.
+    # For a setting with another value, name only the new value.
     changed = {name for name in _given(old) if name in _given(new)}
     gone = old if not changed else replace(old, **{name: getattr(RungSettings(), name) for name in changed})
     found += [f"− {word}" for word in gone.words() if word not in after]
@@ -143,7 +143,7 @@ def _given(settings: RungSettings) -> set[str]:
 
 
 def with_room(settings: RungSettings, cache_bytes: int, limits: TuningLimits) -> RungSettings:
-    """Return `settings` with a cache of at least `cache_bytes`, as far as there is room."""
+    """Return `settings` with a cache of at least `cache_bytes`, limited by the available room."""
     has = settings.cache_bytes if settings.cache_bytes is not None else limits.client_cache_bytes
     wanted = min(cache_bytes, limits.cache_bytes)
     return settings if has >= wanted else replace(settings, cache_bytes=wanted)
