@@ -28,17 +28,17 @@ class WritePass:
     """The cost of a pass of writes."""
 
     seconds: float
-    """Until the last write had returned; without the sync at its end."""
+    """Seconds until the last write had returned, without the final sync."""
     sync_s: float
-    """Duration of the sync at its end."""
+    """Duration of the final sync."""
     asked_bytes: int
-    """Bytes written by the load; `spent` has those written to the device."""
+    """Bytes written by the load; `spent` counts those written to the device."""
     spent: Spent
-    """Until all of the file system was on the device, metadata included."""
+    """Cost until the whole file system, including metadata, was on the device."""
     latencies_s: Mapping[str, float]
     """{"p50", "p99", "p99.9", "max"} of a write; empty if not measured."""
     sync_latencies_s: Mapping[str, float]
-    """The same of the syncs within the load."""
+    """The same for the syncs within the load."""
     windows: Windows | None
 
     @property
@@ -48,7 +48,7 @@ class WritePass:
 
 
 def settle(bench: Workbench) -> float:
-    """Let each pass begin alike: nothing to do in the background, nothing cached; return the seconds waited."""
+    """Wait for background work and drop caches, so that all passes begin alike; return the seconds waited."""
     seconds = bench.quiet()
     bench.cold()
     return seconds
@@ -83,7 +83,7 @@ def timed_pass(bench: Workbench, file: Path, load: Callable[[], tuple[float, int
         with open(file, "rb") as written:
             os.fsync(written.fileno())
         sync_s = time.monotonic() - start
-        # Counted but not timed: later writes of the file system itself (btrfs: its trees).
+        # Later writes of the file system itself (btrfs: its trees) are counted but not timed.
         bench.run(("sync", "--file-system", str(file)))
     return WritePass(
         seconds=seconds,
@@ -97,7 +97,7 @@ def timed_pass(bench: Workbench, file: Path, load: Callable[[], tuple[float, int
 
 
 def write_infos(name: str, words: str, *, headline: bool = False) -> Iterator[MetricInfo]:
-    """Yield what `write_figures` makes, for a pass called `name` ("update_first"): `words` say which it is."""
+    """Yield the metrics of `write_figures` for a pass called `name` ("update_first"); `words` describe the pass."""
     yield MetricInfo(name=f"{name}_s", title=f"{words}, until durable", unit="s", better="less", headline=headline)
     yield MetricInfo(name=f"{name}_unsynced_s", title=f"{words}, without the last sync", unit="s", better="less")
     for quantile, key in _LATENCIES.items():
@@ -125,7 +125,7 @@ def write_figures(name: str, done: WritePass) -> dict[str, float]:
         found[f"{name}_sync_p99_s"] = done.sync_latencies_s["p99"]
     if done.windows is not None and done.windows.write:
         found[f"{name}_windows_without_write"] = float(done.windows.without_write)
-    # 0: a storage without a device of its own here, or one that has put all of it off.
+    # 0: the storage has no own device here, or has deferred all writes.
     if done.asked_bytes and done.spent.written_bytes:
         found[f"{name}_written_per_byte"] = done.spent.written_bytes / done.asked_bytes
         found[f"{name}_read_per_byte"] = done.spent.read_bytes / done.asked_bytes
@@ -154,7 +154,7 @@ def write_curves(
 
 
 def linear_read(bench: Workbench, name: str, file: Path, *, direct: bool) -> float:
-    """Read a file from its beginning to its end with cold caches, 1 MiB a call; return the seconds."""
+    """Read a file from beginning to end with cold caches, 1 MiB per call; return the seconds."""
     bench.cold()
     job: dict[str, str | int | None] = {
         "rw": "read",

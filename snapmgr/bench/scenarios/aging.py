@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _PAGE = 16 << 10
-# As InnoDB's page cleaner: a batch is submitted together, and synced.
+# Like InnoDB's page cleaner: a batch is submitted together, then synced.
 _BATCH = 64
 _DATA = "data"
 _CHURN = 0.02
@@ -104,7 +104,7 @@ class _Found:
 
 
 class Aging:
-    """See `snapmgr.bench.model.Scenario`. On a control the days pass without snapshots: the effect of updates alone."""
+    """See `snapmgr.bench.model.Scenario`. A control takes no snapshots, and shows the effect of updates alone."""
 
     name = "aging"
     title = "What do retained snapshots cost, in writes, reads and space, as they grow in number?"
@@ -112,20 +112,20 @@ class Aging:
     metrics = _metrics()
 
     def missing(self) -> tuple[Reason, ...]:
-        """Fio."""
+        """Look for fio."""
         return missing_programs("fio")
 
     def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - the model's signature
-        """Any."""
+        """Accept every stack."""
         return None
 
     def parameters(self, given: Parameters) -> Parameters:
-        """Complete them. Raises ConfigError for data of which a day would change next to nothing."""
+        """Complete them. Raises ConfigError if a day would change almost nothing of the data."""
         own = dict(_PROFILES[given.profile])
         size_bytes = given.size_bytes or own["size_bytes"]
         del own["size_bytes"]
         extra = {"churn": _CHURN, **own, **given.extra}
-        # What classic LVM's room is divided by.
+        # Classic LVM's space is divided by this.
         extra["snapshots"] = min(max(extra["levels"]), _COMMON)
         # fio fills whole MiB only.
         data_bytes = size_bytes // _MIB * _MIB
@@ -139,8 +139,8 @@ class Aging:
     def needs(self, parameters: Parameters) -> Needs:
         """Return the needs of a sample.
 
-        On classic LVM a quarter of the space is shared out evenly to all snapshots, and the oldest has to keep what
-        changed on all days. Elsewhere btrfs is the hungriest: a snapshot pins whole extents.
+        On classic LVM a quarter of the space is divided evenly among all snapshots, and the oldest has to keep the
+        changes of all days. Of the other storages btrfs needs most: a snapshot pins whole extents.
         """
         extra, size = parameters.extra, parameters.size_bytes
         most, classic = max(extra["levels"]), extra["snapshots"]
@@ -197,7 +197,7 @@ class Aging:
 
 
 class _Load:
-    """What fio does to the file."""
+    """The load that fio puts on the file."""
 
     def __init__(self, bench: Workbench, data: Path, *, direct: bool) -> None:
         self.bench = bench
@@ -205,12 +205,12 @@ class _Load:
         self.direct = direct
 
     def fill(self) -> None:
-        """Write all of it in order."""
+        """Write the whole file in order."""
         # Not preallocated: on btrfs the first write to a preallocated extent is not copy-on-write.
         self._fio("fill", {"rw": "write", "bs": "1M", "ioengine": "psync", "fallocate": "none", "end_fsync": 1}, day=0)
 
     def churn(self, day: int) -> WritePass:
-        """Write a day's share of it, each page at most once."""
+        """Write a day's share of the file, each page at most once."""
         extra = self.bench.parameters.extra
         pages = int(self.bench.parameters.size_bytes * extra["churn"]) // _PAGE
         job: dict[str, str | int | None] = {
@@ -230,7 +230,7 @@ class _Load:
             "filename": _DATA,
             "size": self.bench.parameters.size_bytes,
             "direct": int(self.direct),
-            # Each day other pages.
+            # Each day changes other pages.
             "randseed": self.bench.parameters.seed * 1000 + day,
         }
         return self.bench.fio(name, {"global": whole, "job": job})
@@ -277,7 +277,7 @@ def _write(load: _Load, found: _Found, day: int) -> None:
     found.figures["per_write_s"][day] = done.durable_s / (done.asked_bytes / _PAGE)
     if "p99" in done.latencies_s:
         found.figures["write_p99_s"][day] = done.latencies_s["p99"]
-    # 0: a storage without a device of its own here.
+    # 0: the storage has no own device here.
     if done.spent.written_bytes:
         found.figures["written_per_byte"][day] = done.spent.written_bytes / done.asked_bytes
         found.figures["read_per_byte"][day] = done.spent.read_bytes / done.asked_bytes
