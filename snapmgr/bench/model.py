@@ -51,6 +51,11 @@ class MetricInfo:
     """Whether the recommendation and the ratio chart are made of it."""
 
 
+def metric(name: str, title: str, unit: str, better: Better, *, headline: bool = False) -> MetricInfo:
+    """Return a `MetricInfo`: scenarios list dozens of them, as a table."""
+    return MetricInfo(name=name, title=title, unit=unit, better=better, headline=headline)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
     """Size and duration of a sample; the same for all stacks of a scenario, and recorded in every sample."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.fio import WINDOW_S, add_windows
-from snapmgr.bench.model import MetricInfo
+from snapmgr.bench.model import metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from snapmgr.bench.fio import FioRun, Windows
-    from snapmgr.bench.model import Spent, Workbench
+    from snapmgr.bench.model import MetricInfo, Spent, Workbench
 
 # A curve of two points says nothing.
 _LEAST_WINDOWS = 3
@@ -98,19 +98,15 @@ def timed_pass(bench: Workbench, file: Path, load: Callable[[], tuple[float, int
 
 def write_infos(name: str, words: str, *, headline: bool = False) -> Iterator[MetricInfo]:
     """Yield what `write_figures` makes, for a pass called `name` ("update_first"): `words` say which it is."""
-    yield MetricInfo(name=f"{name}_s", title=f"{words}, until durable", unit="s", better="less", headline=headline)
-    yield MetricInfo(name=f"{name}_unsynced_s", title=f"{words}, without the last sync", unit="s", better="less")
+    yield metric(f"{name}_s", f"{words}, until durable", "s", "less", headline=headline)
+    yield metric(f"{name}_unsynced_s", f"{words}, without the last sync", "s", "less")
     for quantile, key in _LATENCIES.items():
-        yield MetricInfo(name=f"{name}_{key}_s", title=f"{words}: a write, {quantile}", unit="s", better="less")
-    yield MetricInfo(name=f"{name}_sync_p99_s", title=f"{words}: an fsync, p99", unit="s", better="less")
-    yield MetricInfo(
-        name=f"{name}_windows_without_write", title=f"{words}: seconds without a write", unit="", better="less"
-    )
-    yield MetricInfo(
-        name=f"{name}_written_per_byte", title=f"{words}: device bytes written per byte", unit="", better="less"
-    )
-    yield MetricInfo(name=f"{name}_read_per_byte", title=f"{words}: device bytes read per byte", unit="", better="less")
-    yield MetricInfo(name=f"{name}_cpu_s", title=f"{words}: processor time", unit="s", better="less")
+        yield metric(f"{name}_{key}_s", f"{words}: a write, {quantile}", "s", "less")
+    yield metric(f"{name}_sync_p99_s", f"{words}: an fsync, p99", "s", "less")
+    yield metric(f"{name}_windows_without_write", f"{words}: seconds without a write", "", "less")
+    yield metric(f"{name}_written_per_byte", f"{words}: device bytes written per byte", "", "less")
+    yield metric(f"{name}_read_per_byte", f"{words}: device bytes read per byte", "", "less")
+    yield metric(f"{name}_cpu_s", f"{words}: processor time", "s", "less")
 
 
 def write_figures(name: str, done: WritePass) -> dict[str, float]:

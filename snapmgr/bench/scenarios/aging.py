@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from snapmgr.bench.load.write_pass import WritePass, linear_read, settle, write_pass
 from snapmgr.bench.measure.directio import buffers_direct_writes
 from snapmgr.bench.measure.proof import block_digests, flush
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, metric
 from snapmgr.contract.errors import ConfigError, StorageError
 from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from snapmgr.bench.fio import FioRun
-    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
+    from snapmgr.bench.model import Better, MetricInfo, Parameters, ProfileName, Snapshot, Stack, Workbench
 
 _MIB = 1 << 20
 _PAGE = 16 << 10
@@ -39,14 +39,14 @@ _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
     "paper": {"size_bytes": 16384 * _MIB, "levels": (0, 1, 2, 4, 8, 16, 32)},
 }
 _MOMENTS = {"none": "with no snapshot", "many": "with many snapshots"}
-_DAILY = {
+_DAILY: Mapping[str, tuple[str, str, Better]] = {
     "write_s": ("A day's random updates, until durable", "s", "less"),
     "per_write_s": ("Time for each write", "s", "less"),
     "write_p99_s": ("A write, p99", "s", "less"),
     "written_per_byte": ("Device bytes written per byte", "", "less"),
     "read_per_byte": ("Device bytes read per byte written", "", "less"),
 }
-_LOOKED = {
+_LOOKED: Mapping[str, tuple[str, str, Better]] = {
     "read_bytes_s": ("Linear read, cold", "B/s", "more"),
     "gaps_per_gib": ("Physical jumps per GiB", "", "less"),
     "free_bytes": ("Free space of the file system", "B", "more"),
@@ -57,32 +57,19 @@ _HEADLINES = {"write_s_many", "read_bytes_s_many"}
 
 def _metrics() -> tuple[MetricInfo, ...]:
     figures = [
-        MetricInfo(
-            name=f"{name}_{moment}",
-            title=f"{title}, {when}",
-            unit=unit,
-            better="more" if better == "more" else "less",
-            headline=f"{name}_{moment}" in _HEADLINES,
-        )
+        metric(f"{name}_{moment}", f"{title}, {when}", unit, better, headline=f"{name}_{moment}" in _HEADLINES)
         for name, (title, unit, better) in {**_DAILY, **_LOOKED}.items()
         for moment, when in _MOMENTS.items()
         if (name, moment) != ("oldest_bytes", "none")
     ]
     return (
         *figures,
-        MetricInfo(
-            name="write_growth", title="A day's updates: with many snapshots ÷ with none", unit="", better="less"
-        ),
-        MetricInfo(name="read_kept", title="Linear read: with many snapshots ÷ with none", unit="", better="more"),
-        MetricInfo(name="snapshots_bytes", title="Space that all snapshots take, each alone", unit="B", better="less"),
-        MetricInfo(name="delete_s", title="Delete all snapshots, until their names are gone", unit="s", better="less"),
-        MetricInfo(name="space_back_s", title="Delete all snapshots, until the space is free", unit="s", better="less"),
-        MetricInfo(
-            name="missing_bytes",
-            title="Free space before the first day − after all are deleted",
-            unit="B",
-            better="less",
-        ),
+        metric("write_growth", "A day's updates: with many snapshots ÷ with none", "", "less"),
+        metric("read_kept", "Linear read: with many snapshots ÷ with none", "", "more"),
+        metric("snapshots_bytes", "Space that all snapshots take, each alone", "B", "less"),
+        metric("delete_s", "Delete all snapshots, until their names are gone", "s", "less"),
+        metric("space_back_s", "Delete all snapshots, until the space is free", "s", "less"),
+        metric("missing_bytes", "Free space before the first day − after all are deleted", "B", "less"),
     )
 
 

@@ -12,7 +12,7 @@ from snapmgr.bench.load import blogbench
 from snapmgr.bench.load.blogengine import BLOG_BYTES
 from snapmgr.bench.load.blogrun import ALL_WRITTEN, COMMENTED, READ, REWRITTEN, WRITTEN, BlogRun
 from snapmgr.bench.measure.proof import TreeFacts, flush, tree_facts
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, metric
 from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError, StorageError
 from snapmgr.contract.units import format_size
 from snapmgr.system.command import find_program
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Spent, Stack, Workbench
+    from snapmgr.bench.model import MetricInfo, Parameters, ProfileName, Snapshot, Spent, Stack, Workbench
     from snapmgr.contract.records import Reason
 
 _MIB = 1 << 20
@@ -45,47 +45,28 @@ _FILES = {"read": READ, "written": WRITTEN, "rewritten": REWRITTEN, "commented":
 def _metrics() -> Iterator[MetricInfo]:
     for moment in _MOMENTS:
         when, after = _WHEN[moment], moment == "after"
-        yield MetricInfo(name=f"reads_{moment}", title=f"Blogs read {when}", unit="", better="more", headline=after)
-        yield MetricInfo(name=f"writes_{moment}", title=f"Blogs written {when}", unit="", better="more")
+        yield metric(f"reads_{moment}", f"Blogs read {when}", "", "more", headline=after)
+        yield metric(f"writes_{moment}", f"Blogs written {when}", "", "more")
         # A disk that is slow enough finishes no blog: of that there would be no ratio.
-        yield MetricInfo(
-            name=f"files_written_{moment}",
-            title=f"Files written, rewritten and commented {when}",
-            unit="",
-            better="more",
-            headline=after,
+        yield metric(
+            f"files_written_{moment}", f"Files written, rewritten and commented {when}", "", "more", headline=after
         )
         for what, words in (("write", "a write"), ("read", "a read"), ("either", "either")):
-            yield MetricInfo(
-                name=f"windows_without_{what}_{moment}",
-                title=f"Seconds' windows without {words} {when}",
-                unit="",
-                better="less",
-            )
-            yield MetricInfo(
-                name=f"longest_without_{what}_{moment}_s",
-                title=f"Longest time without {words} {when} (a second if there was none)",
-                unit="s",
-                better="less",
+            yield metric(f"windows_without_{what}_{moment}", f"Seconds' windows without {words} {when}", "", "less")
+            yield metric(
+                f"longest_without_{what}_{moment}_s",
+                f"Longest time without {words} {when} (a second if there was none)",
+                "s",
+                "less",
                 headline=after and what == "write",
             )
-        yield MetricInfo(
-            name=f"intervals_without_write_{moment}",
-            title=f"Intervals of the load without a write {when}",
-            unit="",
-            better="less",
-        )
-        yield MetricInfo(name=f"sync_{moment}_s", title=f"Sync at the end of the load {when}", unit="s", better="less")
-        yield MetricInfo(
-            name=f"written_per_byte_{moment}",
-            title=f"Device bytes written per byte of files {when}",
-            unit="",
-            better="less",
-        )
-    yield MetricInfo(name="reads_kept", title="Blogs read: after ÷ before", unit="", better="more")
-    yield MetricInfo(name="writes_kept", title="Blogs written: after ÷ before", unit="", better="more")
-    yield MetricInfo(name="create_s", title="Snapshot call", unit="s", better="less")
-    yield MetricInfo(name="snapshot_bytes", title="Space that the snapshot takes afterwards", unit="B", better="less")
+        yield metric(f"intervals_without_write_{moment}", f"Intervals of the load without a write {when}", "", "less")
+        yield metric(f"sync_{moment}_s", f"Sync at the end of the load {when}", "s", "less")
+        yield metric(f"written_per_byte_{moment}", f"Device bytes written per byte of files {when}", "", "less")
+    yield metric("reads_kept", "Blogs read: after ÷ before", "", "more")
+    yield metric("writes_kept", "Blogs written: after ÷ before", "", "more")
+    yield metric("create_s", "Snapshot call", "s", "less")
+    yield metric("snapshot_bytes", "Space that the snapshot takes afterwards", "B", "less")
 
 
 @dataclass(frozen=True, kw_only=True)

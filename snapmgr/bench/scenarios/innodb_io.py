@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, metric
 from snapmgr.contract.errors import ConfigError
 from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from snapmgr.bench.fio import FioRun
-    from snapmgr.bench.model import Parameters, ProfileName, Stack, Workbench
+    from snapmgr.bench.model import MetricInfo, Parameters, ProfileName, Stack, Workbench
 
 _MIB = 1 << 20
 _PAGE = 16 << 10
@@ -77,36 +77,21 @@ _CURVES = (
 def _metrics() -> Iterator[MetricInfo]:
     for method, words in _METHODS.items():
         direct = method == "direct"
-        yield MetricInfo(
-            name=f"iops_best_{method}",
-            title=f"Pages per second, {words}, at the best number of threads",
-            unit="1/s",
-            better="more",
+        yield metric(
+            f"iops_best_{method}",
+            f"Pages per second, {words}, at the best number of threads",
+            "1/s",
+            "more",
             headline=direct,
         )
         for moment, at in (("least", "with the fewest threads"), ("most", "with the most threads")):
-            yield MetricInfo(
-                name=f"iops_{moment}_{method}", title=f"Pages per second, {words}, {at}", unit="1/s", better="more"
-            )
-            yield MetricInfo(
-                name=f"read_p99_{moment}_{method}_s", title=f"A read, p99, {words}, {at}", unit="s", better="less"
-            )
+            yield metric(f"iops_{moment}_{method}", f"Pages per second, {words}, {at}", "1/s", "more")
+            yield metric(f"read_p99_{moment}_{method}_s", f"A read, p99, {words}, {at}", "s", "less")
         for what, said in (("read", "a read"), ("write", "a write"), ("either", "either")):
-            yield MetricInfo(
-                name=f"windows_without_{what}_{method}",
-                title=f"Seconds without {said}, {words}",
-                unit="",
-                better="less",
-            )
-        yield MetricInfo(
-            name=f"written_per_byte_{method}", title=f"Device bytes written per byte, {words}", unit="", better="less"
-        )
-        yield MetricInfo(
-            name=f"cpu_per_page_{method}_s", title=f"Processor time a page, {words}", unit="s", better="less"
-        )
-    yield MetricInfo(
-        name="dsync_over_direct", title="Pages per second: O_DSYNC ÷ O_DIRECT, most threads", unit="", better="neither"
-    )
+            yield metric(f"windows_without_{what}_{method}", f"Seconds without {said}, {words}", "", "less")
+        yield metric(f"written_per_byte_{method}", f"Device bytes written per byte, {words}", "", "less")
+        yield metric(f"cpu_per_page_{method}_s", f"Processor time a page, {words}", "s", "less")
+    yield metric("dsync_over_direct", "Pages per second: O_DSYNC ÷ O_DIRECT, most threads", "", "neither")
 
 
 @dataclass(kw_only=True)

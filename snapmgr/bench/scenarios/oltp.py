@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.load.mariadb import PROGRAMS, Hold, PrivateMariadb, install, private_mariadb
 from snapmgr.bench.load.sysbench import Report, Sysbench
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, metric
 from snapmgr.contract.errors import CommandError, ConfigError
 from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
@@ -56,10 +56,6 @@ _SIZES: dict[ProfileName, _Size] = {
 _METHODS = {"o_direct": "O_DIRECT", "o_dsync": "O_DSYNC", "fsync": "fsync"}
 
 
-def _metric(name: str, title: str, unit: str, better: Any, *, headline: bool = False) -> MetricInfo:  # noqa: ANN401
-    return MetricInfo(name=name, title=title, unit=unit, better=better, headline=headline)
-
-
 class Oltp:
     """See `snapmgr.bench.model.Scenario`."""
 
@@ -67,19 +63,19 @@ class Oltp:
     title = "What does a snapshot cost a running MariaDB: transactions before, while and after it is taken?"
     variants = tuple(_METHODS)
     metrics = (
-        _metric("before_tps", "Transactions a second, before there is a snapshot", "1/s", "more"),
-        _metric("during_tps", "Transactions a second, while the snapshot is taken", "1/s", "more"),
-        _metric("after_tps", "Transactions a second, with the snapshot", "1/s", "more", headline=True),
-        _metric("before_p95_s", "95 % of the transactions take less, before", "s", "less"),
-        _metric("during_p95_s", "95 % of the transactions take less, while it is taken", "s", "less"),
-        _metric("after_p95_s", "95 % of the transactions take less, with the snapshot", "s", "less", headline=True),
-        _metric("during_max_s", "Longest transaction while the snapshot is taken", "s", "less"),
-        _metric("kept", "Share of the transactions a second that is left with the snapshot", "", "more"),
-        _metric("stalled_s", "Seconds with hardly a transaction while the snapshot is taken", "s", "less"),
-        _metric("held_s", "Writers held still for the snapshot", "s", "less"),
-        _metric("create_s", "The storage's call", "s", "less"),
-        _metric("recovery_s", "A server's start on a clone of the snapshot, and a look at all rows", "s", "less"),
-        _metric("after_written_bytes", "Written at the device for each transaction, with the snapshot", "B", "less"),
+        metric("before_tps", "Transactions a second, before there is a snapshot", "1/s", "more"),
+        metric("during_tps", "Transactions a second, while the snapshot is taken", "1/s", "more"),
+        metric("after_tps", "Transactions a second, with the snapshot", "1/s", "more", headline=True),
+        metric("before_p95_s", "95 % of the transactions take less, before", "s", "less"),
+        metric("during_p95_s", "95 % of the transactions take less, while it is taken", "s", "less"),
+        metric("after_p95_s", "95 % of the transactions take less, with the snapshot", "s", "less", headline=True),
+        metric("during_max_s", "Longest transaction while the snapshot is taken", "s", "less"),
+        metric("kept", "Share of the transactions a second that is left with the snapshot", "", "more"),
+        metric("stalled_s", "Seconds with hardly a transaction while the snapshot is taken", "s", "less"),
+        metric("held_s", "Writers held still for the snapshot", "s", "less"),
+        metric("create_s", "The storage's call", "s", "less"),
+        metric("recovery_s", "A server's start on a clone of the snapshot, and a look at all rows", "s", "less"),
+        metric("after_written_bytes", "Written at the device for each transaction, with the snapshot", "B", "less"),
     )
 
     def missing(self) -> tuple[Reason, ...]:

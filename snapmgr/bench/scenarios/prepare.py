@@ -15,7 +15,7 @@ from snapmgr.bench.device.target import DEFAULT_FOLDER
 from snapmgr.bench.load.mariadb import PROGRAMS
 from snapmgr.bench.measure.layout import read_layout
 from snapmgr.bench.measure.proof import flush
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, metric
 from snapmgr.bench.prepare.ladder import TITLES, climb_ladder
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, make_backup
 from snapmgr.contract.abilities import Remounting
@@ -66,10 +66,6 @@ _WAYS = {
 }
 
 
-def _metric(name: str, title: str, unit: str, *, headline: bool = False) -> MetricInfo:
-    return MetricInfo(name=name, title=title, unit=unit, better="less", headline=headline)
-
-
 @dataclass(kw_only=True)
 class _Found:
     """What has been measured so far."""
@@ -104,20 +100,31 @@ class Prepare:
     title = "How long does it take to make a datadir of a physical backup, and what does the backup's clone save?"
     variants = ()
     metrics = (
-        _metric("best_s", "Until a backup is prepared, by the quickest of the ways that there are", "s", headline=True),
+        metric(
+            "best_s",
+            "Until a backup is prepared, by the quickest of the ways that there are",
+            "s",
+            "less",
+            headline=True,
+        ),
         *(
             info
             for way, title in _WAYS.items()
             for info in (
-                _metric(f"{way}_s", f"Backup {title}", "s"),
-                _metric(f"{way}_tool_s", f"Backup {title}: the tool alone", "s"),
-                _metric(f"{way}_written_bytes", f"Backup {title}: written at the device", "B"),
-                _metric(f"{way}_space_bytes", f"Backup {title}: blocks of its own", "B"),
-                _metric(f"{way}_taken_bytes", f"Backup {title}: what is less free then, reserved space included", "B"),
+                metric(f"{way}_s", f"Backup {title}", "s", "less"),
+                metric(f"{way}_tool_s", f"Backup {title}: the tool alone", "s", "less"),
+                metric(f"{way}_written_bytes", f"Backup {title}: written at the device", "B", "less"),
+                metric(f"{way}_space_bytes", f"Backup {title}: blocks of its own", "B", "less"),
+                metric(
+                    f"{way}_taken_bytes",
+                    f"Backup {title}: what is less free then, reserved space included",
+                    "B",
+                    "less",
+                ),
             )
         ),
-        _metric("storage_over_copy", "Prepared on a clone ÷ copied file by file and prepared", ""),
-        *(_metric(f"{rung}_s", title, "s") for rung, title in TITLES.items()),
+        metric("storage_over_copy", "Prepared on a clone ÷ copied file by file and prepared", "", "less"),
+        *(metric(f"{rung}_s", title, "s", "less") for rung, title in TITLES.items()),
     )
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from snapmgr.bench.load.write_pass import (
 )
 from snapmgr.bench.measure.digests import digest_units
 from snapmgr.bench.measure.directio import buffers_direct_writes
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, metric
 from snapmgr.bench.published import script
 from snapmgr.contract.errors import ConfigError, StorageError
 from snapmgr.contract.records import Reason
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from snapmgr.bench.fio import FioRun
     from snapmgr.bench.load.write_pass import WritePass
     from snapmgr.bench.measure.digests import UnitDigests
-    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
+    from snapmgr.bench.model import MetricInfo, Parameters, ProfileName, Snapshot, Stack, Workbench
 
 _MIB = 1 << 20
 _PAGE = 16 << 10
@@ -58,34 +58,24 @@ _TITLES = {
 
 
 def _metrics() -> Iterator[MetricInfo]:
-    yield MetricInfo(name="fill_s", title="Fill, until durable", unit="s", better="less")
-    yield MetricInfo(name="fill_unsynced_s", title="Fill, without the last sync", unit="s", better="less")
+    yield metric("fill_s", "Fill, until durable", "s", "less")
+    yield metric("fill_unsynced_s", "Fill, without the last sync", "s", "less")
     for name, title in _TITLES.items():
         yield from write_infos(name, title, headline=name == "update_first")
-    yield MetricInfo(
-        name="update_cost", title="First pass after the snapshot ÷ pass with no snapshot there", unit="", better="less"
-    )
+    yield metric("update_cost", "First pass after the snapshot ÷ pass with no snapshot there", "", "less")
     for moment, when in (("before", "before the update"), ("after", "after it")):
-        yield MetricInfo(
-            name=f"read_{moment}_bytes_s",
-            title=f"Linear read, cold, O_DIRECT, {when}",
-            unit="B/s",
-            better="more",
-            headline=moment == "after",
+        yield metric(
+            f"read_{moment}_bytes_s", f"Linear read, cold, O_DIRECT, {when}", "B/s", "more", headline=moment == "after"
         )
-        yield MetricInfo(
-            name=f"read_{moment}_buffered_s", title=f"Linear read, cold, buffered, {when}", unit="s", better="less"
-        )
-        yield MetricInfo(name=f"extents_{moment}", title=f"Extents {when}", unit="", better="less")
-        yield MetricInfo(name=f"gaps_per_gib_{moment}", title=f"Physical jumps per GiB {when}", unit="", better="less")
-    yield MetricInfo(name="create_s", title="Snapshot call", unit="s", better="less")
-    yield MetricInfo(name="whole_s", title="Whole snapshot, from preparation to completion", unit="s", better="less")
-    yield MetricInfo(name="snapshot_bytes", title="Space that the snapshot takes afterwards", unit="B", better="less")
-    yield MetricInfo(
-        name="grown_bytes", title="Room of the file system taken since the snapshot", unit="B", better="less"
-    )
-    yield MetricInfo(name="background_s", title="Waiting for background work", unit="s", better="less")
-    yield MetricInfo(name="delete_s", title="Delete, until its space is free", unit="s", better="less")
+        yield metric(f"read_{moment}_buffered_s", f"Linear read, cold, buffered, {when}", "s", "less")
+        yield metric(f"extents_{moment}", f"Extents {when}", "", "less")
+        yield metric(f"gaps_per_gib_{moment}", f"Physical jumps per GiB {when}", "", "less")
+    yield metric("create_s", "Snapshot call", "s", "less")
+    yield metric("whole_s", "Whole snapshot, from preparation to completion", "s", "less")
+    yield metric("snapshot_bytes", "Space that the snapshot takes afterwards", "B", "less")
+    yield metric("grown_bytes", "Room of the file system taken since the snapshot", "B", "less")
+    yield metric("background_s", "Waiting for background work", "s", "less")
+    yield metric("delete_s", "Delete, until its space is free", "s", "less")
 
 
 @dataclass(kw_only=True)

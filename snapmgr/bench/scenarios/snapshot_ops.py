@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.load import background
 from snapmgr.bench.measure.proof import block_digests, flush
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, metric
 from snapmgr.bench.storage.rawsnapshot import RawWay, raw_ways
 from snapmgr.contract.errors import ConfigError
 from snapmgr.contract.records import Reason
@@ -72,33 +72,24 @@ class SnapshotOps:
     variants = ()
     metrics = (
         *(
-            MetricInfo(
-                name=f"{name}_s",
-                title=f"{title}, with {_COMMON_LEVEL} snapshots (median)",
-                unit="s",
-                better="less",
+            metric(
+                f"{name}_s",
+                f"{title}, with {_COMMON_LEVEL} snapshots (median)",
+                "s",
+                "less",
                 headline=name in {"create", "loaded"},
             )
             for name, title in _TITLES.items()
         ),
-        MetricInfo(
-            name="loaded_max_s",
-            title=f"Longest snapshot call while files are being written, with {_COMMON_LEVEL} snapshots",
-            unit="s",
-            better="less",
+        metric(
+            "loaded_max_s",
+            f"Longest snapshot call while files are being written, with {_COMMON_LEVEL} snapshots",
+            "s",
+            "less",
         ),
-        MetricInfo(
-            name="create_over_call", title="Snapshot call ÷ the storage's bare system call", unit="", better="less"
-        ),
-        MetricInfo(
-            name="whole_over_program", title="Whole snapshot ÷ the storage's own program", unit="", better="less"
-        ),
-        MetricInfo(
-            name="create_growth",
-            title=f"Snapshot call: with {_COMMON_LEVEL} snapshots ÷ with one",
-            unit="",
-            better="less",
-        ),
+        metric("create_over_call", "Snapshot call ÷ the storage's bare system call", "", "less"),
+        metric("whole_over_program", "Whole snapshot ÷ the storage's own program", "", "less"),
+        metric("create_growth", f"Snapshot call: with {_COMMON_LEVEL} snapshots ÷ with one", "", "less"),
     )
 
     def missing(self) -> tuple[Reason, ...]:
