@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 from snapmgr.bench.load.write_pass import WritePass, linear_read, settle, write_pass
 from snapmgr.bench.measure.directio import buffers_direct_writes
 from snapmgr.bench.measure.proof import block_digests, flush
-from snapmgr.bench.model import Check, Needs, Outcome, metric
+from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
 from snapmgr.contract.errors import ConfigError, StorageError
-from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
-from snapmgr.system.command import missing_programs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from snapmgr.bench.fio import FioRun
-    from snapmgr.bench.model import Better, MetricInfo, Parameters, ProfileName, Snapshot, Stack, Workbench
+    from snapmgr.bench.model import Better, MetricInfo, Parameters, ProfileName, Snapshot, Workbench
 
 _MIB = 1 << 20
 _PAGE = 16 << 10
@@ -82,36 +80,22 @@ class _Kept:
 
 
 @dataclass(kw_only=True)
-class _Found:
-    """The figures so far, by their names and the number of snapshots."""
-
+class _Found(Outcome):
     figures: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in {**_DAILY, **_LOOKED}})
-    layouts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    """By their names and the number of snapshots."""
 
 
-class Aging:
+class Aging(Scenario):
     """See `snapmgr.bench.model.Scenario`. On a control the days pass without snapshots: the effect of updates alone."""
 
     name = "aging"
     title = "What do retained snapshots cost, in writes, reads and space, as they grow in number?"
-    variants = ()
     metrics = _metrics()
-
-    def missing(self) -> tuple[Reason, ...]:
-        """Fio."""
-        return missing_programs("fio")
-
-    def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - the model's signature
-        """Any."""
-        return None
+    programs = ("fio",)
 
     def parameters(self, given: Parameters) -> Parameters:
         """Complete them. Raises ConfigError for data of which a day would change next to nothing."""
-        own = dict(_PROFILES[given.profile])
-        size_bytes = given.size_bytes or own["size_bytes"]
-        del own["size_bytes"]
-        extra = {"churn": _CHURN, **own, **given.extra}
+        size_bytes, extra = given.over({"churn": _CHURN, **_PROFILES[given.profile]})
         # What classic LVM's room is divided by.
         extra["snapshots"] = min(max(extra["levels"]), _COMMON)
         # fio fills whole MiB only.
@@ -167,20 +151,21 @@ class Aging:
             if day < levels[-1] and bench.stack.backend is not None:
                 digests = _digests(bench, data)
                 kept.append(_Kept(snapshot=bench.snapshot(), digests=digests))
-        checks = [Check(name="the updates changed the origin", ok=_digests(bench, data) != first)]
-        checks += [_check(bench, number, one) for number, one in enumerate(kept, start=1)]
-        metrics = _figures(found, levels)
+        found.checks.append(Check(name="the updates changed the origin", ok=_digests(bench, data) != first))
+        found.checks += [_check(bench, number, one) for number, one in enumerate(kept, start=1)]
+        found.metrics = _figures(found, levels)
         if kept:
-            metrics |= _space(bench, found, kept, free_bytes)
+            found.metrics |= _space(bench, found, kept, free_bytes)
             found.notes.append(f"figures with many snapshots are those with {_common(levels)}")
         else:
             found.notes.append("a control: no snapshot was taken, so the days show what the updates alone do")
         if levels[-1] < max(bench.parameters.extra["levels"]):
             found.notes.append(f"not more than {_COMMON} classic LVM snapshots: each costs every write a copy")
-        series, axes = _series(found)
-        return Outcome(
-            metrics=metrics, series=series, axes=axes, layouts=found.layouts, checks=checks, notes=found.notes
-        )
+        for name, values in found.figures.items():
+            if values:
+                title, unit, _ = {**_DAILY, **_LOOKED}[name]
+                found.add_curve(name, [*values.values()], [*values], title=title, x_title="snapshots", unit=unit)
+        return found
 
 
 class _Load:
@@ -224,8 +209,7 @@ class _Load:
 
 
 def _levels(bench: Workbench) -> list[int]:
-    classic = bench.stack.backend == "lvm" and "thin" not in bench.stack.options
-    return [level for level in bench.parameters.extra["levels"] if not classic or level <= _COMMON]
+    return [level for level in bench.parameters.extra["levels"] if not bench.stack.classic_lvm or level <= _COMMON]
 
 
 def _common(levels: Sequence[int]) -> int:
@@ -313,18 +297,6 @@ def _space(bench: Workbench, found: _Found, kept: Sequence[_Kept], free_bytes: i
     figures["space_back_s"] = time.monotonic() - start
     figures["missing_bytes"] = float(free_bytes - _free_bytes(bench))
     return figures
-
-
-def _series(found: _Found) -> tuple[dict[str, Sequence[float]], dict[str, Mapping[str, Any]]]:
-    series: dict[str, Sequence[float]] = {}
-    axes: dict[str, Mapping[str, Any]] = {}
-    for name, values in found.figures.items():
-        if not values:
-            continue
-        title, unit, _ = {**_DAILY, **_LOOKED}[name]
-        series[name] = list(values.values())
-        axes[name] = {"title": title, "x_title": "snapshots", "x_unit": "", "x": list(values), "unit": unit}
-    return series, axes
 
 
 scenario = Aging()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.bench.model import Check, Needs, Outcome, metric
+from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
 from snapmgr.contract.errors import ConfigError
-from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
-from snapmgr.system.command import missing_programs
 from snapmgr.system.host import regression_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from snapmgr.bench.fio import FioRun
     from snapmgr.bench.model import MetricInfo, Parameters, ProfileName, Stack, Workbench
@@ -94,18 +92,7 @@ def _metrics() -> Iterator[MetricInfo]:
     yield metric("dsync_over_direct", "Pages per second: O_DSYNC ÷ O_DIRECT, most threads", "", "neither")
 
 
-@dataclass(kw_only=True)
-class _Found:
-    """The figures of a sample so far."""
-
-    metrics: dict[str, float] = field(default_factory=dict)
-    series: dict[str, Sequence[float]] = field(default_factory=dict)
-    axes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    checks: list[Check] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-class InnodbIo:
+class InnodbIo(Scenario):
     """See `snapmgr.bench.model.Scenario`.
 
     At the same time: as many threads as are swept read pages of random tablespaces, one after another; four write pages
@@ -117,12 +104,8 @@ class InnodbIo:
 
     name = "innodb-io"
     title = "What does InnoDB's mix of synchronous reads and asynchronous writes get as threads are added?"
-    variants: tuple[str, ...] = ()
     metrics = tuple(_metrics())
-
-    def missing(self) -> tuple[Reason, ...]:
-        """Fio."""
-        return missing_programs("fio")
+    programs = ("fio",)
 
     def suits(self, stack: Stack) -> str | None:
         """The controls: nothing here has to do with snapshots."""
@@ -133,11 +116,9 @@ class InnodbIo:
 
         O_DSYNC, where reads go through the page cache, is left out by default if the data fit into memory.
         """
-        profile = dict(_PROFILES[given.profile])
-        size_bytes = given.size_bytes or profile.pop("size_bytes")
-        profile.pop("size_bytes", None)
+        size_bytes, extra = given.over(_PROFILES[given.profile])
         fits = size_bytes <= given.memory_bytes
-        extra = {**profile, "methods": ("direct",) if fits else tuple(_METHODS), **given.extra}
+        extra.setdefault("methods", ("direct",) if fits else tuple(_METHODS))
         extra |= {"threads": tuple(extra["threads"]), "methods": tuple(extra["methods"])}
         if size_bytes < _TABLESPACES * _MIB:
             raise ConfigError(
@@ -168,7 +149,7 @@ class InnodbIo:
 
     def run(self, bench: Workbench) -> Outcome:
         """Measure once."""
-        found = _Found()
+        found = Outcome()
         kernel = os.uname().release
         found.notes.append(f"kernel {kernel}: {_SIDES[regression_side(kernel)]}")
         bench.tell("innodb-io: fills the tablespaces")
@@ -182,9 +163,7 @@ class InnodbIo:
         if most := found.metrics.get("iops_most_direct"):
             dsync = found.metrics.get("iops_most_dsync")
             found.metrics |= {} if dsync is None else {"dsync_over_direct": dsync / most}
-        return Outcome(
-            metrics=found.metrics, series=found.series, axes=found.axes, checks=found.checks, notes=found.notes
-        )
+        return found
 
 
 def _names() -> str:
@@ -276,7 +255,7 @@ def _sections(bench: Workbench, method: str, threads: int) -> Sections:
     }
 
 
-def _sweep(bench: Workbench, found: _Found, method: str) -> None:
+def _sweep(bench: Workbench, found: Outcome, method: str) -> None:
     """Run the mix with each number of threads."""
     threads = bench.parameters.extra["threads"]
     curves: dict[str, list[float]] = {curve.name: [] for curve in _CURVES}
@@ -317,18 +296,17 @@ def _sweep(bench: Workbench, found: _Found, method: str) -> None:
     if bench.parameters.extra["point_s"] >= 1:
         found.metrics |= {f"windows_without_{what}_{method}": float(number) for what, number in without.items()}
     for curve in _CURVES:
-        key = f"{curve.name}_by_threads_{method}"
-        found.series[key] = curves[curve.name]
-        found.axes[key] = {
-            "title": f"{curve.title}, {_METHODS[method]}",
-            "x_title": "threads",
-            "x_unit": "",
-            "x": list(threads),
-            "unit": curve.unit,
-        }
+        found.add_curve(
+            f"{curve.name}_by_threads_{method}",
+            curves[curve.name],
+            threads,
+            title=f"{curve.title}, {_METHODS[method]}",
+            x_title="threads",
+            unit=curve.unit,
+        )
 
 
-def _check(bench: Workbench, found: _Found, run: FioRun, point: str) -> None:
+def _check(bench: Workbench, found: Outcome, run: FioRun, point: str) -> None:
     """Check that each part of the mix took place: reads alone would give too good a curve."""
     done = {
         "pages read": run.ios("read", "readers"),
