@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from snapmgr.system.command import missing_programs
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
@@ -35,6 +37,11 @@ class Stack:
     options: Mapping[str, str] = field(default_factory=dict)
     """For its provisioner: {"file_system": "xfs", "thin": "yes"}."""
 
+    @property
+    def classic_lvm(self) -> bool:
+        """Whether its snapshots are classic ones of LVM: each has space of its own, and costs every write a copy."""
+        return self.backend == "lvm" and "thin" not in self.options
+
 
 @dataclass(frozen=True, kw_only=True)
 class MetricInfo:
@@ -49,6 +56,11 @@ class MetricInfo:
     better: Better
     headline: bool = False
     """Whether the recommendation and the ratio chart use it."""
+
+
+def metric(name: str, title: str, unit: str, better: Better, *, headline: bool = False) -> MetricInfo:
+    """Return a `MetricInfo`: scenarios list dozens of them, as a table."""
+    return MetricInfo(name=name, title=title, unit=unit, better=better, headline=headline)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +79,11 @@ class Parameters:
     seed: int
     extra: Mapping[str, Any] = field(default_factory=dict)
     """The scenario's own parameters; `Scenario.parameters` fills in their defaults."""
+
+    def over(self, defaults: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Return `size_bytes`, and `extra` over `defaults`, which hold the default size as well."""
+        own = {name: value for name, value in defaults.items() if name != "size_bytes"}
+        return self.size_bytes or defaults["size_bytes"], {**own, **self.extra}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,21 +106,36 @@ class Check:
     detail: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Outcome:
-    """The result of one run of a scenario."""
+    """The result of one run of a scenario, which adds to it while it measures."""
 
-    metrics: Mapping[str, float]
+    metrics: dict[str, float] = field(default_factory=dict)
     """By `MetricInfo.name`. A figure that could not be measured is absent, and `notes` says why."""
-    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Figures over time or over a swept parameter, for curves: "read_per_interval"; `axes` has their axes."""
-    axes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    series: dict[str, Sequence[float]] = field(default_factory=dict)
+    """Figures over time or over a swept parameter, for curves: "read_per_interval"; axes in `axes` under that name."""
+    axes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """{"title", "x_title", "x_unit", "x": […], "unit"} for each series."""
-    layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    layouts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """`FileLayout.document()` of a file by moment: "before", "after"."""
-    checks: Sequence[Check] = ()
-    notes: Sequence[str] = ()
+    checks: list[Check] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     """Sentences about this sample: "btrfs wrote buffered although O_DIRECT was asked for"."""
+
+    def add_curve(
+        self,
+        name: str,
+        values: Sequence[float],
+        x: Sequence[float],
+        *,
+        title: str,
+        x_title: str,
+        x_unit: str = "",
+        unit: str = "",
+    ) -> None:
+        """Add a series and its axes: `values` at each of `x`."""
+        self.series[name] = values
+        self.axes[name] = {"title": title, "x_title": x_title, "x_unit": x_unit, "x": list(x), "unit": unit}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,16 +249,20 @@ class Scenario(Protocol):
     name: str
     """As on the command line: "random-update"."""
     title: str
-    """The question that it answers, in one sentence."""
-    variants: tuple[str, ...]
-    """Variants for ``--variant``, the default first; empty if there is only one."""
+    """One sentence: what question it answers."""
+    variants: tuple[str, ...] = ()
+    """Variants for ``--variant``, the default first; empty if there is one only."""
     metrics: tuple[MetricInfo, ...]
+    programs: tuple[str, ...] = ()
+    """The programs that it runs: fio, sysbench."""
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return its missing requirements on this machine (fio, sysbench); empty if it can run."""
+        """Return its missing requirements on this machine; empty if it can run."""
+        return missing_programs(*self.programs)
 
-    def suits(self, stack: Stack) -> str | None:
+    def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - others look at it
         """Return why it cannot run on a stack, as a sentence; None if it can."""
+        return None
 
     def needs(self, parameters: Parameters) -> Needs:
         """Return the space and time for one sample."""

@@ -53,7 +53,10 @@ class TraceFacts:
     scratch_free_bytes: int | None = None
     """Free space on a local disk."""
     missing: Mapping[str, int] = field(default_factory=dict)
-    """Operations that the mount counted but the log does not have, by kind. With any of these, no verdict is possible."""
+    """Operations that the mount counted but the log does not have, by kind.
+
+    With any of these, no verdict is possible.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.fio import WINDOW_S, add_windows
-from snapmgr.bench.model import MetricInfo
+from snapmgr.bench.model import metric
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
-    from typing import Any
 
     from snapmgr.bench.fio import FioRun, Windows
-    from snapmgr.bench.model import Spent, Workbench
+    from snapmgr.bench.model import MetricInfo, Outcome, Spent, Workbench
 
 # A curve of two points says nothing.
 _LEAST_WINDOWS = 3
@@ -34,12 +33,12 @@ class WritePass:
     asked_bytes: int
     """Bytes written by the load; `spent` counts those written to the device."""
     spent: Spent
-    """Cost until the whole file system, including metadata, was on the device."""
-    latencies_s: Mapping[str, float]
+    """Until all of the file system was on the device, metadata included."""
+    latencies_s: Mapping[str, float] = field(default_factory=dict)
     """{"p50", "p99", "p99.9", "max"} of a write; empty if not measured."""
-    sync_latencies_s: Mapping[str, float]
-    """The same for the syncs within the load."""
-    windows: Windows | None
+    sync_latencies_s: Mapping[str, float] = field(default_factory=dict)
+    """The same of the syncs within the load."""
+    windows: Windows | None = None
 
     @property
     def durable_s(self) -> float:
@@ -64,11 +63,8 @@ def write_pass(bench: Workbench, file: Path, load: Callable[[], FioRun]) -> Writ
 
     timed = timed_pass(bench, file, run)
     (found,) = runs
-    return WritePass(
-        seconds=timed.seconds,
-        sync_s=timed.sync_s,
-        asked_bytes=timed.asked_bytes,
-        spent=timed.spent,
+    return replace(
+        timed,
         latencies_s=found.latencies_s("write"),
         sync_latencies_s=found.latencies_s("sync"),
         windows=add_windows(list(found.windows.values())),
@@ -85,32 +81,20 @@ def timed_pass(bench: Workbench, file: Path, load: Callable[[], tuple[float, int
         sync_s = time.monotonic() - start
         # Later writes of the file system itself (btrfs: its trees) are counted but not timed.
         bench.run(("sync", "--file-system", str(file)))
-    return WritePass(
-        seconds=seconds,
-        sync_s=sync_s,
-        asked_bytes=asked_bytes,
-        spent=part.spent,
-        latencies_s={},
-        sync_latencies_s={},
-        windows=None,
-    )
+    return WritePass(seconds=seconds, sync_s=sync_s, asked_bytes=asked_bytes, spent=part.spent)
 
 
 def write_infos(name: str, words: str, *, headline: bool = False) -> Iterator[MetricInfo]:
-    """Yield the metrics of `write_figures` for a pass called `name` ("update_first"); `words` describe the pass."""
-    yield MetricInfo(name=f"{name}_s", title=f"{words}, until durable", unit="s", better="less", headline=headline)
-    yield MetricInfo(name=f"{name}_unsynced_s", title=f"{words}, without the last sync", unit="s", better="less")
+    """Yield what `write_figures` makes, for a pass called `name` ("update_first"): `words` say which it is."""
+    yield metric(f"{name}_s", f"{words}, until durable", "s", "less", headline=headline)
+    yield metric(f"{name}_unsynced_s", f"{words}, without the last sync", "s", "less")
     for quantile, key in _LATENCIES.items():
-        yield MetricInfo(name=f"{name}_{key}_s", title=f"{words}: a write, {quantile}", unit="s", better="less")
-    yield MetricInfo(name=f"{name}_sync_p99_s", title=f"{words}: an fsync, p99", unit="s", better="less")
-    yield MetricInfo(
-        name=f"{name}_windows_without_write", title=f"{words}: seconds without a write", unit="", better="less"
-    )
-    yield MetricInfo(
-        name=f"{name}_written_per_byte", title=f"{words}: device bytes written per byte", unit="", better="less"
-    )
-    yield MetricInfo(name=f"{name}_read_per_byte", title=f"{words}: device bytes read per byte", unit="", better="less")
-    yield MetricInfo(name=f"{name}_cpu_s", title=f"{words}: processor time", unit="s", better="less")
+        yield metric(f"{name}_{key}_s", f"{words}: a write, {quantile}", "s", "less")
+    yield metric(f"{name}_sync_p99_s", f"{words}: an fsync, p99", "s", "less")
+    yield metric(f"{name}_windows_without_write", f"{words}: seconds without a write", "", "less")
+    yield metric(f"{name}_written_per_byte", f"{words}: device bytes written per byte", "", "less")
+    yield metric(f"{name}_read_per_byte", f"{words}: device bytes read per byte", "", "less")
+    yield metric(f"{name}_cpu_s", f"{words}: processor time", "s", "less")
 
 
 def write_figures(name: str, done: WritePass) -> dict[str, float]:
@@ -132,25 +116,13 @@ def write_figures(name: str, done: WritePass) -> dict[str, float]:
     return found
 
 
-def write_curves(
-    passes: Mapping[str, WritePass], titles: Mapping[str, str]
-) -> tuple[dict[str, Sequence[float]], dict[str, Mapping[str, Any]]]:
-    """Return series and axes of the writes in each second, for passes that lasted some seconds."""
-    series: dict[str, Sequence[float]] = {}
-    axes: dict[str, Mapping[str, Any]] = {}
-    for name, done in passes.items():
-        if done.windows is None or len(done.windows.write) < _LEAST_WINDOWS:
-            continue
-        key = f"{name}_each_s"
-        series[key] = done.windows.write
-        axes[key] = {
-            "title": f"{titles[name]}: written",
-            "x_title": "time",
-            "x_unit": "s",
-            "x": [WINDOW_S * number for number in range(1, len(done.windows.write) + 1)],
-            "unit": "B/s",
-        }
-    return series, axes
+def add_write_curve(outcome: Outcome, name: str, words: str, done: WritePass) -> None:
+    """Add the writes of a pass in each second, if it lasted some."""
+    if done.windows is not None and len(writes := done.windows.write) >= _LEAST_WINDOWS:
+        ends_s = [WINDOW_S * number for number in range(1, len(writes) + 1)]
+        outcome.add_curve(
+            f"{name}_each_s", writes, ends_s, title=f"{words}: written", x_title="time", x_unit="s", unit="B/s"
+        )
 
 
 def linear_read(bench: Workbench, name: str, file: Path, *, direct: bool) -> float:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.measure.counters import Counters
+from snapmgr.bench.model import Outcome
 from snapmgr.bench.run.forecast import schedules_of
 from snapmgr.bench.run.schedule import (
     MeasuredSlot,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from snapmgr.bench.device.target import OpenTarget
-    from snapmgr.bench.model import Measuring, Outcome, Scenario, Stack
+    from snapmgr.bench.model import Measuring, Scenario, Stack
     from snapmgr.bench.results.samples import Results
     from snapmgr.bench.run.plan import Experiment, RunPlan
 
@@ -328,8 +329,9 @@ class Conductor:
         at: str = "",
         seconds: float = 0.0,
     ) -> dict[str, Any]:
-        checks = [asdict(check) for check in outcome.checks] if outcome else []
-        metrics = {name: float(value) for name, value in outcome.metrics.items()} if outcome else {}
+        outcome = outcome or Outcome()
+        checks = [asdict(check) for check in outcome.checks]
+        metrics = {name: float(value) for name, value in outcome.metrics.items()}
         odd = [name for name, value in metrics.items() if not math.isfinite(value)]
         wrong = [f"{check['name']}: {check['detail'] or 'not so'}" for check in checks if not check["ok"]]
         wrong += [f"{name} is no number" for name in odd]
@@ -347,13 +349,11 @@ class Conductor:
             "parameters": dict(parameters),
             "metrics": {name: value for name, value in metrics.items() if name not in odd},
             "infos": {info.name: _info(asdict(info)) for info in scenario.metrics},
-            "series": {name: [float(one) for one in values] for name, values in outcome.series.items()}
-            if outcome
-            else {},
-            "axes": {name: dict(axis) for name, axis in outcome.axes.items()} if outcome else {},
-            "layouts": {name: dict(layout) for name, layout in outcome.layouts.items()} if outcome else {},
+            "series": {name: [float(one) for one in values] for name, values in outcome.series.items()},
+            "axes": {name: dict(axis) for name, axis in outcome.axes.items()},
+            "layouts": {name: dict(layout) for name, layout in outcome.layouts.items()},
             "checks": checks,
-            "notes": list(outcome.notes) if outcome else [],
+            "notes": list(outcome.notes),
             "spent": record.get("spent", {}),
             "commands": list(record.get("commands", [])),
             "jobs": dict(record.get("jobs", {})),

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 from snapmgr.bench.load.write_pass import WritePass, linear_read, settle, write_pass
 from snapmgr.bench.measure.directio import buffers_direct_writes
 from snapmgr.bench.measure.proof import block_digests, flush
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
 from snapmgr.contract.errors import ConfigError, StorageError
-from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
-from snapmgr.system.command import missing_programs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from snapmgr.bench.fio import FioRun
-    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
+    from snapmgr.bench.model import Better, MetricInfo, Parameters, ProfileName, Snapshot, Workbench
 
 _MIB = 1 << 20
 _PAGE = 16 << 10
@@ -39,14 +37,14 @@ _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
     "paper": {"size_bytes": 16384 * _MIB, "levels": (0, 1, 2, 4, 8, 16, 32)},
 }
 _MOMENTS = {"none": "with no snapshot", "many": "with many snapshots"}
-_DAILY = {
+_DAILY: Mapping[str, tuple[str, str, Better]] = {
     "write_s": ("A day's random updates, until durable", "s", "less"),
     "per_write_s": ("Time for each write", "s", "less"),
     "write_p99_s": ("A write, p99", "s", "less"),
     "written_per_byte": ("Device bytes written per byte", "", "less"),
     "read_per_byte": ("Device bytes read per byte written", "", "less"),
 }
-_LOOKED = {
+_LOOKED: Mapping[str, tuple[str, str, Better]] = {
     "read_bytes_s": ("Linear read, cold", "B/s", "more"),
     "gaps_per_gib": ("Physical jumps per GiB", "", "less"),
     "free_bytes": ("Free space of the file system", "B", "more"),
@@ -57,32 +55,19 @@ _HEADLINES = {"write_s_many", "read_bytes_s_many"}
 
 def _metrics() -> tuple[MetricInfo, ...]:
     figures = [
-        MetricInfo(
-            name=f"{name}_{moment}",
-            title=f"{title}, {when}",
-            unit=unit,
-            better="more" if better == "more" else "less",
-            headline=f"{name}_{moment}" in _HEADLINES,
-        )
+        metric(f"{name}_{moment}", f"{title}, {when}", unit, better, headline=f"{name}_{moment}" in _HEADLINES)
         for name, (title, unit, better) in {**_DAILY, **_LOOKED}.items()
         for moment, when in _MOMENTS.items()
         if (name, moment) != ("oldest_bytes", "none")
     ]
     return (
         *figures,
-        MetricInfo(
-            name="write_growth", title="A day's updates: with many snapshots ÷ with none", unit="", better="less"
-        ),
-        MetricInfo(name="read_kept", title="Linear read: with many snapshots ÷ with none", unit="", better="more"),
-        MetricInfo(name="snapshots_bytes", title="Space that all snapshots take, each alone", unit="B", better="less"),
-        MetricInfo(name="delete_s", title="Delete all snapshots, until their names are gone", unit="s", better="less"),
-        MetricInfo(name="space_back_s", title="Delete all snapshots, until the space is free", unit="s", better="less"),
-        MetricInfo(
-            name="missing_bytes",
-            title="Free space before the first day − after all are deleted",
-            unit="B",
-            better="less",
-        ),
+        metric("write_growth", "A day's updates: with many snapshots ÷ with none", "", "less"),
+        metric("read_kept", "Linear read: with many snapshots ÷ with none", "", "more"),
+        metric("snapshots_bytes", "Space that all snapshots take, each alone", "B", "less"),
+        metric("delete_s", "Delete all snapshots, until their names are gone", "s", "less"),
+        metric("space_back_s", "Delete all snapshots, until the space is free", "s", "less"),
+        metric("missing_bytes", "Free space before the first day − after all are deleted", "B", "less"),
     )
 
 
@@ -95,37 +80,23 @@ class _Kept:
 
 
 @dataclass(kw_only=True)
-class _Found:
-    """The figures so far, by their names and the number of snapshots."""
-
+class _Found(Outcome):
     figures: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in {**_DAILY, **_LOOKED}})
-    layouts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    """By their names and the number of snapshots."""
 
 
-class Aging:
-    """See `snapmgr.bench.model.Scenario`. A control takes no snapshots, and shows the effect of updates alone."""
+class Aging(Scenario):
+    """See `snapmgr.bench.model.Scenario`. On a control the days pass without snapshots: the effect of updates alone."""
 
     name = "aging"
     title = "What do retained snapshots cost, in writes, reads and space, as they grow in number?"
-    variants = ()
     metrics = _metrics()
-
-    def missing(self) -> tuple[Reason, ...]:
-        """Look for fio."""
-        return missing_programs("fio")
-
-    def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - the model's signature
-        """Accept every stack."""
-        return None
+    programs = ("fio",)
 
     def parameters(self, given: Parameters) -> Parameters:
-        """Complete them. Raises ConfigError if a day would change almost nothing of the data."""
-        own = dict(_PROFILES[given.profile])
-        size_bytes = given.size_bytes or own["size_bytes"]
-        del own["size_bytes"]
-        extra = {"churn": _CHURN, **own, **given.extra}
-        # Classic LVM's space is divided by this.
+        """Complete them. Raises ConfigError for data of which a day would change next to nothing."""
+        size_bytes, extra = given.over({"churn": _CHURN, **_PROFILES[given.profile]})
+        # What classic LVM's room is divided by.
         extra["snapshots"] = min(max(extra["levels"]), _COMMON)
         # fio fills whole MiB only.
         data_bytes = size_bytes // _MIB * _MIB
@@ -180,20 +151,21 @@ class Aging:
             if day < levels[-1] and bench.stack.backend is not None:
                 digests = _digests(bench, data)
                 kept.append(_Kept(snapshot=bench.snapshot(), digests=digests))
-        checks = [Check(name="the updates changed the origin", ok=_digests(bench, data) != first)]
-        checks += [_check(bench, number, one) for number, one in enumerate(kept, start=1)]
-        metrics = _figures(found, levels)
+        found.checks.append(Check(name="the updates changed the origin", ok=_digests(bench, data) != first))
+        found.checks += [_check(bench, number, one) for number, one in enumerate(kept, start=1)]
+        found.metrics = _figures(found, levels)
         if kept:
-            metrics |= _space(bench, found, kept, free_bytes)
+            found.metrics |= _space(bench, found, kept, free_bytes)
             found.notes.append(f"figures with many snapshots are those with {_common(levels)}")
         else:
             found.notes.append("a control: no snapshot was taken, so the days show what the updates alone do")
         if levels[-1] < max(bench.parameters.extra["levels"]):
             found.notes.append(f"not more than {_COMMON} classic LVM snapshots: each costs every write a copy")
-        series, axes = _series(found)
-        return Outcome(
-            metrics=metrics, series=series, axes=axes, layouts=found.layouts, checks=checks, notes=found.notes
-        )
+        for name, values in found.figures.items():
+            if values:
+                title, unit, _ = {**_DAILY, **_LOOKED}[name]
+                found.add_curve(name, [*values.values()], [*values], title=title, x_title="snapshots", unit=unit)
+        return found
 
 
 class _Load:
@@ -237,8 +209,7 @@ class _Load:
 
 
 def _levels(bench: Workbench) -> list[int]:
-    classic = bench.stack.backend == "lvm" and "thin" not in bench.stack.options
-    return [level for level in bench.parameters.extra["levels"] if not classic or level <= _COMMON]
+    return [level for level in bench.parameters.extra["levels"] if not bench.stack.classic_lvm or level <= _COMMON]
 
 
 def _common(levels: Sequence[int]) -> int:
@@ -326,18 +297,6 @@ def _space(bench: Workbench, found: _Found, kept: Sequence[_Kept], free_bytes: i
     figures["space_back_s"] = time.monotonic() - start
     figures["missing_bytes"] = float(free_bytes - _free_bytes(bench))
     return figures
-
-
-def _series(found: _Found) -> tuple[dict[str, Sequence[float]], dict[str, Mapping[str, Any]]]:
-    series: dict[str, Sequence[float]] = {}
-    axes: dict[str, Mapping[str, Any]] = {}
-    for name, values in found.figures.items():
-        if not values:
-            continue
-        title, unit, _ = {**_DAILY, **_LOOKED}[name]
-        series[name] = list(values.values())
-        axes[name] = {"title": title, "x_title": "snapshots", "x_unit": "", "x": list(values), "unit": unit}
-    return series, axes
 
 
 scenario = Aging()

@@ -12,17 +12,16 @@ from snapmgr.bench.load import blogbench
 from snapmgr.bench.load.blogengine import BLOG_BYTES
 from snapmgr.bench.load.blogrun import ALL_WRITTEN, COMMENTED, READ, REWRITTEN, WRITTEN, BlogRun
 from snapmgr.bench.measure.proof import TreeFacts, flush, tree_facts
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
 from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError, StorageError
 from snapmgr.contract.units import format_size
 from snapmgr.system.command import find_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Spent, Stack, Workbench
-    from snapmgr.contract.records import Reason
+    from snapmgr.bench.model import MetricInfo, Parameters, ProfileName, Snapshot, Spent, Workbench
 
 _MIB = 1 << 20
 _WINDOW_S = 1
@@ -39,53 +38,41 @@ _SAMPLED_FILES = 64
 _PATIENCE_S = 900.0
 _MOMENTS = ("before", "after")
 _WHEN = {"before": "before the snapshot", "after": "after the snapshot"}
-_FILES = {"read": READ, "written": WRITTEN, "rewritten": REWRITTEN, "commented": COMMENTED}
+_COUNTED = {
+    "read": READ,
+    "written": WRITTEN,
+    "rewritten": REWRITTEN,
+    "commented": COMMENTED,
+    "blogs_written": ("blogs_written",),
+    "blogs_read": ("blogs_read",),
+}
 
 
 def _metrics() -> Iterator[MetricInfo]:
     for moment in _MOMENTS:
         when, after = _WHEN[moment], moment == "after"
-        yield MetricInfo(name=f"reads_{moment}", title=f"Blogs read {when}", unit="", better="more", headline=after)
-        yield MetricInfo(name=f"writes_{moment}", title=f"Blogs written {when}", unit="", better="more")
-        # A very slow disk finishes no blog, and 0 has no ratio.
-        yield MetricInfo(
-            name=f"files_written_{moment}",
-            title=f"Files written, rewritten and commented {when}",
-            unit="",
-            better="more",
-            headline=after,
+        yield metric(f"reads_{moment}", f"Blogs read {when}", "", "more", headline=after)
+        yield metric(f"writes_{moment}", f"Blogs written {when}", "", "more")
+        # A disk that is slow enough finishes no blog: of that there would be no ratio.
+        yield metric(
+            f"files_written_{moment}", f"Files written, rewritten and commented {when}", "", "more", headline=after
         )
         for what, words in (("write", "a write"), ("read", "a read"), ("either", "either")):
-            yield MetricInfo(
-                name=f"windows_without_{what}_{moment}",
-                title=f"Seconds' windows without {words} {when}",
-                unit="",
-                better="less",
-            )
-            yield MetricInfo(
-                name=f"longest_without_{what}_{moment}_s",
-                title=f"Longest time without {words} {when} (a second if there was none)",
-                unit="s",
-                better="less",
+            yield metric(f"windows_without_{what}_{moment}", f"Seconds' windows without {words} {when}", "", "less")
+            yield metric(
+                f"longest_without_{what}_{moment}_s",
+                f"Longest time without {words} {when} (a second if there was none)",
+                "s",
+                "less",
                 headline=after and what == "write",
             )
-        yield MetricInfo(
-            name=f"intervals_without_write_{moment}",
-            title=f"Intervals of the load without a write {when}",
-            unit="",
-            better="less",
-        )
-        yield MetricInfo(name=f"sync_{moment}_s", title=f"Sync at the end of the load {when}", unit="s", better="less")
-        yield MetricInfo(
-            name=f"written_per_byte_{moment}",
-            title=f"Device bytes written per byte of files {when}",
-            unit="",
-            better="less",
-        )
-    yield MetricInfo(name="reads_kept", title="Blogs read: after ÷ before", unit="", better="more")
-    yield MetricInfo(name="writes_kept", title="Blogs written: after ÷ before", unit="", better="more")
-    yield MetricInfo(name="create_s", title="Snapshot call", unit="s", better="less")
-    yield MetricInfo(name="snapshot_bytes", title="Space that the snapshot takes afterwards", unit="B", better="less")
+        yield metric(f"intervals_without_write_{moment}", f"Intervals of the load without a write {when}", "", "less")
+        yield metric(f"sync_{moment}_s", f"Sync at the end of the load {when}", "s", "less")
+        yield metric(f"written_per_byte_{moment}", f"Device bytes written per byte of files {when}", "", "less")
+    yield metric("reads_kept", "Blogs read: after ÷ before", "", "more")
+    yield metric("writes_kept", "Blogs written: after ÷ before", "", "more")
+    yield metric("create_s", "Snapshot call", "s", "less")
+    yield metric("snapshot_bytes", "Space that the snapshot takes afterwards", "B", "less")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +82,7 @@ class _Phase:
     spent: Spent
 
 
-class Blog:
+class Blog(Scenario):
     """See `snapmgr.bench.model.Scenario`.
 
     Variants: "repaired" runs both loads on a tree that was filled before, with cold caches, so that they differ only in
@@ -108,20 +95,9 @@ class Blog:
     variants = ("repaired", "printed")
     metrics = tuple(_metrics())
 
-    def missing(self) -> tuple[Reason, ...]:
-        """Return nothing: without blogbench our own load runs."""
-        return ()
-
-    def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - the model's signature
-        """Accept every stack."""
-        return None
-
     def parameters(self, given: Parameters) -> Parameters:
-        """Complete them. Raises ConfigError for data that are smaller than a blog, or that fit into the cache."""
-        own = dict(_PROFILES[given.profile])
-        size_bytes = given.size_bytes or own.pop("size_bytes")
-        own.pop("size_bytes", None)
-        extra = {**_CREW, "zeros": False, **own, **given.extra}
+        """Complete them. Raises ConfigError for data that are smaller than a blog, or that the cache would hold."""
+        size_bytes, extra = given.over({**_CREW, "zeros": False, **_PROFILES[given.profile]})
         extra["blogs"] = size_bytes // BLOG_BYTES
         if not extra["blogs"]:
             raise ConfigError(
@@ -161,27 +137,30 @@ class Blog:
         bench.tell("blogs, after the snapshot")
         after = _phase(bench, load, 2)
         now = tree_facts(tree, seed=seed, sample=0, names=list(facts.contents))
-        checks = [
-            Check(name="the load changed the origin", ok=bool(facts.differences(now)), detail=f"{now.files} files")
-        ]
+        changed = Check(
+            name="the load changed the origin", ok=bool(facts.differences(now)), detail=f"{now.files} files"
+        )
+        found = Outcome(checks=[changed], notes=[load.note, *_notes(bench, before.run, after.run)])
         interval = bench.parameters.extra["interval_s"] // _WINDOW_S
-        metrics = _figures("before", before, interval) | _figures("after", after, interval)
+        found.metrics = _figures("before", before, interval) | _figures("after", after, interval)
         for what in ("reads", "writes"):
-            if metrics[f"{what}_before"]:
-                metrics[f"{what}_kept"] = metrics[f"{what}_after"] / metrics[f"{what}_before"]
-        notes = [load.note, *_notes(bench, before.run, after.run)]
+            if found.metrics[f"{what}_before"]:
+                found.metrics[f"{what}_kept"] = found.metrics[f"{what}_after"] / found.metrics[f"{what}_before"]
         if snapshot is None:
-            notes.append("a control: no snapshot was taken, so the second load shows what a second load alone changes")
+            found.notes.append(
+                "a control: no snapshot was taken, so the second load shows what a second load alone changes"
+            )
         else:
-            metrics["create_s"] = snapshot.create_s
-            checks += _check(snapshot, facts, seed)
+            found.metrics["create_s"] = snapshot.create_s
+            found.checks.append(_check(snapshot, facts, seed))
             usage = snapshot.usage().exclusive_bytes
             if usage is None:
-                notes.append("what the snapshot takes is not known cheaply on this storage")
+                found.notes.append("what the snapshot takes is not known cheaply on this storage")
             else:
-                metrics["snapshot_bytes"] = float(usage)
-        series, axes = _series(bench, {"before": before.run, "after": after.run})
-        return Outcome(metrics=metrics, series=series, axes=axes, checks=checks, notes=notes)
+                found.metrics["snapshot_bytes"] = float(usage)
+        _add_curves(found, "before", before.run, interval)
+        _add_curves(found, "after", after.run, interval)
+        return found
 
 
 class _Own:
@@ -318,42 +297,28 @@ def _notes(bench: Workbench, *runs: BlogRun) -> list[str]:
     return notes
 
 
-def _check(snapshot: Snapshot, facts: TreeFacts, seed: int) -> Iterator[Check]:
+def _check(snapshot: Snapshot, facts: TreeFacts, seed: int) -> Check:
     name = "the snapshot holds what the tree held"
     if not snapshot.usage().valid:
-        yield Check(name=name, ok=False, detail="the storage lost the snapshot: its room ran full under the load")
-        return
+        return Check(name=name, ok=False, detail="the storage lost the snapshot: its room ran full under the load")
     with snapshot.opened() as folder:
         then = tree_facts(folder / "blogs", seed=seed, sample=0, names=list(facts.contents))
     wrong = facts.differences(then)
     said = "; ".join(wrong[:3]) or f"names and sizes of {facts.files} files, contents of {len(facts.contents)}"
-    yield Check(name=name, ok=not wrong, detail=said)
+    return Check(name=name, ok=not wrong, detail=said)
 
 
-def _series(
-    bench: Workbench, runs: Mapping[str, BlogRun]
-) -> tuple[dict[str, Sequence[float]], dict[str, Mapping[str, Any]]]:
-    """Return counts per interval ("read_before") and per window ("read_each_s_before")."""
-    interval_s = bench.parameters.extra["interval_s"]
-    counted = {**_FILES, "blogs_written": ("blogs_written",), "blogs_read": ("blogs_read",)}
-    series: dict[str, Sequence[float]] = {}
-    axes: dict[str, Mapping[str, Any]] = {}
-    for moment, run in runs.items():
-        for what, names in counted.items():
-            if not any(name in run.counts for name in names):
-                continue
-            title = f"{what.replace('_', ' ').capitalize()}, {_WHEN[moment]}"
-            for key, windows, unit_s in ((what, interval_s // _WINDOW_S, interval_s), (f"{what}_each_s", 1, _WINDOW_S)):
-                values = run.intervals(names, windows)
-                series[f"{key}_{moment}"] = values
-                axes[f"{key}_{moment}"] = {
-                    "title": title if what.startswith("blogs") else f"Files {title[0].lower()}{title[1:]}",
-                    "x_title": "time",
-                    "x_unit": "s",
-                    "x": [unit_s * number for number in range(1, len(values) + 1)],
-                    "unit": "",
-                }
-    return series, axes
+def _add_curves(found: Outcome, moment: str, run: BlogRun, interval: int) -> None:
+    """Add counts per interval ("read_before"), which is of so many windows, and per window ("read_each_s_before")."""
+    for what, names in _COUNTED.items():
+        if not any(name in run.counts for name in names):
+            continue
+        title = f"{what.replace('_', ' ')}, {_WHEN[moment]}"
+        title = title.capitalize() if what.startswith("blogs") else f"Files {title}"
+        for key, windows in ((what, interval), (f"{what}_each_s", 1)):
+            values = run.intervals(names, windows)
+            ends_s = [windows * _WINDOW_S * number for number in range(1, len(values) + 1)]
+            found.add_curve(f"{key}_{moment}", values, ends_s, title=title, x_title="time", x_unit="s")
 
 
 scenario = Blog()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
 from snapmgr.contract.errors import ConfigError
-from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
-from snapmgr.system.command import missing_programs
 from snapmgr.system.host import regression_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from snapmgr.bench.fio import FioRun
-    from snapmgr.bench.model import Parameters, ProfileName, Stack, Workbench
+    from snapmgr.bench.model import MetricInfo, Parameters, ProfileName, Stack, Workbench
 
 _MIB = 1 << 20
 _PAGE = 16 << 10
@@ -77,50 +75,24 @@ _CURVES = (
 def _metrics() -> Iterator[MetricInfo]:
     for method, words in _METHODS.items():
         direct = method == "direct"
-        yield MetricInfo(
-            name=f"iops_best_{method}",
-            title=f"Pages per second, {words}, at the best number of threads",
-            unit="1/s",
-            better="more",
+        yield metric(
+            f"iops_best_{method}",
+            f"Pages per second, {words}, at the best number of threads",
+            "1/s",
+            "more",
             headline=direct,
         )
         for moment, at in (("least", "with the fewest threads"), ("most", "with the most threads")):
-            yield MetricInfo(
-                name=f"iops_{moment}_{method}", title=f"Pages per second, {words}, {at}", unit="1/s", better="more"
-            )
-            yield MetricInfo(
-                name=f"read_p99_{moment}_{method}_s", title=f"A read, p99, {words}, {at}", unit="s", better="less"
-            )
+            yield metric(f"iops_{moment}_{method}", f"Pages per second, {words}, {at}", "1/s", "more")
+            yield metric(f"read_p99_{moment}_{method}_s", f"A read, p99, {words}, {at}", "s", "less")
         for what, said in (("read", "a read"), ("write", "a write"), ("either", "either")):
-            yield MetricInfo(
-                name=f"windows_without_{what}_{method}",
-                title=f"Seconds without {said}, {words}",
-                unit="",
-                better="less",
-            )
-        yield MetricInfo(
-            name=f"written_per_byte_{method}", title=f"Device bytes written per byte, {words}", unit="", better="less"
-        )
-        yield MetricInfo(
-            name=f"cpu_per_page_{method}_s", title=f"Processor time a page, {words}", unit="s", better="less"
-        )
-    yield MetricInfo(
-        name="dsync_over_direct", title="Pages per second: O_DSYNC ÷ O_DIRECT, most threads", unit="", better="neither"
-    )
+            yield metric(f"windows_without_{what}_{method}", f"Seconds without {said}, {words}", "", "less")
+        yield metric(f"written_per_byte_{method}", f"Device bytes written per byte, {words}", "", "less")
+        yield metric(f"cpu_per_page_{method}_s", f"Processor time a page, {words}", "s", "less")
+    yield metric("dsync_over_direct", "Pages per second: O_DSYNC ÷ O_DIRECT, most threads", "", "neither")
 
 
-@dataclass(kw_only=True)
-class _Found:
-    """The figures of a sample so far."""
-
-    metrics: dict[str, float] = field(default_factory=dict)
-    series: dict[str, Sequence[float]] = field(default_factory=dict)
-    axes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    checks: list[Check] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-class InnodbIo:
+class InnodbIo(Scenario):
     """See `snapmgr.bench.model.Scenario`.
 
     All of this runs at the same time: a swept number of threads read pages of random tablespaces, one after another;
@@ -132,12 +104,8 @@ class InnodbIo:
 
     name = "innodb-io"
     title = "What does InnoDB's mix of synchronous reads and asynchronous writes get as threads are added?"
-    variants: tuple[str, ...] = ()
     metrics = tuple(_metrics())
-
-    def missing(self) -> tuple[Reason, ...]:
-        """Look for fio."""
-        return missing_programs("fio")
+    programs = ("fio",)
 
     def suits(self, stack: Stack) -> str | None:
         """Accept only controls: nothing here involves snapshots."""
@@ -148,11 +116,9 @@ class InnodbIo:
 
         O_DSYNC reads through the page cache; it is left out by default if the data fit into memory.
         """
-        profile = dict(_PROFILES[given.profile])
-        size_bytes = given.size_bytes or profile.pop("size_bytes")
-        profile.pop("size_bytes", None)
+        size_bytes, extra = given.over(_PROFILES[given.profile])
         fits = size_bytes <= given.memory_bytes
-        extra = {**profile, "methods": ("direct",) if fits else tuple(_METHODS), **given.extra}
+        extra.setdefault("methods", ("direct",) if fits else tuple(_METHODS))
         extra |= {"threads": tuple(extra["threads"]), "methods": tuple(extra["methods"])}
         if size_bytes < _TABLESPACES * _MIB:
             raise ConfigError(
@@ -183,7 +149,7 @@ class InnodbIo:
 
     def run(self, bench: Workbench) -> Outcome:
         """Measure once."""
-        found = _Found()
+        found = Outcome()
         kernel = os.uname().release
         found.notes.append(f"kernel {kernel}: {_SIDES[regression_side(kernel)]}")
         bench.tell("innodb-io: fills the tablespaces")
@@ -197,9 +163,7 @@ class InnodbIo:
         if most := found.metrics.get("iops_most_direct"):
             dsync = found.metrics.get("iops_most_dsync")
             found.metrics |= {} if dsync is None else {"dsync_over_direct": dsync / most}
-        return Outcome(
-            metrics=found.metrics, series=found.series, axes=found.axes, checks=found.checks, notes=found.notes
-        )
+        return found
 
 
 def _names() -> str:
@@ -291,7 +255,7 @@ def _sections(bench: Workbench, method: str, threads: int) -> Sections:
     }
 
 
-def _sweep(bench: Workbench, found: _Found, method: str) -> None:
+def _sweep(bench: Workbench, found: Outcome, method: str) -> None:
     """Run the mix with each number of threads."""
     threads = bench.parameters.extra["threads"]
     curves: dict[str, list[float]] = {curve.name: [] for curve in _CURVES}
@@ -332,19 +296,18 @@ def _sweep(bench: Workbench, found: _Found, method: str) -> None:
     if bench.parameters.extra["point_s"] >= 1:
         found.metrics |= {f"windows_without_{what}_{method}": float(number) for what, number in without.items()}
     for curve in _CURVES:
-        key = f"{curve.name}_by_threads_{method}"
-        found.series[key] = curves[curve.name]
-        found.axes[key] = {
-            "title": f"{curve.title}, {_METHODS[method]}",
-            "x_title": "threads",
-            "x_unit": "",
-            "x": list(threads),
-            "unit": curve.unit,
-        }
+        found.add_curve(
+            f"{curve.name}_by_threads_{method}",
+            curves[curve.name],
+            threads,
+            title=f"{curve.title}, {_METHODS[method]}",
+            x_title="threads",
+            unit=curve.unit,
+        )
 
 
-def _check(bench: Workbench, found: _Found, run: FioRun, point: str) -> None:
-    """Check that each part of the mix ran: reads alone would give a better curve."""
+def _check(bench: Workbench, found: Outcome, run: FioRun, point: str) -> None:
+    """Check that each part of the mix took place: reads alone would give too good a curve."""
     done = {
         "pages read": run.ios("read", "readers"),
         "pages written": run.ios("write", "writers"),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.load.mariadb import PROGRAMS, Hold, PrivateMariadb, install, private_mariadb
 from snapmgr.bench.load.sysbench import Report, Sysbench
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
 from snapmgr.contract.errors import CommandError, ConfigError
-from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
-from snapmgr.system.command import CommandRunner, missing_programs
+from snapmgr.system.command import CommandRunner
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
@@ -38,53 +38,39 @@ _MEMORY_SHARE = 0.5
 _STALLED = 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Size:
-    bytes_: int
-    seconds: float
-    """Duration of each of the three runs."""
-    warm_up_s: float
-
-
-_SIZES: dict[ProfileName, _Size] = {
-    "smoke": _Size(bytes_=32 * _MIB, seconds=3, warm_up_s=1),
-    "quick": _Size(bytes_=256 * _MIB, seconds=8, warm_up_s=3),
-    "standard": _Size(bytes_=4096 * _MIB, seconds=60, warm_up_s=30),
-    "paper": _Size(bytes_=20480 * _MIB, seconds=300, warm_up_s=120),
+# "seconds": of each of the three runs.
+_PROFILES: Mapping[ProfileName, Mapping[str, int]] = {
+    "smoke": {"size_bytes": 32 * _MIB, "seconds": 3, "warm_up_s": 1},
+    "quick": {"size_bytes": 256 * _MIB, "seconds": 8, "warm_up_s": 3},
+    "standard": {"size_bytes": 4096 * _MIB, "seconds": 60, "warm_up_s": 30},
+    "paper": {"size_bytes": 20480 * _MIB, "seconds": 300, "warm_up_s": 120},
 }
 # InnoDB's name of each variant.
 _METHODS = {"o_direct": "O_DIRECT", "o_dsync": "O_DSYNC", "fsync": "fsync"}
 
 
-def _metric(name: str, title: str, unit: str, better: Any, *, headline: bool = False) -> MetricInfo:  # noqa: ANN401
-    return MetricInfo(name=name, title=title, unit=unit, better=better, headline=headline)
-
-
-class Oltp:
+class Oltp(Scenario):
     """See `snapmgr.bench.model.Scenario`."""
 
     name = "oltp"
     title = "What does a snapshot cost a running MariaDB: transactions before, while and after it is taken?"
     variants = tuple(_METHODS)
+    programs = ("sysbench", *PROGRAMS)
     metrics = (
-        _metric("before_tps", "Transactions a second, before there is a snapshot", "1/s", "more"),
-        _metric("during_tps", "Transactions a second, while the snapshot is taken", "1/s", "more"),
-        _metric("after_tps", "Transactions a second, with the snapshot", "1/s", "more", headline=True),
-        _metric("before_p95_s", "95 % of the transactions take less, before", "s", "less"),
-        _metric("during_p95_s", "95 % of the transactions take less, while it is taken", "s", "less"),
-        _metric("after_p95_s", "95 % of the transactions take less, with the snapshot", "s", "less", headline=True),
-        _metric("during_max_s", "Longest transaction while the snapshot is taken", "s", "less"),
-        _metric("kept", "Share of the transactions a second that is left with the snapshot", "", "more"),
-        _metric("stalled_s", "Seconds with hardly a transaction while the snapshot is taken", "s", "less"),
-        _metric("held_s", "Writers held still for the snapshot", "s", "less"),
-        _metric("create_s", "The storage's call", "s", "less"),
-        _metric("recovery_s", "A server's start on a clone of the snapshot, and a look at all rows", "s", "less"),
-        _metric("after_written_bytes", "Written at the device for each transaction, with the snapshot", "B", "less"),
+        metric("before_tps", "Transactions a second, before there is a snapshot", "1/s", "more"),
+        metric("during_tps", "Transactions a second, while the snapshot is taken", "1/s", "more"),
+        metric("after_tps", "Transactions a second, with the snapshot", "1/s", "more", headline=True),
+        metric("before_p95_s", "95 % of the transactions take less, before", "s", "less"),
+        metric("during_p95_s", "95 % of the transactions take less, while it is taken", "s", "less"),
+        metric("after_p95_s", "95 % of the transactions take less, with the snapshot", "s", "less", headline=True),
+        metric("during_max_s", "Longest transaction while the snapshot is taken", "s", "less"),
+        metric("kept", "Share of the transactions a second that is left with the snapshot", "", "more"),
+        metric("stalled_s", "Seconds with hardly a transaction while the snapshot is taken", "s", "less"),
+        metric("held_s", "Writers held still for the snapshot", "s", "less"),
+        metric("create_s", "The storage's call", "s", "less"),
+        metric("recovery_s", "A server's start on a clone of the snapshot, and a look at all rows", "s", "less"),
+        metric("after_written_bytes", "Written at the device for each transaction, with the snapshot", "B", "less"),
     )
-
-    def missing(self) -> tuple[Reason, ...]:
-        """Look for the programs."""
-        return missing_programs("sysbench", *PROGRAMS)
 
     def suits(self, stack: Stack) -> str | None:
         """Refuse JuiceFS: a live server's files there cannot be compared with disks."""
@@ -97,8 +83,8 @@ class Oltp:
         """
         if given.variant not in _METHODS:
             raise ConfigError(f"oltp has no variant {given.variant!r}", hint=f"there are: {', '.join(_METHODS)}")
-        size = _SIZES[given.profile]
-        size_bytes = given.size_bytes or size.bytes_
+        profile = _PROFILES[given.profile]
+        size_bytes = given.size_bytes or profile["size_bytes"]
         if not given.size_bytes and given.variant != "o_direct":
             size_bytes = max(size_bytes, _BUFFERED_SMOKE)
         if given.variant != "o_direct" and size_bytes <= given.memory_bytes:
@@ -112,8 +98,8 @@ class Oltp:
             "tables": _TABLES,
             "rows": max(size_bytes // _TABLES // _ROW_BYTES, 1000),
             "threads": _THREADS,
-            "seconds": size.seconds,
-            "warm_up_s": size.warm_up_s,
+            "seconds": profile["seconds"],
+            "warm_up_s": profile["warm_up_s"],
             "buffer_pool_bytes": min(pool, int(min(given.memory_bytes, _memory_bytes()) * _MEMORY_SHARE)),
             # A second server recovers on the snapshot, and may write all of it.
             "scratch_bytes": size_bytes,
@@ -193,15 +179,12 @@ class Oltp:
     ) -> Outcome:
         metrics = figures | {f"{when}_tps": report.tps for when, report in reports.items()}
         metrics |= {f"{when}_p95_s": report.p95_s for when, report in reports.items()}
+        outcome = Outcome(metrics=metrics, checks=[*checks], notes=[*notes])
         series = [tps for report in reports.values() for tps in report.seconds_tps]
-        axis = {
-            "title": f"Transactions of each second: {', '.join(reports)}",
-            "x_title": "Time",
-            "x_unit": "s",
-            "x": list(range(1, len(series) + 1)),
-            "unit": "1/s",
-        }
-        return Outcome(metrics=metrics, series={"tps": series}, axes={"tps": axis}, checks=checks, notes=notes)
+        title = f"Transactions of each second: {', '.join(reports)}"
+        seconds = range(1, len(series) + 1)
+        outcome.add_curve("tps", series, seconds, title=title, x_title="Time", x_unit="s", unit="1/s")
+        return outcome
 
 
 def _taken_in_the_middle(

@@ -15,12 +15,11 @@ from snapmgr.bench.device.target import DEFAULT_FOLDER
 from snapmgr.bench.load.mariadb import PROGRAMS
 from snapmgr.bench.measure.layout import read_layout
 from snapmgr.bench.measure.proof import flush
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
 from snapmgr.bench.prepare.ladder import TITLES, climb_ladder
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, make_backup
 from snapmgr.contract.abilities import Remounting
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, StorageError, VerificationError
-from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
 from snapmgr.physical.prepare.backupfolder import inspect
 from snapmgr.physical.prepare.inplace import ApplySettings, apply_in_place, choose_memory
@@ -30,12 +29,12 @@ from snapmgr.physical.prepare.run import prepare_folder
 from snapmgr.physical.seal import compare, seal
 from snapmgr.physical.tools.choose import tool_for
 from snapmgr.physical.tuning.checksums import table_checksums
-from snapmgr.system.command import CommandRunner, missing_programs
+from snapmgr.system.command import CommandRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from snapmgr.bench.model import Parameters, ProfileName, Stack, Workbench
+    from snapmgr.bench.model import Parameters, ProfileName, Workbench
     from snapmgr.contract.abilities import FolderCloning
     from snapmgr.physical.prepare.backupfolder import BackupFolder
     from snapmgr.physical.prepare.choice import Strategy
@@ -66,19 +65,10 @@ _WAYS = {
 }
 
 
-def _metric(name: str, title: str, unit: str, *, headline: bool = False) -> MetricInfo:
-    return MetricInfo(name=name, title=title, unit=unit, better="less", headline=headline)
-
-
 @dataclass(kw_only=True)
-class _Found:
-    """What has been measured so far."""
-
-    metrics: dict[str, float] = field(default_factory=dict)
+class _Found(Outcome):
     tables: dict[str, Mapping[str, str]] = field(default_factory=dict)
     """Checksum by table, by way."""
-    checks: list[Check] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,40 +87,43 @@ class Site:
         return not isinstance(self.cloning, Remounting)
 
 
-class Prepare:
+class Prepare(Scenario):
     """See `snapmgr.bench.model.Scenario`."""
 
     name = "prepare"
     title = "How long does it take to make a datadir of a physical backup, and what does the backup's clone save?"
-    variants = ()
+    programs = (*PROGRAMS, "mariadb-backup")
     metrics = (
-        _metric("best_s", "Until a backup is prepared, by the quickest of the ways that there are", "s", headline=True),
+        metric(
+            "best_s",
+            "Until a backup is prepared, by the quickest of the ways that there are",
+            "s",
+            "less",
+            headline=True,
+        ),
         *(
             info
             for way, title in _WAYS.items()
             for info in (
-                _metric(f"{way}_s", f"Backup {title}", "s"),
-                _metric(f"{way}_tool_s", f"Backup {title}: the tool alone", "s"),
-                _metric(f"{way}_written_bytes", f"Backup {title}: written at the device", "B"),
-                _metric(f"{way}_space_bytes", f"Backup {title}: blocks of its own", "B"),
-                _metric(f"{way}_taken_bytes", f"Backup {title}: what is less free then, reserved space included", "B"),
+                metric(f"{way}_s", f"Backup {title}", "s", "less"),
+                metric(f"{way}_tool_s", f"Backup {title}: the tool alone", "s", "less"),
+                metric(f"{way}_written_bytes", f"Backup {title}: written at the device", "B", "less"),
+                metric(f"{way}_space_bytes", f"Backup {title}: blocks of its own", "B", "less"),
+                metric(
+                    f"{way}_taken_bytes",
+                    f"Backup {title}: what is less free then, reserved space included",
+                    "B",
+                    "less",
+                ),
             )
         ),
-        _metric("storage_over_copy", "Prepared on a clone ÷ copied file by file and prepared", ""),
-        *(_metric(f"{rung}_s", title, "s") for rung, title in TITLES.items()),
+        metric("storage_over_copy", "Prepared on a clone ÷ copied file by file and prepared", "", "less"),
+        *(metric(f"{rung}_s", title, "s", "less") for rung, title in TITLES.items()),
     )
 
     def __init__(self) -> None:
         self._kept: dict[RedoLoad, KeptFolder] = {}
         self._turns: dict[str, int] = {}
-
-    def missing(self) -> tuple[Reason, ...]:
-        """Look for the programs."""
-        return missing_programs(*PROGRAMS, "mariadb-backup")
-
-    def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - a backup can be copied everywhere
-        """Accept every stack: all can hold a copy."""
-        return None
 
     def parameters(self, given: Parameters) -> Parameters:
         """Complete them: size of the redo log and the tool's buffer pool. Raises ConfigError for too little memory."""
@@ -181,7 +174,8 @@ class Prepare:
             ),
             tables_agree(found.tables),
         ]
-        return Outcome(metrics=found.metrics | derived(found.metrics), checks=found.checks, notes=found.notes)
+        found.metrics |= derived(found.metrics)
+        return found
 
     def close(self) -> None:
         """Forget the backups that are kept for further samples."""

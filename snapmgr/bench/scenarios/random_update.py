@@ -5,27 +5,25 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from snapmgr.bench.load.write_pass import (
+    add_write_curve,
     linear_read,
     settle,
     timed_pass,
-    write_curves,
     write_figures,
     write_infos,
     write_pass,
 )
 from snapmgr.bench.measure.digests import digest_units
 from snapmgr.bench.measure.directio import buffers_direct_writes
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
 from snapmgr.bench.published import script
 from snapmgr.contract.errors import ConfigError, StorageError
-from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
-from snapmgr.system.command import missing_programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from snapmgr.bench.fio import FioRun
     from snapmgr.bench.load.write_pass import WritePass
     from snapmgr.bench.measure.digests import UnitDigests
-    from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
+    from snapmgr.bench.model import MetricInfo, Parameters, ProfileName, Snapshot, Workbench
 
 _MIB = 1 << 20
 _PAGE = 16 << 10
@@ -58,50 +56,27 @@ _TITLES = {
 
 
 def _metrics() -> Iterator[MetricInfo]:
-    yield MetricInfo(name="fill_s", title="Fill, until durable", unit="s", better="less")
-    yield MetricInfo(name="fill_unsynced_s", title="Fill, without the last sync", unit="s", better="less")
+    yield metric("fill_s", "Fill, until durable", "s", "less")
+    yield metric("fill_unsynced_s", "Fill, without the last sync", "s", "less")
     for name, title in _TITLES.items():
         yield from write_infos(name, title, headline=name == "update_first")
-    yield MetricInfo(
-        name="update_cost", title="First pass after the snapshot ÷ pass with no snapshot there", unit="", better="less"
-    )
+    yield metric("update_cost", "First pass after the snapshot ÷ pass with no snapshot there", "", "less")
     for moment, when in (("before", "before the update"), ("after", "after it")):
-        yield MetricInfo(
-            name=f"read_{moment}_bytes_s",
-            title=f"Linear read, cold, O_DIRECT, {when}",
-            unit="B/s",
-            better="more",
-            headline=moment == "after",
+        yield metric(
+            f"read_{moment}_bytes_s", f"Linear read, cold, O_DIRECT, {when}", "B/s", "more", headline=moment == "after"
         )
-        yield MetricInfo(
-            name=f"read_{moment}_buffered_s", title=f"Linear read, cold, buffered, {when}", unit="s", better="less"
-        )
-        yield MetricInfo(name=f"extents_{moment}", title=f"Extents {when}", unit="", better="less")
-        yield MetricInfo(name=f"gaps_per_gib_{moment}", title=f"Physical jumps per GiB {when}", unit="", better="less")
-    yield MetricInfo(name="create_s", title="Snapshot call", unit="s", better="less")
-    yield MetricInfo(name="whole_s", title="Whole snapshot, from preparation to completion", unit="s", better="less")
-    yield MetricInfo(name="snapshot_bytes", title="Space that the snapshot takes afterwards", unit="B", better="less")
-    yield MetricInfo(
-        name="grown_bytes", title="Room of the file system taken since the snapshot", unit="B", better="less"
-    )
-    yield MetricInfo(name="background_s", title="Waiting for background work", unit="s", better="less")
-    yield MetricInfo(name="delete_s", title="Delete, until its space is free", unit="s", better="less")
+        yield metric(f"read_{moment}_buffered_s", f"Linear read, cold, buffered, {when}", "s", "less")
+        yield metric(f"extents_{moment}", f"Extents {when}", "", "less")
+        yield metric(f"gaps_per_gib_{moment}", f"Physical jumps per GiB {when}", "", "less")
+    yield metric("create_s", "Snapshot call", "s", "less")
+    yield metric("whole_s", "Whole snapshot, from preparation to completion", "s", "less")
+    yield metric("snapshot_bytes", "Space that the snapshot takes afterwards", "B", "less")
+    yield metric("grown_bytes", "Room of the file system taken since the snapshot", "B", "less")
+    yield metric("background_s", "Waiting for background work", "s", "less")
+    yield metric("delete_s", "Delete, until its space is free", "s", "less")
 
 
-@dataclass(kw_only=True)
-class _Found:
-    """The figures of a sample so far."""
-
-    direct: bool = True
-    """Whether the file system accepts O_DIRECT."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    passes: dict[str, WritePass] = field(default_factory=dict)
-    layouts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    checks: list[Check] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-class RandomUpdate:
+class RandomUpdate(Scenario):
     """See `snapmgr.bench.model.Scenario`.
 
     Variants: "database": pages of 16 KiB in InnoDB's way (O_DIRECT, asynchronous, in batches with an fsync after each,
@@ -115,14 +90,7 @@ class RandomUpdate:
     title = "What do random updates cost after a snapshot, and what do they do to reading the file in order?"
     variants = ("database", "repaired", "printed")
     metrics = tuple(_metrics())
-
-    def missing(self) -> tuple[Reason, ...]:
-        """Look for fio."""
-        return missing_programs("fio")
-
-    def suits(self, stack: Stack) -> str | None:  # noqa: ARG002 - the model's signature
-        """Accept every stack; a control shows the cost of two passes without a snapshot."""
-        return None
+    programs = ("fio",)
 
     def parameters(self, given: Parameters) -> Parameters:
         """Complete them: {"data_bytes", "unit_bytes", "updates", "workers"}.
@@ -172,16 +140,16 @@ class RandomUpdate:
 
     def run(self, bench: Workbench) -> Outcome:
         """Measure once."""
-        found, database = _Found(), bench.parameters.variant == "database"
+        found, database = Outcome(), bench.parameters.variant == "database"
         data = bench.path / _DATA
         buffers = buffers_direct_writes(bench.path)
-        found.direct = buffers is not None
-        if not found.direct:
+        direct = buffers is not None
+        if not direct:
             found.notes.append(f"{bench.stack.name} has no O_DIRECT: all reads and writes were buffered")
         elif buffers and database:
             found.notes.append(f"{bench.stack.name} wrote buffered although O_DIRECT was asked for")
         printed_load = bench.parameters.variant == "printed"
-        load = _Printed(bench) if printed_load else _Fio(bench, direct=found.direct)
+        load = _Printed(bench) if printed_load else _Fio(bench, direct=direct)
         bench.tell("random-update: fills")
         filled = load.fill(data)
         found.metrics |= {"fill_s": filled.durable_s, "fill_unsynced_s": filled.seconds}
@@ -190,23 +158,23 @@ class RandomUpdate:
             bench.tell("random-update: the same with no snapshot there")
             load.fill(bench.path / _CONTROL)
             settle(bench)
-            found.passes["update_none"] = load.update(bench.path / _CONTROL, "update-none")
+            _add_pass(found, "update_none", load.update(bench.path / _CONTROL, "update-none"))
         background_s = bench.quiet()
-        _look(bench, found, data, "before")
+        _look(bench, found, data, "before", direct=direct)
         settle(bench)
         used_bytes = _used_bytes(bench.path)
         bench.tell("random-update: snapshot and update")
         snapshot = bench.snapshot() if bench.stack.backend is not None else None
-        found.passes["update_first"] = load.update(data, "update-first")
+        _add_pass(found, "update_first", load.update(data, "update-first"))
         first = _check_origin(found, before, data, bench.parameters)
         if database:
             # Background work of the first pass would be charged to the second.
             background_s += settle(bench)
-            found.passes["update_second"] = load.update(data, "update-second")
+            _add_pass(found, "update_second", load.update(data, "update-second"))
         found.metrics["background_s"] = background_s + bench.quiet()
         # This exceeds the written bytes if the file system cannot free parts of an extent (btrfs).
         found.metrics["grown_bytes"] = float(_used_bytes(bench.path) - used_bytes)
-        _look(bench, found, data, "after")
+        _look(bench, found, data, "after", direct=direct)
         if database:
             # The second pass has touched the same pages and no others.
             _check_origin(found, before, data, bench.parameters, expected=first)
@@ -214,7 +182,9 @@ class RandomUpdate:
             found.notes.append("a control: no snapshot was taken, both passes show what it costs without one")
         else:
             _judge(found, snapshot, before)
-        return _outcome(found)
+        if none_s := found.metrics.get("update_none_s"):
+            found.metrics["update_cost"] = found.metrics["update_first_s"] / none_s
+        return found
 
 
 class _Fio:
@@ -300,15 +270,15 @@ class _Printed:
         return float(json.loads(done.stdout)["seconds"])
 
 
-def _look(bench: Workbench, found: _Found, data: Path, moment: str) -> None:
-    """Read the file in order with cold caches, and record its layout."""
+def _look(bench: Workbench, found: Outcome, data: Path, moment: str, *, direct: bool) -> None:
+    """Read the file in order, cold, and see where it is."""
     bench.tell(f"random-update: reads in order, {moment} the update")
     # In the smallest profile fio takes as long to start as to read, so only the important read is done there.
     database, all_of_them = bench.parameters.variant == "database", bench.parameters.profile != "smoke"
-    if found.direct and (database or all_of_them):
+    if direct and (database or all_of_them):
         seconds = linear_read(bench, f"read-{moment}", data, direct=True)
         found.metrics[f"read_{moment}_bytes_s"] = data.stat().st_size / max(seconds, 0.001)
-    if not database or all_of_them or not found.direct:
+    if not database or all_of_them or not direct:
         found.metrics[f"read_{moment}_buffered_s"] = linear_read(bench, f"read-{moment}-buffered", data, direct=False)
     try:
         layout = bench.layout(data)
@@ -321,7 +291,7 @@ def _look(bench: Workbench, found: _Found, data: Path, moment: str) -> None:
 
 
 def _check_origin(
-    found: _Found, before: UnitDigests, data: Path, parameters: Parameters, *, expected: int | None = None
+    found: Outcome, before: UnitDigests, data: Path, parameters: Parameters, *, expected: int | None = None
 ) -> int:
     """Check that the origin holds new data in the written places, and old data elsewhere."""
     changed, updates = before.changed(data), parameters.extra["updates"]
@@ -337,7 +307,7 @@ def _check_origin(
     return changed
 
 
-def _judge(found: _Found, snapshot: Snapshot, before: UnitDigests) -> None:
+def _judge(found: Outcome, snapshot: Snapshot, before: UnitDigests) -> None:
     """Check that the snapshot holds the origin's old data, record its space, and delete it."""
     found.metrics |= {"create_s": snapshot.create_s, "whole_s": snapshot.whole_s}
     usage, name = snapshot.usage(), "the snapshot holds the old data"
@@ -361,20 +331,9 @@ def _used_bytes(folder: Path) -> int:
     return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
-def _outcome(found: _Found) -> Outcome:
-    for name, done in found.passes.items():
-        found.metrics |= write_figures(name, done)
-    if none_s := found.metrics.get("update_none_s"):
-        found.metrics["update_cost"] = found.metrics["update_first_s"] / none_s
-    series, axes = write_curves(found.passes, _TITLES)
-    return Outcome(
-        metrics=found.metrics,
-        series=series,
-        axes=axes,
-        layouts=found.layouts,
-        checks=found.checks,
-        notes=found.notes,
-    )
+def _add_pass(found: Outcome, name: str, done: WritePass) -> None:
+    found.metrics |= write_figures(name, done)
+    add_write_curve(found, name, _TITLES[name], done)
 
 
 scenario = RandomUpdate()

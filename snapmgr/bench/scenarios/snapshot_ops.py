@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.load import background
 from snapmgr.bench.measure.proof import block_digests, flush
-from snapmgr.bench.model import Check, MetricInfo, Needs, Outcome
+from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
 from snapmgr.bench.storage.rawsnapshot import RawWay, raw_ways
 from snapmgr.contract.errors import ConfigError
-from snapmgr.contract.records import Reason
 from snapmgr.contract.units import format_size
-from snapmgr.system.command import missing_programs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,46 +62,33 @@ Times = dict[str, dict[int, list[float]]]
 """Seconds by operation and number of snapshots."""
 
 
-class SnapshotOps:
+class SnapshotOps(Scenario):
     """See `snapmgr.bench.model.Scenario`."""
 
     name = "snapshot-ops"
     title = "What do creating, listing, attaching and deleting a snapshot take, and how long would a lock be held?"
-    variants = ()
+    programs = ("fio",)
     metrics = (
         *(
-            MetricInfo(
-                name=f"{name}_s",
-                title=f"{title}, with {_COMMON_LEVEL} snapshots (median)",
-                unit="s",
-                better="less",
+            metric(
+                f"{name}_s",
+                f"{title}, with {_COMMON_LEVEL} snapshots (median)",
+                "s",
+                "less",
                 headline=name in {"create", "loaded"},
             )
             for name, title in _TITLES.items()
         ),
-        MetricInfo(
-            name="loaded_max_s",
-            title=f"Longest snapshot call while files are being written, with {_COMMON_LEVEL} snapshots",
-            unit="s",
-            better="less",
+        metric(
+            "loaded_max_s",
+            f"Longest snapshot call while files are being written, with {_COMMON_LEVEL} snapshots",
+            "s",
+            "less",
         ),
-        MetricInfo(
-            name="create_over_call", title="Snapshot call ÷ the storage's bare system call", unit="", better="less"
-        ),
-        MetricInfo(
-            name="whole_over_program", title="Whole snapshot ÷ the storage's own program", unit="", better="less"
-        ),
-        MetricInfo(
-            name="create_growth",
-            title=f"Snapshot call: with {_COMMON_LEVEL} snapshots ÷ with one",
-            unit="",
-            better="less",
-        ),
+        metric("create_over_call", "Snapshot call ÷ the storage's bare system call", "", "less"),
+        metric("whole_over_program", "Whole snapshot ÷ the storage's own program", "", "less"),
+        metric("create_growth", f"Snapshot call: with {_COMMON_LEVEL} snapshots ÷ with one", "", "less"),
     )
-
-    def missing(self) -> tuple[Reason, ...]:
-        """Look for fio."""
-        return missing_programs("fio")
 
     def suits(self, stack: Stack) -> str | None:
         """Refuse a control."""
@@ -111,14 +96,12 @@ class SnapshotOps:
 
     def parameters(self, given: Parameters) -> Parameters:
         """Complete them. Raises ConfigError for less data than files."""
-        own = dict(_PROFILES[given.profile])
-        size_bytes = given.size_bytes or own["size_bytes"]
-        del own["size_bytes"]
+        own = {"files": _FILES, "load_per_s": _LOAD_PER_S, "snapshots": _CLASSIC_AT_ONCE, **_PROFILES[given.profile]}
+        size_bytes, extra = given.over(own)
         if size_bytes < _LEAST_BYTES:
             raise ConfigError(
                 f"snapshot-ops needs at least {format_size(_LEAST_BYTES)} of data", hint="use a larger --size"
             )
-        extra = {"files": _FILES, "load_per_s": _LOAD_PER_S, "snapshots": _CLASSIC_AT_ONCE, **own, **given.extra}
         return replace(given, size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
@@ -144,7 +127,7 @@ class SnapshotOps:
         levels = _levels(bench)
         kept: list[Snapshot] = []
         old = _digests(bench, bench.path)
-        counts: list[Check] = []
+        outcome = Outcome()
         argv = background.command(
             bench.path / _LOAD, block_bytes=_BLOCK, writes_per_s=bench.parameters.extra["load_per_s"], seed=seed
         )
@@ -165,30 +148,25 @@ class SnapshotOps:
                     watch.loaded(load, level, turn)
                     load.check()
             found = sum(1 for one in bench.inventory() if one.kind == "snapshot")
-            counts.append(
-                Check(
-                    name=f"with {level} snapshots the backend finds so many",
-                    ok=found == level,
-                    detail=f"it finds {found}",
-                )
-            )
-        checks = [*counts, *_proof(bench, kept[0], old)]
+            name = f"with {level} snapshots the backend finds so many"
+            outcome.checks.append(Check(name=name, ok=found == level, detail=f"it finds {found}"))
+        outcome.checks += _proof(bench, kept[0], old)
         bench.tell(f"deletes {len(kept)} snapshots")
         for snapshot in kept:
             snapshot.delete(wait="name")
-        series, axes = _series(watch.times, levels)
-        return Outcome(
-            metrics=_figures(watch.times, levels),
-            series=series,
-            axes=axes,
-            checks=checks,
-            notes=[*_notes(bench, watch.ways, levels), f"the load: {' '.join(argv)}"],
-        )
+        outcome.metrics = _figures(watch.times, levels)
+        for operation, by_level in watch.times.items():
+            for name, share in _QUANTILES.items():
+                values = [quantile(by_level[level], share) for level in levels]
+                title = f"{_title(operation)}, {name}"
+                outcome.add_curve(f"{operation}_{name}", values, levels, title=title, x_title="snapshots", unit="s")
+        outcome.notes = [*_notes(bench, watch.ways, levels), f"the load: {' '.join(argv)}"]
+        return outcome
 
 
 def _levels(bench: Workbench) -> list[int]:
-    classic = bench.stack.backend == "lvm" and "thin" not in bench.stack.options
-    return [level for level in bench.parameters.extra["levels"] if not classic or level <= _CLASSIC_LEVEL]
+    levels = bench.parameters.extra["levels"]
+    return [level for level in levels if not bench.stack.classic_lvm or level <= _CLASSIC_LEVEL]
 
 
 def _fill(bench: Workbench) -> None:
@@ -319,23 +297,6 @@ def _figures(times: Times, levels: Sequence[int]) -> dict[str, float]:
     if few > 0:
         figures["create_growth"] = many / few
     return figures
-
-
-def _series(times: Times, levels: Sequence[int]) -> tuple[dict[str, Sequence[float]], dict[str, Mapping[str, Any]]]:
-    series: dict[str, Sequence[float]] = {}
-    axes: dict[str, Mapping[str, Any]] = {}
-    for operation, by_level in times.items():
-        for name, share in _QUANTILES.items():
-            key = f"{operation}_{name}"
-            series[key] = [quantile(by_level[level], share) for level in levels]
-            axes[key] = {
-                "title": f"{_title(operation)}, {name}",
-                "x_title": "snapshots",
-                "x_unit": "",
-                "x": list(levels),
-                "unit": "s",
-            }
-    return series, axes
 
 
 def _title(operation: str) -> str:

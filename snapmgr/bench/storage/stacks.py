@@ -154,7 +154,7 @@ def backend_table(stack: Stack, parameters: Parameters, *, point: str | None = N
     if stack.backend == "juicefs" and point is not None:
         # Caches of private mounts disappear with the device, however this process ends.
         return {"cache_root": os.path.join(point, "cache")}
-    if stack.backend != "lvm" or "thin" in stack.options:
+    if not stack.classic_lvm:
         return {}
     at_once = max(int(parameters.extra.get("snapshots", 1)), 1)
     # The origin is three quarters of the group; a little is for the table itself and for rounding to extents.

@@ -45,6 +45,7 @@ class FakeScenario:
         self.name = name
         self.title = "How long the work takes"
         self.variants = variants
+        self.programs = ()
         self.metrics = (MetricInfo(name="work_s", title="Work", unit="s", better="less", headline=True),)
         self.clock = clock or FakeClock()
         self.ran: list[str] = []
@@ -68,7 +69,7 @@ class FakeScenario:
         self.ran.append(stack)
         self.clock.now += self._seconds
         figure = self._figure(stack, self.ran.count(stack))
-        return Outcome(metrics={"work_s": figure}, checks=(Check(name="it was done", ok=self.check_ok),))
+        return Outcome(metrics={"work_s": figure}, checks=[Check(name="it was done", ok=self.check_ok)])
 
 
 class FakeWorkbench:

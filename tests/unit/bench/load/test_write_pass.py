@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from snapmgr.bench.fio import Windows
-from snapmgr.bench.load.write_pass import WritePass, write_curves, write_figures, write_infos
-from snapmgr.bench.model import Spent
+from snapmgr.bench.load.write_pass import WritePass, add_write_curve, write_figures, write_infos
+from snapmgr.bench.model import Outcome, Spent
 
 
 def _pass(**changed):
@@ -48,11 +48,13 @@ def test_what_was_not_measured_is_absent():
 
 
 def test_curve_is_of_whole_seconds_and_of_some():
-    series, axes = write_curves(
-        {"first": _pass(), "second": _pass(windows=None)}, {"first": "First", "second": "Second"}
-    )
-    assert series == {"first_each_s": (7.0, 0, 9.0)}
-    assert axes["first_each_s"]["x"] == [1.0, 2.0, 3.0]
-    assert axes["first_each_s"]["unit"] == "B/s"
+    found = Outcome()
+    add_write_curve(found, "first", "First", _pass())
+    add_write_curve(found, "second", "Second", _pass(windows=None))
+    assert found.series == {"first_each_s": (7.0, 0, 9.0)}
+    assert found.axes["first_each_s"]["x"] == [1.0, 2.0, 3.0]
+    assert found.axes["first_each_s"]["unit"] == "B/s"
     short = Windows(read=(0, 0), write=(1.0, 1.0))
-    assert write_curves({"first": _pass(windows=short)}, {"first": "First"}) == ({}, {})
+    none = Outcome()
+    add_write_curve(none, "first", "First", _pass(windows=short))
+    assert none == Outcome()

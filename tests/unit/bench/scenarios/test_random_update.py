@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from snapmgr.api import Usage
 from snapmgr.bench.measure.digests import digest_units
-from snapmgr.bench.model import PROFILES, Parameters
+from snapmgr.bench.model import PROFILES, Outcome, Parameters
 from snapmgr.bench.published import script
 from snapmgr.bench.scenarios import random_update
 from snapmgr.bench.scenarios.random_update import scenario
@@ -134,7 +134,7 @@ class _Lost:
 
 def test_snapshot_that_the_storage_lost_fails_the_sample_and_is_deleted(tmp_path):
     (tmp_path / "file").write_bytes(b"old")
-    found, lost = random_update._Found(), _Lost()
+    found, lost = Outcome(), _Lost()
     random_update._judge(found, lost, digest_units(tmp_path / "file", 4000))
     (check,) = found.checks
     assert not check.ok
