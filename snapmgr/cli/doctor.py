@@ -50,8 +50,8 @@ def command(
 
     doctor checks the storage backends, each job's server, account, files and storage, and compares the state directory
     with the storage. Without --fix it changes and locks nothing. --fix completes or removes what interrupted runs left,
-    and rebuilds a lost state directory from the notes beside the snapshots; docs/how-to/repair.md lists what it never
-    touches. With JOB only these jobs are checked. The exit code is 1 if there is a problem (with --fix: if one is
+    and rebuilds a lost state directory from the notes beside the snapshots; docs/how-to/repair.md lists its
+    repairs. If you name JOBs, only those are checked. The exit code is 1 if there is a problem (with --fix: if one is
     left), else 7 if a requirement is missing (a program, a privilege, or a kernel feature), else 0.
     """
     if dry_run and not repair:
