@@ -62,13 +62,11 @@ class Reverting:
 
     def begin_revert(self, ref: SnapshotRef, token: str) -> None:
         """Start the merge, or continue a started one; a thin merge is complete when this returns."""
-        state = self.revert_state(ref, token)
-        if state in ("done", "failed"):
-            return
         group = read_group(self._runner, ref.pool)
+        state = _state(group, ref, token)
         origin, snapshot = _require_origin(group, ref), group.by_uuid(ref.native_id)
-        if snapshot is None:
-            raise NotFoundError(f"the LVM snapshot {ref.name} is gone")
+        if snapshot is None or state in ("done", "failed"):
+            return
         if state == "merging":
             self._push(group, origin)
             return
@@ -93,24 +91,13 @@ class Reverting:
 
     def revert_state(self, ref: SnapshotRef, token: str) -> State:
         """Return the state of a merge."""
-        group = read_group(self._runner, ref.pool)
-        origin, snapshot = _require_origin(group, ref), group.by_uuid(ref.native_id)
-        if snapshot is not None:
-            if not snapshot.merging:
-                return "none"
-            return "failed" if snapshot.merge_failed or origin.merge_failed or snapshot.invalid else "merging"
-        tag = _tag_of(origin, token)
-        if tag is None and _copy(group, token) is None:
-            raise NotFoundError(
-                f"the LVM snapshot {ref.name} is gone, and not by being merged into {group.name}/{origin.name}"
-            )
-        return "failed" if tag == _tag(token, "thin") and _copy(group, token) is None else "done"
+        return _state(read_group(self._runner, ref.pool), ref, token)
 
     def cancel_revert(self, ref: SnapshotRef, token: str) -> None:
         """Remove the copy and the tag of a merge that has not begun."""
-        if self.revert_state(ref, token) != "none":
-            raise StorageError(f"the snapshot {ref.name} is being merged: that cannot be stopped")
         group = read_group(self._runner, ref.pool)
+        if _state(group, ref, token) != "none":
+            raise StorageError(f"the snapshot {ref.name} is being merged: that cannot be stopped")
         origin, copy = _require_origin(group, ref), _copy(group, token)
         self._make_usable(group, origin)
         if copy is not None:
@@ -180,6 +167,21 @@ class Reverting:
         tag = _tag_of(origin, token)
         if tag is not None:
             change(self._runner, ["lvchange", "--yes", "--deltag", tag, f"{group.name}/{origin.name}"])
+
+
+def _state(group: Group, ref: SnapshotRef, token: str) -> State:
+    # Of one reading of the group: a classic merge ends, and consumes the snapshot, at any moment.
+    origin, snapshot = _require_origin(group, ref), group.by_uuid(ref.native_id)
+    if snapshot is not None:
+        if not snapshot.merging:
+            return "none"
+        return "failed" if snapshot.merge_failed or origin.merge_failed or snapshot.invalid else "merging"
+    tag = _tag_of(origin, token)
+    if tag is None and _copy(group, token) is None:
+        raise NotFoundError(
+            f"the LVM snapshot {ref.name} is gone, and not by being merged into {group.name}/{origin.name}"
+        )
+    return "failed" if tag == _tag(token, "thin") and _copy(group, token) is None else "done"
 
 
 def _require_origin(group: Group, ref: SnapshotRef) -> LogicalVolume:

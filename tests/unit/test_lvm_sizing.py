@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.api import Completed, NotFoundError, Pool, SnapshotRef, StorageError
-from snapmgr_lvm import arming, gauges, sizing
+from snapmgr_lvm import arming, gauges, revert, sizing
 from snapmgr_lvm.config import LvmConfig
 from snapmgr_lvm.report import Group
 from snapmgr_lvm.sizing import Writes, plan_cow, require_room, table_bytes, whole_table_bytes
@@ -306,3 +306,23 @@ def test_nothing_is_done_where_nothing_is_to_be_done(monkeypatch, one, allowed):
 def test_a_snapshot_that_is_gone_is_said(monkeypatch):
     with pytest.raises(NotFoundError):
         auto_extend(monkeypatch)
+
+
+# ---- a merge
+
+
+def test_a_merge_that_ends_while_it_is_continued_is_done_and_not_a_lost_snapshot(monkeypatch):
+    begun = volume("db", tags=frozenset({"snapmgr.reverting=token.classic"}), active=True)
+    readings = [group(begun, replace(cow("a", 10.0), merging=True)), group(begun)]
+    monkeypatch.setattr(revert, "read_group", lambda _runner, _pool: readings.pop(0) if readings[1:] else readings[0])
+    ran = []
+    monkeypatch.setattr(revert, "change", lambda _runner, argv: ran.append(argv))
+    ref = SnapshotRef(backend="lvm", snapshot_id="job.a", pool=POOL, volume_id="uuid-db", name="a", native_id="uuid-a")
+    merge = revert.Reverting()
+    merge._runner = None
+    merge.begin_revert(ref, "token")
+    assert ran[-1] == ["lvchange", "--yes", "--poll", "y", "vg0/db"]
+    assert merge.revert_state(ref, "token") == "done"
+    merge.begin_revert(ref, "token")
+    with pytest.raises(NotFoundError, match="not by being merged"):
+        merge.begin_revert(ref, "other")

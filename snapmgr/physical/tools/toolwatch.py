@@ -68,7 +68,8 @@ class Watch:
         # LSN at which the tool waits for log, the server's LSN read after that, and the number of that look.
         self._waiting: tuple[int, int, int] | None = None
         self._looks = 0
-        self._phase = "starting"
+        self._phase: str = "starting"
+        self._told = "starting"
         self._scanned: int | None = None
         self._recovered: int | None = None
         self._log_end: int | None = None
@@ -80,10 +81,13 @@ class Watch:
         Raises StorageError once redo log that the tool still needs has certainly been overwritten: the tool itself
         reports that only after it has copied everything.
         """
-        before = self._phase
         self._looks += 1
         for line in lines:
-            self._phase = phase_of(line) or self._phase
+            phase = phase_of(line)
+            if phase not in (None, self._phase):
+                if self._told != self._phase:
+                    self._report(pid)
+                self._phase = phase
             if match := _SCANNED.search(line):
                 self._scanned = int(match["lsn"])
             if match := _WAITING.search(line):
@@ -93,8 +97,11 @@ class Watch:
             elif match := _RECOVERY.search(line):
                 self._recovered = int(match["start"]) if match["start"] else self._recovered
                 self._log_end = int(match["end"]) if match["end"] else self._log_end
-        if self._phase == before and time.monotonic() < self._next:
-            return
+        if self._phase != self._told or time.monotonic() >= self._next:
+            self._report(pid)
+
+    def _report(self, pid: int) -> None:
+        self._told = self._phase
         self._next = time.monotonic() + _EVERY_S
         self._tell(
             Progress(

@@ -269,6 +269,9 @@ def test_the_progress_is_told_in_words_with_the_lag_where_the_tool_tells_it():
         ("commits are blocked", 500, 1000),
     ]
     assert phase_of("hello") is None
+    # A short phase begins and ends between two looks.
+    watch.look(os.getpid(), ["[01] Executing FLUSH TABLES WITH READ LOCK", "[01] All tables unlocked", "Streaming x"])
+    assert [one.phase for one in told[2:]] == ["finishing", "copying data files"]
 
 
 def test_redo_log_that_was_overwritten_ends_a_backup_at_once_and_a_server_that_runs_ahead_does_not():

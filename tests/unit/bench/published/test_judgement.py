@@ -40,7 +40,10 @@ def test_what_is_compared_is_what_scenarios_measure():
     for claim in CLAIMS:
         assert {side.metric for side in (claim.over, claim.under)} - {""} <= measured[claim.scenario]
         assert {side.stack for side in (claim.over, claim.under)} <= set(STACKS)
-    assert {curve.removesuffix("_each_s_*") for curve in STALLS[0].curves} <= set(_COUNTED) - {"blogs_written", "blogs_read"}
+    assert {curve.removesuffix("_each_s_*") for curve in STALLS[0].curves} <= set(_COUNTED) - {
+        "blogs_written",
+        "blogs_read",
+    }
 
 
 def test_keys_are_unique():
