@@ -53,19 +53,10 @@ class Recorder:
         self._runner = runner
         self.commands: list[tuple[str, ...]] = []
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        ok: tuple[int, ...] = (0,),
-        timeout_s: float | None = 60.0,
-        secrets: tuple[str, ...] = (),
-        env: dict[str, str] | None = None,
-        abandon: bool = False,
-    ) -> Completed:
+    def run(self, argv: Sequence[str], **options: Any) -> Completed:  # noqa: ANN401 - those of Runner.run
         """See `snapmgr.api.Runner.run`."""
         self.commands.append(tuple(argv))
-        return self._runner.run(argv, ok=ok, timeout_s=timeout_s, secrets=secrets, env=env, abandon=abandon)
+        return self._runner.run(argv, **options)
 
     def hold(self, argv: Sequence[str]) -> Held:
         """See `snapmgr.api.Runner.hold`."""
