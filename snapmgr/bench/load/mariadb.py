@@ -82,7 +82,7 @@ class PrivateMariadb:
     def held(self, hold: Hold, *, at_once: bool) -> Iterator[None]:
         """Hold it as a backup does while the context lasts: its lock, and where files are copied singly, its process.
 
-        `hold` is told for how long its writers stood.
+        Sets `hold` to how long its writers waited.
         """
         with self.connect() as connection:
             identity = identify(connection)

@@ -16,7 +16,7 @@ _VMSTAT = Path("/proc/vmstat")
 def buffers_direct_writes(folder: Path) -> bool | None:
     """Try it in a folder; None where O_DIRECT is refused.
 
-    btrfs does so for files with checksums since Linux 6.15: the page might change while its checksum is reckoned. It
+    btrfs does so for files with checksums since Linux 6.15: the page might change while its checksum is computed. It
     throws the pages away afterwards, so only the kernel's count of pages that became dirty shows it (vmstat's
     nr_dirtied, of the whole machine: hence the least of some tries). Raises OSError for anything but a refusal.
     """

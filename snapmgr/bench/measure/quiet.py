@@ -27,7 +27,7 @@ def wait_until_idle(
 ) -> float:
     """Flush the file system of `path`, wait for btrfs's cleaner, then until its devices are idle; return the seconds.
 
-    A device that is never idle (others use it) is waited for `at_most_s`, and that is told. Raises CommandError.
+    A device that is never idle (others use it) is waited for `at_most_s`, and reported. Raises CommandError.
     """
     start = time.monotonic()
     flush(path, runner)

@@ -141,8 +141,8 @@ def expected_s(schedule: SampleSchedule, stack: str, schedules: Iterable[SampleS
 def rest_s(schedule: SampleSchedule, blocks: int, schedules: Sequence[SampleSchedule], done: Done) -> float:
     """Return how long it will take to bring a schedule, with its pilot, to `blocks` blocks."""
     made = {one.slot for one in done.get(schedule.name, ())}
-    lacking = Counter(slot.stack for block in range(blocks + 1) for slot in slots(schedule, block) if slot not in made)
-    return sum(number * expected_s(schedule, stack, schedules, done) for stack, number in lacking.items())
+    absent = Counter(slot.stack for block in range(blocks + 1) for slot in slots(schedule, block) if slot not in made)
+    return sum(number * expected_s(schedule, stack, schedules, done) for stack, number in absent.items())
 
 
 def taken(schedules: Sequence[SampleSchedule], done: Done, *, room_s: float) -> tuple[SampleSchedule, ...]:
@@ -164,8 +164,8 @@ def next_sample(
     """Return what to measure next; None if there is enough of all, or if nothing more fits into the budget.
 
     No block begins that is expected not to fit, and no sample once the budget is spent: a run is longer than its
-    budget by less than one sample. Courses come in the given order until each has its least number of blocks; what then
-    is left goes to those that are not narrow, the one with the fewest blocks first.
+    budget by less than one sample. Schedules come in the given order until each has its least number of blocks; the
+    rest goes to those that are not narrow, the one with the fewest blocks first.
     """
     room_s = budget_s - spent_s
     if room_s <= 0:
@@ -173,8 +173,8 @@ def next_sample(
     made = {schedule.name: [one.slot for one in done.get(schedule.name, ())] for schedule in schedules}
     for schedule in schedules:
         for block in sorted({slot.block for slot in made[schedule.name]}):
-            if lacking := missing(schedule, made[schedule.name], block):
-                return schedule, lacking[0]
+            if absent := missing(schedule, made[schedule.name], block):
+                return schedule, absent[0]
     chosen = taken(schedules, done, room_s=room_s)
     if not chosen:
         # The estimate may be far too careful, before a pilot and even after one: go on with what can be resumed.

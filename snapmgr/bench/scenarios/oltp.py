@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.load.mariadb import PROGRAMS, Hold, PrivateMariadb, install, private_mariadb
 from snapmgr.bench.load.sysbench import Report, Sysbench
+from snapmgr.bench.measure.memory import memory_bytes
 from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
 from snapmgr.contract.errors import CommandError, ConfigError
 from snapmgr.contract.units import format_size
@@ -100,7 +100,7 @@ class Oltp(Scenario):
             "threads": _THREADS,
             "seconds": profile["seconds"],
             "warm_up_s": profile["warm_up_s"],
-            "buffer_pool_bytes": min(pool, int(min(given.memory_bytes, _memory_bytes()) * _MEMORY_SHARE)),
+            "buffer_pool_bytes": min(pool, int(min(given.memory_bytes, memory_bytes()) * _MEMORY_SHARE)),
             # A second server recovers on the snapshot, and may write all of it.
             "scratch_bytes": size_bytes,
         } | dict(given.extra)
@@ -236,10 +236,6 @@ def _counted(datadir: Path, folder: Path, extra: Any) -> tuple[int, list[str]]: 
             damaged += [f"{table}: {text}" for text in sorted(said - {"OK"})]
         server.stop()
     return found, damaged
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 scenario = Oltp()

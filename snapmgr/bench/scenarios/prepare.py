@@ -55,7 +55,7 @@ _POOL_SHARE = 0.5
 _REDO_OFF = 2.0
 """The redo log may be so many times as large as asked for, or as small."""
 _START_S = 600.0
-# Until a server has told its tables' checksums, for all ways together.
+# Until a server has returned its tables' checksums, for all ways together.
 _SERVERS_S = 4.0
 _WAYS = {
     "copy": "copied file by file, and prepared there",
@@ -144,7 +144,7 @@ class Prepare(Scenario):
     def needs(self, parameters: Parameters) -> Needs:
         """Return what a sample takes; the first one of a run makes the backup as well."""
         data_bytes, redo_bytes = parameters.size_bytes + _AROUND_BYTES, parameters.extra["redo_bytes"]
-        # The server beside its backup, or the backup with a copy and what is changed of another.
+        # The server beside its backup, or the backup with a copy and the changed part of another.
         space_bytes = 3 * data_bytes + 4 * redo_bytes + _AROUND_BYTES
         return Needs(space_bytes=space_bytes, seconds=_SERVERS_S + 3 * (data_bytes + redo_bytes) / 100e6)
 
@@ -184,7 +184,7 @@ class Prepare(Scenario):
         self._kept.clear()
 
     def _put(self, bench: Workbench, load: RedoLoad, base: Path) -> list[str]:
-        """Put the backup into the storage: all samples of a run have the same one. Return what is to be told of it."""
+        """Put the backup into the storage: all samples of a run have the same one. Return notes for the sample."""
         if load in self._kept:
             bench.tell("copies the backup into the storage")
             self._kept[load].put(base)

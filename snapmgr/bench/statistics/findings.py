@@ -103,7 +103,7 @@ def findings(samples: Iterable[Sample], *, seed: int, level: float = LEVEL, fami
     """Given documents of samples, return their findings in the headline metrics.
 
     Pairs are made within a block of a run. `family` is the number of comparisons that `level` is for; None:
-    `comparisons(samples)`. Two stacks of which a figure has no ratio (0) are told in `problems`.
+    `comparisons(samples)`. Two stacks of which a figure has no ratio (0) are reported in `problems`.
     """
     samples = list(samples)
     family = comparisons(samples) if family is None else family

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from snapmgr.bench.fio import FioRun
+    from snapmgr.bench.fio import FioRun, Section
     from snapmgr.bench.measure.layout import BlockLayout
     from snapmgr.bench.model import Measuring, Parameters, Stack
     from snapmgr.bench.storage.scene import Scene
@@ -178,7 +178,7 @@ class StackWorkbench:
         """Measure what happens while the context lasts."""
         return self._counters.measured()
 
-    def fio(self, name: str, sections: Mapping[str, Mapping[str, str | int | None]]) -> FioRun:
+    def fio(self, name: str, sections: Mapping[str, Section]) -> FioRun:
         """Run fio under `path`; its files go to `folder`."""
         done = run_fio(name, sections, directory=self.path, keep=self.folder, runner=self._runner)
         self._jobs[name] = done.job_file
@@ -244,9 +244,9 @@ def workbench(
         folder: for small files, on another file system.
         runner: runs all programs.
         tell: shows what goes on.
-        discard: whether the device is told beforehand that all of it is unused.
+        discard: whether the whole device is discarded beforehand.
 
-    This process gets a mount namespace of its own. Raises MissingRequirementError for what this machine lacks,
+    This process gets a mount namespace of its own. Raises MissingRequirementError for missing requirements,
     StorageError.
     """
     mounter = KernelMounter()
