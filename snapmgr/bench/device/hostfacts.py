@@ -131,8 +131,8 @@ def _detected(runner: Runner, which: str) -> str | None:
     return None
 
 
-def _memory(*, proc: Path = _PROC) -> int | None:
-    found = re.search(r"^MemTotal:\s*(\d+) kB$", _read(proc / "meminfo"), re.MULTILINE)
+def _memory() -> int | None:
+    found = re.search(r"^MemTotal:\s*(\d+) kB$", _read(_PROC / "meminfo"), re.MULTILINE)
     return int(found[1]) * 1024 if found else None
 
 

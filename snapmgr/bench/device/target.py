@@ -108,7 +108,6 @@ def opened_target(
     *,
     size_bytes: int | None,
     wipe: str | None,
-    folder: str = DEFAULT_FOLDER,
     written: bool = True,
     line: Sequence[str] = ("snapmgr", "bench", "run"),
     runner: Runner | None = None,
@@ -120,7 +119,6 @@ def opened_target(
         text: loop:SIZE[:FOLDER], a block device or a folder.
         size_bytes: what is needed at least, and the size of a file in a folder.
         wipe: the serial number (or what a refusal showed in its place) of a device whose content may be destroyed.
-        folder: where a loop device's file lies if the text does not say.
         written: whether each block of such a file is written before; see `loopfile.loop_target`.
         line: the user's command without --on and --wipe, for the line to paste that a refusal shows.
         runner: runs wipefs, blkid and blkdiscard.
@@ -129,7 +127,7 @@ def opened_target(
     Raises ConfigError (2) for whatever must not be formatted, BusyError (3) if another run has it,
     MissingRequirementError (7) without root or loop devices, StorageError and CommandError.
     """
-    spec = parse_target(text, size_bytes=size_bytes, folder=folder)
+    spec = parse_target(text, size_bytes=size_bytes)
     runner = runner or CommandRunner()
     _require_root()
     if spec.kind == "loop":
@@ -145,23 +143,17 @@ def opened_target(
 
 
 def preview_target(
-    text: str,
-    *,
-    size_bytes: int | None,
-    wipe: str | None,
-    folder: str = DEFAULT_FOLDER,
-    line: Sequence[str] = ("snapmgr", "bench", "run"),
-    runner: Runner | None = None,
+    text: str, *, size_bytes: int | None, wipe: str | None, line: Sequence[str] = ("snapmgr", "bench", "run")
 ) -> str:
     """Describe the target that `opened_target` would open, without changing it; raises the same errors."""
-    spec = parse_target(text, size_bytes=size_bytes, folder=folder)
+    spec = parse_target(text, size_bytes=size_bytes)
     if spec.kind == "loop":
         fs_type = require_room(Path(spec.path), spec.size_bytes or 0)
         return f"a loop device on a file of {format_size(spec.size_bytes or 0)} in {spec.path} ({fs_type})"
     _require_root()
     with claimed(spec.path) as fd:
         device, identity, _found = examined(
-            spec.path, fd, needed=size_bytes, wipe=wipe, line=line, runner=runner or CommandRunner()
+            spec.path, fd, needed=size_bytes, wipe=wipe, line=line, runner=CommandRunner()
         )
     return title_of(device, identity)
 

@@ -24,7 +24,7 @@ _PUBLISHED_VARIANTS = ("printed", "repaired")
 _ALIKE = 1.1
 
 
-def compare_published(samples: Sequence[Sample], *, level: float = LEVEL, seed: int = 1) -> dict[str, Any]:
+def compare_published(samples: Sequence[Sample], *, seed: int = 1) -> dict[str, Any]:
     """Return the published figures beside ours as a document that can be written as JSON.
 
     {"schema", "level", "comparisons", "rows": […], "counts": {verdict: rows}}. A row: {"key", "experiment" ("" if
@@ -46,17 +46,17 @@ def compare_published(samples: Sequence[Sample], *, level: float = LEVEL, seed: 
     rows = []
     for claim in CLAIMS:
         ours = [(group, both) for one, group, both in measured if one is claim]
-        rows += [_judged(claim, group, both, level=level, comparisons=comparisons, seed=seed) for group, both in ours]
+        rows += [_judged(claim, group, both, comparisons=comparisons, seed=seed) for group, both in ours]
         if not ours:
             rows.append(_row(claim, None, None, "not measured", _why_not(claim, _of(claim.scenario, experiments))))
     for stall in STALLS:
-        error = (1 - level) / comparisons
+        error = (1 - LEVEL) / comparisons
         having = [_stalled(stall, group, counts, error=error) for one, group, counts in stalls if one is stall]
         rows += having or [_stalled(stall, None, [])]
     verdicts = [row["verdict"] for row in rows]
     return {
         "schema": 1,
-        "level": level,
+        "level": LEVEL,
         "comparisons": comparisons,
         "rows": rows,
         "counts": {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)},
@@ -75,13 +75,13 @@ def _pairs(claim: Claim, group: Group) -> list[tuple[float, float]]:
 
 
 def _judged(
-    claim: Claim, group: Group, both: Sequence[tuple[float, float]], *, level: float, comparisons: int, seed: int
+    claim: Claim, group: Group, both: Sequence[tuple[float, float]], *, comparisons: int, seed: int
 ) -> dict[str, Any]:
     if not have_ratio(both):
         less = sum(1 for over, under in both if over < under)
         words = f"a figure is 0: there is no ratio; {claim.over.words} has less in {less} of {len(both)} pairs"
         return _row(claim, group, None, "not shown", words)
-    ratio = paired_ratio(both, seed=seed, level=level, comparisons=comparisons)
+    ratio = paired_ratio(both, seed=seed, comparisons=comparisons)
     return _row(claim, group, ratio, *judge(claim.ratio, ratio))
 
 
