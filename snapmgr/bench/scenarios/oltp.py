@@ -161,30 +161,27 @@ class Oltp(Scenario):
             "during_max_s": during.max_s,
             "after_written_bytes": measuring.spent.written_bytes / (after.tps * extra["seconds"]),
         }
+        outcome = Outcome(metrics=figures)
+        _add_transactions(outcome, reports)
         if snapshot is None:
-            note = "a control: no snapshot was taken, so the later runs show what time alone changes"
-            return self._outcome(reports, figures, notes=(note,))
+            outcome.notes.append("a control: no snapshot was taken, so the later runs show what time alone changes")
+            return outcome
         bench.tell("recovers the snapshot")
         recovery_s, check = _recovered(bench, snapshot, extra)
-        figures |= {"held_s": hold.seconds, "create_s": snapshot.create_s, "recovery_s": recovery_s}
-        notes = () if bench.at_once() else ("files are copied one by one: the server was frozen meanwhile",)
-        return self._outcome(reports, figures, (check,), notes)
-
-    def _outcome(
-        self,
-        reports: dict[str, Report],
-        figures: dict[str, float],
-        checks: tuple[Check, ...] = (),
-        notes: tuple[str, ...] = (),
-    ) -> Outcome:
-        metrics = figures | {f"{when}_tps": report.tps for when, report in reports.items()}
-        metrics |= {f"{when}_p95_s": report.p95_s for when, report in reports.items()}
-        outcome = Outcome(metrics=metrics, checks=[*checks], notes=[*notes])
-        series = [tps for report in reports.values() for tps in report.seconds_tps]
-        title = f"Transactions of each second: {', '.join(reports)}"
-        seconds = range(1, len(series) + 1)
-        outcome.add_curve("tps", series, seconds, title=title, x_title="Time", x_unit="s", unit="1/s")
+        outcome.metrics |= {"held_s": hold.seconds, "create_s": snapshot.create_s, "recovery_s": recovery_s}
+        outcome.checks.append(check)
+        if not bench.at_once():
+            outcome.notes.append("files are copied one by one: the server was frozen meanwhile")
         return outcome
+
+
+def _add_transactions(outcome: Outcome, reports: Mapping[str, Report]) -> None:
+    for when, report in reports.items():
+        outcome.metrics |= {f"{when}_tps": report.tps, f"{when}_p95_s": report.p95_s}
+    series = [tps for report in reports.values() for tps in report.seconds_tps]
+    title = f"Transactions of each second: {', '.join(reports)}"
+    seconds = range(1, len(series) + 1)
+    outcome.add_curve("tps", series, seconds, title=title, x_title="Time", x_unit="s", unit="1/s")
 
 
 def _taken_in_the_middle(

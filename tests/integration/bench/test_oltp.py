@@ -57,7 +57,7 @@ def test_a_control_runs_without_a_snapshot(bench: StackWorkbench) -> None:
     assert set(found.metrics) == {metric.name for metric in oltp.scenario.metrics} - of_snapshots
     assert found.metrics["kept"] == found.metrics["after_tps"] / found.metrics["before_tps"]
     assert "no snapshot was taken" in found.notes[0]
-    assert found.checks == ()
+    assert found.checks == []
 
 
 def test_another_variant_is_refused() -> None:
