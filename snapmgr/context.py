@@ -1,4 +1,4 @@
-"""What every job gets handed: configuration, catalog, the machine's programs and mounts, and a way to be heard."""
+"""Bundles what every job needs: configuration, catalog, the machine's programs and mounts, and output for people."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from snapmgr.contract.backend import Backend
 
 
-def _silent(_line: str) -> None:
+def _ignore_line(_line: str) -> None:
     pass
 
 
-def _no_bar(_what: str, _done: int, _total: int) -> None:
+def _ignore_progress(_what: str, _done: int, _total: int) -> None:
     pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """One process's surroundings. `tell` takes a line for people, `progress` a step, how much is done, of how much."""
+    """The environment of one process. `tell` gets a line for people; `progress` a step, the count and the total."""
 
     config: Config
     catalog: Catalog
     runner: CommandRunner = field(default_factory=CommandRunner)
     mounter: KernelMounter = field(default_factory=KernelMounter)
-    tell: Callable[[str], None] = _silent
-    progress: Callable[[str, int, int], None] = _no_bar
+    tell: Callable[[str], None] = _ignore_line
+    progress: Callable[[str, int, int], None] = _ignore_progress
     _backends: dict[str, Backend] = field(default_factory=dict)
 
     def backend(self, name: str) -> Backend:
         """Return the backend `name`, configured.
 
-        Raises MissingRequirementError if it cannot work here.
+        Raises MissingRequirementError if a requirement is missing on this machine.
         """
         backend = self.unchecked_backend(name)
         missing = backend.missing()
@@ -53,7 +53,7 @@ class Context:
         return backend
 
     def unchecked_backend(self, name: str) -> Backend:
-        """Return the backend `name`, configured, even if its requirements are missing here."""
+        """Return the backend `name`, configured, even if requirements are missing here."""
         if name not in self._backends:
             table = self.config.backends.get(name, {})
             self._backends[name] = make_backend(name, table, self.runner, self.mounter)

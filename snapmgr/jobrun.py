@@ -1,4 +1,4 @@
-"""A job's whole run: back up, then what the job wants afterwards."""
+"""Runs a job: backs it up, then verifies and prunes as the job wants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one job."""
+    """The result of one run of a job."""
 
     job: str
     manifest: Manifest | None = None
@@ -28,9 +28,9 @@ class Outcome:
 
 
 def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> Outcome:
-    """Back up `job`, then verify and prune as asked; an error ends up in the outcome, not in an exception.
+    """Back up `job`, then verify and prune as requested; an error becomes part of the outcome, not an exception.
 
-    A failed verification keeps the snapshot and prevents pruning: the older snapshots are what is left to rely on.
+    A failed verification keeps the snapshot and prevents pruning: then the older snapshots are the ones to rely on.
     """
     manifest: Manifest | None = None
     verification: Verification | None = None
@@ -40,7 +40,7 @@ def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> O
         try:
             manifest = backup(ctx, job)
         except LaterStepError as error:
-            # The snapshot is READY all the same: it can be proved, and what is not needed any more makes room.
+            # The snapshot is READY nevertheless: verify it, and let the prune free space.
             manifest, failure = ctx.catalog.load(error.snapshot_id).manifest, error
         if with_verify:
             verification = verify(ctx, ctx.catalog.load(manifest.id), job.verify)
@@ -51,18 +51,18 @@ def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> O
     except (SnapmgrError, OSError) as error:
         if failure is not None:
             ctx.tell(f"warning: {failure.message}")
-        failure = _name(error, manifest)
+        failure = _with_snapshot(error, manifest)
     return Outcome(job=job.name, manifest=manifest, verification=verification, pruned=pruned, error=failure)
 
 
-def _name(error: SnapmgrError | OSError, manifest: Manifest | None) -> SnapmgrError:
-    """Return what ended a run as an error that says whether there is a snapshot all the same."""
+def _with_snapshot(error: SnapmgrError | OSError, manifest: Manifest | None) -> SnapmgrError:
+    """Return the error that ended a run; if there is a snapshot nevertheless, as one that says so."""
     if manifest is None:
         if isinstance(error, OSError):
             raise error
         return error
     if isinstance(error, VerificationError):
         return error
-    # A full or dying disk may show at any line.
+    # Any step may fail with an OSError if a disk is full or dying.
     message, hint = (error.message, error.hint) if isinstance(error, SnapmgrError) else (str(error), None)
     return LaterStepError(f"snapshot {manifest.id} is kept, but: {message}", hint=hint, snapshot_id=manifest.id)

@@ -1,21 +1,24 @@
-"""Fires btrfs snapshots: everything is open and checked, so that firing is one ioctl a volume."""
+"""Fires btrfs snapshots, everything being open and checked: one ioctl a volume. Then settles them on disk."""
 
 from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from snapmgr.api import FireError, Intent, Shot, SnapshotRef, StorageError
 from snapmgr.api.kernel import sync_file_system
-from snapmgr_btrfs import folder
+from snapmgr_btrfs import folder, kernel, library
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
     from types import TracebackType
 
+    from snapmgr_btrfs.filesystem import TopLevel
+    from snapmgr_btrfs.folder import Entry
     from snapmgr_btrfs.library import Library
 
 # Measured after a syncfs: 2 ms idle, 3–18 ms with four writers.
@@ -115,3 +118,37 @@ def _fire_error(member: Member, error: OSError) -> FireError:
         hint = "the file system became read-only: see dmesg"
     said = os.strerror(error.errno) if error.errno else str(error)
     return FireError(f"btrfs did not make the snapshot {member.intent.name}: {said}", hint=hint)
+
+
+def settle(top: TopLevel, entry: Entry, ref: SnapshotRef, deadline: float) -> None:
+    """Check a snapshot and wait until the transaction that made it is on disk.
+
+    Raises StorageError if it is writable or of something else, or at `deadline` (time.monotonic()).
+    """
+    if not entry.read_only:
+        raise StorageError(f"the snapshot {ref.name} is not read-only", hint="somebody changed it: take another one")
+    origin = entry.parent_uuid or f"{top.uuid}:{library.TOP_LEVEL_ID}"
+    if origin != ref.volume_id:
+        raise StorageError(f"the snapshot {ref.name} is one of {origin}, not of {ref.volume_id}")
+    _wait_commit(top.fd, entry.info.otransid, deadline - time.monotonic(), ref.name)
+
+
+def _wait_commit(fd: int, transaction: int, timeout_s: float, name: str) -> None:
+    """Wait for a transaction; normally it is on disk already, because the snapshot call commits it itself."""
+    failures: list[OSError] = []
+
+    def wait() -> None:
+        try:
+            kernel.wait_commit(fd, transaction)
+        except OSError as error:
+            failures.append(error)
+
+    # The wait cannot be interrupted: a thread of its own lets us give up.
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    waiter.join(max(timeout_s, 0.0))
+    if waiter.is_alive():
+        message = f"the snapshot {name} was not on disk within the time limit"
+        raise StorageError(message, hint="the storage hangs or is very slow; see dmesg")
+    if failures:
+        raise StorageError(f"cannot make the snapshot {name} durable: {failures[0].strerror}") from failures[0]

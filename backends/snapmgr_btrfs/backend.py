@@ -25,21 +25,18 @@ from snapmgr.api import (
     provisioned,
     unmake,
 )
+from snapmgr.api.kernel import may_mount
 from snapmgr_btrfs import (
-    alteration,
-    cost,
     filesystem,
     folder,
     inventory,
     kernel,
     library,
     locating,
-    provisioning,
     removal,
-    settling,
     space,
 )
-from snapmgr_btrfs.armed import ArmedSnapshot, Member
+from snapmgr_btrfs.armed import ArmedSnapshot, Member, settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,8 +60,10 @@ if TYPE_CHECKING:
     from snapmgr_btrfs.folder import Entry
     from snapmgr_btrfs.library import Library
 
-_CAP_SYS_ADMIN = 21
 _OLDEST_KERNEL = (5, 7)  # deleting a subvolume by its id
+# The share of a provisioned file system that the origin may fill: a copy of all of it still fits, and btrfs keeps room
+# for its metadata.
+_ORIGIN_SHARE = 0.45
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,7 @@ class BtrfsBackend:
         self._mounter = mounter
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return what is missing here: the library, btrfs in the kernel, a kernel that is new enough, root."""
+        """Return the missing requirements: the library, btrfs in the kernel, a recent enough kernel, root."""
         reasons = [library.problem()]
         if not _kernel_knows_btrfs():
             reasons.append(
@@ -107,7 +106,7 @@ class BtrfsBackend:
             reasons.append(
                 Reason(what=f"the kernel {release} is too old for btrfs snapshots", hint="5.7 or newer is needed")
             )
-        if not _is_privileged():
+        if not may_mount():
             reasons.append(Reason(what="btrfs snapshots need root (CAP_SYS_ADMIN)", hint="run snapmgr as root"))
         return tuple(reason for reason in reasons if reason is not None)
 
@@ -169,7 +168,7 @@ class BtrfsBackend:
         deadline = time.monotonic() + timeout_s
         for ref in refs:
             with self._snapshot(ref, write=False) as (top, _, entry):
-                settling.settle(top, entry, ref, deadline)
+                settle(top, entry, ref, deadline)
 
     def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
         """Return all that is ours in `pools`; see `snapmgr_btrfs.folder` for what that means."""
@@ -200,8 +199,8 @@ class BtrfsBackend:
             raise StorageError(f"{record.id!r} is not the id of an attachment", hint="use 16 hex digits")
         lib = library.load()
         with self._snapshot(ref, write=record.writable) as (top, folder_fd, entry):
-            if not entry.read_only or alteration.is_altered(folder_fd, entry):
-                why = alteration.WHY if entry.read_only else "it was made writable by hand"
+            if not entry.read_only or inventory.is_altered(folder_fd, entry):
+                why = inventory.ALTERED if entry.read_only else "it was made writable by hand"
                 raise AlteredError(
                     f"the snapshot {ref.name} is not to be trusted: {why}",
                     hint=f"look at it in {top.folder_name} on {top.device}; delete it if it is not needed",
@@ -259,15 +258,13 @@ class BtrfsBackend:
         """Return the exclusive bytes: by quota group where quotas are on, or `exact` by each extent's owners."""
         with self._snapshot(ref, write=False) as (top, _, entry):
             if exact:
-                return Usage(exclusive_bytes=cost.exact_exclusive(top.fd, entry.info.id))
-            return Usage(exclusive_bytes=cost.quota_exclusive(filesystem.SYSFS / top.uuid, entry.info.id))
+                return Usage(exclusive_bytes=space.exact_exclusive(top.fd, entry.info.id))
+            return Usage(exclusive_bytes=space.quota_exclusive(filesystem.SYSFS / top.uuid, entry.info.id))
 
-    @contextmanager
-    def _top(self, pool: Pool, *, write: bool) -> Iterator[TopLevel]:
-        if not _is_privileged():
+    def _top(self, pool: Pool, *, write: bool) -> AbstractContextManager[TopLevel]:
+        if not may_mount():
             raise MissingRequirementError("reaching btrfs snapshots needs root (CAP_SYS_ADMIN)", hint="run it as root")
-        with filesystem.open_top(self._mounter, self._runner, pool, self._config.folder, write=write) as top:
-            yield top
+        return filesystem.open_top(self._mounter, self._runner, pool, self._config.folder, write=write)
 
     @contextmanager
     def _snapshot(self, ref: SnapshotRef, *, write: bool) -> Iterator[tuple[TopLevel, int, Entry]]:
@@ -283,11 +280,23 @@ class BtrfsBackend:
     def provision(self, device: str, order: ProvisionOrder) -> AbstractContextManager[Provisioned]:
         """Make this storage on a blank device; see `snapmgr.api.Provisioner`."""
         maker = StorageMaker(self._runner, self._mounter, device, order)
-        return provisioned(self, device, order, lambda: provisioning.make(maker))
+        return provisioned(self, device, order, lambda: _make(maker))
 
     def unprovision(self, device: str, order: ProvisionOrder) -> None:
         """Take it down; see `snapmgr.api.Provisioner`."""
         unmake(self._runner, self._mounter, device, order)
+
+
+def _make(maker: StorageMaker) -> Provisioned:
+    """Make it and mount its top; the path is a subvolume, with ``nocow`` one whose files have no copy-on-write."""
+    options = maker.options({"nocow": ("no", "yes")})
+    maker.discard()
+    maker.make_file_system("btrfs", maker.device, maker.order.size_bytes)
+    maker.mount(maker.device, "btrfs", "space_cache=v2")
+    maker.run("btrfs", "--quiet", "subvolume", "create", maker.path)
+    if options.get("nocow") == "yes":
+        maker.run("chattr", "+C", maker.path)
+    return maker.made(maker.path, capacity_bytes=maker.free_bytes() * _ORIGIN_SHARE)
 
 
 def _attachment(top: TopLevel, entry: Entry, *options: str) -> Attachment:
@@ -356,10 +365,3 @@ def _kernel_knows_btrfs() -> bool:
 def _version(release: str) -> tuple[int, int]:
     match = re.match(r"(\d+)\.(\d+)", release)
     return (0, 0) if match is None else (int(match[1]), int(match[2]))
-
-
-def _is_privileged() -> bool:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
-    return False

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.api import Mount, Mounter, Pool, Runner, StorageError
+from snapmgr.api.kernel import lies_in
 from snapmgr_btrfs import kernel
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class TopLevel:
 
 @contextmanager
 def opened_folder(top: TopLevel) -> Iterator[int | None]:
-    """Yield a descriptor of our folder, or None if there is none."""
+    """Yield a descriptor of our folder, or None if it is missing."""
     fd = top.open_folder()
     try:
         yield fd
@@ -180,7 +181,7 @@ def users(mounts: tuple[Mount, ...], fs_uuid: str, path: str, subvolume_id: int)
         parent = by_id.get(mount.parent_id)
         if parent is not None:
             inside = os.path.relpath(mount.point, parent.point)
-            if _at_or_below(os.path.normpath(os.path.join(parent.root, inside)), path):
+            if lies_in(os.path.normpath(os.path.join(parent.root, inside)), path):
                 found.append(mount.point)
     return tuple(dict.fromkeys(found))
 
@@ -229,14 +230,10 @@ def _has_open(process: Path, point: str) -> bool:
             links += (process / folder).iterdir()
     for link in links:
         with suppress(OSError):
-            if _at_or_below(os.readlink(link), point):
+            if lies_in(os.readlink(link), point):
                 return True
     return False
 
 
 def _shows(mount: Mount, path: str, subvolume_id: int) -> bool:
-    return f"subvolid={subvolume_id}" in mount.super_options or _at_or_below(mount.root, path)
-
-
-def _at_or_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + "/")
+    return f"subvolid={subvolume_id}" in mount.super_options or lies_in(mount.root, path)

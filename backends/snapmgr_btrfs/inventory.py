@@ -1,4 +1,7 @@
-"""Lists the contents of the folder for the core. `classify` is pure: from names and facts to findings."""
+"""Lists the contents of the folder for the core, and tells which snapshots somebody changed.
+
+`classify` is pure: from names and facts to findings.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from snapmgr.api import Found, SnapshotRef
-from snapmgr_btrfs import alteration, folder, library
+from snapmgr_btrfs import folder, kernel, library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     from snapmgr_btrfs.filesystem import TopLevel
     from snapmgr_btrfs.folder import Entry
     from snapmgr_btrfs.library import Library
+
+ALTERED = "it was made writable by hand, changed, and made read-only again: it no longer holds what was taken"
 
 
 def read(lib: Library, folder_fd: int, pool: Pool, top: TopLevel) -> tuple[Found, ...]:
@@ -104,12 +109,36 @@ def classify(
 def _mistrust(entry: Entry, altered: frozenset[str]) -> str:
     if not entry.read_only:
         return "it was made writable by hand, or is somebody's own: not a snapshot to trust"
-    return alteration.WHY if entry.name in altered else ""
+    return ALTERED if entry.name in altered else ""
+
+
+def is_altered(folder_fd: int, entry: Entry) -> bool:
+    """Whether somebody made the snapshot `entry` writable, changed it and closed it again. Raises OSError.
+
+    btrfs itself tells. A subvolume's root notes the transaction that made it (otransid) and the last one that changed
+    an inode of it (ctransid); in an untouched snapshot the second is the older one. Deduplication (FIDEDUPERANGE, as
+    bees and duperemove do it) changes inodes of read-only snapshots, too, but neither their contents nor their ctime;
+    so where the root was touched, the inodes written since are asked for theirs. Balancing rewrites the trees and
+    touches no inode.
+    """
+    if entry.info.ctransid <= entry.info.otransid:
+        return False
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(entry.name, flags, dir_fd=folder_fd)
+    try:
+        made_ns = kernel.made_ns(fd)
+        return any(
+            changed_ns > made_ns
+            for transaction, changed_ns in kernel.inodes_since(fd, entry.info.id, entry.info.otransid + 1)
+            if transaction > entry.info.otransid
+        )
+    finally:
+        os.close(fd)
 
 
 def _is_altered(folder_fd: int, entry: Entry) -> bool:
     with suppress(FileNotFoundError):  # deleted meanwhile
-        return alteration.is_altered(folder_fd, entry)
+        return is_altered(folder_fd, entry)
     return False
 
 

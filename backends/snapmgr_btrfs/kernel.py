@@ -43,7 +43,6 @@ _ITEM_HEADER = struct.Struct("=QQQII")
 _FILE_EXTENT = struct.Struct("=QQBBHBQQQQ")
 # transid (after generation), then ctime (after sizes, owners, flags, sequence, reserved and atime)
 _INODE = struct.Struct("=8xQ108xQI")
-_FILE_EXTENT_HEAD = struct.Struct("=QQBBHB")
 _LOGICAL = struct.Struct("=QQ3QQQ")
 _CONTAINER = struct.Struct("=IIII")
 _SEARCH_BUFFER = 1 << 18

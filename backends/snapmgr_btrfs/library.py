@@ -17,7 +17,7 @@ _HINT = "apt-get install libbtrfsutil-dev gcc python3-dev, then pip install 'sna
 
 
 class SubvolumeInfo(Protocol):
-    """The file system's facts of a subvolume; UUIDs are 16 bytes, all zero where there is none."""
+    """The file system's facts of a subvolume; UUIDs are 16 bytes, all zero if unset."""
 
     id: int
     parent_id: int

@@ -1,4 +1,4 @@
-"""Snapshots as clones of folders in a JuiceFS volume (Community Edition)."""
+"""Takes snapshots as clones of folders in a JuiceFS volume (Community Edition)."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class JuicefsBackend(CopyStoreBackend):
         self._program = Juicefs(runner, config.program)
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return whether the client program is missing, too."""
+        """Return the missing requirements, including the client program."""
         if find_juicefs(self.config.program) is not None:
             return super().missing()
         program = Reason(
@@ -89,7 +89,7 @@ class JuicefsBackend(CopyStoreBackend):
         return f"{clients.recognise(own).uuid}:{os.fstat(fd).st_ino}"
 
     def _own_mount(self, path: str) -> tuple[Mount, str]:
-        """Return the client's own mount that shows a real path, and the path in that mount. Raises StorageError."""
+        """Return the client's own mount of a real path, and the path in that mount. Raises StorageError."""
         mounts = self.mounter.mounts()
         own = clients.own_mount(path, mounts)
         if own is None:
@@ -101,7 +101,7 @@ class JuicefsBackend(CopyStoreBackend):
         return locating.find_store(pool, self.mounter.mounts())[1]
 
     def find_origin(self, volume: Volume) -> Origin:
-        """Return where the volume and its store are in the client's own mount: a clone cannot leave that."""
+        """Return the places of the volume and its store in the client's own mount: a clone cannot leave that."""
         own, path = self._own_mount(volume.path)
         found = clients.recognise(own)
         uuid, _, inside = volume.pool.id.partition(":")
@@ -114,7 +114,7 @@ class JuicefsBackend(CopyStoreBackend):
         return Origin(path=path, store=store, volatile=found.writeback)
 
     def headroom(self, volume: Volume) -> tuple[Reservoir, ...]:
-        """Return the volume's capacity: a clone takes its full size of it, though it shares its data."""
+        """Return the volume's capacity: a clone counts with its full size, although it shares its data."""
         own, path = self._own_mount(volume.path)
         try:
             room = os.statvfs(own.point)
@@ -153,36 +153,36 @@ class JuicefsBackend(CopyStoreBackend):
         clone_beside(clients.translate(real, mounts, own), inside, self.new_copy, self.remove_folder)
 
     def settle_copy(self, folder: CopyFolder, pool: Pool, deadline: float) -> None:  # noqa: ARG002 - uploads are the client's
-        """Wait until the local caches hold nothing that is not uploaded."""
+        """Wait until the local caches have uploaded everything."""
         mounts = self.mounter.mounts()
         seen, _ = locating.find_store(pool, mounts)
-        # Any client of this machine may have written the origin, perhaps with writeback. Clients of other volumes are
-        # not even looked at: one that hangs would hold us up.
+        # Any client of this machine may have written the origin, perhaps with writeback. Ignore clients of other
+        # volumes: one that hangs would delay us.
         own = [one for one in mounts if one.source == seen.mount.source and not lies_in(one.point, private.root())]
         for found in clients.clients(own, first=pool.hint):
             if found.uuid == seen.uuid:
                 clients.wait_uploaded(found, max(deadline - time.monotonic(), 0.0))
 
     def remove_folder(self, folder: Folder, name: str) -> None:
-        """Let the client remove a folder: a snapshot's copy into the volume's trash, unless that is to be skipped."""
+        """Have the client remove a folder; a snapshot's copy goes to the volume's trash unless configured otherwise."""
         snapshot = isinstance(folder, CopyFolder) and folder.mark is not None and folder.mark.kind == "snapshot"
         whole = isinstance(folder, CopyFolder) and folder.state == "complete"
         to_trash = snapshot and whole and not self.config.skip_trash
-        # Only root may go past the trash.
+        # Only root may bypass the trash.
         self._program.remove(f"{folder.path}/{name}", skip_trash=not to_trash and os.geteuid() == 0)
 
     def await_space(self, store: Store) -> None:
-        """Do not wait: the volume's trash gives space back after days."""
+        """Do not wait: the volume's trash frees space only after days."""
 
     def remove(self, folder: CopyFolder) -> None:
-        """Remove a copy folder, and remember a clone in it that was interrupted."""
+        """Remove a copy folder, and remember an interrupted clone in it."""
         self.refuse_mounted(folder)
         if was_interrupted(folder):
             leftovers.note(folder.store.fd, time.time())
         self.discard(folder)
 
     def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
-        """Read the store, and look for garbage of interrupted clones and for private mounts that nobody uses."""
+        """Read the store, and find garbage of interrupted clones and abandoned private mounts."""
         listed = list(super().inventory(pools))
         for pool in pools:
             with self.opened(self.find_store(pool)) as store:
@@ -239,7 +239,7 @@ class JuicefsBackend(CopyStoreBackend):
             raise StorageError(
                 f"the address of the metadata of {found.name} is not known", hint="set meta_url in [backend.juicefs]"
             )
-        # A folder that was never snapshotted is in no pool that doctor looks at.
+        # A folder without any snapshot is not in the pools that doctor checks.
         for record in private.abandoned(found.uuid):
             with suppress(StorageError):
                 private.clear(record.id, self._program, self.runner, self.mounter, address)

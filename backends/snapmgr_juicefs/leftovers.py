@@ -1,8 +1,8 @@
-"""Remembers interrupted clones: their parts belong to nothing and can be removed only a day later.
+"""Remembers interrupted clones, whose detached parts can be removed only a day later.
 
-A clone grows out of sight and appears when it is whole. If its client dies before, its parts stay in the metadata
-engine ("detached nodes"), and ``juicefs gc --delete`` removes them only when they are 24 hours old (cmd/gc.go). So the
-times are kept in a file of the store until then.
+A clone grows out of sight and appears when it is complete. If its client dies earlier, its parts stay in the metadata
+engine ("detached nodes"), and ``juicefs gc --delete`` removes them only when they are 24 hours old (cmd/gc.go). So a
+file of the store keeps the times until then.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _KEPT_AT_MOST = 100
 
 
 def note(store_fd: int, now: float) -> None:
-    """Remember that a clone may have been interrupted by now. Raises StorageError."""
+    """Record that a clone may have been interrupted before `now`. Raises StorageError."""
     times = read(store_fd)
     _write(store_fd, [*times, now][-_KEPT_AT_MOST:])
 
 
 def read(store_fd: int) -> list[float]:
-    """Return when clones were found interrupted that were not cleaned up yet."""
+    """Return the times at which interrupted clones were found that still need cleanup."""
     with suppress(OSError, ValueError, TypeError):
         return sorted(float(time) for time in json.loads(read_file(store_fd, NAME)))
     return []
@@ -44,12 +44,12 @@ def is_due(times: Sequence[float], now: float) -> bool:
 
 
 def forget_due(store_fd: int, now: float) -> None:
-    """Forget those that were cleaned up at `now`. Raises StorageError."""
+    """Forget the clones that were cleaned up at `now`. Raises StorageError."""
     _write(store_fd, [time for time in read(store_fd) if now - time < _DUE_S])
 
 
 def warning(times: Sequence[float], now: float) -> str | None:
-    """Return a warning about those that have to wait; None if there are none."""
+    """Return a warning about clones that must wait for cleanup; None without any."""
     if not times:
         return None
     left_s = max(times[0] + _DUE_S - now, 0.0)

@@ -26,9 +26,9 @@ _DAY_HOURS = 24.0
 
 
 def address_of(client: Client, config: JuicefsConfig) -> Address | None:
-    """Return the address of a volume's metadata: as configured, else as its client was started; None if unknown.
+    """Return the address of a volume's metadata: the configured one, or the running client's; None if unknown.
 
-    Raises StorageError for a configured address with a password in it, and for a password file that others can read.
+    Raises StorageError for a configured address that contains a password, and for a password file that others can read.
     """
     told = config.meta_urls.get(client.name) or config.meta_urls.get(client.uuid) or config.meta_url
     url, password = parse_address(told or running_address(client) or "")
@@ -87,7 +87,7 @@ def _unusable(store: str, path: str, own: Mount, config: JuicefsConfig) -> str |
 
 
 def find_store(pool: Pool, mounts: Sequence[Mount]) -> tuple[Client, str]:
-    """Return a client that shows a pool's store, and the store's path there; that of the hint first.
+    """Return a client whose mount has a pool's store, and the store's path there; tries the hint first.
 
     Raises StorageError if no mounted volume has it.
     """
@@ -120,7 +120,7 @@ def warnings(found: Client, config: JuicefsConfig, program: Juicefs, now: float)
 
 
 def dumps_warning(found: Client, config: JuicefsConfig, now: float) -> str | None:
-    """Return why the loss of the metadata engine would be the loss of all, snapshots included; None if it is dumped."""
+    """Return why losing the metadata engine would lose everything, snapshots included; None if recent dumps exist."""
     alone = f"a JuiceFS volume is one metadata engine: without it all of {found.name} is lost, snapshots included"
     if config.metadata_dumps is None:
         if 0 < found.dumps_every_s <= _DAY_HOURS * _HOUR_S:
@@ -171,14 +171,14 @@ def _others(found: Client, config: JuicefsConfig, program: Juicefs) -> str | Non
 
 
 def refuse_full(seen: Flushed, store: str, found: Client, config: JuicefsConfig, program: Juicefs) -> None:
-    """Raise StorageError if a clone of a flushed tree has no room: it counts with its full size, whatever it shares."""
+    """Raise StorageError without room for a clone of a flushed tree, which counts in full although it shares data."""
     size, entries = seen.counted_bytes, seen.files + seen.folders
     try:
         room = os.statvfs(store)
     except OSError as error:
         raise StorageError(f"cannot look at {shown(store)}: {error.strerror}") from error
     limits = [(f"the volume {found.name}", room.f_bavail * room.f_frsize, room.f_favail)]
-    with suppress(StorageError):  # a limit that is not known here makes the clone fail
+    with suppress(StorageError):  # an unknown limit makes the clone fail later
         address = address_of(found, config) if config.ask_metadata else None
         inside = found.inside(store)
         limits.extend(

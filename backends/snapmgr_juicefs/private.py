@@ -1,6 +1,6 @@
-"""Mounts a volume once more, privately: in a folder of our own, with a cache of its own, until a context ends.
+"""Mounts a volume privately: a further mount in a folder of our own, with its own cache, until a context ends.
 
-Each such mount has a folder ROOT/ID with the mount point, a record, and a lock on the record that its owner holds. A
+Each such mount has a folder ROOT/ID with the mount point and a record, on which the owner holds a lock. A
 killed process leaves a record without an owner: see `abandoned` and `clear`.
 """
 
@@ -35,29 +35,29 @@ _RECORD = "record.json"
 _POINT = "mnt"
 _UNMOUNT_S = 30.0
 _END_S = 120.0
-# No file in it is open any more. A client that was asked to end and does not leave its mount ends after 30 s.
+# All its files are closed. A client that was asked to end but does not leave its mount ends after 30 s.
 _END_BY_ITSELF_S = 5.0
 _POLL_S = 0.05
 _MOUNT_S = 90.0
-# A client queues a hundred staged blocks for each parallel upload, 2,000 by default. Blocks that find the queue full
-# wait for the next scan, which comes once a minute, or after an upload delay if that is less (cached_store.go).
+# A client queues a hundred staged blocks for each parallel upload, 2,000 by default. If the queue is full, blocks
+# wait for the next scan, once a minute or after an upload delay if that is shorter (cached_store.go).
 _QUEUED = 2000
 _LOOK_S = 1.0
-# At once: each takes a block of memory.
+# Number of parallel uploads: each takes a block of memory.
 _UPLOADS = "100"
 _MAX_UPLOADS = "--max-uploads"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The record of a private mount, on disk before it is made."""
+    """The record of a private mount, on disk before the mount is made."""
 
     id: str
     uuid: str
     subdir: str
     cache_dir: str
     own_cache: bool
-    """Whether the cache folder was made for it and goes with it."""
+    """Whether the cache folder was made for this mount and is removed with it."""
 
 
 def root() -> str:
@@ -82,7 +82,7 @@ class PrivateClient:
     """`snapmgr.api.ClientMount`."""
 
     def __init__(self, place: _Place, inside: str, options: ClientOptions) -> None:
-        """Take the mount, and the asked folder's path from its top."""
+        """Take the mount, and the requested folder's path relative to its top."""
         self._place = place
         self._inside = inside
         self._options = options
@@ -90,12 +90,12 @@ class PrivateClient:
 
     @property
     def path(self) -> str:
-        """The folder that was asked for, seen through this mount."""
+        """The requested folder, seen through this mount."""
         return os.path.normpath(os.path.join(self.point, self._inside))
 
     @property
     def point(self) -> str:
-        """Where the mount is."""
+        """Its mount point."""
         return self._place.point
 
     @property
@@ -104,11 +104,11 @@ class PrivateClient:
         return self._options
 
     def counters(self) -> dict[str, float]:
-        """Return the client's counters now."""
+        """Return the client's current counters."""
         return self._place.client().counters()
 
     def settle(self, timeout_s: float, tell: Callable[[int], None] | None = None) -> None:
-        """Wait for the uploads. Where a delay or the client's queue holds them back, the volume is mounted again."""
+        """Wait for the uploads. If a delay or the client's queue holds them back, mount the volume again."""
         staged = len(self._place.client().staged())
         if staged > _QUEUED or (staged and self._delayed):
             self._place.unmount()
@@ -170,13 +170,13 @@ class _Place:
             ) from error
 
     def mount_to_upload(self, options: ClientOptions) -> None:
-        """Mount it so that all blocks that are staged in the cache folder are uploaded now."""
+        """Mount it so that the client uploads all blocks staged in the cache folder now."""
         given = any(word.partition("=")[0] == _MAX_UPLOADS for word in options.extra)
         extra = options.extra if given else (*options.extra, _MAX_UPLOADS, _UPLOADS)
         self.mount(replace(options, writeback=True, upload_delay_s=_LOOK_S, extra=extra))
 
     def unmount(self) -> None:
-        """Unmount it and return when its client has ended; nothing happens if nothing is mounted."""
+        """Unmount it and wait for its client to end; do nothing without a mount."""
         if not self.is_mounted():
             return
         pids = self._pids()
@@ -205,7 +205,7 @@ class _Place:
             time.sleep(_POLL_S)
 
     def _ask_to_end(self, pids: set[int]) -> None:
-        """Tell a client to flush and end: a mount namespace that was made meanwhile may hold a copy of its mount."""
+        """Ask a client to flush and end: a mount namespace created meanwhile may hold a copy of its mount."""
         for pid in pids:
             with suppress(OSError):
                 if os.fsencode(self.point) in Path("/proc", str(pid), "cmdline").read_bytes():
@@ -218,7 +218,7 @@ class _Place:
         return set()
 
     def upload(self, tell: Callable[[int], None] | None = None) -> None:
-        """Wait until the cache folder holds nothing that is not uploaded; mount it for that if it is not mounted."""
+        """Wait until everything in the cache folder is uploaded; mount the volume for that if necessary."""
         if not self.is_mounted():
             if not clients.staged(_caches(self.record)):
                 return
@@ -226,7 +226,7 @@ class _Place:
         clients.wait_uploaded(self.client(), None, tell)
 
     def remove(self) -> None:
-        """Remove the folder, and the cache folder if it was made for this mount; it is unmounted by now."""
+        """Remove the folder after the unmount, and the cache folder if it was made for this mount."""
         if self.record.own_cache:
             left = clients.staged(_caches(self.record))
             if left:
@@ -235,7 +235,7 @@ class _Place:
                     hint="keep that folder: a client with --writeback and this --cache-dir uploads it",
                 )
             shutil.rmtree(self.record.cache_dir, ignore_errors=True)
-        # Never as a tree: a client that came too late may have mounted the volume there.
+        # Never remove it as a tree: a late client may have mounted the volume there.
         try:
             with suppress(FileNotFoundError):
                 os.rmdir(self.point)
@@ -264,7 +264,7 @@ def mounted(
     address: Address,
     cache_root: str,
 ) -> Iterator[PrivateClient]:
-    """Mount the volume of `seen` once more, privately; `inside` is the asked folder's path from the mount's top."""
+    """Mount the volume of `seen` privately; `inside` is the requested folder's path relative to the mount's top."""
     identity = secrets.token_hex(8)
     cache = options.cache_dir or os.path.join(cache_root, f"snapmgr-juicefs-{identity}")
     record = Record(
@@ -300,7 +300,7 @@ def _leave(place: _Place, options: ClientOptions) -> None:
                 place.unmount()
             place.upload()
             place.unmount()
-            # Blocks that were still in memory are staged by now, if they are not uploaded.
+            # Blocks that were still in memory are now staged or uploaded.
             place.upload()
             place.unmount()
     except StorageError as error:
@@ -334,7 +334,7 @@ def abandoned(uuid: str) -> list[Record]:
 
 @contextmanager
 def _taken(name: str) -> Iterator[Record | None]:
-    """Lock a record while the context lasts; None if its owner lives, or there is none."""
+    """Lock a record while the context lasts; None if its owner lives, or if it is missing."""
     record: Record | None = None
     fd = -1
     with suppress(OSError, ValueError, TypeError):
@@ -349,12 +349,12 @@ def _taken(name: str) -> Iterator[Record | None]:
 
 
 def clear(identity: str, program: Juicefs, runner: Runner, mounter: Mounter, address: Address | None) -> None:
-    """Upload the rest of an abandoned private mount's cache, unmount and remove it; nothing if it has an owner."""
+    """Upload the rest of an abandoned private mount's cache, unmount and remove it; ignore a mount with an owner."""
     with _taken(identity) as record:
         if record is None or record.id != identity:
             return
         place = _Place(record, program, runner, mounter, address)
-        # First: it may have been mounted with an upload delay, which only another mount ends.
+        # Unmount first: it may have been mounted with an upload delay, which only another mount ends.
         place.unmount()
         place.upload()
         place.unmount()
@@ -362,9 +362,9 @@ def clear(identity: str, program: Juicefs, runner: Runner, mounter: Mounter, add
 
 
 def forget(folder: str, program: Juicefs, runner: Runner, mounter: Mounter) -> None:
-    """Remove the leftovers of private mounts whose caches were in `folder`, and whose owners are gone.
+    """Remove the leftovers of private mounts with caches in `folder` and without a living owner.
 
-    Nothing is uploaded: `folder` goes, and the volume with it.
+    Does not upload anything, because `folder` will be removed together with the volume.
     """
     with suppress(FileNotFoundError):
         for name in sorted(os.listdir(root())):

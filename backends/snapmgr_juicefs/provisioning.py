@@ -1,7 +1,7 @@
 """Makes a volume on a blank device: ext4 with the objects, the metadata (SQLite) and the client's cache, and a mount.
 
-See `snapmgr.api.Provisioner`. All that the volume reads and writes is on the one device, as an object store on another
-machine would have it on its own: a benchmark compares the client's handling of the load, without a network.
+See `snapmgr.api.Provisioner`. The volume reads and writes only this device, which takes the place of a remote object
+store: a benchmark compares the client's handling of the load, without a network.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from snapmgr_juicefs import client
 if TYPE_CHECKING:
     from snapmgr.api import Mounter, Provisioned, ProvisionOrder, Runner, StorageMaker
 
-# The share that the origin may fill: overwriting writes new objects, and compaction writes them once more.
+# Share that the origin may fill: overwriting creates new objects, and compaction writes them once more.
 _SHARE = 0.3
 _CACHE_SHARE = 0.1
 _LEAST_BYTES = 256 << 20
 _MOUNT_S = 120.0
-# A client whose mount is gone flushes, writes its metadata and ends.
+# After its unmount a client flushes, writes its metadata and ends.
 _END_S = 5.0
 _KILLED_S = 10.0
 

@@ -1,4 +1,4 @@
-"""Walks directory trees by descriptors, following no symlink: flushes them, and completes their clones."""
+"""Walks directory trees by descriptors without following symlinks: flushes trees, and completes their clones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 4096
 # Each flush of a dirty file waits for the object store; the client makes 20 uploads in parallel.
 _FLUSHERS = 16
-# The walks recurse, with a descriptor a level: Python's limit (1000 calls) and that of open files are not far beyond.
+# The walks recurse with one descriptor per level; Python's limit (1000 calls) and that of open files are close.
 _DEEPEST = 400
 
 
@@ -33,23 +33,23 @@ class Flushed:
     files: int = 0
     folders: int = 0
     counted_bytes: int = 0
-    """The size of a clone in the volume and its quotas, whatever it shares: each file in blocks, holes included."""
+    """The size of a clone in the volume and its quotas, shared data and holes included: each file in blocks."""
     links: dict[int, list[str]] = field(default_factory=dict)
-    """Names of each file, relative to the tree, that has several in it."""
+    """For each file with several names in the tree: these names, relative to the tree."""
     specials: dict[str, os.stat_result] = field(default_factory=dict)
     """FIFOs, sockets and device nodes, by their names relative to the tree."""
     counts: dict[str, int] = field(default_factory=dict)
-    """How many entries each folder has."""
+    """Number of entries of each folder."""
     hidden: set[str] = field(default_factory=set)
-    """Folders that something is mounted over."""
+    """Folders with a mount over them."""
 
 
 def flush(root_fd: int, path: str) -> Flushed:
-    """Write out every file and folder of a tree (fsync), several at once; `path` is for messages.
+    """Write out every file and folder of a tree (fsync), several in parallel; `path` is for messages.
 
-    A clone holds only flushed data, which the metadata engine knows: ``syncfs`` does not reach the client, and data in
-    a file that a program keeps open are in the client's memory alone. Mounts inside are left out, as are entries that
-    vanish meanwhile. Raises StorageError if anything cannot be flushed.
+    A clone holds only flushed data, which the metadata engine knows: ``syncfs`` does not reach the client, and only
+    the client's memory holds new data of an open file. Omits mounts inside the tree, and entries that vanish
+    meanwhile. Raises StorageError if anything cannot be flushed.
     """
     try:
         with ThreadPoolExecutor(_FLUSHERS, thread_name_prefix="flush") as pool:
@@ -126,9 +126,9 @@ class _Flush:
         try:
             fd = os.open(name, os.O_WRONLY | flags, dir_fd=dir_fd)
         except PermissionError:
-            fd = os.open(name, os.O_RDONLY | flags, dir_fd=dir_fd)  # immutable, or not ours: nobody writes to it now
+            fd = os.open(name, os.O_RDONLY | flags, dir_fd=dir_fd)  # immutable, or not ours: not being written now
         except OSError as error:
-            if error.errno in {errno.ELOOP, errno.ENXIO}:  # no regular file any more
+            if error.errno in {errno.ELOOP, errno.ENXIO}:  # no longer a regular file
                 return
             if error.errno not in {errno.EROFS, errno.ETXTBSY}:
                 raise
@@ -140,12 +140,12 @@ class _Flush:
 
 
 def _counted(size_bytes: int) -> int:
-    """Return the room of an entry of this size in the volume: blocks of 4 KiB, one at least."""
+    """Return the space that an entry of this size takes in the volume: blocks of 4 KiB, at least one."""
     return max(-(-size_bytes // _BLOCK_BYTES), 1) * _BLOCK_BYTES
 
 
 def complete(root_fd: int, seen: Flushed, path: str) -> None:
-    """Given the walk over the origin, complete its clone where the client leaves something out, and compare the two.
+    """Given the walk over the origin, add the entries that the client omits from its clone, and compare the two.
 
     Each name of a file becomes a file of its own; with the metadata in Redis special files are missing (1.4.2). Folders
     keep their times. Raises StorageError if anything is missing in the clone, OSError.
@@ -167,7 +167,7 @@ def complete(root_fd: int, seen: Flushed, path: str) -> None:
 
 @contextmanager
 def _unchanged(root_fd: int, path: str) -> Iterator[None]:
-    """Leave a folder's times as they are."""
+    """Keep a folder's times unchanged."""
     with subfolder(path or ".", root_fd) as fd:
         times = os.fstat(fd)
         yield

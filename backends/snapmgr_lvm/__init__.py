@@ -1,4 +1,4 @@
-"""Snapshots of logical volumes: classic and thin."""
+"""Takes snapshots of logical volumes: classic and thin."""
 
 from __future__ import annotations
 

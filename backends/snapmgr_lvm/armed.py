@@ -1,4 +1,4 @@
-"""Fires LVM snapshots: everything is checked, so that firing is one ``lvcreate`` a volume."""
+"""Fires LVM snapshots: everything is checked before, so that firing is one ``lvcreate`` per volume."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from snapmgr.api import CommandError, FireError, Intent, MissingRequirementError, Shot, StorageError
 from snapmgr.api.kernel import sync_file_system
-from snapmgr_lvm import dm, kernel, marks
+from snapmgr_lvm import dm, marks
 from snapmgr_lvm.inventory import snapshot_ref
 from snapmgr_lvm.report import read_group
 
@@ -33,20 +34,20 @@ class Member:
 
     intent: Intent
     path: str
-    """Where the origin's file system is mounted."""
+    """Mount point of the origin's file system."""
     fd: int
     argv: tuple[str, ...]
 
 
 class LvmArmed:
-    """See `snapmgr.api.Armed`; it is `Announcing`, as LVM tells a new volume's UUID only by another command.
+    """See `snapmgr.api.Armed`; it is `Announcing`, because only another command reports a new volume's UUID.
 
     Args:
         runner: runs lvcreate.
         snapshot_id: ours.
         members: the volumes, in order.
-        read_s: how long reading the groups took just now, for the forecast.
-        resources: everything open, closed at the end.
+        read_s: the duration of the last reading of the groups, for the forecast.
+        resources: everything open; closed at the end.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class LvmArmed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Nothing else to undo: arming only looks.
+        # Nothing else to undo: arming changes nothing.
         self._resources.close()
 
     def sync(self) -> None:
@@ -81,10 +82,10 @@ class LvmArmed:
                 raise StorageError(f"cannot sync the file system at {member.path}: {error.strerror}") from None
 
     def get_ready(self) -> None:
-        """Start the processes that are to become lvcreate: see `snapmgr.api.Readying`."""
-        with suppress(CommandError, MissingRequirementError):  # `fire` tries again, and says why
-            # A rehearsal: the first use of memory after a fork copies its pages, which can take longer than all else
-            # that we do under the lock (in User Mode Linux, tens of milliseconds).
+        """Start the processes that will become lvcreate: see `snapmgr.api.Readying`."""
+        with suppress(CommandError, MissingRequirementError):  # `fire` tries again, and reports the reason
+            # A rehearsal: the first use of memory after a fork copies its pages, which can take longer than everything
+            # else that we do under the lock (in User Mode Linux, tens of milliseconds).
             with self._runner.hold(["true"]) as nothing:
                 nothing.run()
             self._hold()
@@ -107,7 +108,7 @@ class LvmArmed:
                 break
             start_ns = time.monotonic_ns()
             try:
-                # Without a limit: killed, it might leave its origin suspended.
+                # No time limit: a killed lvcreate might leave its origin suspended.
                 held.run()
             except CommandError as error:
                 failure = FireError(f"LVM did not make the snapshot {member.intent.name}: {error.message}")
@@ -145,13 +146,23 @@ def _nobody_waits() -> None:
 def open_origin(pool: Pool, path: str, number: str | None, name: str) -> int:
     """Return a descriptor of the folder `path`, which must be on the active volume with the device `number`.
 
-    Raises StorageError if something else is there by now.
+    Raises StorageError if something else is there now.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise StorageError(f"cannot open {path}: {error.strerror}") from None
-    if number is None or not kernel.holds(dm.device_number(os.fstat(fd).st_dev), number):
+    if number is None or not _holds(dm.device_number(os.fstat(fd).st_dev), number):
         os.close(fd)
         raise StorageError(f"{path} is no longer on the logical volume {pool.hint}/{name}", hint="try again")
     return fd
+
+
+def _holds(number: str, volume_number: str) -> bool:
+    """Whether the device `number` ("253:4") is `volume_number`, or lies on it (a LUKS container)."""
+    if number == volume_number:
+        return True
+    slaves = Path("/sys/dev/block") / number / "slaves"
+    with suppress(OSError):
+        return any((lower / "dev").read_text().strip() == volume_number for lower in slaves.iterdir())
+    return False

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from snapmgr_lvm.report import Group, LogicalVolume
     from snapmgr_lvm.sizing import CowPlan
 
-# Tags of a snapshot and of its note, with what LVM itself writes: the metadata area holds two copies meanwhile.
+# Tags of a snapshot and its note, and LVM's own data: during a change the metadata area holds two copies.
 _METADATA_BYTES = 64 << 10
 
 
 def check_group(group: Group) -> None:
-    """Raise StorageError if LVM would refuse to change the volume group, or should."""
+    """Raise StorageError if LVM would refuse, or should refuse, to change the volume group."""
     if group.missing_pvs:
         raise StorageError(
             f"the volume group {group.name} misses {group.missing_pvs} of its physical volumes",
@@ -45,7 +45,7 @@ def check_origin(group: Group, origin: LogicalVolume) -> None:
     if origin.suspended:
         raise StorageError(
             f"the logical volume {name} is suspended: whatever writes to it hangs",
-            hint="was a snapshot cut short? snapmgr doctor --fix",
+            hint="was a snapshot interrupted? snapmgr doctor --fix",
         )
     if not origin.active:
         raise StorageError(f"the logical volume {name} is not active", hint=f"lvchange -ay {name}")
@@ -71,7 +71,7 @@ def check_pool(config: LvmConfig, group: Group, origin: LogicalVolume) -> None:
         ("metadata are", pool.metadata_percent, pool.metadata_bytes or 0, config.metadata_share, "--poolmetadatasize"),
     ):
         if percent >= limit * 100:
-            # Half as much again, in whole extents.
+            # Half as much more, in whole extents.
             more = max(size_bytes // 2 // group.extent_bytes, 1) * group.extent_bytes
             fail = "fail immediately" if pool.when_full == "error" else "stall for 60 s and then fail"
             then = (

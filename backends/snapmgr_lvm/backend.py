@@ -27,12 +27,12 @@ from snapmgr.api import (
     Usage,
     provisioned,
 )
+from snapmgr.api.kernel import may_mount
 from snapmgr_lvm import (
     arming,
-    cost,
+    dm,
     gauges,
     inventory,
-    kernel,
     locating,
     luks,
     marks,
@@ -42,9 +42,8 @@ from snapmgr_lvm import (
     sizing,
 )
 from snapmgr_lvm.armed import LvmArmed, Member, open_origin
-from snapmgr_lvm.commands import change
 from snapmgr_lvm.config import LvmConfig
-from snapmgr_lvm.report import read_group
+from snapmgr_lvm.report import change, read_group
 from snapmgr_lvm.revert import Reverting
 from snapmgr_lvm.scratch import Scratch
 
@@ -90,14 +89,14 @@ class LvmBackend(Reverting):
         self._scratch = Scratch(config, runner, mounter)
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return what is missing here: LVM's programs, device-mapper in the kernel, root."""
+        """Return the missing requirements: LVM's programs, device-mapper in the kernel, root."""
         reasons = []
         absent = [program for program in _PROGRAMS if shutil.which(program, path=_PATH) is None]
         if absent:
             reasons.append(Reason(what=f"not installed: {', '.join(absent)}", hint="apt-get install lvm2"))
-        if not kernel.has_device_mapper():
+        if not dm.has_device_mapper():
             reasons.append(Reason(what="the kernel has no device-mapper", hint="modprobe dm-mod, or another kernel"))
-        if not kernel.is_privileged():
+        if not may_mount():
             reasons.append(Reason(what="LVM needs root (CAP_SYS_ADMIN)", hint="run snapmgr as root"))
         return tuple(reasons)
 
@@ -106,12 +105,12 @@ class LvmBackend(Reverting):
         return locating.locate(self._runner, self._config, target)
 
     def capabilities(self, volumes: tuple[Volume, ...]) -> Capabilities:
-        """One volume, one instant. A thin snapshot is a volume of its own; a classic one goes with its origin."""
+        """One volume in one instant. A thin snapshot survives its origin; a classic one is removed with it."""
         thin = all(kind == "thin" for _, _, kind in self._read_origins(volumes))
         return Capabilities(atomicity="volume", clone="native" if thin else "scratch", survives_origin=thin)
 
     def headroom(self, volume: Volume) -> tuple[Reservoir, ...]:
-        """Return the thin pool's data and metadata, or the group's space that CoW tables are taken from."""
+        """Return the thin pool's data and metadata, or the group's free space, which holds CoW tables."""
         ((group, origin, kind),) = self._read_origins((volume,))
         plan = None if kind == "thin" else self._plan_cow(group, origin)
         return gauges.of_volume(group, origin, cow_bytes=plan.size_bytes if plan is not None else None)
@@ -197,7 +196,7 @@ class LvmBackend(Reverting):
         """Check that the snapshots are read-only and have the right origins, and mark them as settled."""
         deadline = time.monotonic() + timeout_s
         for ref in dict.fromkeys(refs):
-            # LVM writes its metadata, and the thin pool its own, before lvcreate returns.
+            # LVM and the thin pool write their metadata before lvcreate returns.
             group, volume = self._snapshot(ref)
             if volume.writable:
                 raise StorageError(f"the snapshot {group.name}/{volume.name} is not read-only")
@@ -207,7 +206,7 @@ class LvmBackend(Reverting):
                 change(self._runner, ["lvchange", "--yes", *tags, f"{group.name}/{volume.name}"], timeout_s=left_s)
 
     def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
-        """Return all that is ours in `pools`; see `snapmgr_lvm.marks` for what that means."""
+        """Return everything of ours in `pools`; see `snapmgr_lvm.marks` for the marks."""
         everything: list[Found] = []
         for pool in pools:
             devices = orphans.candidates(pool)
@@ -275,11 +274,11 @@ class LvmBackend(Reverting):
                 f"{group.name}/{volume.name}",
             ],
         )
-        # lvcreate made it, under this name, or failed; its node is there when it returns.
+        # lvcreate made it under this name, or failed; its node exists when lvcreate returns.
         return f"/dev/mapper/{removal.device_name(group, name)}"
 
     def detach(self, record: AttachRecord) -> None:
-        """Remove the clone or the overlay that `attach` made for `record`, if it is one of that very snapshot."""
+        """Remove the clone or the overlay that `attach` made for `record`, if it belongs to exactly that snapshot."""
         luks.close_container(self._mounter, record.id)
         self._scratch.detach(record)
         group = self._read(record.ref.pool)
@@ -297,7 +296,7 @@ class LvmBackend(Reverting):
         group = self._read(ref.pool)
         origin, volume = group.by_uuid(ref.volume_id), group.by_uuid(ref.native_id)
         if origin is not None and origin.suspended:
-            # An earlier removal was cut short: another process would hold the group's lock, and we have just read it.
+            # An earlier removal was interrupted; a running one would hold the group's lock, under which we just read.
             removal.resume(self._runner, group, origin)
         if volume is None:
             if group.by_name(ref.name) is not None:
@@ -344,9 +343,9 @@ class LvmBackend(Reverting):
                 removal.remove(self._runner, group, volume)
 
     def usage(self, ref: SnapshotRef, *, exact: bool = False) -> Usage:
-        """Return the bytes in a classic snapshot's CoW table; if exact, the blocks that only a thin one has."""
+        """Return the bytes in a classic snapshot's CoW table; if exact, the exclusive blocks of a thin one."""
         group, volume = self._snapshot(ref)
-        return cost.usage(self._runner, group, volume, exact=exact)
+        return gauges.usage(self._runner, group, volume, exact=exact)
 
     def provision(self, device: str, order: ProvisionOrder) -> AbstractContextManager[Provisioned]:
         """Make this storage on a blank device; see `snapmgr.api.Provisioner`."""
@@ -358,7 +357,7 @@ class LvmBackend(Reverting):
         provisioning.unprovision(self._runner, self._mounter, self._scratch, device, order)
 
     def _read(self, pool: Pool) -> Group:
-        if not kernel.is_privileged():
+        if not may_mount():
             raise MissingRequirementError("LVM needs root (CAP_SYS_ADMIN)", hint="run snapmgr as root")
         return read_group(self._runner, pool)
 

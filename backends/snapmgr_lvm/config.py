@@ -21,26 +21,26 @@ class LvmConfig:
     """The settings for LVM. Sizes and durations are texts, as everywhere: "20%", "10G", "24h"."""
 
     kind: Literal["auto", "classic", "thin"] = "auto"
-    """"auto": a thin snapshot of a thin volume, a classic one of any other. "classic" of a thin volume is possible."""
+    """"auto": thin snapshots of thin volumes, classic ones of others. "classic" also works for a thin volume."""
     cow_size: str = "20%"
-    """Room for a classic snapshot's CoW table: a share of its origin, a size, or "forecast" from the write rate that
-    was measured and `cow_lifetime`."""
+    """Room for a classic snapshot's CoW table: a share of its origin, a size, or "forecast" from the measured write
+    rate and `cow_lifetime`."""
     cow_lifetime: str = "24h"
-    """How long a classic snapshot is to live, for the forecast."""
+    """Planned lifetime of a classic snapshot, for the forecast."""
     chunk_size: str = "auto"
-    """Of a classic snapshot: a power of 2 from 4K to 512K. "auto": 16K, InnoDB's page."""
+    """Chunk size of a classic snapshot: a power of 2 from 4K to 512K. "auto": 16K, InnoDB's page."""
     pool_data_limit: str = "80%"
-    """A thin pool whose data are fuller than that gets no further snapshot."""
+    """Data usage of a thin pool above which we do not take another snapshot."""
     pool_metadata_limit: str = "80%"
-    """The same for its metadata."""
+    """The same limit for its metadata."""
     scratch_dir: str = "/var/tmp/snapmgr"  # noqa: S108 - made 0700 by us, and checked
-    """Folder for the writes to attachments of classic snapshots. Not on a snapshotted volume."""
+    """Folder for the writes to attachments of classic snapshots; it must not be on a snapshotted volume."""
     scratch_size: str = "20%"
-    """How much may be written to one attachment: a share of the origin, or a size. Taken only as it is written."""
+    """Limit of the writes to one attachment: a share of the origin, or a size. Writes allocate the space as needed."""
     auto_extend: bool = False
-    """Whether classic snapshots that are in use by a command are given more room as they fill up."""
+    """Whether classic snapshots that a command uses get more room as they fill up."""
     luks_key_file: str | None = None
-    """Key of a LUKS container on the logical volume: without it such a snapshot cannot be attached."""
+    """Key of a LUKS container on the logical volume; required to attach its snapshots."""
 
     def __post_init__(self) -> None:
         for key in ("cow_size", "scratch_size"):
@@ -93,7 +93,7 @@ def _size_or_share(key: str, text: str) -> None:
         if _share(key, text) <= 0:
             raise ValueError(f"{key}: must be above 0%")
     elif text.strip().isdecimal():
-        # A few bytes, where a share was meant: such a snapshot is lost immediately.
+        # A few bytes instead of an intended share: such a snapshot is lost immediately.
         raise ValueError(f'{key}: {text!r} has no unit: write "{text.strip()}%" for a share, or "{text.strip()}G"')
     elif _named(key, text, parse_size) <= 0:
         raise ValueError(f"{key}: must be above 0")

@@ -1,8 +1,8 @@
-"""Talks to device-mapper by the kernel's ioctls (linux/dm-ioctl.h) and sysfs.
+"""Talks to device-mapper through the kernel's ioctls (linux/dm-ioctl.h) and sysfs.
 
-Not by ``dmsetup create``: that sends udev's rules a cookie, they probe the device, and /dev/disk/by-uuid leads to it
-from then on, as it has the file system UUID of the origin; an fstab would mount it in the origin's place. The rules
-ignore a device that is made without a cookie, but for its link in /dev/mapper. Works without udevd as well.
+It avoids ``dmsetup create``, which sends udev's rules a cookie: they probe the device, and /dev/disk/by-uuid then leads
+to it, because it has the file system UUID of the origin; an fstab would mount it instead of the origin. The rules only
+make the link in /dev/mapper for a device created without a cookie. This also works without udevd.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NODES = Path("/dev")
 SECTOR_BYTES = 512
 _PATIENCE_S = 5.0
 _POLL_S = 0.1
-# udevd makes the link in /dev/mapper, if it runs.
+# If udevd runs, it makes the link in /dev/mapper.
 _UDEV = Path("/run/udev/control")
 _UDEV_S = 2.0
 _UDEV_POLL_S = 0.005
@@ -64,12 +64,12 @@ class Device:
     """Major and minor: "254:4"."""
     name: str
     uuid: str
-    """"" for one that was made without."""
+    """"" for a device made without a UUID."""
     suspended: bool
     size_bytes: int
     """0 while it has no table."""
     below: tuple[str, ...]
-    """Kernel names of the devices that it stands on."""
+    """Kernel names of the devices directly below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +88,13 @@ class SnapshotStatus:
 
     used_bytes: int
     total_bytes: int
-    """Both 0 after a failure."""
+    """Both sizes are 0 after a failure."""
     failure: str | None
     """"Invalid" (an exception could not be stored), "Overflow", "Merge failed" or "Unknown"; None if all is well."""
 
 
 def devices(prefix: str) -> tuple[Device, ...]:
-    """Return the devices whose names begin with `prefix`, also those without a table, which sysfs does not have."""
+    """Return the devices whose names begin with `prefix`, also those without a table, which sysfs does not list."""
     found = (_look(name=name) for name in _names() if name.startswith(prefix))
     return tuple(device for device in found if device is not None)
 
@@ -107,6 +107,16 @@ def find(uuid: str) -> Device | None:
 def find_name(name: str) -> Device | None:
     """Return the device with this name."""
     return _look(name=name)
+
+
+def has_device_mapper() -> bool:
+    """Whether the kernel has device-mapper, or can load it."""
+    if os.path.exists("/sys/class/misc/device-mapper"):
+        return True
+    listed = Path("/lib/modules") / os.uname().release / "modules.dep"
+    with suppress(OSError):
+        return "/dm-mod.ko" in listed.read_text()
+    return False
 
 
 def lvm_uuid(group_uuid: str, volume_uuid: str) -> str:
@@ -124,7 +134,7 @@ def volume_of(uuid: str) -> tuple[str, str] | None:
 
 
 def below(device: Device) -> tuple[Device, ...]:
-    """Return the device-mapper devices that `device` stands on directly."""
+    """Return the device-mapper devices directly below `device`."""
     names = []
     for name in device.below:
         with suppress(OSError):
@@ -134,9 +144,9 @@ def below(device: Device) -> tuple[Device, ...]:
 
 
 def everything_below(number: str) -> Iterator[str]:
-    """Given a block device's number ("8:1"), yield the sysfs folder of each device that it stands on, itself first.
+    """Yield the sysfs folder of a block device, given by its number ("8:1"), and then of each device below it.
 
-    Through partitions, device-mapper, MD, and loop devices to the file system that their file is on.
+    Follows partitions, device-mapper, MD, and loop devices to the file system of their file.
     """
     waiting, seen = [number], set[str]()
     while waiting:
@@ -163,14 +173,14 @@ def device_number(device: int) -> str:
 
 
 def create(name: str, uuid: str, target: Target) -> Device:
-    """Make a device with a table of one target. Raises StorageError; leftovers of a failure are found by `uuid`.
+    """Make a device with a table of one target. Raises StorageError; leftovers of a failure can be found by `uuid`.
 
     Raises MissingRequirementError without the right.
     """
     try:
         _ask(_DEV_CREATE, name=name, uuid=uuid)
         _ask(_TABLE_LOAD, uuid=uuid, target=target)
-        # Without the flag to suspend it, this resumes it with the new table.
+        # Without the suspend flag, this call resumes the device with the new table.
         _ask(_DEV_SUSPEND, uuid=uuid)
     except OSError as error:
         raise StorageError(
@@ -183,19 +193,19 @@ def create(name: str, uuid: str, target: Target) -> Device:
 
 
 def require_unmounted(device: Device, mounts: tuple[Mount, ...]) -> None:
-    """Raise InUseError that says where a device is mounted, if it is."""
+    """Raise InUseError with the mount point if a device is mounted."""
     points = [mount.point for mount in mounts if mount.device == device.number]
     if points:
         raise InUseError(f"the device {device.name} is mounted at {', '.join(points)}", hint=f"umount {points[0]}")
 
 
 def remove(device: Device) -> None:
-    """Remove a device of ours; idempotent. Waits some seconds for a program that briefly has it open (blkid, udev).
+    """Remove a device of ours; idempotent. Waits a few seconds for programs that briefly open it (blkid, udev).
 
     Raises InUseError, StorageError otherwise.
     """
     path = NODES / "mapper" / device.name
-    # As `node` makes it; udev removes its own. First: a kill in between must not leave a node that no code looks for.
+    # The node from `node`; udev removes its own. Remove it first: no code looks for a node that a kill leaves.
     if not path.is_symlink() and _is_node(path, device):
         path.unlink(missing_ok=True)
     deadline = time.monotonic() + _PATIENCE_S
@@ -217,7 +227,7 @@ def remove(device: Device) -> None:
 
 
 def node(device: Device) -> str:
-    """Return the node of a device in /dev/mapper, where its name is seen in mount tables. Raises StorageError."""
+    """Return the node of a device in /dev/mapper, whose name mount tables show. Raises StorageError."""
     path = NODES / "mapper" / device.name
     deadline = time.monotonic() + _UDEV_S
     while not _is_node(path, device) and _UDEV.exists() and time.monotonic() < deadline:
@@ -252,7 +262,7 @@ def snapshot_status(device: Device) -> SnapshotStatus:
 
 
 def parse_snapshot_status(kind: str, text: str) -> SnapshotStatus:
-    """Given a target's kind and status, "USED/TOTAL METADATA" in sectors or "Invalid", return the state."""
+    """Parse a target's kind and status, "USED/TOTAL METADATA" in sectors or "Invalid", into its state."""
     found = re.fullmatch(r"(\d+)/(\d+) \d+|([A-Z][A-Za-z ]*)", text.strip())
     if kind != "snapshot" or found is None:
         raise StorageError(f"this is not the status of a snapshot: {kind} {text!r}")
@@ -277,7 +287,7 @@ def _names() -> list[str]:
         room *= 4
     names, start = list[str](), _data_start(answer)
     while True:
-        # struct dm_name_list: dev, next, name. The first one's dev is 0 if there is none.
+        # struct dm_name_list: dev, next, name. The first one's dev is 0 without any device.
         number, following = _NAME_LIST.unpack_from(answer, start)
         if number:
             names.append(_text(answer[start + _NAME_LIST.size :]))
@@ -296,7 +306,7 @@ def _look(*, name: str = "", uuid: str = "") -> Device | None:
     number, its_name, its_uuid = fields[_NUMBER:]
     folder = SYSFS / "block" / f"dm-{os.minor(number)}"
     size_sectors, names = 0, tuple[str, ...]()
-    # While it has no table it is not there.
+    # The entry does not exist while the device is without a table.
     with suppress(OSError):
         size_sectors = int((folder / "size").read_text())
         names = tuple(sorted(os.listdir(folder / "slaves")))
@@ -322,9 +332,9 @@ def _in_use(device: Device) -> InUseError:
 
 
 def _ask(command: int, *, name: str = "", uuid: str = "", target: Target | None = None, room: int = 0) -> bytes:
-    """Do one ioctl of device-mapper, with `room` bytes for the answer behind its head; return head and answer.
+    """Do one ioctl of device-mapper, with `room` bytes for the answer after its header; return header and answer.
 
-    Once a device is there it is asked for by its UUID alone. Raises OSError, MissingRequirementError without the right.
+    An existing device is identified by its UUID alone. Raises OSError, MissingRequirementError without the right.
     """
     body = bytes(room)
     if target is not None:

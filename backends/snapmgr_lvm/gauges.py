@@ -1,9 +1,9 @@
-"""Reads the usage of everything that LVM's snapshots can fill up, and enlarges a classic snapshot's CoW table.
+"""Reads the usage of snapshots and of the spaces that they can fill, and enlarges a classic snapshot's CoW table.
 
-The consequences of full storage: a classic snapshot's CoW table: the snapshot is lost, the origin continues. A thin
-pool's data: writes to all its volumes, the origin's too, stall for 60 s (dm-thin-pool's no_space_timeout) and then
-fail; with ``--errorwhenfull y`` they fail immediately. Its metadata: all its volumes become read-only, and the pool
-must be repaired. The volume group: no classic snapshot can be taken, and none can be given more room.
+Consequences of full storage: if a classic snapshot's CoW table is full, the snapshot is lost and the origin continues.
+If a thin pool's data are full, writes to all its volumes, including the origin, stall for 60 s (dm-thin-pool's
+no_space_timeout) and then fail; with ``--errorwhenfull y`` they fail immediately. If its metadata are full, all its
+volumes become read-only, and the pool must be repaired. A full volume group cannot hold or enlarge classic snapshots.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from snapmgr.api import CommandError, Gauge, NotFoundError, StorageError, format_size
+from snapmgr.api import CommandError, Gauge, MissingRequirementError, NotFoundError, StorageError, Usage, format_size
 from snapmgr_lvm import marks
 from snapmgr_lvm.inventory import pool_of, snapshot_ref
+from snapmgr_lvm.removal import device_name
 from snapmgr_lvm.report import read_group
 from snapmgr_lvm.sizing import growth_bytes
 
@@ -30,17 +31,17 @@ _EXTEND_TIMEOUT_S = 120.0
 
 
 def of_group(group: Group) -> tuple[Gauge, ...]:
-    """Return how full all is that our snapshots in a volume group can fill up: thin pools, its space, CoW tables."""
+    """Return the usage of each space that our snapshots in a group can fill: thin pools, free space, CoW tables."""
     ours = [volume for volume in group.volumes if marks.value(volume, "origin") is not None]
     classic = [volume for volume in ours if volume.is_classic_snapshot]
     thin_pools = {volume.pool_uuid: group.by_uuid(volume.pool_uuid) for volume in ours if volume.is_thin}
     found = []
     for pool in (pool for pool in thin_pools.values() if pool is not None):
-        # Also those whose snapshots are classic: they themselves are in the pool.
+        # Also origins whose snapshots are classic: the origins themselves are in the pool.
         concerned = _origins(volume for volume in ours if pool.uuid in _pools(group, volume))
         found += [replace(gauge, volume_ids=concerned) for gauge in _thin_pool(group, pool)]
     if classic:
-        # The next one will be about as large.
+        # The next snapshot will have about the same size.
         space = _space(group, wanted_bytes=max(volume.size_bytes for volume in classic))
         found.append(replace(space, volume_ids=_origins(classic)))
     found += [gauge for volume in classic for gauge in _cow_table(group, volume)]
@@ -57,12 +58,12 @@ def _pools(group: Group, snapshot: LogicalVolume) -> tuple[str | None, ...]:
 
 
 def of_volume(group: Group, origin: LogicalVolume, *, cow_bytes: int | None) -> tuple[Reservoir, ...]:
-    """Return what snapshots of a volume can fill up: of a thin one its pool, of others the group's free space.
+    """Return the spaces that snapshots of a volume can fill: a thin volume's pool, otherwise the group's free space.
 
     Args:
         group: the volume's.
         origin: the volume to snapshot.
-        cow_bytes: the part of the group's free space that a snapshot of it takes; None for a thin snapshot.
+        cow_bytes: the part of the group's free space that its snapshot takes; None for a thin snapshot.
     """
     reservoirs: list[Reservoir] = []
     pool = group.by_uuid(origin.pool_uuid) if origin.is_thin else None
@@ -76,7 +77,7 @@ def of_volume(group: Group, origin: LogicalVolume, *, cow_bytes: int | None) -> 
 def auto_extend(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | None:
     """Extend the CoW table of a classic snapshot that is filling up, if `config.auto_extend`; see `CapacityReporting`.
 
-    Raises NotFoundError if it is gone, StorageError if there is no room or LVM refuses.
+    Raises NotFoundError if it is gone, StorageError if the room is missing or LVM refuses.
     """
     if not config.auto_extend:
         return None
@@ -94,7 +95,7 @@ def auto_extend(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | No
         return None
     name = f"{group.name}/{volume.name}"
     if more > group.free_bytes:
-        # Less is better than nothing.
+        # A smaller extension is better than nothing.
         more = group.free_bytes // group.extent_bytes * group.extent_bytes
     if more == 0:
         raise StorageError(
@@ -111,9 +112,40 @@ def auto_extend(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | No
     )
 
 
+def usage(runner: Runner, group: Group, volume: LogicalVolume, *, exact: bool) -> Usage:
+    """Return the exclusive bytes of a snapshot, and whether it is still valid."""
+    if volume.is_thin:
+        return Usage(exclusive_bytes=_thin_exclusive(runner, group, volume) if exact else None)
+    percent = volume.snap_percent
+    used = int(volume.size_bytes * percent / 100) if percent is not None else None
+    return Usage(exclusive_bytes=used, valid=not volume.invalid)
+
+
+def _thin_exclusive(runner: Runner, group: Group, volume: LogicalVolume) -> int | None:
+    """Read it from a snapshot of the pool's own metadata (thin_ls(8)); None while another program does the same."""
+    pool = group.by_uuid(volume.pool_uuid)
+    if pool is None or volume.thin_id is None:
+        return None
+    name = device_name(group, pool.name)
+    try:
+        runner.run(["dmsetup", "message", f"{name}-tpool", "0", "reserve_metadata_snap"])
+    except CommandError:
+        return None
+    try:
+        options = ["--metadata-snap", "--no-headers", "-o", "DEV,EXCLUSIVE_BYTES"]
+        answer = runner.run(["thin_ls", *options, f"/dev/mapper/{name}_tmeta"])
+    except (CommandError, MissingRequirementError):
+        return None
+    finally:
+        runner.run(["dmsetup", "message", f"{name}-tpool", "0", "release_metadata_snap"])
+    costs = dict(line.split() for line in answer.stdout.splitlines() if line.strip())
+    found = costs.get(str(volume.thin_id))
+    return int(found) if found is not None else None
+
+
 def _thin_pool(group: Group, pool: LogicalVolume) -> tuple[Gauge, ...]:
     name = f"the thin pool {group.name}/{pool.name}"
-    # LVM knows neither while the pool is not active.
+    # LVM knows neither value while the pool is inactive.
     return tuple(
         Gauge(
             name=f"{what} of {name}",
@@ -145,7 +177,7 @@ def _space(group: Group, *, wanted_bytes: int) -> Gauge:
 def _cow_table(group: Group, volume: LogicalVolume) -> Iterator[Gauge]:
     lost = volume.invalid
     if marks.value(volume, "id") is None or (volume.snap_percent is None and not lost):
-        return  # not active: an overflow shows when it is
+        return  # inactive: an overflow shows only on an active one
     yield Gauge(
         name=f"CoW table of {group.name}/{volume.name}",
         size_bytes=volume.size_bytes,

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
     from snapmgr_lvm.report import Group, LogicalVolume
 
-CUT_SHORT = "lvcreate was cut short before it was a snapshot"
-SUSPENDED = "it is suspended, and whatever writes to it hangs: a command of LVM was cut short"
+INTERRUPTED = "lvcreate was interrupted before it was a snapshot"
+SUSPENDED = "it is suspended, and whatever writes to it hangs: a command of LVM was interrupted"
 
 
 def pool_of(group: Group) -> Pool:
-    """Return the pool that a group is."""
+    """Return a group as a pool."""
     return Pool(backend="lvm", id=group.uuid, hint=group.name)
 
 
@@ -45,10 +45,11 @@ def require_snapshot(group: Group, ref: SnapshotRef) -> LogicalVolume:
 
 
 def read(group: Group) -> Iterator[Found]:
-    """Return all that has our mark, suspended volumes first: they have to be resumed before anything is removed.
+    """Return everything with our mark, suspended volumes first: they must be resumed before anything is removed.
 
-    The process that suspended it is gone: a process that changes a group has its lock, and the group was read under
-    that lock. It is resumed even without any snapshot of ours: the removal of the last one may have been cut short.
+    The process that suspended a volume is gone: a process holds the group's lock while it changes the group, and we
+    read it under that lock. A volume is resumed even without any snapshot of ours: the removal of the last one may have
+    been interrupted.
     """
     marked = [volume for volume in group.volumes if marks.MARK in volume.tags]
     yield from _suspended(group, marked)
@@ -61,7 +62,7 @@ def read(group: Group) -> Iterator[Found]:
 def _suspended(group: Group, marked: list[LogicalVolume]) -> Iterator[Found]:
     for volume in group.volumes:
         if volume.suspended and volume not in marked and "private" not in volume.roles:
-            # The run that was cut short is the one whose snapshot of it was made last; LVM's times have whole seconds.
+            # The interrupted run made the newest snapshot of it; LVM's times have whole seconds.
             of_it = [one for one in marked if marks.value(one, "origin") == volume.uuid]
             last = max(of_it, key=lambda one: (one.made_at, marks.value(one, "state") == "made"), default=None)
             yield Found(
@@ -84,7 +85,7 @@ def describe(group: Group, volume: LogicalVolume) -> Found | None:
         return _describe_clone(group, volume, snapshot_id, record_id)
     problem = _problem(volume)
     if problem is not None and marks.value(volume, "state") != "made":
-        return None  # it was a snapshot once, or a user copied the tags
+        return None  # a former snapshot, or a user copied the tags
     if problem is not None:
         return Found(kind="debris", pool=pool, name=volume.name, snapshot_id=snapshot_id, why=problem)
     ref, note = snapshot_ref(group, volume), marks.read_note(volume.tags)
@@ -95,12 +96,12 @@ def describe(group: Group, volume: LogicalVolume) -> Found | None:
 
 
 def _problem(volume: LogicalVolume) -> str | None:
-    """Return why a volume with a snapshot's mark is none."""
+    """Return why a volume with a snapshot's mark is not a snapshot; None if it is."""
     origin = marks.value(volume, "origin")
     if volume.is_thin:
         return None if origin else "it has the mark of a snapshot, but does not name its origin"
     if not volume.is_classic_snapshot:
-        return CUT_SHORT
+        return INTERRUPTED
     return None if volume.origin_uuid == origin else "it is a snapshot of another volume than its mark says"
 
 
@@ -112,7 +113,7 @@ def _describe_clone(group: Group, volume: LogicalVolume, snapshot_id: str, recor
         pool=pool_of(group),
         name=volume.name,
         snapshot_id=snapshot_id,
-        # No more is known of a missing snapshot, and its clone has to be removed all the same.
+        # Nothing else is known about a missing snapshot, but its clone must still be removed.
         ref=snapshot_ref(group, parent)
         if parent is not None
         else SnapshotRef(

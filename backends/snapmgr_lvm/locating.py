@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Kind = Literal["classic", "thin"]
 FSTAB = "/etc/fstab"
 
-# These freeze themselves when LVM suspends the device, and recover on a copy.
+# These file systems freeze when LVM suspends the device, and recover on a copy.
 _FILE_SYSTEMS = ("ext3", "ext4", "xfs")
 _BY_NAME = ("UUID=", "LABEL=", "/dev/disk/by-uuid/", "/dev/disk/by-label/")
 
@@ -32,11 +32,11 @@ class Place:
     group_uuid: str
     volume_uuid: str
     encrypted: bool
-    """There is a LUKS container between the two."""
+    """Whether a LUKS container lies between the two."""
 
 
 def find_place(target: Target) -> Place | NotMine:
-    """Return the logical volume that holds a target's file system, or why there is none."""
+    """Return the logical volume that holds a target's file system, or why it is not on one."""
     if target.mount.fs_type == "btrfs":
         on_lvm = any(device.kind == "lvm" for device in target.devices)
         return NotMine(
@@ -101,7 +101,7 @@ def locate(runner: Runner, config: LvmConfig, target: Target) -> Volume | NotMin
 
 
 def choose_kind(config: LvmConfig, volume: LogicalVolume) -> Kind | NotMine:
-    """Return which kind of snapshot a volume gets, or why it can have none."""
+    """Return the kind of snapshot that a volume gets, or why it cannot have one."""
     name = volume.name
     if volume.is_classic_snapshot:
         return NotMine(reason=f"{name} is a classic snapshot itself: LVM makes no snapshot of one")
@@ -116,7 +116,7 @@ def choose_kind(config: LvmConfig, volume: LogicalVolume) -> Kind | NotMine:
 
 
 def _where(target: Target) -> tuple[str, str]:
-    """Return where the volume's own root folder is seen, and the target's path from there.
+    """Return the visible path of the volume's own root folder, and the target's path from there.
 
     For a bind mount of a part of it, return the target itself: the root may not be visible anywhere.
     """
@@ -138,7 +138,7 @@ def _warnings(target: Target, group: Group, volume: LogicalVolume) -> tuple[str,
 
 
 def _scratch_warnings(config: LvmConfig, target: Target) -> tuple[str, ...]:
-    """Report early what attaching would refuse: at a restore it is too late."""
+    """Report early the reasons for which attaching would fail: at a restore it is too late."""
     folder = Path(config.scratch_dir)
     there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     if dm.device_number(there.stat().st_dev) != target.mount.device:
@@ -157,7 +157,7 @@ def _read_fstab() -> str:
 
 
 def fstab_by_name(target: Target, fstab: str) -> str | None:
-    """Given the text of an fstab, return how it names the target's file system, if not by its device."""
+    """Return the name of the target's file system in the text of an fstab, unless that is its device."""
     for line in fstab.splitlines():
         words = line.split()
         if len(words) < 2 or line.lstrip().startswith("#") or not words[0].startswith(_BY_NAME):  # noqa: PLR2004 - fstab(5)

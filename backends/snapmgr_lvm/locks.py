@@ -1,4 +1,4 @@
-"""Finds the holders of LVM's locks. Its programs wait for them without a limit: one that hangs often waits for another.
+"""Finds the holders of LVM's locks: its programs wait without a limit, so a hanging one often waits for another.
 
 Its file locking (lvm2: lib/locking/file_locking.c) is flock(2) on ``V_GROUP`` in its locking_dir, held from reading the
 metadata to the end of the change.
@@ -20,7 +20,7 @@ _STATES = {"T": "stopped", "t": "stopped", "D": "hangs in the kernel"}
 
 
 def holders() -> tuple[str, ...]:
-    """Return who holds locks of LVM now: "lvcreate (pid 1234, stopped) holds the lock of vg0"."""
+    """Return the present holders of LVM's locks: "lvcreate (pid 1234, stopped) holds the lock of vg0"."""
     return tuple(sorted(set(_holders())))
 
 
@@ -33,7 +33,7 @@ def _holders() -> Iterator[str]:
         lines = (PROC / "locks").read_text(encoding="ascii", errors="replace").splitlines()
     for line in lines:
         # proc_locks(5): "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF".
-        # Who waits has "->" where the others have the kind.
+        # A waiting process has "->" in place of the kind.
         _, kind, *_, pid, file, _, _ = line.split()
         path = files.get(file.rpartition(":")[2])
         if kind == "FLOCK" and path is not None and pid.isdecimal() and _has_open(pid, path):
@@ -42,7 +42,7 @@ def _holders() -> Iterator[str]:
 
 
 def _has_open(pid: str, path: Path) -> bool:
-    """Whether it is that file: another file system has the same numbers."""
+    """Whether the process has exactly that file open: inode numbers repeat on other file systems."""
     with suppress(OSError):
         for entry in (PROC / pid / "fd").iterdir():
             with suppress(OSError):
@@ -54,7 +54,7 @@ def _has_open(pid: str, path: Path) -> bool:
 def _describe(pid: str) -> str:
     name, how = "a process", ""
     with suppress(OSError):
-        # proc_pid_stat(5): the name in parentheses may hold anything; then the state.
+        # proc_pid_stat(5): the name in parentheses may hold any characters; the state follows.
         text = (PROC / pid / "stat").read_text(errors="replace")
         name, state = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2]
         how = f", {_STATES[state]}" if state in _STATES else ""

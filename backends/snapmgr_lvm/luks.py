@@ -1,7 +1,7 @@
 """Opens LUKS containers on attachments: the logical volume holds one when its file system is encrypted.
 
-By libcryptsetup, and not by ``cryptsetup open``: only the library can open one in private. Otherwise udev probes what
-is in it, and /dev/disk/by-uuid leads there, and no more to the origin's file system of the same UUID.
+It uses libcryptsetup instead of ``cryptsetup open``, because only the library can open a container privately. Otherwise
+udev probes the contents, and /dev/disk/by-uuid leads there instead of to the origin's file system of the same UUID.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def close_container(mounter: Mounter, record_id: str) -> None:
         return
     dm.require_unmounted(container, mounter.mounts())
     _load().crypt_deactivate_by_name(None, container.name.encode(), ctypes.c_uint32(0))
-    # Half-made, or busy: only the latter is an error.
+    # Half-made, or in use: only the latter is an error.
     left = find_container(record_id)
     if left is not None:
         dm.remove(left)

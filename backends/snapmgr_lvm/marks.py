@@ -1,6 +1,6 @@
-"""Defines our mark on logical volumes: names and tags, and the note that is kept in tags.
+"""Defines our mark on logical volumes: names and tags, and the note in the tags.
 
-Every volume of ours has the tag ``snapmgr``. Beside it a snapshot has ``snapmgr.id=ID``, ``snapmgr.origin=LV-UUID`` and
+Every volume of ours has the tag ``snapmgr``. A snapshot also has ``snapmgr.id=ID``, ``snapmgr.origin=LV-UUID`` and
 ``snapmgr.state=made|settled``; an attachment ``snapmgr.attachment=RECORD-ID`` and ``snapmgr.of=LV-UUID``; a note
 ``snapmgr.note.K.N=…`` for part K of N. Tags are part of the volume group's metadata: they change in one transaction.
 """
@@ -46,7 +46,7 @@ def check_snapshot_id(snapshot_id: str) -> None:
 
 
 def snapshot_name(snapshot_id: str, number: int) -> str:
-    """Return the name of member `number` of a snapshot: the id where LVM allows it, else a hash of it."""
+    """Return the name of member `number` of a snapshot: the id if LVM allows it, otherwise a hash of it."""
     # A hyphen is doubled in the name of the device.
     name = f"snapmgr.{snapshot_id}"
     if len(name) + name.count("-") > _NAME_MAX or _RESERVED.search(name):
@@ -104,12 +104,12 @@ def note_tags(note: bytes) -> tuple[str, ...]:
 
 
 def old_note_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Return those of `tags` that hold a note."""
+    """Return the tags among `tags` that hold a note."""
     return tuple(sorted(tag for tag in tags if _NOTE.fullmatch(tag)))
 
 
 def read_note(tags: Iterable[str]) -> bytes | None:
-    """Return the note that is kept in `tags`; None if there is none, or not a whole one."""
+    """Return the note in `tags`; None if it is missing or incomplete."""
     parts = {int(found[1]): (int(found[2]), found[3]) for tag in tags if (found := _NOTE.fullmatch(tag))}
     if not parts or sorted(parts) != list(range(len(parts))) or {count for count, _ in parts.values()} != {len(parts)}:
         return None
@@ -120,7 +120,7 @@ def read_note(tags: Iterable[str]) -> bytes | None:
 
 
 def _unpack(data: bytes) -> bytes | None:
-    # Anyone may have written it: never take more than a note can have.
+    # Anyone may have written it: never read more than the size of a note.
     unpacker = zlib.decompressobj()
     note = unpacker.decompress(data, NOTE_MAX_BYTES + 1)
     return note if unpacker.eof and len(note) <= NOTE_MAX_BYTES else None

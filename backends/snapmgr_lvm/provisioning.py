@@ -22,16 +22,16 @@ _ORIGIN = "origin"
 _POOL = "pool"
 _ALLOWED = {"file_system": ("ext4", "xfs"), "thin": ("no", "yes"), "prefilled": ("no", "yes")}
 _MIB = 1 << 20
-# XFS wants 300 MiB, and has less than half of a thin pool.
+# XFS needs 300 MiB, and gets less than half of a thin pool.
 _LEAST_BYTES = 512 * _MIB
 _LEAST_THIN_XFS_BYTES = 768 * _MIB
 _EXTENT_BYTES = 4 * _MIB
-# thin_metadata_size(8): 64 bytes a chunk of 64 KiB are a thousandth; twice that leaves room for many snapshots.
+# thin_metadata_size(8): 64 bytes per chunk of 64 KiB are a thousandth; twice that leaves room for many snapshots.
 _METADATA_SHARE = 1 / 500
 _LEAST_METADATA_BYTES = 16 * _MIB
-# Of the pool: the origin and a copy of all of it fit.
+# Share of the pool: the origin and a full copy of it fit.
 _THIN_SHARE = 0.45
-# A quarter of the group holds a third of its other three quarters, less the table's own records.
+# A quarter of the group holds a third of the other three quarters, minus the table's own records.
 _CLASSIC_SHARE = 0.3
 _FILE_SYSTEM_SHARE = 0.9
 _TIMEOUT_S = 1800.0
@@ -85,13 +85,13 @@ def _make_thin(maker: StorageMaker, order: ProvisionOrder) -> int:
     """Make pool and origin, and return the origin's size."""
     extents, name = _extents(maker, order), group_name(order)
     metadata_bytes = max(int(order.size_bytes * _METADATA_SHARE), _LEAST_METADATA_BYTES)
-    # dm-thin takes no more (Documentation/admin-guide/device-mapper/thin-provisioning.rst).
+    # The limit of dm-thin (Documentation/admin-guide/device-mapper/thin-provisioning.rst).
     metadata = -(-min(metadata_bytes, 15 << 30) // _EXTENT_BYTES)
     # LVM keeps a spare of the same size, for repairs.
     data = extents - 2 * metadata
     maker.run(
         *("lvcreate", "--yes", "--type", "thin-pool", "--chunksize", "64k", "--zero", "y"),
-        # On a loop device a discard that is passed on would punch holes into its file.
+        # On a loop device a passed-down discard would punch holes into its file.
         *("--discards", "nopassdown", "--poolmetadatasize", f"{metadata * _EXTENT_BYTES}b"),
         *("--extents", str(data), "--name", _POOL, name),
         timeout_s=_TIMEOUT_S,
@@ -119,7 +119,7 @@ def unprovision(runner: Runner, mounter: Mounter, scratch: Scratch, device: str,
     if found.returncode == 0:
         scratch.clear_group(found.stdout.strip())
         with suppress(CommandError):
-            # Discarding is the order's to say, whatever lvm.conf does.
+            # The order decides about discards, not lvm.conf.
             kept = ("--config", "devices/issue_discards=0")
             runner.run(["vgremove", "--yes", "--force", *kept, name], timeout_s=_TIMEOUT_S)
     _remove_devices(name)
@@ -131,7 +131,7 @@ def _devices(name: str) -> tuple[dm.Device, ...]:
 
 
 def _remove_devices(name: str) -> None:
-    """Remove the group's devices, each after those that stand on it. Raises StorageError if one stays in use."""
+    """Remove the group's devices, upper ones first. Raises StorageError if one stays in use."""
     deadline = time.monotonic() + _REMOVE_S
     while devices := _devices(name):
         failure: SnapmgrError | None = None
@@ -148,7 +148,7 @@ def _remove_devices(name: str) -> None:
 
 
 def _forget_nodes(name: str) -> None:
-    """Remove the links to devices that are gone: without udev no other program does."""
+    """Remove the links to devices that are gone, because without udev no other program does."""
     folder = Path("/dev", name)
     with suppress(OSError):
         for link in folder.iterdir():

@@ -1,4 +1,4 @@
-"""Removes volumes: by their UUID, and only when no process has them open."""
+"""Removes volumes by their UUID, and only while no process has them open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from snapmgr.api import Runner
     from snapmgr_lvm.report import Group, LogicalVolume
 
-# udev's rules, and programs that probe a new or closed device, have it open for a moment.
+# udev's rules, and programs that probe a new or closed device, briefly hold it open.
 _PATIENCE_S = 5.0
 _POLL_S = 0.2
 # Removing a thin snapshot frees its blocks one by one.
@@ -27,7 +27,7 @@ def remove(runner: Runner, group: Group, volume: LogicalVolume) -> None:
     while True:
         try:
             runner.run(
-                # By its UUID: another may have been put under its name since.
+                # By its UUID: another volume may have its name now.
                 ["lvremove", "--yes", "--select", f'lv_uuid="{volume.uuid}"', group.name],
                 timeout_s=_REMOVE_TIMEOUT_S,
                 abandon=True,
@@ -35,7 +35,7 @@ def remove(runner: Runner, group: Group, volume: LogicalVolume) -> None:
         except CommandError as error:
             failure = error
         else:
-            # LVM leaves volumes that a killed command had begun to make for it.
+            # LVM leaves behind volumes that a killed command had begun to make for it.
             orphans.remove_layers(group.uuid, volume.uuid)
             return
         now = read_group(runner, pool_of(group)).by_uuid(volume.uuid)
@@ -52,12 +52,12 @@ def remove(runner: Runner, group: Group, volume: LogicalVolume) -> None:
 
 
 def resume(runner: Runner, group: Group, volume: LogicalVolume) -> None:
-    """Let a suspended volume go on, with the table that LVM's metadata describe. Raises StorageError if it does not."""
+    """Resume a suspended volume with the table in LVM's metadata. Raises StorageError if it stays suspended."""
     name = f"{group.name}/{volume.name}"
     failure: CommandError | None = None
     try:
         for device in loaded_ahead(runner, group, volume):
-            # The plan of the killed command, for example a merge: resumed, it would go live.
+            # The plan of the killed command, for example a merge, which a resume would activate.
             runner.run(["dmsetup", "clear", device])
         runner.run(["lvchange", "--yes", "--refresh", name], abandon=True)
     except CommandError as error:
@@ -72,21 +72,21 @@ def resume(runner: Runner, group: Group, volume: LogicalVolume) -> None:
 
 
 def loaded_ahead(runner: Runner, group: Group, volume: LogicalVolume) -> list[str]:
-    """Return the devices of a volume and its snapshots that have a second table loaded, beside the one in use.
+    """Return the devices of a volume and its snapshots that have a second table loaded in addition to the live one.
 
-    A command that was killed after it had loaded them, and before it suspended anything, leaves nothing else. Any
-    later command of LVM that resumes such a device carries out a plan that was given up long ago.
+    This is the only trace of a command that was killed after loading them and before it suspended anything. Any
+    later LVM command that resumes such a device carries out a plan that was given up long ago.
     """
     family = {one.uuid for one in group.volumes if volume.uuid in (one.uuid, one.origin_uuid)}
     uuids = tuple(dm.lvm_uuid(group.uuid, uuid) for uuid in family)
     columns = ("--columns", "--noheadings", "--separator", "|", "--options", "name,uuid,tables_loaded")
     rows = [line.split("|") for line in runner.run(["dmsetup", "info", *columns]).stdout.splitlines()]
-    # The layers below have the same UUID with a suffix.
+    # The lower layers have the same UUID with a suffix.
     return [row[0] for row in rows if len(row) == 3 and row[1].startswith(uuids) and row[2] == "Both"]  # noqa: PLR2004
 
 
 def device_name(group: Group, name: str) -> str:
-    """Return the name that device-mapper has for the volume `name`: hyphens are doubled (lvm(8))."""
+    """Return device-mapper's name for the volume `name`, with doubled hyphens (lvm(8))."""
     return f"{group.name.replace('-', '--')}-{name.replace('-', '--')}"
 
 

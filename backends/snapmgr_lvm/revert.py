@@ -1,13 +1,13 @@
-"""Puts an origin back to one of its snapshots: ``lvconvert --merge``, which uses a snapshot up.
+"""Restores an origin in place from one of its snapshots with ``lvconvert --merge``, which consumes the snapshot.
 
-- Classic: the chunks of the CoW table are written back to the origin, by the kernel, while LVM only watches. It
-  continues after any process was killed, and after a reboot. The snapshot is used up.
-- Thin: the origin gets the snapshot's blocks immediately. To keep a snapshot, a copy of it (a thin snapshot of the
-  snapshot) is made before, and takes its place afterwards: same data, name and tags, but a UUID of its own. Merging the
-  copy instead would not do: LVM merges into the origin of a snapshot, and the copy's origin is the snapshot.
+- Classic: the kernel writes the chunks of the CoW table back to the origin, and LVM only watches. The merge
+  continues after any process is killed, and after a reboot. It consumes the snapshot.
+- Thin: the origin gets the snapshot's blocks immediately. To keep a snapshot, we first make a copy of it (a thin
+  snapshot of the snapshot), which takes its place afterwards: same data, name and tags, but a new UUID. Merging the
+  copy instead would not work: LVM merges into the origin of a snapshot, and the copy's origin is the snapshot.
 
-The origin keeps its name, UUID, tags and flags. A tag on it, ``snapmgr.reverting=TOKEN.KIND``, tells that it was begun:
-so a snapshot that was used up differs from one that was removed. The copy has ``snapmgr.copy=TOKEN`` until it is the
+The origin keeps its name, UUID, tags and flags. Its tag ``snapmgr.reverting=TOKEN.KIND`` shows that the restore began,
+and so distinguishes a consumed snapshot from a removed one. The copy has ``snapmgr.copy=TOKEN`` until it becomes the
 snapshot, and then ``snapmgr.copied=TOKEN``.
 """
 
@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Literal
 
 from snapmgr.api import InUseError, NotFoundError, Reason, RevertPlan, StorageError, format_size
 from snapmgr_lvm import arming, marks
-from snapmgr_lvm.commands import change
 from snapmgr_lvm.inventory import require_snapshot, snapshot_ref
 from snapmgr_lvm.removal import device_name, loaded_ahead, remove, resume
-from snapmgr_lvm.report import read_group
+from snapmgr_lvm.report import change, read_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
 
 State = Literal["none", "merging", "done", "failed"]
 
-# Of one exception in the CoW table (dm-snap-persistent.c: struct disk_exception).
+# Size of one exception in the CoW table (dm-snap-persistent.c: struct disk_exception).
 _EXCEPTION_BYTES = 16
-# lvs gives percentages with two decimals.
+# lvs prints percentages with two decimals.
 _PERCENT_ERROR = 0.0001
-# udev's rules have a device open for a moment after its unmount.
+# udev's rules briefly hold a device open after its unmount.
 _PATIENCE_S = 5.0
 _POLL_S = 0.2
 
@@ -62,7 +61,7 @@ class Reverting:
         )
 
     def begin_revert(self, ref: SnapshotRef, token: str) -> None:
-        """Start the merge, or push on one that was started; for thin it is over when this returns."""
+        """Start the merge, or continue a started one; a thin merge is complete when this returns."""
         state = self.revert_state(ref, token)
         if state in ("done", "failed"):
             return
@@ -83,7 +82,7 @@ class Reverting:
                 )
             if kind == "thin" and _copy(group, token) is None:
                 change(self._runner, _copy_command(group, snapshot, token))
-            # In the background: the kernel copies, and we wait for it. LVM's default is to look every 15 s, which would
+            # In the background: the kernel copies, and we wait for it. By default LVM checks every 15 s and would
             # notice the end late.
             background = ("--background", "--interval", "1")
             change(self._runner, ["lvconvert", "--yes", "--merge", *background, f"{group.name}/{snapshot.name}"])
@@ -93,7 +92,7 @@ class Reverting:
                 raise
 
     def revert_state(self, ref: SnapshotRef, token: str) -> State:
-        """Return how far a merge is."""
+        """Return the state of a merge."""
         group = read_group(self._runner, ref.pool)
         origin, snapshot = _require_origin(group, ref), group.by_uuid(ref.native_id)
         if snapshot is not None:
@@ -108,7 +107,7 @@ class Reverting:
         return "failed" if tag == _tag(token, "thin") and _copy(group, token) is None else "done"
 
     def cancel_revert(self, ref: SnapshotRef, token: str) -> None:
-        """Remove the copy and the tag of a merge that was not begun."""
+        """Remove the copy and the tag of a merge that has not begun."""
         if self.revert_state(ref, token) != "none":
             raise StorageError(f"the snapshot {ref.name} is being merged: that cannot be stopped")
         group = read_group(self._runner, ref.pool)
@@ -119,7 +118,7 @@ class Reverting:
         self._forget(group, origin, token)
 
     def finish_revert(self, ref: SnapshotRef, token: str) -> SnapshotRef | None:
-        """Let the copy of a thin snapshot take its place; forget that anything was merged."""
+        """Put the copy of a thin snapshot in its place, and remove all traces of the merge."""
         group = read_group(self._runner, ref.pool)
         origin, copy = _require_origin(group, ref), _copy(group, token)
         if group.by_uuid(ref.native_id) is not None:
@@ -134,14 +133,14 @@ class Reverting:
     # ------------------------------------------------------------------------------------------------------- commands
 
     def _make_usable(self, group: Group, origin: LogicalVolume) -> None:
-        """Repair the leftovers of a killed lvconvert: a suspended origin, none in the kernel, or one about to merge."""
+        """Repair an origin that a killed lvconvert left suspended, missing in the kernel, or about to merge."""
         if not origin.active:
             change(self._runner, ["lvchange", "--yes", "--activate", "y", f"{group.name}/{origin.name}"])
         elif origin.suspended or loaded_ahead(self._runner, group, origin):
             resume(self._runner, group, origin)
 
     def _push(self, group: Group, origin: LogicalVolume) -> None:
-        """Continue a merge that was postponed because the origin was open, or that no process watches any more."""
+        """Continue a merge that was postponed because the origin was open, or that no process watches any longer."""
         name = f"{group.name}/{origin.name}"
         if not origin.active:
             change(self._runner, ["lvchange", "--yes", "--activate", "y", name])
@@ -202,7 +201,7 @@ def _tag_of(origin: LogicalVolume, token: str) -> str | None:
 
 
 def _copy(group: Group, token: str) -> LogicalVolume | None:
-    """Return the copy that was made for `token`, whether it is the snapshot by now or not."""
+    """Return the copy that was made for `token`, whether or not it has become the snapshot."""
     return next(
         (one for one in group.volumes if token in (marks.value(one, "copy"), marks.value(one, "copied"))),
         None,
@@ -210,7 +209,7 @@ def _copy(group: Group, token: str) -> LogicalVolume | None:
 
 
 def _copy_command(group: Group, snapshot: LogicalVolume, token: str) -> list[str]:
-    # Without ``snapmgr.id`` it is not a snapshot yet.
+    # Without ``snapmgr.id`` it has not become a snapshot.
     own = (marks.MARK, f"snapmgr.copy={token}", f"snapmgr.of={snapshot.uuid}", *marks.old_note_tags(snapshot.tags))
     flags = ("--permission", "r", "--setactivationskip", "y")
     name = f"snapmgr.revert.{token}"
@@ -270,18 +269,18 @@ def _remarks(group: Group, origin: LogicalVolume, snapshot: LogicalVolume) -> It
 
 
 def _chunk_data_bytes(snapshot: LogicalVolume) -> int:
-    """Return how much data a CoW table holds, its own entries left out; what the percentage hides is counted."""
+    """Return an upper bound of the data in a CoW table without its own entries; allows for the rounded percentage."""
     used = ((snapshot.snap_percent or 0.0) / 100 + _PERCENT_ERROR) * snapshot.size_bytes
     return int(used * snapshot.chunk_bytes / (snapshot.chunk_bytes + _EXCEPTION_BYTES))
 
 
 def needed_bytes(snapshot: LogicalVolume, sibling: LogicalVolume) -> int:
-    """Return the most that a merge of `snapshot` adds to the CoW table of `sibling`, a snapshot of the same origin.
+    """Return an upper bound of the growth of `sibling`'s CoW table when `snapshot`, of the same origin, is merged.
 
     The merge writes back the chunks that changed since `snapshot`; the sibling holds those that changed since it was
-    made. A later sibling holds a part of the former, an earlier one holds them all: in both cases it needs the
-    difference. That is true for chunks of its own size or smaller ones; of larger ones the merge also writes back the
-    parts that were not touched.
+    made. A later sibling holds some of them, an earlier one all of them: in both cases it needs the difference. This
+    holds if the snapshot's chunks are not larger than the sibling's; the merge also writes back the untouched parts of
+    larger chunks.
     """
     chunks = -(-_chunk_data_bytes(snapshot) // max(snapshot.chunk_bytes, 1))
     has = int(max(0.0, (sibling.snap_percent or 0.0) / 100 - _PERCENT_ERROR) * sibling.size_bytes)
@@ -290,16 +289,16 @@ def needed_bytes(snapshot: LogicalVolume, sibling: LogicalVolume) -> int:
         more = max(0, chunks - has_chunks)
     else:
         more = -(-chunks * snapshot.chunk_bytes // max(sibling.chunk_bytes, 1))
-    # The table's entries lie in chunks of their own: one may be begun.
+    # The table's entries have their own chunks, of which one may be partly used.
     return more * (sibling.chunk_bytes + _EXCEPTION_BYTES) + (sibling.chunk_bytes if more else 0)
 
 
 def missing_room(group: Group, origin: LogicalVolume, snapshot: LogicalVolume) -> Iterator[Reason]:
-    """Return the snapshots of the same origin, ours or not, whose CoW tables might overflow by a merge."""
+    """Return the snapshots of the same origin, ours or not, whose CoW tables a merge might overflow."""
     for sibling in group.volumes:
         if sibling.uuid == snapshot.uuid or not sibling.is_classic_snapshot or sibling.origin_uuid != origin.uuid:
             continue
-        # One that holds every chunk of the origin cannot overflow.
+        # A table with room for every chunk of the origin cannot overflow.
         whole = origin.size_bytes // max(sibling.chunk_bytes, 1) * (sibling.chunk_bytes + _EXCEPTION_BYTES)
         if sibling.invalid or sibling.size_bytes >= whole + 2 * sibling.chunk_bytes:
             continue

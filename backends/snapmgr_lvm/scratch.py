@@ -1,10 +1,10 @@
-"""Attaches classic snapshots without ever writing to them: over each lies a CoW table of our own, in a scratch file.
+"""Attaches classic snapshots without ever writing to them: our own CoW table in a scratch file takes the writes.
 
-For the attachment RECORD there are, in this order: the note ``RECORD.json`` and the sparse file ``RECORD.cow`` in the
-scratch folder; a loop device on the file, which the kernel takes down with its last user; and over snapshot and loop
+The attachment RECORD consists, in this order, of: the note ``RECORD.json`` and the sparse file ``RECORD.cow`` in the
+scratch folder; a loop device on the file, which the kernel removes with its last user; and over snapshot and loop
 device the device-mapper device ``snapmgr.attachment.RECORD`` (a non-persistent "snapshot" target: its table of
-exceptions is in memory). A reboot leaves the files alone. Attachments for reading are made so as well: the journal has
-to be replayed somewhere.
+exceptions is in memory). Only the files survive a reboot. Attachments for reading work in the same way, because
+the journal must be replayed somewhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from snapmgr.api import CommandError, Found, Reason, SnapmgrError, SnapshotRef, StorageError, attach_loop, format_size
-from snapmgr.api.kernel import loops, release_loop
+from snapmgr.api.kernel import holder, loops, release_loop
 from snapmgr_lvm import dm, marks, scratchfolder
 from snapmgr_lvm.config import size_of
 from snapmgr_lvm.inventory import pool_of, snapshot_ref
@@ -48,7 +48,7 @@ class Scratch:
     def attach(self, record: AttachRecord, snapshot: LogicalVolume, group: Group) -> str:
         """Make a writable view of a classic snapshot and return its device. `detach` removes leftovers of a failure.
 
-        Raises StorageError if the snapshot is lost or there is no scratch space.
+        Raises StorageError if the snapshot is lost or scratch space is missing.
         """
         name = marks.attachment_name(record.id)
         _require_sound(snapshot, group)
@@ -71,7 +71,7 @@ class Scratch:
             )
             file_fd = scratchfolder.make_file(folder_fd, record.id, size_bytes)
             stack.callback(os.close, file_fd)
-            # No crash leaves the loop device: it lives as long as we, or the device-mapper device, have it open.
+            # A crash cannot leave the loop device: it exists only while we or the device-mapper device hold it open.
             loop_fd, loop_path = attach_loop(file_fd, name)
             stack.callback(os.close, loop_fd)
             # N: not persistent. The snapshot is opened for reading only (drivers/md/dm-snap.c, snapshot_ctr).
@@ -85,19 +85,19 @@ class Scratch:
             return device
 
     def detach(self, record: AttachRecord) -> None:
-        """Remove what `attach` made for a record, however far it came; idempotent, also after a reboot.
+        """Remove a complete or partial attachment of a record; idempotent, also after a reboot.
 
-        Raises InUseError if it is mounted or open, StorageError if it is of another snapshot than the record says.
+        Raises InUseError if it is mounted or open, StorageError if its snapshot is not the one in the record.
         """
         self._clear(record.id, native_id=record.ref.native_id)
 
     def clear_debris(self, group: Group, record_id: str) -> None:
-        """Remove what `found` calls debris, if it still is. Errors as `detach`."""
+        """Remove debris that `found` reported, if it still is debris. Errors as `detach`."""
         if any(one.kind == "debris" and one.record_id == record_id for one in self.found(group)):
             self._clear(record_id, native_id=None)
 
     def found(self, group: Group) -> Iterator[Found]:
-        """Yield the attachments of a volume group's snapshots, whole or not: devices, and files without a device.
+        """Yield the attachments, complete or not, of a volume group's snapshots: devices, and files without a device.
 
         Debris that is too incomplete to name its group counts as this group's.
         """
@@ -117,7 +117,7 @@ class Scratch:
                     yield _describe(group, record_id, note, native_id)
 
     def clear_group(self, group_uuid: str) -> None:
-        """Remove all attachments of a volume group's snapshots that is to go, whole or not. Errors as `detach`."""
+        """Remove all attachments, complete or not, of a volume group that will be removed. Errors as `detach`."""
         devices = dm.devices(marks.ATTACHMENT)
         ids = {_record_of(device) for device in devices if (_stands_on(device) or ("",))[0] == group_uuid}
         with scratchfolder.opened(self._config.scratch_dir, make=False) as folder_fd:
@@ -130,7 +130,7 @@ class Scratch:
             self._clear(record_id, native_id=None)
 
     def users(self, native_id: str) -> tuple[str, ...]:
-        """Return the ids of the attachments that stand on a snapshot now: it cannot be removed under them."""
+        """Return the ids of the attachments that use a snapshot now, and so prevent its removal."""
         found = ((_record_of(device), _stands_on(device)) for device in dm.devices(marks.ATTACHMENT))
         return tuple(record_id for record_id, below in found if record_id and below and below[1] == native_id)
 
@@ -140,7 +140,7 @@ class Scratch:
         if device is None or not device.size_bytes:
             return Reason(what=f"the attachment {record.id} has no device any more", hint="attach the snapshot again")
         failure = dm.snapshot_status(device).failure
-        # First the snapshot: its end is the end of what stands on it.
+        # The snapshot comes first: if it is lost, so is everything on it.
         for one in dm.below(device):
             if dm.volume_of(one.uuid) is not None and (lost := dm.snapshot_status(one).failure) is not None:
                 return Reason(
@@ -166,7 +166,7 @@ class Scratch:
                     f"the device {device.name} was not made by attachment {record_id}",
                     hint=f"look at it: dmsetup table {device.name}; lsblk -s /dev/{device.kernel_name}",
                 )
-            # scratch_dir may have been changed in the configuration since.
+            # scratch_dir may have changed in the configuration since.
             folders |= {os.path.dirname(one.file) for one in loops() if os.path.basename(one.path) in device.below}
             dm.require_unmounted(device, self._mounter.mounts())
             dm.remove(device)
@@ -222,8 +222,8 @@ class Scratch:
                     )
 
     def _require_room(self, folder_fd: int, below: Device) -> int:
-        """Return how large the scratch file may get. Raises StorageError if there is not that much room."""
-        # More than the whole volume cannot be written to.
+        """Return the maximum size of the scratch file. Raises StorageError without enough room."""
+        # Writes can change at most the whole volume.
         wanted = min(max(size_of(self._config.scratch_size, below.size_bytes), _LEAST_BYTES), below.size_bytes)
         wanted -= wanted % _CHUNK_BYTES
         free = scratchfolder.free_bytes(folder_fd)
@@ -248,10 +248,10 @@ class Scratch:
 
 
 def _spend_first_chunk(device: str) -> None:
-    """Write an attachment's last chunk as it is, so that the scratch file begins with it.
+    """Rewrite an attachment's last chunk unchanged, so that the scratch file begins with it.
 
     The file begins with the first write, which would otherwise be the file system's superblock: a program that probes
-    the loop device (``udevadm trigger``) would take it for the origin, and let /dev/disk/by-uuid lead there.
+    the loop device (``udevadm trigger``) would mistake it for the origin, and point /dev/disk/by-uuid to it.
     """
     try:
         fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
@@ -287,18 +287,18 @@ def _record_of(device: Device) -> str | None:
 
 
 def _stands_on(device: Device) -> tuple[str, str] | None:
-    """Return the UUIDs of group and snapshot below a device of ours; None while it has no table."""
+    """Return the UUIDs of group and snapshot below a device of ours; None until it has a table."""
     return next((found for one in dm.below(device) if (found := dm.volume_of(one.uuid)) is not None), None)
 
 
 def _describe(group: Group, record_id: str, note: scratchfolder.Note | None, native_id: str | None) -> Found:
-    """Return the known facts of an attachment; debris if they do not suffice to detach it by a record."""
+    """Describe an attachment by the known facts; as debris if they are not enough to detach it by a record."""
     pool, name = pool_of(group), marks.attachment_name(record_id)
     snapshot = group.by_uuid(native_id)
     if snapshot is not None:
         ref = snapshot_ref(group, snapshot)
     elif note is not None:
-        # The snapshot is gone, by hand or with its origin; its id is all that `detach` needs.
+        # The snapshot was removed by hand or with its origin; `detach` needs only its id.
         ref = SnapshotRef(
             backend=pool.backend,
             snapshot_id=note.snapshot_id,
@@ -321,9 +321,7 @@ def _meaning(failure: str) -> str:
 
 def _source_number(path: str, mounts: tuple[Mount, ...]) -> str | None:
     """Return the number of the device that the mount of a real path names."""
-    holders = [one for one in mounts if path == one.point or path.startswith(one.point.rstrip("/") + "/")]
-    held = max(holders, key=lambda one: (len(one.point), holders.index(one)), default=None)
-    if held is not None and held.source.startswith("/"):
-        with suppress(OSError):
-            return dm.device_number(os.stat(held.source).st_rdev)
+    with suppress(OSError, StorageError):
+        source = holder(path, mounts).source
+        return dm.device_number(os.stat(source).st_rdev) if source.startswith("/") else None
     return None

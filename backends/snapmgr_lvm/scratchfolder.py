@@ -1,6 +1,6 @@
 """Keeps the folder of scratch files: for each attachment ``RECORD.json``, its snapshot, and ``RECORD.cow``, its writes.
 
-The note is there before anything else of an attachment, and goes last: whatever a crash leaves has a name.
+The note is created first and removed last, so that every leftover of a crash has a name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HINT = "set scratch_dir in [backend.lvm] to a folder of root's own"
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """The note of an attachment's snapshot, on disk before anything is made for it."""
+    """The note of an attachment's snapshot, on disk before anything else of the attachment."""
 
     format: int = _FORMAT
     record_id: str
@@ -40,15 +40,15 @@ class Note:
     pool_id: str
     """UUID of its volume group."""
     boot_id: str
-    """Of the attachment: with another one its devices are gone."""
+    """Boot id of the attachment: after another boot its devices are gone."""
 
 
 @contextmanager
 def opened(path: str, *, make: bool) -> Iterator[int | None]:
-    """Yield a descriptor of the folder, locked: shared, or with `make` for ourselves; None if it is not there.
+    """Yield a descriptor of the folder with a shared lock, or with `make` an exclusive one; None if it is missing.
 
-    So nobody takes files in the making for abandoned. With `make` it is made (0700; its parents 0755). Raises
-    StorageError if others could put something else in its place or look into it, or if it cannot be opened.
+    The lock keeps unfinished files from looking abandoned. `make` creates the folder (0700; its parents 0755). Raises
+    StorageError if other users could replace or read it, or if it cannot be opened.
     """
     if make:
         _make(path)
@@ -92,7 +92,7 @@ def write_note(folder_fd: int, note: Note) -> None:
 
 
 def read_note(folder_fd: int, record_id: str) -> Note | None:
-    """Return a record's note; None if there is none, or something else."""
+    """Return a record's note; None if it is missing or unreadable."""
     try:
         fd = os.open(f"{record_id}.json", os.O_RDONLY | os.O_NONBLOCK | _FLAGS, dir_fd=folder_fd)
         with os.fdopen(fd, "rb") as file:
@@ -120,7 +120,7 @@ def make_file(folder_fd: int, record_id: str, size_bytes: int) -> int:
 
 
 def file_size(folder_fd: int, record_id: str) -> int | None:
-    """Return how large a record's file may get, in bytes; None if it is gone."""
+    """Return the maximum size of a record's file in bytes; None if it is gone."""
     try:
         return os.stat(f"{record_id}.cow", dir_fd=folder_fd, follow_symlinks=False).st_size
     except OSError:
@@ -138,7 +138,7 @@ def remove(folder_fd: int, record_id: str) -> None:
 
 
 def free_bytes(folder_fd: int) -> int:
-    """Return the room on the folder's file system, less the further growth of its files."""
+    """Return the free space on the folder's file system, minus the further growth of its files."""
     room = os.fstatvfs(folder_fd)
     promised = 0
     for record_id in records(folder_fd):
@@ -178,7 +178,7 @@ def _require_private(path: str, fd: int) -> None:
             f"user {status.st_uid} and has mode {stat.S_IMODE(status.st_mode):04o}",
             hint=f"is it yours? chown {os.geteuid()} {path} && chmod 0700 {path}; else {_HINT}",
         )
-    # Also the folders that a symlink on the way stands in: a user who may write there could lead us elsewhere.
+    # Also check the folders that hold a symlink on the way: a user who can write there could redirect us.
     for folder in dict.fromkeys((*Path(path).parents, *Path(os.path.realpath(path)).parents)):
         above = folder.stat()
         loose = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX

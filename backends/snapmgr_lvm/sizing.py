@@ -1,8 +1,8 @@
-"""Decides the size of a classic snapshot's CoW table. Pure, but for `measure_writes`.
+"""Decides the size of a classic snapshot's CoW table. Pure, except for `measure_writes`.
 
-A CoW table (dm-snapshot's persistent exception store) is a header, and then areas: one chunk of exceptions, 16 bytes
-each, and the chunks that they describe. A chunk of the origin takes room at its *first* write after the snapshot; later
-writes to it take none. So a table for every chunk of the origin can never overflow.
+A CoW table (dm-snapshot's persistent exception store) consists of a header and areas: one chunk of exceptions, 16 bytes
+each, and the chunks that they describe. Only the *first* write to a chunk of the origin after the snapshot takes room.
+So a table with room for every chunk of the origin can never overflow.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ if TYPE_CHECKING:
     from snapmgr_lvm.report import Group, LogicalVolume
 
 _EXCEPTION_BYTES = 16
-# As LVM counts them: the header, the first area's exceptions, and one chunk of data; it makes no smaller table.
+# LVM's minimum size of a table: the header, the first area's exceptions, and one chunk of data.
 _LEAST_CHUNKS = 3
 _SECTOR_BYTES = 512
-# A forecast is of the past; the next day may have a bulk load in it.
+# A forecast knows only the past; the next day may bring a bulk load.
 _MARGIN = 2.0
-# A forecast from a quiet hour would be next to nothing: never less than this share of the origin.
+# A forecast from a quiet hour would be almost zero: never use less than this share of the origin.
 _LEAST_SHARE = 0.05
-# A shorter past says nothing of a day.
+# A shorter past says nothing about a day.
 _LEAST_AGE_S = 600.0
 _SHARE_WITHOUT_PAST = "20%"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CowPlan:
-    """The CoW table that a classic snapshot is to get."""
+    """The planned CoW table of a classic snapshot."""
 
     size_bytes: int
-    """Whole extents."""
+    """Size in whole extents."""
     chunk_bytes: int
     why: str
 
     @property
     def about(self) -> str:
-        """A note about it, for people."""
+        """A note about it for the user."""
         return f"CoW table {format_size(self.size_bytes)}, chunks of {format_size(self.chunk_bytes)}: {self.why}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Writes:
-    """The bytes written to a device since it exists."""
+    """The bytes written to a device since its creation."""
 
     written_bytes: int
     age_s: float
-    """At most: since the boot."""
+    """Age of the device, at most the time since the boot."""
 
 
 def measure_writes(device: str | None, sysfs: Path = Path("/sys"), proc: Path = Path("/proc")) -> Writes | None:
-    """Given "253:4", return the bytes written to that device since the boot; None where the kernel does not tell."""
+    """Given "253:4", return the bytes written to that device since the boot; None if the kernel does not count them."""
     with suppress(OSError, ValueError, IndexError):
         # Documentation/admin-guide/iostats.rst: the 7th field is sectors written.
         sectors = int((sysfs / "dev/block" / str(device) / "stat").read_text().split()[6])
@@ -76,11 +76,11 @@ def plan_cow(
     writes: Writes | None,
     now: datetime,
 ) -> CowPlan:
-    """Return the CoW table for a snapshot of `origin`, as `config.cow_size` says.
+    """Return the CoW table for a snapshot of `origin` according to `config.cow_size`.
 
     Args:
         config: `cow_size`, `cow_lifetime` and `chunk_size`.
-        group: the origin's, as it is now.
+        group: the origin's, in its present state.
         origin: an active volume.
         writes: the bytes written to it, for a forecast without earlier snapshots.
         now: aware.
@@ -99,9 +99,9 @@ def plan_cow(
 
 
 def require_room(group: Group, origin: LogicalVolume, plan: CowPlan, *, promised_bytes: int = 0) -> None:
-    """Raise StorageError if the group has no room for a CoW table.
+    """Raise StorageError if the group does not have room for a CoW table.
 
-    `promised_bytes` of its free space are for other members of the same snapshot.
+    Other members of the same snapshot need `promised_bytes` of its free space.
     """
     free_bytes = max(group.free_bytes - promised_bytes, 0)
     if plan.size_bytes > free_bytes:
@@ -121,14 +121,14 @@ def table_bytes(data_bytes: int, chunk_bytes: int, extent_bytes: int) -> int:
 
 def whole_table_bytes(origin_bytes: int, chunk_bytes: int, extent_bytes: int) -> int:
     """Return the size of a table that holds every chunk of the origin: the most that LVM makes."""
-    # LVM's cow_max_extents has one chunk more than `table_bytes` in it.
+    # LVM's cow_max_extents includes one chunk more than `table_bytes`.
     return table_bytes(origin_bytes + chunk_bytes, chunk_bytes, extent_bytes)
 
 
 def growth_bytes(group: Group, origin: LogicalVolume, snapshot: LogicalVolume) -> int:
-    """Return by how much a snapshot's CoW table would be enlarged: by half, or up to the need of the whole origin.
+    """Return the extension of a snapshot's CoW table: half its size, or less up to the need of the whole origin.
 
-    0 if it has that already. Whole extents.
+    In whole extents; 0 if it already has room for the whole origin.
     """
     most = whole_table_bytes(origin.size_bytes, snapshot.chunk_bytes, group.extent_bytes)
     half = max(snapshot.size_bytes // 2 // group.extent_bytes, 1) * group.extent_bytes
@@ -138,7 +138,7 @@ def growth_bytes(group: Group, origin: LogicalVolume, snapshot: LogicalVolume) -
 def _forecast(
     config: LvmConfig, group: Group, origin: LogicalVolume, writes: Writes | None, now: datetime
 ) -> tuple[int, str]:
-    """Return how much is to have room, and why."""
+    """Return the amount of data to make room for, and why."""
     lifetime_s = parse_duration(config.cow_lifetime)
     least = int(origin.size_bytes * _LEAST_SHARE)
     measured = _first_touches(group, origin, now) or _all_writes(origin, writes, now)
@@ -152,9 +152,9 @@ def _forecast(
 
 
 def _first_touches(group: Group, origin: LogicalVolume, now: datetime) -> tuple[float, str] | None:
-    """Return how fast the CoW tables of the origin's present snapshots have filled up, in bytes a second.
+    """Return the fill rate of the CoW tables of the origin's present snapshots, in bytes per second.
 
-    It is what a new one will see: writes to what was written already take no room. The fastest of them counts.
+    A new table will fill at this rate, because repeated writes to a chunk take no room. The fastest one counts.
     """
     rates = []
     for volume in group.volumes:
@@ -174,7 +174,7 @@ def _first_touches(group: Group, origin: LogicalVolume, now: datetime) -> tuple[
 
 
 def _all_writes(origin: LogicalVolume, writes: Writes | None, now: datetime) -> tuple[float, str] | None:
-    """Return the rate of all writes, in bytes a second; repeated writes to one place count each time."""
+    """Return the rate of all writes in bytes per second; repeated writes to one place count each time."""
     if writes is None:
         return None
     ages = [writes.age_s]
@@ -188,7 +188,7 @@ def _all_writes(origin: LogicalVolume, writes: Writes | None, now: datetime) -> 
 
 
 def age_of(volume: LogicalVolume, now: datetime) -> float | None:
-    """Return how old a volume is, in seconds; None where LVM's time format was set to something else."""
+    """Return the age of a volume in seconds; None if LVM is configured with another time format."""
     with suppress(ValueError):
         return (now - datetime.strptime(volume.made_at, "%Y-%m-%d %H:%M:%S %z")).total_seconds()
     return None

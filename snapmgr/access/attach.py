@@ -1,4 +1,4 @@
-"""Making snapshots reachable: the lease on disk first, then the backend's attachment, then the mount."""
+"""Attaches snapshots and releases them: first the lease goes to disk, then the backend attaches, then we mount."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.records import Mount
 
-# io_uring closes what a killed server had open a moment after its end.
+# io_uring closes the open files of a killed server a moment after its end.
 _SETTLE_S = 5.0
 
 
@@ -55,22 +55,22 @@ def attach(
     """Attach a READY snapshot at `point` (by default a fresh folder in the scratch directory) and return its lease.
 
     Writable means a clone: the original never changes. The members of a set are mounted in folders of the point.
-    Without root nothing can be mounted, so there a clone's own folder is the point. Raises StorageError for a snapshot
-    that is not READY, or where a symlink leads out of it, LostError for one that overflowed (it stays as it is: see
-    `snapmgr.capacity.lost.removing_if_lost`), and what the backend raises.
+    Mounting needs root; without it the point is the clone's own folder. Raises StorageError for a snapshot that is not
+    READY or has a symlink on the way to a folder of the source, LostError for one that overflowed (it is not changed
+    here: see `snapmgr.capacity.lost.removing_if_lost`), and the backend's errors.
     """
     manifest = entry.manifest
     manifest.require_ready("attached")
     can_mount = os.geteuid() == 0
     if point is not None and not can_mount:
-        raise ConfigError("mounting at a folder of your choice needs root", hint="leave DIR away, or run as root")
+        raise ConfigError("mounting at a folder of your choice needs root", hint="omit DIR, or run as root")
     several = len(manifest.members) > 1
     if several and not can_mount:
         raise MissingRequirementError(
             f"attaching the {len(manifest.members)} members of {manifest.id} needs root", hint="run as root"
         )
     if several and point is not None and point.exists() and any(point.iterdir()):
-        raise StorageError(f"the folder {point} is not empty", hint="name an empty folder, or one that does not exist")
+        raise StorageError(f"the folder {point} is not empty", hint="name an empty or a new folder")
     if point is None:
         require_own(ctx.config.scratch_dir)
     parts = tuple(
@@ -84,13 +84,13 @@ def attach(
         for member, folder in zip(manifest.members, part_folders(manifest), strict=True)
     )
     lease = _new_lease(ctx, manifest, parts, why=why, point=point, for_s=for_s)
-    _require_sound(ctx, lease, manifest)
+    _require_usable(ctx, lease, manifest)
     with ctx.catalog.reading(manifest.id):
         ctx.catalog.write_lease(lease)
         try:
             for number in range(len(parts)):
                 lease = _attach_part(ctx, lease, number, mount=can_mount)
-            _refuse_detours(lease, manifest)
+            _refuse_symlinks(lease, manifest)
         except BaseException:
             release_or_tell(ctx, lease)
             raise
@@ -119,7 +119,7 @@ def _new_lease(
     )
 
 
-def _require_sound(ctx: Context, lease: Lease, manifest: Manifest) -> None:
+def _require_usable(ctx: Context, lease: Lease, manifest: Manifest) -> None:
     _require_answer(ctx, lease)
     refuse_inplace_target(ctx.catalog, manifest.id)
     require_not_overflowed(ctx, manifest)
@@ -127,38 +127,38 @@ def _require_sound(ctx: Context, lease: Lease, manifest: Manifest) -> None:
 
 @contextmanager
 def reached(ctx: Context, entry: Entry, *, why: Purpose) -> Iterator[str]:
-    """The folder in the storage itself that holds a snapshot's copy of its source, for calls of the storage; only read.
+    """Yield the folder of the storage that holds a snapshot's copy of its source; read-only, for the storage's calls.
 
-    Unlike `attached` it is mounted nowhere else: a storage clones its own folders, not what a bind mount shows of them.
-    Raises StorageError for a snapshot of several volumes, or of a storage that has no such folder.
+    Unlike `attached` this mounts nothing: a storage clones its own folders, but not a bind mount of them. Raises
+    StorageError for a snapshot of several volumes, or if the storage has no such folder.
     """
     manifest = entry.manifest
     manifest.require_ready("read")
     if len(manifest.members) > 1:
-        raise StorageError(f"{manifest.id} is in {len(manifest.members)} volumes: it has no folder of its own")
+        raise StorageError(f"{manifest.id} is in {len(manifest.members)} volumes: it has no single folder")
     member = manifest.members[0]
     record = AttachRecord(id=secrets.token_hex(8), ref=member.ref, writable=False, boot_id=boot_id())
     lease = _new_lease(ctx, manifest, (LeasePart(record=record, subpath=member.subpath),), why=why)
-    _require_sound(ctx, lease, manifest)
+    _require_usable(ctx, lease, manifest)
     with ctx.catalog.reading(manifest.id):
         ctx.catalog.write_lease(lease)
         try:
             folder = ctx.backend(member.ref.backend).attach(record).directory
             if folder is None:
-                raise StorageError(f"the {member.ref.backend} storage keeps {manifest.id} on a device, in no folder")
+                raise StorageError(f"the {member.ref.backend} storage keeps {manifest.id} on a device, not in a folder")
             yield os.path.join(folder, member.subpath) if member.subpath else folder
         finally:
             release_or_tell(ctx, lease)
 
 
 def _require_answer(ctx: Context, lease: Lease) -> None:
-    """Raise StorageError if the storage or the state directory hangs: even a read-only attachment is written down."""
+    """Raise StorageError if the storage or the state directory hangs: even a read-only attachment needs its lease."""
     ctx.catalog.require_answer()
     require_pools_answer((part.record.ref.pool for part in lease.parts), ctx.mounter.mounts())
 
 
 def part_folders(manifest: Manifest) -> tuple[str, ...]:
-    """Return where each member goes below the point: at the point itself if it is alone, else by its volume's name."""
+    """Return the folder of each member below the point: "" for a single member, else named after its volume."""
     if len(manifest.members) == 1:
         return ("",)
     names: list[str] = []
@@ -171,14 +171,14 @@ def part_folders(manifest: Manifest) -> tuple[str, ...]:
 
 
 def _attach_part(ctx: Context, lease: Lease, number: int, *, mount: bool) -> Lease:
-    """Attach and mount one part; return the lease with what is known of it now, on disk."""
+    """Attach and mount one part; return the lease with its mount, after writing it to disk."""
     part = lease.parts[number]
     attachment = ctx.backend(part.record.ref.backend).attach(part.record)
     if mount:
         point = part_point(lease, part)
         mount_attachment(attachment, point, writable=part.record.writable)
-        there = _mounted_at(ctx, point)
-        part = replace(part, mounted=_identity(there) if there is not None else None)
+        mounted = _mounted_at(ctx, point)
+        part = replace(part, mounted=_identity(mounted) if mounted is not None else None)
         lease = replace(lease, parts=(*lease.parts[:number], part, *lease.parts[number + 1 :]))
     else:
         lease = replace(lease, point=str(attachment.directory))
@@ -186,10 +186,10 @@ def _attach_part(ctx: Context, lease: Lease, number: int, *, mount: bool) -> Lea
     return lease
 
 
-def _refuse_detours(lease: Lease, manifest: Manifest) -> None:
-    """Raise StorageError if a symlink in the snapshot stands where a folder of the source was: it may lead outside.
+def _refuse_symlinks(lease: Lease, manifest: Manifest) -> None:
+    """Raise StorageError if the snapshot has a symlink on the way to a folder of the source: it may lead outside.
 
-    Who owns the folder above may have put it there just before the snapshot, or it is a disk from elsewhere.
+    The owner of the folder above may have put it there just before the snapshot, or the disk is from elsewhere.
     """
     for number, member in enumerate(manifest.members):
         root = os.path.realpath(part_point(lease, lease.parts[number]))
@@ -197,13 +197,13 @@ def _refuse_detours(lease: Lease, manifest: Manifest) -> None:
             path = os.path.normpath(os.path.join(root, subpath))
             if os.path.realpath(path) != path:
                 raise StorageError(
-                    f"in snapshot {manifest.id} a symlink stands on the way to {subpath}: it is not followed",
-                    hint="take another snapshot, of a folder that is reached without symlinks",
+                    f"snapshot {manifest.id} has a symlink on the way to {subpath}, which may lead outside",
+                    hint="take another snapshot, of a folder whose path has no symlinks",
                 )
 
 
 def part_point(lease: Lease, part: LeasePart) -> str:
-    """Return where a part is (to be) mounted."""
+    """Return the mount point of a part, whether it is mounted yet or not."""
     return os.path.join(lease.point, part.folder) if part.folder else lease.point
 
 
@@ -217,23 +217,23 @@ def _identity(mount: Mount) -> str:
 
 
 def _is_ours(part: LeasePart, mount: Mount) -> bool:
-    """Whether `mount` is the one that was made for `part`, and nothing that somebody mounted there."""
+    """Return whether `mount` was made for `part`, and not by somebody else at the same point."""
     if part.mounted is not None:
         return part.mounted == _identity(mount)
-    # Nothing was mounted yet, or we were killed right after it: what a backend makes bears one of these names.
+    # Nothing was mounted yet, or we were killed right after the mount: a backend's own objects have one of these names.
     record = part.record
     return any(name in mount.root or name in mount.source for name in (record.id, record.ref.name))
 
 
 def data_path(lease: Lease) -> Path:
-    """Return where the copy of the source's own folder is: the volume may hold it further down."""
+    """Return the path of the copy of the source's own folder; in the volume it may lie in a subfolder."""
     return _inside(lease, 0, lease.parts[0].subpath)
 
 
 def copies(lease: Lease, manifest: Manifest) -> dict[str, Path]:
-    """Return every folder of the source, as it was called, and where its copy is now; the source's own comes first.
+    """Map the original path of every folder of the source to the path of its copy; the source's own folder is first.
 
-    The others are those outside of it, which the server wrote as well: redo log, tablespaces, binary logs.
+    The others lie outside of it, and the server wrote to them as well: redo log, tablespaces, binary logs.
     """
     found = {manifest.path: data_path(lease)}
     for number, member in enumerate(manifest.members):
@@ -242,14 +242,14 @@ def copies(lease: Lease, manifest: Manifest) -> dict[str, Path]:
     return found
 
 
-def place_of(path: str, there: Mapping[str, Path]) -> Path | None:
-    """Given a file or folder of the source and what `copies` returned, return where its copy is, if it has one."""
+def place_of(path: str, folders: Mapping[str, Path]) -> Path | None:
+    """Given a path of the source and the result of `copies`, return the path of its copy, or None if it has none."""
     path = os.path.normpath(path)
-    holders = [folder for folder in there if lies_in(path, folder)]
-    if not holders:
+    parents = [folder for folder in folders if lies_in(path, folder)]
+    if not parents:
         return None
-    folder = max(holders, key=len)
-    return there[folder] / os.path.relpath(path, folder)
+    folder = max(parents, key=len)
+    return folders[folder] / os.path.relpath(path, folder)
 
 
 def _inside(lease: Lease, number: int, subpath: str) -> Path:
@@ -257,21 +257,21 @@ def _inside(lease: Lease, number: int, subpath: str) -> Path:
 
 
 def release(ctx: Context, lease: Lease) -> None:
-    """Undo an attachment, however far it got and whatever boot it is from; the lease goes last. Idempotent.
+    """Undo an attachment, however far it got and whatever boot it is from; the lease is removed last. Idempotent.
 
-    The server of a clone is killed if it still runs: who wants it to end by itself has ended it before. Raises
-    InUseError while a process uses the mount, StorageError with nothing undone if the storage hangs.
+    Kills the server of a clone if it still runs: a caller that wants a clean shutdown has done it before. Raises
+    InUseError while a process uses the mount. Raises StorageError, with nothing undone, if the storage hangs.
     """
     _require_answer(ctx, lease)
-    # Half of it undone would be left to the next run.
+    # A signal in the middle would leave the rest to the next run.
     with signals_held():
         _kill_server(lease)
         for part in reversed(lease.parts):
             point = part_point(lease, part)
             if os.geteuid() == 0 and lease.boot_id == boot_id():
-                there = _mounted_at(ctx, point)
-                if there is not None and _is_ours(part, there):
-                    unmount(point, mount_id=there.id, patience_s=_SETTLE_S if lease.server is not None else 0.0)
+                mounted = _mounted_at(ctx, point)
+                if mounted is not None and _is_ours(part, mounted):
+                    unmount(point, mount_id=mounted.id, patience_s=_SETTLE_S if lease.server is not None else 0.0)
             ctx.backend(part.record.ref.backend).detach(part.record)
             if part.folder:
                 remove_point(point)
@@ -279,7 +279,7 @@ def release(ctx: Context, lease: Lease) -> None:
             from snapmgr.mysql.server.rundir import remove_folder  # noqa: PLC0415 - only a clone has a server
 
             remove_folder(lease.server.folder)
-        # A folder that somebody named may have been there before.
+        # A folder of the user's choice may have existed before.
         if Path(lease.point).parent == ctx.config.scratch_dir.absolute():
             remove_point(lease.point)
         ctx.catalog.drop_lease(lease)
@@ -293,39 +293,39 @@ def _kill_server(lease: Lease) -> None:
 
     if not end_server(process, kill=True):
         raise InUseError(
-            f"the server on {lease.point} (pid {process.pid}) does not die: it hangs in the kernel",
+            f"the server on {lease.point} (pid {process.pid}) does not end after SIGKILL: it hangs in the kernel",
             hint=f"see /proc/{process.pid}/stack and the kernel log",
         )
 
 
 def release_or_tell(ctx: Context, lease: Lease) -> None:
-    """Undo an attachment after a failure, which matters more than that it cannot be undone now."""
+    """Undo an attachment after a failure; if that fails too, only say so: the first failure matters more."""
     try:
         release(ctx, lease)
     except SnapmgrError as error:
-        ctx.tell(f"could not clear up ({error.message}); later: snapmgr umount {lease.id}")
+        ctx.tell(f"cleanup failed: {error.message}; try again later: snapmgr umount {lease.id}")
 
 
-def find_lease(ctx: Context, what: str) -> Lease:
-    """Given a mount point (or a path in it), a lease id or a snapshot's id, return its one lease.
+def find_lease(ctx: Context, name: str) -> Lease:
+    """Given a mount point (or a path in it), a lease id or a snapshot's id, return its only lease.
 
-    Raises NotFoundError, or ConfigError when a snapshot has several.
+    Raises NotFoundError if it has none, ConfigError if a snapshot has several.
     """
     leases = ctx.catalog.leases()[0]
-    path = os.path.realpath(what)
+    path = os.path.realpath(name)
     by_point = [lease for lease in leases if path == lease.point or path.startswith(lease.point + "/")]
     if by_point:
         return by_point[-1]
     by_id = [
         lease
         for lease in leases
-        if what in (lease.id, lease.snapshot_id) or (what and lease.snapshot_id.rsplit(".", 1)[-1].startswith(what))
+        if name in (lease.id, lease.snapshot_id) or (name and lease.snapshot_id.rsplit(".", 1)[-1].startswith(name))
     ]
     if not by_id:
-        raise NotFoundError(f"{what} is not mounted by snapmgr", hint="see: snapmgr mount --list")
+        raise NotFoundError(f"{name} is not mounted by snapmgr", hint="see: snapmgr mount --list")
     if len(by_id) > 1:
         raise ConfigError(
-            f"{what} is mounted {len(by_id)} times: {', '.join(lease.point for lease in by_id)}",
+            f"{name} is mounted {len(by_id)} times: {', '.join(lease.point for lease in by_id)}",
             hint="name the mount point",
         )
     return by_id[0]
@@ -333,9 +333,9 @@ def find_lease(ctx: Context, what: str) -> Lease:
 
 @contextmanager
 def attached(ctx: Context, entry: Entry, *, writable: bool = True, why: Purpose = "verify") -> Iterator[Lease]:
-    """A snapshot, by default a writable clone of it, attached for as long as the context lasts.
+    """Attach a snapshot, by default as a writable clone, for as long as the context lasts.
 
-    Meanwhile it is given more room, where that can be done and is wanted.
+    Meanwhile its own space is extended if it fills up, where the backend can do that and is configured to.
     """
     lease = attach(ctx, entry, writable=writable, why=why)
     try:
@@ -347,20 +347,20 @@ def attached(ctx: Context, entry: Entry, *, writable: bool = True, why: Purpose 
         except Exception:
             raise
         except BaseException:
-            # A signal just before they were held back, of which only the first is raised.
+            # A signal came just before signals were held back. Only the first one is raised, so this runs to its end.
             release_or_tell(ctx, lease)
             raise
 
 
 @contextmanager
-def room_wanted(task: str) -> Iterator[None]:
-    """Raise MissingRequirementError for an OSError in the context that says "no space"; `task` is what needs it."""
+def space_required(task: str) -> Iterator[None]:
+    """Turn an OSError for missing space or quota into MissingRequirementError; `task` needs the space."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise MissingRequirementError(
-            f"there is no room to {task}: {error}",
-            hint="a clone needs some on its own file system, and its server's files in scratch_dir",
+            f"no space left to {task}: {error}",
+            hint="a clone needs free space on its own file system, and its server needs some in scratch_dir",
         ) from None

@@ -1,4 +1,4 @@
-"""Giving snapshots more room while a command uses them: what is read from a snapshot that runs full is lost."""
+"""Extends the space of snapshots while a command uses them: a snapshot that overflows cannot be read any more."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ EVERY_S = 5.0
 
 @contextmanager
 def auto_extended(ctx: Context, manifest: Manifest) -> Iterator[None]:
-    """While the context lasts, give a snapshot more room as it fills up, where its backend can and is told to.
+    """While the context lasts, extend a snapshot's space as it fills up, where its backend can and is configured to.
 
-    What goes wrong with that is told, and ends nothing: whether the snapshot was lost shows afterwards.
+    A failure is only reported: the command checks afterwards whether the snapshot was lost.
     """
     watched: list[tuple[CapacityReporting, SnapshotRef]] = []
     for member in manifest.members:
@@ -34,9 +34,9 @@ def auto_extended(ctx: Context, manifest: Manifest) -> Iterator[None]:
     if not watched:
         yield
         return
-    over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(ctx, watched, over), name="relief", daemon=True)
-    # A thread inherits what is blocked. Signals are for the main thread, which holds them back for whole steps.
+    ended = threading.Event()
+    thread = threading.Thread(target=_watch, args=(ctx, watched, ended), name="autoextend", daemon=True)
+    # A thread inherits blocked signals. Only the main thread handles signals; it holds them back for whole steps.
     old = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         thread.start()
@@ -45,21 +45,21 @@ def auto_extended(ctx: Context, manifest: Manifest) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
-        # A command that enlarges something is waited for: it may hold devices suspended.
+        ended.set()
+        # Wait for a command that enlarges something: it may hold devices suspended.
         thread.join()
 
 
-def _watch(ctx: Context, watched: list[tuple[CapacityReporting, SnapshotRef]], over: threading.Event) -> None:
-    told: set[str] = set()
+def _watch(ctx: Context, watched: list[tuple[CapacityReporting, SnapshotRef]], ended: threading.Event) -> None:
+    reported: set[str] = set()
     while True:
         for backend, ref in watched:
             try:
-                said = backend.auto_extend(ref)
+                message = backend.auto_extend(ref)
             except SnapmgrError as error:
-                said = f"warning: {error.message}"
-            if said is not None and said not in told:
-                told.add(said)
-                ctx.tell(said)
-        if over.wait(EVERY_S):
+                message = f"warning: {error.message}"
+            if message is not None and message not in reported:
+                reported.add(message)
+                ctx.tell(message)
+        if ended.wait(EVERY_S):
             return

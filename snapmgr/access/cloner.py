@@ -1,4 +1,4 @@
-"""Which backend holds a folder and can clone it: for what is prepared without a job."""
+"""Finds the backend that holds a folder and can clone it, to prepare a backup that belongs to no job."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def find_cloner(ctx: Context, folder: str) -> Backend | None:
-    """Return the backend that can clone `folder` in its storage; None if there is none.
+    """Return the backend that can clone `folder` in its storage, or None.
 
-    What a backend lacks on this machine, or cannot do with the folder, goes to `ctx.tell` only if it would have been
-    the one. Raises ConfigError for a wrong table of a backend.
+    Warns about a backend that could do it if its requirements were met here, or that cannot examine the folder. Raises
+    ConfigError for a wrong table of a backend.
     """
     target = find_target(folder, runner=ctx.runner)
     for plugin in list_plugins():
@@ -31,14 +31,14 @@ def find_cloner(ctx: Context, folder: str) -> Backend | None:
         except ConfigError:
             raise
         except SnapmgrError as error:
-            ctx.tell(f"warning: {plugin.name} cannot look at {folder}: {error.message}")
+            ctx.tell(f"warning: {plugin.name} cannot examine {folder}: {error.message}")
             continue
         if isinstance(found, NotMine):
             continue
-        lacking = backend.missing()
-        if not lacking:
+        missing = backend.missing()
+        if not missing:
             return backend
-        ctx.tell(f"warning: {plugin.name} cannot clone {folder}: {'; '.join(one.what for one in lacking)}")
+        ctx.tell(f"warning: {plugin.name} cannot clone {folder}: {'; '.join(reason.what for reason in missing)}")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Deleting a snapshot's storage, and what there is of one that was never proven."""
+"""Deletes the storage of a snapshot, and the remains of one that was never proved."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def delete(ctx: Context, snapshot_id: str, *, pinned: bool = False) -> None:
-    """Delete a snapshot's storage and then its manifest; one that is pinned only if `pinned` allows it.
+    """Delete a snapshot's storage and then its manifest; a pinned snapshot only with `pinned`.
 
-    Raises InUseError while somebody uses it, or if it is pinned. What fails in the middle leaves it DELETING.
+    Raises InUseError while somebody uses it, or if it is pinned. After a failure in the middle it stays DELETING.
     """
     with ctx.catalog.deleting(snapshot_id):
-        # Read under this lock, under which it is pinned: whatever was planned, somebody may have pinned it since.
+        # Pinning takes this lock, too: somebody may have pinned it since the deletion was planned.
         manifest = ctx.catalog.load(snapshot_id).manifest
         if manifest.pinned and manifest.state == "ready" and not pinned:
             raise InUseError(f"snapshot {manifest.id} is pinned", hint=f"snapmgr unpin {manifest.short_id}")
@@ -29,14 +29,14 @@ def delete(ctx: Context, snapshot_id: str, *, pinned: bool = False) -> None:
         try:
             ctx.catalog.write(deleting)
         except NoRoomError as error:
-            # Deleting is what makes room. Killed now, it is READY without its storage: doctor and prune see that.
-            ctx.tell(f"{manifest.id}: is deleted all the same: {error.message}")
+            # Deleting frees the space. If we are killed now, it is READY without storage: doctor and prune notice.
+            ctx.tell(f"{manifest.id}: deleting it although its state cannot be written: {error.message}")
         backend = ctx.backend(manifest.backend)
         for number, member in enumerate(manifest.members):
             try:
                 backend.delete(member.ref)
             except SnapmgrError as error:
-                # In use, and nothing is gone yet: it is as good as before. Else there may be the room by now.
+                # In use, and nothing is deleted yet: it is as good as before. Otherwise there may be space by now.
                 untouched = number == 0 and isinstance(error, InUseError)
                 with suppress(NoRoomError):
                     ctx.catalog.write(manifest if untouched else deleting)
@@ -45,7 +45,7 @@ def delete(ctx: Context, snapshot_id: str, *, pinned: bool = False) -> None:
 
 
 def remove_traces(ctx: Context, manifest: Manifest) -> None:
-    """Remove all that exists in the storage of an unproven snapshot, by asking the storage itself."""
+    """Remove everything that the storage's own inventory lists for a snapshot without proof."""
     if not manifest.intents:
         return
     require_storage_answers(ctx, manifest)
@@ -66,5 +66,5 @@ def require_storage_answers(ctx: Context, manifest: Manifest) -> None:
 
 
 def intended_pools(manifest: Manifest) -> tuple[Pool, ...]:
-    """Return the pools in which a backup announced that it would make something."""
+    """Return the pools in which a backup had announced that it would create something."""
     return tuple(dict.fromkeys(intent.pool for intent in manifest.intents))

@@ -1,7 +1,7 @@
-"""The note beside a snapshot: its manifest as it stands in the state directory, and its last verification.
+"""Stores the note beside a snapshot: a copy of its manifest in the state directory, and its last verification.
 
-With it the state directory can be rebuilt from the storage (`snapmgr.doctor.rebuild`). It is a manifest's JSON with one
-key more, so what reads a manifest reads a note.
+`snapmgr.doctor.rebuild` rebuilds the state directory from the notes. A note is a manifest's JSON with one more key, so
+that every reader of manifests can read notes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.store import Entry
     from snapmgr.context import Context
 
-# What `Backend.annotate` takes at most.
+# The limit of `Backend.annotate`.
 _MAX_BYTES = 64 << 10
 
 
@@ -27,7 +27,7 @@ class _Noted(msgspec.Struct):
 
 
 def encode_note(entry: Entry) -> bytes:
-    """Return a snapshot's note, at most 64 KiB: for that a verification loses its texts, but not its result."""
+    """Return a snapshot's note, at most 64 KiB: if need be without a verification's texts, always with its result."""
     if entry.verification is None:
         return encode(entry.manifest)
     note = _join(entry.manifest, entry.verification)
@@ -43,18 +43,18 @@ def _join(manifest: Manifest, verification: Verification) -> bytes:
 
 
 def decode_note(data: bytes, where: str) -> tuple[Manifest, Verification | None]:
-    """Given a note, return what it says. Raises CatalogError that names `where` if it is damaged or too new."""
+    """Return the content of a note. Raises CatalogError, which names `where`, if it is damaged or too new."""
     manifest = decode(data, Manifest, where)
     noted = bytes(msgspec.json.decode(data, type=_Noted).verification)
     if noted == b"null":
         return manifest, None
     verification = decode(noted, Verification, where)
-    # What could not be written down again (an infinite duration) is not taken over either.
+    # Refuse a value that could not be written again, such as an infinite duration.
     return manifest, decode(encode(verification), Verification, where)
 
 
 def store_note(ctx: Context, entry: Entry) -> None:
-    """Write the note beside each member of a snapshot. Raises what the backend raises; StorageError if it hangs."""
+    """Write the note beside each member of a snapshot. Raises the backend's errors, and StorageError if it hangs."""
     note = encode_note(entry)
     require_pools_answer((member.ref.pool for member in entry.manifest.members), ctx.mounter.mounts())
     for member in entry.manifest.members:

@@ -1,4 +1,4 @@
-"""Letting servers go on that dead runs left frozen, or with their replication stopped: at every command."""
+"""Resumes servers that killed runs left frozen or with replication stopped; every command does it first."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 def resume_servers(catalog: Catalog) -> tuple[str, ...]:
-    """Undo what dead runs, and the processes that were to undo it, left; return a line for people for each server."""
-    said: list[str] = []
-    # Not Path.exists, which raises where we may not look.
+    """Resume the servers that a killed run and its killed guard left; return a line for people for each server."""
+    lines: list[str] = []
+    # Not Path.exists, which raises without the right to read the folder.
     if os.path.exists(catalog.frozen):
-        from snapmgr.mysql.lock.freeze import thaw_leftovers  # noqa: PLC0415 - every command comes by here
+        from snapmgr.mysql.lock.freeze import thaw_leftovers  # noqa: PLC0415 - every command runs this
 
-        said += thaw_leftovers(catalog.frozen)
+        lines += thaw_leftovers(catalog.frozen)
     if os.path.exists(catalog.appliers):
         from snapmgr.mysql.lock.applier import restart_leftovers  # noqa: PLC0415 - the same
 
-        said += restart_leftovers(catalog.appliers)
-    return tuple(said)
+        lines += restart_leftovers(catalog.appliers)
+    return tuple(lines)

@@ -1,4 +1,4 @@
-"""Whether the storage holds what the catalog knows: somebody may have deleted it by hand, or unplugged the disk."""
+"""Checks that the storage holds the catalog's snapshots: somebody may have deleted one, or unplugged the disk."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.records import Pool
 
-Presence = Literal["there", "lost", "incomplete", "gone", "unknown"]
-"""All members are there; so they are, but one ran full and holds nothing sound; some are there; none; or a storage did
-not answer, which says nothing."""
+Presence = Literal["complete", "lost", "incomplete", "gone", "unknown"]
+"""All members exist; all exist, but one overflowed and cannot be read; some exist; none exists; or a storage did not
+answer, so that nothing is known."""
 
 
-def look(ctx: Context, manifests: Iterable[Manifest]) -> dict[str, Presence]:
-    """Return for each snapshot, by its id, whether the storage holds it; what does not answer is told."""
+def check_storage(ctx: Context, manifests: Iterable[Manifest]) -> dict[str, Presence]:
+    """Return for each snapshot, by its id, whether the storage holds it; warn about storage that does not answer."""
     manifests = list(manifests)
     held: set[tuple[str, str, str]] = set()
     lost: set[tuple[str, str, str]] = set()
@@ -43,7 +43,7 @@ def _judge(
     refs = [member.ref for member in manifest.members]
     if any(ref.pool in silent for ref in refs):
         return "unknown"
-    there = sum(ref.identity in held for ref in refs)
-    if there == len(refs):
-        return "lost" if any(ref.identity in lost for ref in refs) else "there"
-    return "incomplete" if there else "gone"
+    existing = sum(ref.identity in held for ref in refs)
+    if existing == len(refs):
+        return "lost" if any(ref.identity in lost for ref in refs) else "complete"
+    return "incomplete" if existing else "gone"

@@ -20,6 +20,7 @@ from snapmgr.system.kernel import (
     try_clone_file,
 )
 from snapmgr.system.loopdevice import Loop, attach_loop, loops, release_loop
+from snapmgr.system.mountapi import may_mount
 from snapmgr.system.paths import holder, lies_in, mounted_inside, shown
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "lies_in",
     "loops",
     "machine_id",
+    "may_mount",
     "mounted_inside",
     "open_beneath",
     "release_loop",

@@ -1,4 +1,4 @@
-"""Taking a snapshot: quiesce, fire, publish; and completing or removing what a killed run left.
+"""Takes a snapshot: quiesce, fire, publish; and completes or removes the leftovers of a killed run.
 
 `run` is the entry. Imports `physical`, `source`, `access` and what is below them.
 """

@@ -1,17 +1,19 @@
-"""The snapshot itself, of a source that is held still: locked, frozen, stopped, watched, or a plain directory."""
+"""Takes the snapshot while the source is held still: locked, frozen, stopped, watched, or a plain directory."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import stat
 import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from snapmgr.backup.directory import fingerprint
 from snapmgr.backup.flush import flush_until_short
 from snapmgr.catalog.manifest import Position, QuiesceRecord, SourcePosition
-from snapmgr.contract.errors import NotQuiescedError
+from snapmgr.contract.errors import NotQuiescedError, StorageError
 from snapmgr.contract.records import FireError
 from snapmgr.contract.units import format_duration
 from snapmgr.mysql.lock.applier import applier_stopped
@@ -20,6 +22,7 @@ from snapmgr.mysql.lock.lockless import lockless
 from snapmgr.mysql.lock.quiesce import LockBounds, locked
 from snapmgr.mysql.lock.replication import name_inexact
 from snapmgr.mysql.lock.stopped import stopped
+from snapmgr.tree.facts import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,15 +36,15 @@ if TYPE_CHECKING:
     from snapmgr.source.locate import SnapshotSource
     from snapmgr.source.server import LiveServer
 
-# A directory has no lock whose time could run out; this bounds a storage call that hangs.
+# A directory has no lock with a time limit; this bounds a storage call that hangs.
 _DIRECTORY_FIRE_S = 3600.0
-# What a try for the lock takes beside waiting for it: looking at the server, flushing dirty data.
+# Time for one attempt to lock beside waiting for the lock: checking the server, flushing dirty data.
 _TRY_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the quiesced section brings back."""
+    """The results of the section in which the source was held still."""
 
     shots: tuple[Shot, ...]
     quiesce: QuiesceRecord
@@ -50,13 +53,14 @@ class Evidence:
 
 
 def fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: Trigger) -> Evidence:
-    """Hold the source still as it needs it, let the helper take the snapshot, and let go.
+    """Hold the source still in the way that it needs, let the helper take the snapshot, and release the source.
 
-    Raises NotQuiescedError if it was not provably held still, what the storage raises, and MissingRequirementError.
+    Raises NotQuiescedError if the source was not provably held still, MissingRequirementError, and the storage's
+    errors.
     """
     sync = partial(flush_until_short, armed, job.sync_target_s)
     if source.live is not None and source.choice is not None:
-        with _standing_applier(ctx, job, source.live):
+        with _stopped_applier(ctx, job, source.live):
             if source.choice.level == "crash-consistent":
                 evidence = _fire_unlocked(job, source.live, source.choice, trigger, sync)
             else:
@@ -66,25 +70,25 @@ def fire(ctx: Context, job: Job, source: SnapshotSource, armed: Armed, trigger: 
         return evidence
     sync()
     if job.source == "mysql":
-        with stopped(source.path) as still:
+        with stopped(source.path) as stop:
             trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
             source.refuse_new_places()
-            return Evidence(shots=trigger.shots(), quiesce=still.record(), position=None)
+            return Evidence(shots=trigger.shots(), quiesce=stop.record(), position=None)
     if source.tool_backup is not None:
         trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
         source.tool_backup.require_unchanged()
         proof = "no file changed from the seal to after the snapshot"
-        evidence = _still_evidence(trigger, "a finished backup, sealed", proof)
+        evidence = _serverless_evidence(trigger, "a finished backup, sealed", proof)
         return replace(evidence, position=source.tool_backup.position, sources=source.tool_backup.sources)
     atomic = source.backend.capabilities(source.volumes).atomicity == "volume"
     unchanged: AbstractContextManager[None] = nullcontext() if atomic else _unchanged(source.path)
     with unchanged:
         trigger.fire(time.monotonic() + _DIRECTORY_FIRE_S)
     proof = "the storage takes the volume in one instant" if atomic else "no file had changed after the copy"
-    return _still_evidence(trigger, "a plain directory", proof)
+    return _serverless_evidence(trigger, "a plain directory", proof)
 
 
-def _still_evidence(trigger: Trigger, why: str, proof: str) -> Evidence:
+def _serverless_evidence(trigger: Trigger, why: str, proof: str) -> Evidence:
     return Evidence(
         shots=trigger.shots(),
         quiesce=QuiesceRecord(level="none", why=why, proof=proof, attempts=1, waited_s=0.0, held_s=0.0),
@@ -98,7 +102,7 @@ def _fire_unlocked(
     with lockless(live.credentials, live.abilities, choice, _bounds(job), check=live.check, sync=sync) as free:
         trigger.fire(free.deadline)
         free.prove()
-    # Its position comes from its own binlog, once that can be read (`snapmgr.backup.publish.publish`).
+    # The position comes from the binlog in the snapshot, later (`snapmgr.backup.publish.publish`).
     return Evidence(shots=trigger.shots(), quiesce=free.record(), position=None)
 
 
@@ -124,15 +128,15 @@ def _fire_locked(
     ctx.tell(
         f"{record.level}: waited {format_duration(record.waited_s)}, held {format_duration(record.held_s)} "
         f"(storage call {format_duration(call_s)})"
-        + (f", the server stood still for {format_duration(frozen_s)}" if choice.freeze else "")
+        + (f", the server was frozen for {format_duration(frozen_s)}" if choice.freeze else "")
     )
     return Evidence(shots=shots, quiesce=record, position=lock.position, sources=lock.sources)
 
 
-def _standing_applier(ctx: Context, job: Job, live: LiveServer) -> AbstractContextManager[None]:
+def _stopped_applier(ctx: Context, job: Job, live: LiveServer) -> AbstractContextManager[None]:
     if not job.stop_replica or not live.channels:
         return nullcontext()
-    # All that may be waited for before the lock is granted, and the lock itself.
+    # All waiting before the lock is granted, and the lock itself.
     tries_s = job.lock_attempts * (job.lock_wait_s + _TRY_S)
     return applier_stopped(
         live.credentials,
@@ -154,11 +158,11 @@ def _bounds(job: Job) -> LockBounds:
 
 
 def _fire_frozen(ctx: Context, live: LiveServer, deadline: float, trigger: Trigger) -> float:
-    """Fire while the server process stands still; return for how long it did, in seconds."""
-    with frozen(live.process, deadline - time.monotonic(), ctx.catalog.frozen / str(live.process.pid)) as still:
-        trigger.fire(still.deadline)
-        still.prove()
-    return still.frozen_s or 0.0
+    """Fire while the server process is frozen; return for how long it was, in seconds."""
+    with frozen(live.process, deadline - time.monotonic(), ctx.catalog.frozen / str(live.process.pid)) as freeze:
+        trigger.fire(freeze.deadline)
+        freeze.prove()
+    return freeze.frozen_s or 0.0
 
 
 @contextmanager
@@ -168,14 +172,53 @@ def _unchanged(path: str) -> Iterator[None]:
     try:
         yield
     except FireError as error:
-        failure = error  # often only because a file vanished under the copy
+        failure = error  # often only because a file vanished while it was copied
     if fingerprint(path) != before:
         raise NotQuiescedError(
             f"{path} changed while it was copied file by file" + (f": {failure.message}" if failure else ""),
-            hint="stop what writes there, or move it to storage that snapshots a volume in one instant (btrfs)",
+            hint="stop the programs that write there, or move it to storage with atomic snapshots of a volume (btrfs)",
         )
     if failure is not None:
         raise failure
+
+
+def fingerprint(path: str) -> str:
+    """Return a digest over all names, types, sizes, inodes, owners, modes and times (ns) below `path`.
+
+    It proves that nothing changed while storage copied file by file, and is cheap enough to be taken right before and
+    right after the copy. It misses a write through an mmap that the kernel has not noticed yet: call `syncfs` before
+    the first one.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _add_folder(digest, fd, os.fstat(fd).st_dev)
+        finally:
+            os.close(fd)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotQuiescedError(f"files below {path} were created or deleted while it was being read") from None
+    except OSError as error:
+        raise StorageError(f"cannot read the tree at {path}: {error.strerror}") from None
+    return digest.hexdigest()
+
+
+def _add_folder(digest: hashlib.blake2b, fd: int, device: int) -> None:
+    """Add a folder by its descriptor: a path may be longer than the kernel accepts. Skips other mounts."""
+    with os.scandir(fd) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        status = entry.stat(follow_symlinks=False)
+        is_folder = stat.S_ISDIR(status.st_mode)
+        facts = (os.fsencode(entry.name), status.st_dev, *facts_of(status))
+        digest.update(repr(facts).encode())
+        if is_folder and status.st_dev == device:
+            child = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            try:
+                _add_folder(digest, child, device)
+            finally:
+                os.close(child)
+    digest.update(b"end")
 
 
 def _refuse_long_stall(armed: Armed, lock_hold_s: float) -> None:
@@ -183,5 +226,5 @@ def _refuse_long_stall(armed: Armed, lock_hold_s: float) -> None:
         raise NotQuiescedError(
             f"the storage call is forecast to take {format_duration(armed.stall_s)}, "
             f"longer than the lock may be held ({format_duration(lock_hold_s)})",
-            hint="raise lock_hold in the job if writers can stand it",
+            hint="raise lock_hold in the job if writers can wait that long",
         )

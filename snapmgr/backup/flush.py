@@ -1,4 +1,4 @@
-"""Flushes a storage until little is dirty: what is dirty when a lock is taken is written under that lock."""
+"""Flushes a storage until little is dirty: dirty data that remain are written while the lock is held."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _GAIN = 0.9
 def flush_until_short(armed: Armed, target_s: float) -> None:
     """Flush until a flush takes no longer than `target_s`.
 
-    Give up when a flush is not clearly shorter than the one before: then somebody writes as fast as the storage does,
-    and further flushes only delay the snapshot.
+    Give up when a flush is not clearly shorter than the one before: then somebody dirties data as fast as the storage
+    writes them, and further flushes only delay the snapshot.
     """
     last_s = float("inf")
     for _ in range(_TRIES):

@@ -1,4 +1,4 @@
-"""Making a proven snapshot READY: durable, with its position, and with its manifest beside it."""
+"""Makes a proved snapshot READY: durable, with its position, and with its manifest beside it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def publish(ctx: Context, manifest: Manifest, *, settle_timeout_s: float) -> Manifest:
-    """Make a proven snapshot durable and READY, and store its manifest beside it.
+    """Make a proved snapshot durable and READY, and store its manifest beside it.
 
     Raises StorageError if it is not durable in time, or if the storage hangs: it stays PENDING with its proof, and the
     next run tries again.
-    Raises LaterStepError if the copy beside it could not be stored: the snapshot is READY all the same.
+    Raises LaterStepError if the manifest could not be stored beside it: the snapshot is READY nevertheless.
     """
     require_storage_answers(ctx, manifest)
     backend = ctx.backend(manifest.backend)
     backend.settle(tuple(member.ref for member in manifest.members), settle_timeout_s)
     manifest = _with_position(ctx, manifest).with_state("ready")
     failure: SnapmgrError | None = None
-    # The copy first: a crash in between leaves it PENDING with its proof, and all of this is done again.
+    # The copy beside it goes first: after a crash in between it is PENDING with its proof, and the sweep repeats this.
     for member in manifest.members:
         try:
             backend.annotate(member.ref, encode(manifest))
@@ -46,12 +46,12 @@ def publish(ctx: Context, manifest: Manifest, *, settle_timeout_s: float) -> Man
 
 
 def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
-    """Return the manifest with the position at the end of its own binlog, if it is to come from there.
+    """Return the manifest with the position at the end of the snapshot's own binlog, if the level takes it from there.
 
-    Raises BinlogError if that cannot be read: the snapshot is BROKEN then.
+    Raises BinlogError if the binlog cannot be read; the snapshot is BROKEN then.
     """
     from snapmgr.mysql.binlog.reader import BinlogError  # noqa: PLC0415
-    from snapmgr.mysql.binlog.tail import read_tail  # noqa: PLC0415 - for few snapshots
+    from snapmgr.mysql.binlog.tail import read_tail  # noqa: PLC0415 - few snapshots need it
 
     quiesce, server = manifest.quiesce, manifest.server
     if manifest.physical is not None and manifest.physical.tool == "clone":
@@ -59,16 +59,16 @@ def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
     if quiesce is None or quiesce.position_from != "binlog" or server is None or not server.log_bin:
         return manifest
     try:
-        # To be attached it has to look READY; on disk it is not yet.
+        # Only a READY snapshot can be attached; on disk it is still PENDING.
         entry = Entry(manifest=manifest.with_state("ready"), verification=None)
         with removing_if_lost(ctx, manifest), attached(ctx, entry, writable=False, why="position") as lease:
-            there = copies(lease, manifest)
-            base = place_of(os.path.join(server.datadir, server.log_bin), there)
+            folders = copies(lease, manifest)
+            base = place_of(os.path.join(server.datadir, server.log_bin), folders)
             index = server.settings.get("log_bin_index", f"{server.log_bin}.index")
             if base is None:
                 return manifest
             tail = read_tail(
-                base, index=place_of(os.path.join(server.datadir, index), there), gtid_purged=server.gtid_purged
+                base, index=place_of(os.path.join(server.datadir, index), folders), gtid_purged=server.gtid_purged
             )
             require_sound_reads(ctx, lease, manifest)
             return replace(manifest, position=tail.position)
@@ -79,7 +79,7 @@ def _with_position(ctx: Context, manifest: Manifest) -> Manifest:
 
 
 def _with_clones_position(ctx: Context, manifest: Manifest) -> Manifest:
-    from snapmgr.physical.position import with_recovered_position  # noqa: PLC0415 - for few snapshots
+    from snapmgr.physical.position import with_recovered_position  # noqa: PLC0415 - few snapshots need it
 
     try:
         return with_recovered_position(ctx, manifest)

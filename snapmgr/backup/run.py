@@ -1,4 +1,4 @@
-"""Taking a snapshot: quiesce → snapshot → release, with the proof on disk before anything is called READY."""
+"""Backs up a job: quiesce → snapshot → release → READY, with the proof on disk before the snapshot is READY."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from snapmgr.source.locate import SnapshotSource
     from snapmgr.source.toolbackup import ToolBackup
 
-# How long a helper may take to come back after a failure, when no lock is held any more.
+# How long to wait for the helper after a failure, when the lock is already released.
 _REAP_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackupPlan:
-    """What a backup would do, for --dry-run."""
+    """The steps of a backup that --dry-run shows."""
 
     job: str
     path: str
@@ -47,16 +47,16 @@ class BackupPlan:
     why: str
     excluded: tuple[str, ...]
     absent: tuple[str, ...]
-    """Folders of logs that the server writes and that are not in it."""
+    """Folders of logs that the server writes to and that the snapshot does not contain."""
     warnings: tuple[str, ...]
 
 
 def plan_backup(ctx: Context, job: Job) -> BackupPlan:
-    """Return what `backup` would do; locks nothing, writes nothing."""
+    """Return the plan of `backup`; lock nothing, write nothing."""
     source = locate_source(ctx, job)
     level, why = ("none", "a plain directory") if job.source == "directory" else ("stopped", "asked for by the job")
     if job.source == "physical":
-        from snapmgr.physical.run import plan_tool_backup  # noqa: PLC0415 - for few jobs
+        from snapmgr.physical.run import plan_tool_backup  # noqa: PLC0415 - few jobs need it
 
         level, why = "none", plan_tool_backup(ctx, job).words
     if source.choice is not None:
@@ -77,48 +77,48 @@ def plan_backup(ctx: Context, job: Job) -> BackupPlan:
 def backup(ctx: Context, job: Job) -> Manifest:
     """Take one snapshot for `job` and return its READY manifest.
 
-    First it clears up after earlier runs of this job that crashed. Raises BusyError if another run is active,
+    First it sweeps after earlier runs of this job that crashed. Raises BusyError if another run is active,
     NotQuiescedError if the source was not provably held still (nothing is kept), StorageError or
-    MissingRequirementError if the storage cannot. Raises LaterStepError if the snapshot is READY but its note could not
-    be stored beside it, or what an earlier run left could not be cleared up, or if an earlier snapshot was lost because
-    its room ran full.
+    MissingRequirementError if the storage cannot take it. Raises LaterStepError if the snapshot is READY but its note
+    could not be stored beside it, the leftovers of an earlier run could not be removed, or an earlier snapshot was lost
+    because it overflowed.
     """
     ctx.catalog.make()
     with ctx.catalog.job_lock(job.name):
-        left = sweep(ctx, job.name)
-        with _filled(ctx, job) as filled:
-            source = locate_source(ctx, job, filled)
+        failures = sweep(ctx, job.name)
+        with _tool_backup(ctx, job) as tool_backup:
+            source = locate_source(ctx, job, tool_backup)
             for warning in source.warnings:
                 ctx.tell(f"warning: {warning}")
             for volume in source.volumes:
                 require_answer(volume.path)
             manifest = _take(ctx, job, source)
-        # The first sample of its room.
+        # The first sample of its space.
         sample_capacity(ctx, (manifest,))
-    if left:
+    if failures:
         raise LaterStepError(
-            f"snapshot {manifest.id} is READY, but {_remarks(left)}",
-            hint=left[0].hint or "snapmgr doctor",
+            f"snapshot {manifest.id} is READY, but {_join_messages(failures)}",
+            hint=failures[0].hint or "snapmgr doctor",
             snapshot_id=manifest.id,
         )
     return manifest
 
 
-def _filled(ctx: Context, job: Job) -> AbstractContextManager[ToolBackup | None]:
-    """Return the context in which a physical job's backup lies in its staging folder."""
+def _tool_backup(ctx: Context, job: Job) -> AbstractContextManager[ToolBackup | None]:
+    """Return a context that yields the backup in the staging folder of a physical job; None for other jobs."""
     if job.source != "physical":
         return nullcontext()
-    from snapmgr.physical.run import staged  # noqa: PLC0415 - for few jobs
+    from snapmgr.physical.run import staged  # noqa: PLC0415 - few jobs need it
 
     return staged(ctx, job)
 
 
-def _remarks(left: tuple[SnapmgrError, ...]) -> str:
-    lost = [error.message for error in left if isinstance(error, LostError)]
-    others = [error.message for error in left if not isinstance(error, LostError)]
+def _join_messages(failures: tuple[SnapmgrError, ...]) -> str:
+    messages = [error.message for error in failures if isinstance(error, LostError)]
+    others = [error.message for error in failures if not isinstance(error, LostError)]
     if others:
-        lost.append(f"what an earlier run left could not be cleared up: {'; '.join(others)}")
-    return "; ".join(lost)
+        messages.append(f"leftovers of an earlier run could not be removed: {'; '.join(others)}")
+    return "; ".join(messages)
 
 
 def _take(ctx: Context, job: Job, source: SnapshotSource) -> Manifest:
@@ -141,10 +141,10 @@ def _take(ctx: Context, job: Job, source: SnapshotSource) -> Manifest:
     backend = source.backend
     ctx.tell(f"{manifest.id}: arming: {backend.name}, {', '.join(volume.shown for volume in source.volumes)}")
     with (
-        # Left last: what a killed helper had begun can be removed only when we have let go of it, too.
+        # Runs last: the leftovers of a killed helper can be removed only after we have closed the armed snapshot.
         ExitStack() as afterwards,
         backend.arm(source.volumes, manifest.id) as armed,
-        # Before any connection to the database exists, so that the helper has no copy of it.
+        # Forked before any connection to the database exists, so that the helper has no copy of its socket.
         Trigger(armed, undo=lambda shot: backend.delete(shot.ref)) as trigger,
     ):
         manifest = replace(manifest, intents=armed.intents, helper=trigger.process)
@@ -172,7 +172,7 @@ def _take(ctx: Context, job: Job, source: SnapshotSource) -> Manifest:
             )
             ctx.catalog.write(manifest)
         except BaseException as error:
-            afterwards.callback(_give_up, ctx, manifest, armed, trigger, error)
+            afterwards.callback(_clean_up_failure, ctx, manifest, armed, trigger, error)
             raise
         ctx.catalog.keep_tool_log(manifest)
     return publish(ctx, manifest, settle_timeout_s=job.settle_timeout_s)
@@ -182,17 +182,17 @@ def _wall_clock(monotonic_ns: int) -> datetime:
     return datetime.now(UTC) - timedelta(microseconds=(time.monotonic_ns() - monotonic_ns) / 1000)
 
 
-def _give_up(ctx: Context, manifest: Manifest, armed: Armed, trigger: Trigger, error: BaseException) -> None:
-    """After a failure remove what was made and write down why; what cannot be done now is left to the sweep."""
+def _clean_up_failure(ctx: Context, manifest: Manifest, armed: Armed, trigger: Trigger, error: BaseException) -> None:
+    """After a failure remove the snapshot and record the reason; the next sweep does whatever cannot be done now."""
     reason = error.message if isinstance(error, SnapmgrError) else str(error) or type(error).__name__
     if not armed.launched:
         ctx.catalog.forget(manifest.id)
         return
     if not trigger.reap(timeout_s=_REAP_S):
-        ctx.tell(f"{manifest.id}: the storage call still hangs; the next run removes what it may leave")
+        ctx.tell(f"{manifest.id}: the storage call still hangs; the next run removes its leftovers")
         return
     try:
         remove_traces(ctx, manifest)
         ctx.catalog.write(manifest.with_state("broken", reason=reason))
     except SnapmgrError as failure:
-        ctx.tell(f"{manifest.id}: could not clear up now ({failure.message}); the next run will")
+        ctx.tell(f"{manifest.id}: cleanup failed: {failure.message}; the next run tries again")

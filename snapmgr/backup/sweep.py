@@ -1,4 +1,4 @@
-"""Converging after crashes: what a dead run left is completed if its proof is on disk, and removed if not."""
+"""Cleans up after a crash: completes a killed run's snapshot if its proof is on disk, otherwise removes it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SETTLE_S = 300.0
 
 
 def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
-    """Clear up after dead runs of `job`; its lock must be held. Return why some of it could not be done now.
+    """Clean up after killed runs of `job`; its lock must be held. Return an error for each step that failed.
 
-    Snapshots that were lost since, because their room ran full, become BROKEN: a LostError for each. Raises
-    StorageError if the helper of an earlier run still hangs in its storage call: another one would join it; BusyError
-    if a restore in place of the job's source was cut short.
+    Snapshots that overflowed since the last run become BROKEN, with a LostError for each. Raises StorageError if the
+    helper of an earlier run still hangs in its storage call: a new one would hang as well. Raises BusyError if an
+    in-place restore of the job's source is unfinished.
     """
     refuse_unfinished_inplace(ctx.catalog, job)
     manifests = [entry.manifest for entry in ctx.catalog.entries(job)[0]]
@@ -36,16 +36,16 @@ def sweep(ctx: Context, job: str) -> tuple[SnapmgrError, ...]:
     failures: list[SnapmgrError] = []
 
     def attempt(step: Callable[[], None]) -> None:
-        # Something foreign in the way, or storage that is gone, must not stop every backup from then on.
+        # A foreign object in the way, or storage that is gone, must not prevent every backup from then on.
         try:
             step()
         except SnapmgrError as error:
-            ctx.tell(f"could not be cleared up now, and will be tried again: {error.message}")
+            ctx.tell(f"cleanup failed and will be tried again: {error.message}")
             failures.append(error)
 
     for lease in ctx.catalog.leases()[0]:
         if not lease.stays and not is_alive(lease.holder) and lease.snapshot_id.startswith(job + "."):
-            ctx.tell(f"removing what a killed {lease.why} had attached ({lease.snapshot_id})")
+            ctx.tell(f"releasing {lease.snapshot_id}, which a killed {lease.why} had attached")
             attempt(partial(release, ctx, lease))
     for manifest in manifests:
         if manifest.state == "pending":
@@ -61,23 +61,23 @@ def _refuse_hanging(manifest: Manifest) -> None:
     if manifest.state == "pending" and manifest.helper is not None and is_alive(manifest.helper):
         raise StorageError(
             f"the storage call of an earlier run still hangs (helper pid {manifest.helper.pid}, {manifest.id})",
-            hint="look at its state in /proc/PID/stack and at the kernel log; a frozen file system? (fsfreeze -u)",
+            hint="see /proc/PID/stack and the kernel log; is a file system frozen (fsfreeze -u)?",
         )
 
 
 def finish_pending(ctx: Context, manifest: Manifest) -> None:
-    """Complete a PENDING snapshot of a dead run if its proof is on disk and its storage is there; else remove it."""
+    """Complete a killed run's PENDING snapshot if its proof is on disk and its storage exists; otherwise remove it."""
     if manifest.proved_at is not None:
-        ctx.tell(f"{manifest.id}: completing what was proven before the crash")
+        ctx.tell(f"{manifest.id}: completing it: its proof is from before the crash")
         backend = ctx.backend(manifest.backend)
         found = backend.inventory(intended_pools(manifest))
-        there = {one.ref.identity for one in found if one.kind == "snapshot" and one.ref is not None}
-        if all(member.ref.identity in there for member in manifest.members):
+        held = {one.ref.identity for one in found if one.kind == "snapshot" and one.ref is not None}
+        if all(member.ref.identity in held for member in manifest.members):
             publish(ctx, manifest, settle_timeout_s=SETTLE_S)
             return
-        remove_traces(ctx, manifest)  # a set without one of its members
+        remove_traces(ctx, manifest)  # a set that lost a member
         ctx.catalog.write(manifest.with_state("broken", reason="its storage is gone after a crash"))
         return
-    ctx.tell(f"{manifest.id}: removing what an interrupted run left")
+    ctx.tell(f"{manifest.id}: removing the leftovers of an interrupted run")
     remove_traces(ctx, manifest)
     ctx.catalog.write(manifest.with_state("broken", reason="interrupted before its proof"))

@@ -1,11 +1,11 @@
-"""The helper process that fires an armed snapshot within a deadline.
+"""Runs the helper process that fires an armed snapshot within a deadline.
 
 A storage call can hang where no signal reaches it, and libbtrfsutil's binding holds Python's global lock meanwhile. So
-the call is made by a process of its own, forked *before* the database connection exists: it has no copy of the socket,
-nor of any lock file, and the process with the connection only waits, with a timeout. Whatever hangs, dropping the
-connection frees the database.
+a separate process makes the call. It is forked *before* the database connection exists, and has no copy of the socket
+or of any lock file. The process with the connection only waits, with a timeout. Whatever hangs, dropping the connection
+frees the database.
 
-Who removes a snapshot that arrives after the deadline: the helper itself; the sweep of the next run if it was killed.
+The helper itself removes a snapshot that is complete only after the deadline; if it was killed, the next sweep does.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 _DEADLINE = struct.Struct("d")
 _LENGTH = struct.Struct("I")
 _READY = b"r"
-# All storage calls have returned; the outcome follows, with the snapshots' ids.
+# All storage calls have returned; the outcome, with the snapshots' ids, follows.
 _FIRED = b"f"
 _ENDED = b"e"
-# Without a lock.
+# Time to find the ids; no lock is held then.
 _IDENTIFY_S = 120.0
 
 
@@ -56,11 +56,11 @@ class _Outcome(msgspec.Struct):
 class Trigger:
     """A forked helper that waits to fire `armed`.
 
-    A context manager: leaving it lets a helper that was not told to fire exit, and closes our ends of its pipes. A
-    helper that hangs in its storage call is left to itself, never killed.
+    A context manager: its end closes our ends of the pipes, and a helper that got no order to fire exits. A helper that
+    hangs in its storage call is abandoned, never killed.
 
     Args:
-        armed: what to fire; only its `fds` stay open in the helper.
+        armed: the snapshot to fire; only its `fds` stay open in the helper.
         undo: removes a shot that came too late or that nobody is waiting for any more; runs in the helper.
     """
 
@@ -70,7 +70,7 @@ class Trigger:
         self._outcome, outcome_in = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        # A signal between the fork and the helper's own handlers would run the parent's clean-up in the helper.
+        # A signal between the fork and the helper's own handlers would run the parent's cleanup in the helper.
         with signals_held():
             self.pid = os.fork()
             if self.pid == 0:
@@ -80,12 +80,12 @@ class Trigger:
         self.process = this_process(self.pid)
         self._reaped = False
         self._shots: tuple[Shot, ...] | None = None
-        # Until it has closed what it must not hold; also, nothing of its set-up is then left to happen under the lock.
+        # Wait until it has closed its copies of our files, and has set up all that would cost time under the lock.
         if os.read(self._outcome, 1) != _READY:
-            raise StorageError("the helper process that takes the snapshot died at its start")
+            raise StorageError("the helper process that takes the snapshot died while it started")
 
     def fire(self, deadline: float) -> None:
-        """Tell the helper to fire, and return when the storage has taken all snapshots: `shots` names them.
+        """Order the helper to fire, and return when the storage has taken all snapshots; `shots` returns them.
 
         Args:
             deadline: time.monotonic() at which we stop waiting.
@@ -97,21 +97,21 @@ class Trigger:
         try:
             os.write(self._order, _DEADLINE.pack(deadline))
         except BrokenPipeError:
-            raise StorageError("the helper process that takes the snapshot died before its order") from None
+            raise StorageError("the helper process that takes the snapshot died before the storage call") from None
         if self._read(1, deadline) == _ENDED:
             self._shots = self._read_outcome(deadline)
 
     def shots(self) -> tuple[Shot, ...]:
-        """Return what was taken, after `fire`; the helper may have to ask the storage for its ids.
+        """Return the snapshots that `fire` took; the helper may have to ask the storage for their ids.
 
-        Raises FireError if it cannot find what it made, DeadlineError if it takes too long, StorageError if it died.
+        Raises FireError if it cannot find its snapshots, DeadlineError if it takes too long, StorageError if it died.
         """
         if self._shots is None:
             self._shots = self._read_outcome(time.monotonic() + _IDENTIFY_S)
         return self._shots
 
     def _read_outcome(self, deadline: float) -> tuple[Shot, ...]:
-        # With its length in front: the helper's exit, which ends the pipe, takes milliseconds.
+        # The length comes first, as the end of the pipe is late: the helper's exit takes milliseconds.
         length = _LENGTH.unpack(self._read(_LENGTH.size, deadline))[0]
         outcome = msgspec.msgpack.decode(self._read(length, deadline), type=_Outcome)
         if outcome.error is not None:
@@ -122,26 +122,26 @@ class Trigger:
         """Read so many bytes from the helper."""
         data = b""
         while len(data) < length:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._outcome], [], [], left)[0]:
-                raise self._late()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not select.select([self._outcome], [], [], left_s)[0]:
+                raise self._deadline_error()
             chunk = os.read(self._outcome, length - len(data))
             if not chunk:
                 if time.monotonic() > deadline:
-                    # Too late it says nothing, and it may have been too late before we looked.
-                    raise self._late()
+                    # After the deadline the helper writes nothing, and it may have passed before we read.
+                    raise self._deadline_error()
                 raise StorageError("the helper process that takes the snapshot died in its storage call")
             data += chunk
         return data
 
-    def _late(self) -> DeadlineError:
+    def _deadline_error(self) -> DeadlineError:
         return DeadlineError(
             f"the storage call had not returned at the deadline (helper pid {self.pid})",
-            hint="if it returns later, what it made is removed; see the kernel log for why it hangs",
+            hint="a snapshot that it still makes will be removed; see the kernel log for why it hangs",
         )
 
     def reap(self, timeout_s: float) -> bool:
-        """Wait for the helper's end, at most `timeout_s`; return whether it ended."""
+        """Wait at most `timeout_s` for the helper's end; return whether it ended."""
         deadline = time.monotonic() + timeout_s
         while not self._reaped:
             with suppress(ChildProcessError):
@@ -167,14 +167,14 @@ class Trigger:
 def _helper(armed: Armed, undo: Callable[[Shot], None], order: int, outcome: int) -> None:
     """Wait for the deadline, fire, report, exit. Runs in the child and never returns."""
     try:
-        # Our own session: Ctrl-C at the terminal reaches the parent alone.
+        # A new session: Ctrl-C at the terminal reaches only the parent.
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         keep_only({order, outcome, *armed.fds})
-        # A collection would touch, and so copy, every page that we share with the parent: not under a lock.
+        # A collection would touch, and so copy, every page that we share with the parent, while the lock is held.
         gc.disable()
         if isinstance(armed, Readying):
             armed.get_ready()
@@ -183,7 +183,7 @@ def _helper(armed: Armed, undo: Callable[[Shot], None], order: int, outcome: int
         if len(data) == _DEADLINE.size:
             _fire(armed, undo, _DEADLINE.unpack(data)[0], outcome)
     finally:
-        # Not sys.exit: the parent's clean-up handlers are not ours to run.
+        # Not sys.exit: that would run the parent's cleanup handlers.
         os._exit(0)
 
 
@@ -194,7 +194,7 @@ def _fire(armed: Armed, undo: Callable[[Shot], None], deadline: float, outcome: 
         nonlocal word
         if time.monotonic() <= deadline:
             word = b""
-            with suppress(BrokenPipeError):  # the parent is gone: seen again below
+            with suppress(BrokenPipeError):  # the parent is gone: handled below
                 os.write(outcome, _FIRED)
 
     if isinstance(armed, Announcing):
@@ -203,7 +203,7 @@ def _fire(armed: Armed, undo: Callable[[Shot], None], deadline: float, outcome: 
         result = _Outcome(shots=armed.fire(deadline))
     except FireError as error:
         result = _Outcome(shots=error.shots, error=error.message, hint=error.hint)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent has to hear of it
+    except Exception as error:  # noqa: BLE001 - the parent reports it, whatever it is
         result = _Outcome(error=f"{type(error).__name__}: {error}")
     wanted = not word or time.monotonic() <= deadline
     if wanted:

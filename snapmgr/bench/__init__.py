@@ -1,4 +1,4 @@
-"""The benchmark: measures what snapshots cost on each storage, with the backends that make the backups.
+"""Measures the cost of snapshots on each storage, with the backends that make the backups.
 
-Each task has a room. Every room may import `model`, the records that the parts hand to each other, and `fio`.
+Each task has its own package. All of them may import `model` (the records that they exchange) and `fio`.
 """

@@ -33,19 +33,19 @@ PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 _WINDOW_MS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-# fio prints the result of a division by zero as printf does; JSON has no such number.
+# fio prints the result of a division by zero as printf does; JSON does not allow such a number.
 _NO_NUMBER = re.compile(r"(:\s*)-?(?:nan|inf)\b")
 _DIED = re.compile(r"fio: pid=\d+, got signal=\d+")
 _LOGGED = {"0": "read", "1": "write"}
 _GLOBAL: Section = {
     # Reports of hundreds of threads, bins included, would be many megabytes: one report per section is enough.
     "group_reporting": 1,
-    # A storage that compresses, or finds blocks that it has already, must gain nothing by it.
+    # A storage that compresses or deduplicates must gain nothing from it.
     "refill_buffers": 1,
     "randseed": 1,
-    # Else random places are the same ones whatever the seed (fio 3.33, td_fill_rand_seeds); with it they repeat too.
+    # Otherwise random places do not depend on the seed (fio 3.33, td_fill_rand_seeds); with it they repeat too.
     "randrepeat": 0,
-    # From the start of a request: a synchronous file system does all the work in the submission.
+    # Counted from the start of a request: a synchronous file system does all the work in the submission.
     "lat_percentiles": 1,
     "clat_percentiles": 0,
     "log_avg_msec": _WINDOW_MS,
@@ -93,7 +93,7 @@ class FioRun:
         return sum(int(report[direction]["total_ios"]) for report in self._reports(section))
 
     def moved_bytes(self, direction: Literal["read", "write"], section: str | None = None) -> int:
-        """Return how many bytes were asked for and finished."""
+        """Return the number of bytes that were requested and finished."""
         return sum(int(report[direction]["io_bytes"]) for report in self._reports(section))
 
     def seconds(self, section: str | None = None) -> float:
@@ -106,10 +106,10 @@ class FioRun:
         return self.ios(direction, section) / seconds if seconds else 0.0
 
     def latency_s(self, direction: Direction, quantile: float, section: str | None = None) -> float | None:
-        """Return the latency that `quantile` (0 … 1) of the operations kept within; None without operations.
+        """Return a quantile (0 … 1) of the operations' latency; None without operations.
 
-        From its begin to its completion, waiting in a batch included; of a sync the call's duration. From fio's bins,
-        which are 1.6 % wide at most; the quantile 1 is exact.
+        The latency is the time from start to completion, including time waiting in a batch; for a sync it is the
+        call's duration. It comes from fio's bins, which are 1.6 % wide at most; the quantile 1 is exact.
         """
         found = [_latencies(report, direction) for report in self._reports(section)]
         if quantile >= 1:
@@ -129,7 +129,7 @@ class FioRun:
         longest = self.latency_s(direction, 1.0, section)
         if longest is None:
             return {}
-        # A bin's value is its middle, which may be beyond the longest.
+        # A bin's value is its middle, which may exceed the longest latency.
         found = {name: self.latency_s(direction, quantile, section) for name, quantile in PERCENTILES.items()}
         return {name: min(value or longest, longest) for name, value in found.items()} | {"max": longest}
 
@@ -141,7 +141,7 @@ class FioRun:
 
 
 def _latencies(report: Mapping[str, Any], direction: Direction) -> Mapping[str, Any]:
-    # A job may have asked for completions alone instead.
+    # A job may have requested completion latencies only.
     found: list[Mapping[str, Any]] = [report[direction].get(kind, {}) for kind in ("lat_ns", "clat_ns")]
     return next((one for one in found if "bins" in one), {})
 
@@ -158,13 +158,13 @@ def run_fio(
     """Run fio with a job file made of `sections`, and return its results.
 
     Args:
-        name: of the run; its files are ``NAME.fio``, ``NAME.json`` and ``NAME-SECTION_bw.log``. Used once in `keep`.
-        sections: options by section, "global" first; None stands for an option without a value. What is not said is
-            set to: incompressible data, a fixed `randseed`, one report for each section.
-        directory: where the files of the load are; written into the job file.
+        name: name of the run, unique in `keep`; its files are ``NAME.fio``, ``NAME.json``, ``NAME-SECTION_bw.log``.
+        sections: options by section, "global" first; None stands for an option without a value. The defaults are
+            incompressible data, a fixed `randseed`, and one report for each section.
+        directory: folder for the files of the load; written into the job file.
         keep: an existing folder for job file, document and logs; no load goes there.
-        runner: runs it. There is no time limit: how long a job takes is the job's own affair.
-        prefix: what fio is started by: ("setpriv", …, "--").
+        runner: runs fio, without a time limit: the job alone decides how long it takes.
+        prefix: command line that starts fio: ("setpriv", …, "--").
 
     Raises MissingRequirementError without fio, CommandError with its own words if it fails or prints no document,
     ConfigError for names or values that a job file cannot hold.
@@ -175,7 +175,7 @@ def run_fio(
     named = [section for section in sections if section != "global"]
     logs = {section: keep / f"{name}-{section}_bw.log" for section in named}
     for log in logs.values():
-        # fio appends.
+        # fio appends to existing logs.
         log.unlink(missing_ok=True)
     argv = [*prefix, "env", f"--chdir={keep}", "fio", "--output-format=json+", "--eta=never", f"{name}.fio"]
     try:
@@ -189,7 +189,7 @@ def run_fio(
             f"fio {name}.fio failed in {', '.join(failed)}: {(done.stderr or done.stdout)[:2000].strip()}"
         )
     if (died := _DIED.search(done.stderr)) is not None:
-        # Of several processes of a job: neither the exit code nor the document says so.
+        # Neither the exit status nor the document shows the failure of one of a job's processes.
         raise CommandError(
             f"the result of fio {name}.fio is incomplete: {died[0]}", hint="check whether memory ran out: dmesg"
         )
@@ -207,12 +207,12 @@ def _failure(message: str) -> CommandError:
 
 def write_job(name: str, sections: Mapping[str, Section], *, directory: Path) -> str:
     """Return the text of a job file. Raises ConfigError for values that it cannot hold."""
-    # fio takes a colon for the end of one of several folders, and "${" for a variable (fio(1)).
+    # fio treats a colon as the end of one of several folders, and "${" as a variable (fio(1)).
     folder = str(directory).replace(":", r"\:")
     whole: dict[str, Section] = {"global": {"directory": folder, **_GLOBAL, **sections.get("global", {})}}
     for section, options in sections.items():
         if section != "global":
-            # A group of its own, or its report would be one with its neighbours'.
+            # Without its own group, its report would be merged with its neighbours'.
             whole[section] = {"new_group": None, "write_bw_log": f"{name}-{section}", **options}
     lines: list[str] = []
     for section, options in whole.items():
@@ -229,9 +229,9 @@ def write_job(name: str, sections: Mapping[str, Section], *, directory: Path) ->
 
 
 def parse_document(printed: str) -> dict[str, Any]:
-    """Return the json+ document in what fio printed, whatever notes stand before or behind it.
+    """Return the json+ document in fio's output, without any notes before or after it.
 
-    Raises CommandError that quotes what was printed instead.
+    Raises CommandError that quotes the output if it contains no document.
     """
     for text in (printed, _NO_NUMBER.sub(r"\1null", printed)):
         for start in re.finditer(r"^\{", text, re.MULTILINE):
@@ -249,7 +249,7 @@ def parse_document(printed: str) -> dict[str, Any]:
 def read_windows(log: str, runtime_s: float) -> Windows:
     """Given a bandwidth log and the duration of the job, return its throughput in each whole second.
 
-    A line is "end of the window in ms, KiB/s, direction, …" for one job and direction; windows without any have none.
+    A line is "end of the window in ms, KiB/s, direction, …" for one job and direction; an idle window has no line.
     """
     count = math.floor(runtime_s / WINDOW_S)
     moved = {"read": [0.0] * count, "write": [0.0] * count}
@@ -262,7 +262,7 @@ def read_windows(log: str, runtime_s: float) -> Windows:
 
 
 def add_windows(windows: Sequence[Windows]) -> Windows:
-    """Return the windows of sections that ran at the same time, as one; as long as the longest."""
+    """Add up the windows of sections that ran at the same time; the result is as long as the longest."""
     count = max((len(one.read) for one in windows), default=0)
     sums = {
         way: tuple(sum(one[at] for one in rows if at < len(one)) for at in range(count))

@@ -1,6 +1,6 @@
 """Defines the records that the rooms exchange: stacks, scenarios, parameters, and the outcome of a sample.
 
-Scenarios measure; of the benchmark they see only a `Workbench`. Everything here can be written as JSON.
+Scenarios measure; they see nothing of the benchmark but a `Workbench`. Everything here can be written as JSON.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MetricInfo:
     """SI, without a prefix: "s", "B", "B/s", "1/s"; "" for a plain number."""
     better: Better
     headline: bool = False
-    """Whether the recommendation and the ratio chart are made of it."""
+    """Whether the recommendation and the ratio chart use it."""
 
 
 def metric(name: str, title: str, unit: str, better: Better, *, headline: bool = False) -> MetricInfo:
@@ -72,13 +72,13 @@ class Parameters:
     """Variant of the scenario: "printed", "repaired", "database"; "" where there is only one."""
     size_bytes: int
     """Size of the data set, chosen by the conductor within the limits of `Scenario.needs`. 0, as given to
-    `Scenario.parameters`, stands for what the scenario takes in that profile."""
+    `Scenario.parameters`, stands for the scenario's default in that profile."""
     memory_bytes: int
-    """The most that the page cache may hold, by a cgroup limit or the machine's memory: a buffered scenario refuses
-    data that fit."""
+    """Upper limit of the page cache, set by a cgroup or the machine's memory: a buffered scenario refuses data that
+    fit into it."""
     seed: int
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """A scenario's own, with their defaults filled in by `Scenario.parameters`."""
+    """The scenario's own parameters; `Scenario.parameters` fills in their defaults."""
 
     def over(self, defaults: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """Return `size_bytes`, and `extra` over `defaults`, which hold the default size as well."""
@@ -93,7 +93,7 @@ class Needs:
     space_bytes: int
     """Space on the device, snapshot included."""
     seconds: float
-    """About how long, on a disk of 100 MB/s and 1,000 IOPS; the conductor corrects it as it measures."""
+    """Estimated duration on a disk of 100 MB/s and 1,000 IOPS; the conductor corrects it as it measures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ class Spent:
     cpu_seconds: float
     """CPU time of the whole machine without idle and iowait: kernel work for a file system belongs to no process."""
     read_bytes: int
-    """At the devices that tell the truth (below LVM, below the file system)."""
+    """Counted at the devices that see all traffic (below LVM, below the file system)."""
     written_bytes: int
     reads: int
     writes: int
@@ -155,7 +155,7 @@ class Spent:
 
 
 class Measuring(Protocol):
-    """A part that is being measured; `spent` once its context has ended."""
+    """A part of a sample under measurement; `spent` is available once its context has ended."""
 
     spent: Spent
 
@@ -172,14 +172,14 @@ class Snapshot(Protocol):
         """Attach it and yield the folder that corresponds to `Workbench.path`."""
 
     def usage(self) -> Usage:
-        """Return the space that it uses, according to the backend."""
+        """Return its space usage according to the backend."""
 
     def delete(self, *, wait: Literal["name", "space"] = "space") -> float:
-        """Delete it and wait until its space is free, or its name gone; return the seconds until that."""
+        """Delete it, wait until its space is free or its name is gone, and return the seconds until then."""
 
 
 class Workbench(Protocol):
-    """A fresh file system on one stack, and the means to measure on it. One for each sample."""
+    """A fresh file system on one stack, with the means to measure it. Each sample has its own."""
 
     path: Path
     """An empty folder, a volume that the backend can take a snapshot of."""
@@ -189,24 +189,24 @@ class Workbench(Protocol):
     """A folder on another file system for small files (job files, logs): no load goes there."""
 
     def snapshot(self, held: AbstractContextManager[object] | None = None) -> Snapshot:
-        """Take one. Raises MissingRequirementError for a stack without a backend (see `Stack.backend`).
+        """Take a snapshot. Raises MissingRequirementError for a stack without a backend (see `Stack.backend`).
 
-        `held` is what keeps writers still: entered when all is flushed and ready, left when the storage's call is over.
+        `held` blocks writers: it is entered when all is flushed and ready, and left when the storage's call is over.
         """
 
     def at_once(self) -> bool:
-        """Whether a snapshot is of one instant; otherwise files are copied one by one, and nothing may write then."""
+        """Whether a snapshot captures one instant; otherwise files are copied one by one, while nothing may write."""
 
     def inventory(self) -> tuple[Found, ...]:
         """Return the backend's inventory of the volume's pool, as each backup requests it. Raises
         MissingRequirementError as `snapshot` does."""
 
     def cloning(self) -> FolderCloning | None:
-        """Return what clones a folder in `path`, as ``snapmgr prepare`` finds it; it may be `snapmgr.api.Remounting` as
-        well. None: only copies are possible, or this is a control."""
+        """Return the means to clone a folder in `path`, found as ``snapmgr prepare`` does; it may also be a
+        `snapmgr.api.Remounting`. None: only copies are possible, or this is a control."""
 
     def measured(self) -> AbstractContextManager[Measuring]:
-        """Measure what happens while the context lasts: time, processors, bytes at the devices."""
+        """Measure time, processors and bytes at the devices while the context lasts."""
 
     def fio(self, name: str, sections: Mapping[str, Section]) -> FioRun:
         """Run fio with a job file made of `sections` ("global" first) under `path`; None stands for an option without a
@@ -233,7 +233,7 @@ class FileLayout(Protocol):
 
     @property
     def extents(self) -> int:
-        """As filefrag counts them: neighbours that touch are merged."""
+        """Number of extents, counted as filefrag does: adjacent ones are merged."""
 
     @property
     def gaps_per_gib(self) -> float:

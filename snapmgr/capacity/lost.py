@@ -1,4 +1,4 @@
-"""Snapshots that are lost because their own space ran out: refused, marked BROKEN, their storage deleted."""
+"""Refuses snapshots that are lost because their own space ran out, marks them BROKEN, deletes their storage."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def require_not_overflowed(ctx: Context, manifest: Manifest) -> None:
-    """Sample the storage of a snapshot; raise LostError if its own space ran out. Changes nothing else."""
-    why = overflow_reason(manifest, sample_capacity(ctx, (manifest,)))
-    if why is not None:
-        raise _lost(manifest, why)
+    """Sample the storage of a snapshot; raise LostError if its own space ran out. Change nothing else."""
+    reason = overflow_reason(manifest, sample_capacity(ctx, (manifest,)))
+    if reason is not None:
+        raise _lost_error(manifest, reason)
 
 
 @contextmanager
 def removing_if_lost(ctx: Context, manifest: Manifest) -> Iterator[None]:
-    """Mark a snapshot BROKEN and delete its storage if the context ends by finding it lost.
+    """Mark a snapshot BROKEN and delete its storage if the context ends with LostError.
 
-    Attaching only refuses a lost snapshot; the command that uses it decides, by this step, that it goes.
+    Attaching only refuses a lost snapshot; with this step the command that uses it decides to delete it.
     """
     try:
         yield
@@ -41,33 +41,33 @@ def mark_lost(ctx: Context, manifest: Manifest, capacities: Mapping[PoolKey, Poo
     """If a snapshot's space ran out, mark it BROKEN, delete its storage unless it is in use, and return the error.
 
     The job's lock is not needed: as a reader we keep deleters away, and nobody else changes a READY manifest except to
-    pin it. A later run of the job deletes what is in use now.
+    pin it. If the storage is in use now, a later run of the job deletes it.
     """
-    why = overflow_reason(manifest, capacities)
-    if why is None:
+    reason = overflow_reason(manifest, capacities)
+    if reason is None:
         return None
     with ctx.catalog.reading(manifest.id):
         stored = ctx.catalog.load(manifest.id).manifest
         if stored.state in ("ready", "pending") and stored.proved_at is not None:
-            ctx.catalog.write(stored.with_state("broken", reason=why))
+            ctx.catalog.write(stored.with_state("broken", reason=reason))
     try:
         _delete_lost(ctx, manifest, capacities)
     except SnapmgrError as error:
         ctx.tell(f"{manifest.id}: its storage could not be deleted now: {error.message}")
-    return _lost(manifest, why)
+    return _lost_error(manifest, reason)
 
 
-def _lost(manifest: Manifest, why: str) -> LostError:
+def _lost_error(manifest: Manifest, reason: str) -> LostError:
     return LostError(
-        f"snapshot {manifest.id} is lost: {why}",
-        hint="use another one; give the next one more space (cow_size), or keep it for a shorter time",
+        f"snapshot {manifest.id} is lost: {reason}",
+        hint="use another snapshot; give the next ones more space (cow_size), or keep them for a shorter time",
     )
 
 
 def _delete_lost(ctx: Context, manifest: Manifest, capacities: Mapping[PoolKey, PoolCapacity]) -> None:
     """Delete the storage of the members whose space ran out; idempotent. Raises InUseError while one is attached.
 
-    Other members of a set stay until somebody deletes them: they may be the last copy of their data.
+    The other members of a set stay until somebody deletes them: they may be the last copy of their data.
     """
     with ctx.catalog.deleting(manifest.id):
         for member in manifest.members:
@@ -78,8 +78,8 @@ def _delete_lost(ctx: Context, manifest: Manifest, capacities: Mapping[PoolKey, 
 def mark_all_lost(ctx: Context, manifests: Iterable[Manifest]) -> tuple[SnapmgrError, ...]:
     """Sample the storage of a job's snapshots; mark those BROKEN whose space ran out. Return an error for each.
 
-    The job's lock must be held. Snapshots that were lost earlier and could not be deleted are deleted; an error for
-    each that is still in use.
+    The job's lock must be held. Also delete the storage of snapshots that were lost earlier and could not be deleted
+    then; return an error for each that is still in use.
     """
     manifests = [one for one in manifests if one.state == "ready" or was_overflowed(one)]
     capacities = sample_capacity(ctx, manifests)
@@ -93,7 +93,7 @@ def mark_all_lost(ctx: Context, manifests: Iterable[Manifest]) -> tuple[SnapmgrE
                 ctx.tell(f"warning: {lost.message}")
                 failures.append(lost)
         except SnapmgrError as error:
-            ctx.tell(f"could not be cleaned up now, and will be tried again: {error.message}")
+            ctx.tell(f"cleanup failed and will be tried again: {error.message}")
             failures.append(error)
     return tuple(failures)
 
@@ -101,7 +101,7 @@ def mark_all_lost(ctx: Context, manifests: Iterable[Manifest]) -> tuple[SnapmgrE
 def require_sound_reads(ctx: Context, lease: Lease, manifest: Manifest) -> None:
     """Raise LostError or MissingRequirementError if data that was read through an attachment cannot be trusted.
 
-    Call it after the use and before its result counts: writes to full scratch space still seem to succeed.
+    Call it after the use and before its result counts: writes to full scratch space seem to succeed.
     """
     problem = attachment_problem(ctx, lease)
     if problem is not None:

@@ -1,8 +1,8 @@
 """Samples the capacity of pools, and keeps the samples for forecasts.
 
-They are kept in ``STATE/capacity``, one file a pool: beside the manifests rather than in them, because capacity that
-all snapshots of a pool share is sampled as well, and because this needs nobody's lock. A lost file costs the forecast
-until there are two samples again.
+The samples are in ``STATE/capacity``, one file a pool. They are not in the manifests, because they also describe
+capacity that all snapshots of a pool share, and because writing them must not need a lock. A lost file costs the
+forecast until there are two samples again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Capacities = dict["PoolKey", PoolCapacity]
 
 
 def read_capacity(catalog: Catalog, pool: Pool) -> PoolCapacity | None:
-    """Return what was seen of a pool; None if nothing was, or if it cannot be read (it begins anew then)."""
+    """Return the samples of a pool; None if there are none or they cannot be read (the next sample starts anew)."""
     path = _path(catalog, pool)
     with suppress(NotFoundError, CatalogError):
         capacity = decode(read_file(path), PoolCapacity, str(path))
@@ -41,7 +41,7 @@ def read_capacity(catalog: Catalog, pool: Pool) -> PoolCapacity | None:
 
 
 def read_capacities(catalog: Catalog, manifests: Iterable[Manifest]) -> Capacities:
-    """Return the samples of the pools of READY snapshots. Raises MissingRequirementError without the right to look."""
+    """Return the samples of the pools of READY snapshots. Raises MissingRequirementError without the right to read."""
     capacities = {}
     for pool in _pools(manifests):
         capacity = read_capacity(catalog, pool)
@@ -51,16 +51,16 @@ def read_capacities(catalog: Catalog, manifests: Iterable[Manifest]) -> Capaciti
 
 
 def sample_capacity(ctx: Context, manifests: Iterable[Manifest]) -> Capacities:
-    """Ask the storage of these snapshots how full it is, where it can run full, and write down a sample.
+    """Sample the storage of these snapshots, each pool once, and keep the samples; skip pools that cannot run full.
 
-    Each pool is asked once. One that does not answer is told, and says nothing.
+    Warns about a pool that does not answer, and leaves it out.
     """
     capacities = {}
     for pool in _pools(manifests):
         try:
             capacity = sample_pool(ctx, pool)
         except SnapmgrError as error:
-            ctx.tell(f"warning: how full {pool.hint} is cannot be told: {error.message}")
+            ctx.tell(f"warning: cannot read how full {pool.hint} is: {error.message}")
             continue
         if capacity is not None:
             capacities[pool.key] = capacity
@@ -69,9 +69,9 @@ def sample_capacity(ctx: Context, manifests: Iterable[Manifest]) -> Capacities:
 
 
 def sample_pool(ctx: Context, pool: Pool) -> PoolCapacity | None:
-    """Ask a pool how full it is, and return it with what was known before; None where nothing can run full.
+    """Sample a pool and return it with its earlier samples; None if nothing in it can run full.
 
-    Writes nothing down. Raises what the storage raises.
+    Writes nothing to disk. Raises the storage's errors.
     """
     backend = ctx.backend(pool.backend)
     if not isinstance(backend, CapacityReporting):
@@ -85,12 +85,12 @@ def _write(ctx: Context, pool: Pool, capacity: PoolCapacity) -> None:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_file(path, encode(capacity))
     except (CatalogError, OSError) as error:
-        # Only the forecast suffers.
-        ctx.tell(f"warning: the sample of how full {pool.hint} is could not be kept: {error}")
+        # This costs only the forecast.
+        ctx.tell(f"warning: the capacity sample of {pool.hint} could not be kept: {error}")
 
 
 def _path(catalog: Catalog, pool: Pool) -> Path:
-    # An id may be a path.
+    # Hashed because an id may be a path.
     name = hashlib.sha256(f"{pool.backend}\0{pool.id}".encode(errors="surrogateescape")).hexdigest()[:32]
     return catalog.path / "capacity" / f"{name}.json"
 
@@ -100,7 +100,7 @@ def _pools(manifests: Iterable[Manifest]) -> dict[Pool, None]:
 
 
 def lost_members(ctx: Context, pool: Pool) -> set[tuple[str, str, str]]:
-    """Return the snapshots in a pool that ran full, by their identity. Raises what the storage raises."""
+    """Return the identities of the overflowed snapshots in a pool. Raises the storage's errors."""
     backend = ctx.backend(pool.backend)
     if not isinstance(backend, CapacityReporting):
         return set()
@@ -108,7 +108,7 @@ def lost_members(ctx: Context, pool: Pool) -> set[tuple[str, str, str]]:
 
 
 def attachment_problem(ctx: Context, lease: Lease) -> Reason | None:
-    """Return why what is read through an attachment is not to be believed. Raises what the storage raises."""
+    """Return why data read through an attachment cannot be trusted, or None. Raises the storage's errors."""
     for part in lease.parts:
         backend = ctx.backend(part.record.ref.backend)
         if isinstance(backend, ScratchAttaching):

@@ -1,4 +1,4 @@
-"""How full storage was at which time, and when it will be full. Pure: samples in, forecasts and alarms out."""
+"""Computes forecasts and alarms from samples of how full storage was. Pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from snapmgr.contract.records import Gauge, Pool, PoolKey, Reservoir
 
 _OVERFLOWED = "its CoW table overflowed"
-"""How the reason begins of a snapshot that was lost because its room was too small."""
+"""The reason of a snapshot that was lost because its own space ran out begins with this."""
 SAMPLES_KEPT = 16
-# Just after a snapshot nearly every write is the first one to its place: minutes say nothing of a day.
+# Just after a snapshot nearly every write is the first one to its chunk: minutes do not predict a day.
 _LEAST_SPAN_S = 600.0
-# What is shared goes up and down with each prune: a week of it shows where it goes.
+# Shared space goes up and down with each prune: a week of samples shows the trend.
 _PAST = timedelta(days=7)
 _RECENT = timedelta(hours=1)
 _FRESH_S = 120.0
-# Whoever sets the clock back makes samples of the future; what clocks are corrected by in daily life is no matter.
+# A clock that is set back leaves samples of the future; small daily corrections do not matter.
 _CLOCK_SLACK = timedelta(minutes=5)
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _FOREVER_S = 10 * 365 * 86400.0
@@ -38,7 +38,7 @@ _Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class CapacitySample:
-    """How full something was."""
+    """How full a pool or a CoW table was at one time."""
 
     at: _Time
     used_bytes: _Bytes
@@ -47,24 +47,24 @@ class CapacitySample:
 
 @dataclass(frozen=True, kw_only=True)
 class CapacitySeries:
-    """One thing that can run full, and how full it was."""
+    """The samples of one thing that can run full."""
 
     name: str
-    """For people, and what is shared is known by it: "data of the thin pool vg0/pool"."""
+    """For people; identifies shared space: "data of the thin pool vg0/pool"."""
     when_full: Literal["snapshot_lost", "origin_errors", "no_snapshots"]
     samples: tuple[CapacitySample, ...] = ()
     """Oldest first, at most `SAMPLES_KEPT`."""
     native_id: str = ""
-    """`SnapshotRef.native_id` of the snapshot whose own room it is; "" for what is shared."""
+    """`SnapshotRef.native_id` of the snapshot that owns the space; "" for shared space."""
     snapshot_id: str = ""
     volume_ids: tuple[str, ...] = ()
     """`Gauge.volume_ids`."""
     size_bytes: _Bytes = 0
-    """As it is now."""
+    """The size now."""
     wanted_bytes: _Bytes = 0
     """`Reservoir.wanted_bytes`."""
     full_since: _Time | None = None
-    """When it was first seen that it had run full; it was after the last sample."""
+    """When it was first found overflowed; that was after the last sample."""
 
     @property
     def last(self) -> CapacitySample | None:
@@ -73,7 +73,7 @@ class CapacitySeries:
 
     @property
     def share(self) -> float:
-        """How full it was last, 0 to 1."""
+        """How full it was at the last sample, 0 to 1."""
         if self.full_since is not None:
             return 1.0
         last = self.last
@@ -82,7 +82,7 @@ class CapacitySeries:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolCapacity:
-    """All that can run full in one pool."""
+    """Everything in one pool that can run full."""
 
     backend: str
     pool_id: str
@@ -90,30 +90,30 @@ class PoolCapacity:
     schema: int = SCHEMA
 
     def of_snapshot(self, native_id: str) -> CapacitySeries | None:
-        """Return the series of a snapshot's own room."""
+        """Return the series of a snapshot's own space."""
         return next((one for one in self.series if native_id and one.native_id == native_id), None)
 
     def of_name(self, name: str) -> CapacitySeries | None:
-        """Return the series of something shared."""
+        """Return the series of shared space."""
         return next((one for one in self.series if one.name == name and not one.native_id), None)
 
     @property
     def shared(self) -> tuple[CapacitySeries, ...]:
-        """The series of what all snapshots of the pool share."""
+        """The series of space that all snapshots of the pool share."""
         return tuple(one for one in self.series if not one.native_id)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Where the samples lead."""
+    """The trend of the samples."""
 
     rate_bytes_s: float | None
-    """None: not known yet."""
+    """None: unknown yet."""
     full_at: datetime | None = None
-    """None: never, or not known."""
+    """None: never, or unknown."""
 
     def words(self, now: datetime) -> str:
-        """Return it for people: "full in 5 h 40 min", "may be full by now", "not filling", or "" if it is not known."""
+        """Return it for people: "full in 5 h 40 min", "may be full by now", "not filling", or "" if it is unknown."""
         if self.rate_bytes_s is None:
             return ""
         if self.full_at is None:
@@ -123,9 +123,9 @@ class Forecast:
 
 
 def add_samples(old: PoolCapacity | None, pool: Pool, gauges: Iterable[Gauge], now: datetime) -> PoolCapacity:
-    """Return what is known of a pool after another look; what is not in it any more is forgotten.
+    """Return the capacity of a pool with one more sample of each gauge; series without a gauge are dropped.
 
-    Something that ran full gets no further sample: its last one is of when it still was good.
+    An overflowed series gets no further sample: its last one shows when it was still good.
     """
     series = []
     for gauge in gauges:
@@ -147,7 +147,7 @@ def add_samples(old: PoolCapacity | None, pool: Pool, gauges: Iterable[Gauge], n
 
 
 def add_sample(known: CapacitySeries | None, read: Reservoir, now: datetime) -> CapacitySeries:
-    """Return the series of something that is not lost, after another look."""
+    """Return the series of something that is not lost, with one more sample."""
     earlier = (one for one in known.samples if one.at <= now) if known is not None else ()
     fresh = CapacitySample(at=now, used_bytes=read.used_bytes, size_bytes=read.size_bytes)
     return CapacitySeries(
@@ -161,7 +161,7 @@ def add_sample(known: CapacitySeries | None, read: Reservoir, now: datetime) -> 
 
 
 def thin(samples: Sequence[CapacitySample]) -> tuple[CapacitySample, ...]:
-    """Return at most `SAMPLES_KEPT` of `samples`: the first, the last, and the denser the younger."""
+    """Return at most `SAMPLES_KEPT` of `samples`: the first, the last, and more of the recent than of the old ones."""
     kept = list(samples)
     while len(kept) > SAMPLES_KEPT:
         end = kept[-1].at
@@ -178,13 +178,13 @@ def forecast(series: CapacitySeries, now: datetime, since: datetime | None = Non
     """Return when `series` will be full, by the straight line through its samples of the last week.
 
     Args:
-        series: what was seen.
-        now: aware; what is said to be later than that is not believed.
-        since: when it was empty (a snapshot's own room, when it was taken).
+        series: the samples.
+        now: timezone-aware; later samples are ignored.
+        since: when it was empty (for a snapshot's own space: when the snapshot was taken).
 
-    Of a snapshot's own room the last hour counts as well, if it filled faster in that: a snapshot that is lost does not
-    come back. Room that was added or taken away changes what is left and not the rate. Nothing is said of a volume
-    group: it is not written full, it is given away in pieces whenever somebody makes a volume.
+    For a snapshot's own space the rate of the last hour applies if it is higher: a lost snapshot cannot be recovered.
+    An extended or reduced size changes the time that remains, but not the rate. A volume group gets no forecast:
+    writes do not fill it, but whoever makes a volume takes a piece of it.
     """
     if series.when_full == "no_snapshots":
         return Forecast(rate_bytes_s=None)
@@ -209,7 +209,7 @@ def forecast(series: CapacitySeries, now: datetime, since: datetime | None = Non
 
 
 def _slope(points: Sequence[tuple[datetime, int]]) -> float | None:
-    """Return the slope of the line of least squares, in bytes a second; None if the points are too near in time."""
+    """Return the slope of the least-squares line, in bytes a second; None if the points are too close in time."""
     times = [(at - points[0][0]).total_seconds() for at, _ in points]
     if max(times) - min(times) < _LEAST_SPAN_S:
         return None
@@ -220,13 +220,12 @@ def _slope(points: Sequence[tuple[datetime, int]]) -> float | None:
 
 
 def overflow_reason(manifest: Manifest, capacities: Mapping[PoolKey, PoolCapacity]) -> str | None:
-    """Return why a snapshot is lost, as the reason of its manifest, or None; of a set one lost member is enough."""
+    """Return why a snapshot is lost, as the reason of its manifest, or None; one lost member of a set is enough."""
     for series in overflowed_series(manifest.members, capacities):
-        now_lost = series.full_since
-        if now_lost is not None:
-            good = series.last.at if series.last is not None else manifest.taken_at or manifest.created_at
+        if series.full_since is not None:
+            last_good = series.last.at if series.last is not None else manifest.taken_at or manifest.created_at
             # The clock may have been set back meanwhile.
-            first, then = sorted((good, now_lost))
+            first, then = sorted((last_good, series.full_since))
             size = format_size(series.size_bytes)
             return f"{_OVERFLOWED} between {first:{_TIME}} and {then:{_TIME}}: {size} of {size}"
     return None
@@ -235,12 +234,12 @@ def overflow_reason(manifest: Manifest, capacities: Mapping[PoolKey, PoolCapacit
 def overflowed_series(
     members: Iterable[Member], capacities: Mapping[PoolKey, PoolCapacity]
 ) -> tuple[CapacitySeries, ...]:
-    """Return the space of those members of a snapshot that overflowed, as far as they are still in the storage."""
+    """Return the series of the overflowed members of a snapshot that still exist in the storage."""
     return tuple(series for series in own_series(members, capacities) if series.full_since is not None)
 
 
 def was_overflowed(manifest: Manifest) -> bool:
-    """Whether a snapshot is BROKEN because it ran full."""
+    """Return whether a snapshot is BROKEN because it overflowed."""
     return manifest.state == "broken" and (manifest.reason or "").startswith(_OVERFLOWED)
 
 
@@ -255,24 +254,24 @@ WHEN_FULL = {
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityLimits:
-    """From when on somebody should look."""
+    """Thresholds of the alarms."""
 
     share: float
-    """So full, 0 to 1."""
+    """Alarm if it is this full, 0 to 1."""
     until: datetime
-    """A forecast says that it will be full before that."""
+    """Alarm if the forecast is that it is full before this time."""
 
 
 def capacity_limits(job: Job, now: datetime, next_due: datetime | None = None) -> CapacityLimits:
-    """Return from when on storage is too full for a job."""
+    """Return the thresholds of a job."""
     until = now + timedelta(seconds=job.capacity_warn_within_s)
     return CapacityLimits(share=job.capacity_warn_share, until=max(until, next_due) if next_due is not None else until)
 
 
-def alarm(series: CapacitySeries, foreseen: Forecast, limits: CapacityLimits, now: datetime) -> str | None:
-    """Return in words what is alarming, or None.
+def alarm(series: CapacitySeries, expected: Forecast, limits: CapacityLimits, now: datetime) -> str | None:
+    """Return the alarm in words, or None.
 
-    A volume group may well be given away to its last byte: it matters whether the next snapshot has room.
+    A volume group may be allocated to its last byte: it matters only whether the next snapshot fits.
     """
     last = series.last
     then = WHEN_FULL[series.when_full]
@@ -287,40 +286,40 @@ def alarm(series: CapacitySeries, foreseen: Forecast, limits: CapacityLimits, no
             return None
         wanted = format_size(series.wanted_bytes)
         return f"{series.name} has {format_size(free_bytes)} free, and the next snapshot takes about {wanted}: {then}"
-    soon = foreseen.full_at is not None and foreseen.full_at < limits.until
+    soon = expected.full_at is not None and expected.full_at < limits.until
     if series.share < limits.share and not soon:
         return None
-    return f"{describe(series, foreseen, now)}: then {then}"
+    return f"{describe(series, expected, now)}: then {then}"
 
 
-def describe(series: CapacitySeries, foreseen: Forecast, now: datetime) -> str:
+def describe(series: CapacitySeries, expected: Forecast, now: datetime) -> str:
     """Return for people how full something is: "data of … is 81 % full (8.1 GiB of 10.0 GiB), full in 5 h 40 min"."""
     last = series.last
     if series.full_since is not None:
-        return f"{series.name} ran full"
+        return f"{series.name} overflowed"
     if last is None:
-        return f"{series.name}: not known"
+        return f"{series.name}: unknown"
     age_s = (now - last.at).total_seconds()
     was, ago = ("was", f" {format_duration(age_s)} ago") if age_s > _FRESH_S else ("is", "")
     sizes = f"{format_size(last.used_bytes)} of {format_size(last.size_bytes)}"
-    words = foreseen.words(now)
+    words = expected.words(now)
     return f"{series.name} {was} {series.share:.0%} full{ago} ({sizes})" + (f", {words}" if words else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How full one thing is, and what is to be said of it."""
+    """One series with its forecast and its alarm."""
 
     series: CapacitySeries
     forecast: Forecast
     alarm: str | None
-    """What is alarming, in words."""
+    """In words; None without an alarm."""
 
 
 def readings_of(
     manifests: Iterable[Manifest], capacities: Mapping[PoolKey, PoolCapacity], limits: CapacityLimits, now: datetime
 ) -> tuple[Reading, ...]:
-    """Return what can run full of the storage of these snapshots: what they share, then the own room of each."""
+    """Return a reading of all space that these snapshots use: first the shared space, then the own space of each."""
     manifests = list(manifests)
     volumes: dict[PoolKey, set[str]] = {}
     for member in (member for manifest in manifests for member in manifest.members):
@@ -330,20 +329,20 @@ def readings_of(
         for key, ids in volumes.items()
         if key in capacities
         for series in capacities[key].shared
-        # A job on one thin pool has nothing to do with another one in the same volume group.
+        # A job on one thin pool does not depend on another pool in the same volume group.
         if not series.volume_ids or not ids.isdisjoint(series.volume_ids)
     ]
     for manifest in manifests:
         found += [(series, manifest.taken_at) for series in own_series(manifest.members, capacities)]
     readings = []
     for series, since in found:
-        foreseen = forecast(series, now, since)
-        readings.append(Reading(series=series, forecast=foreseen, alarm=alarm(series, foreseen, limits, now)))
+        expected = forecast(series, now, since)
+        readings.append(Reading(series=series, forecast=expected, alarm=alarm(series, expected, limits, now)))
     return tuple(readings)
 
 
 def own_series(members: Iterable[Member], capacities: Mapping[PoolKey, PoolCapacity]) -> tuple[CapacitySeries, ...]:
-    """Return what is known of the own room of a snapshot's members."""
+    """Return the series of the own space of a snapshot's members, as far as it was sampled."""
     found = []
     for member in members:
         capacity = capacities.get(member.ref.pool.key)

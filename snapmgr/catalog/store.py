@@ -10,7 +10,7 @@
     STATE/frozen/PID                    a stopped server process, and the process that resumes it
     STATE/appliers/PID                  a replica with stopped appliers, and the process that starts them again
     STATE/machine                       the machine that it belongs to: two machines must not share it
-    STATE/restores/TOKEN.json           an unfinished restore (`snapmgr.restore.landing`)
+    STATE/restores/TOKEN.json           an unfinished restore (`snapmgr.restore.destination`)
     STATE/inplace/TOKEN.json            an unfinished in-place restore (`snapmgr.catalog.inplace`)
     STATE/snapshots/ID/tool.log         output of the tool of a physical backup
     STATE/tool-logs/JOB.log             the same for the active or last failed run
@@ -200,11 +200,12 @@ class Catalog:
     def write(self, manifest: Manifest) -> None:
         """Store a manifest durably. Raises CatalogError, with the old content still in place."""
         folder = self._snapshots / manifest.id
+        data = encode(manifest)  # before the folder exists: a name that is not UTF-8 must not leave it empty
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise CatalogError(f"cannot create {folder}: {error.strerror}", hint=space_hint(error)) from None
-        write_file(folder / "manifest.json", encode(manifest))
+        write_file(folder / "manifest.json", data)
         sync_folder(self._snapshots)
 
     def write_verification(self, snapshot_id: str, verification: Verification) -> None:

@@ -52,11 +52,13 @@ def command(
 ) -> int:
     """Take a snapshot of each JOB, then run its after_backup steps.
 
-    The database is locked only while the storage takes the snapshot. If the lock cannot be proved to have held, the
-    snapshot is deleted and the exit code is 4.
+    The database is locked only while the storage takes the snapshot. If snapmgr cannot prove that the lock held, it
+    deletes the snapshot and exits with 4.
     """
     if all_jobs == bool(jobs):
-        raise click.UsageError("Name jobs, or give --all." if not jobs else "Name jobs or give --all, not both.")
+        raise click.UsageError(
+            "Name at least one job, or give --all." if not jobs else "Name jobs or give --all, not both."
+        )
     chosen = session.jobs(session.config().jobs if all_jobs else jobs)
     if not chosen:
         raise ConfigError(f"no job is configured in {session.config().files[0]}", hint="see: snapmgr config init")

@@ -41,11 +41,8 @@ Examples:
   snapmgr bench show results -o report.html
 """
 )
-@click.pass_context
-def command(ctx: click.Context) -> None:
-    """Measure what snapshots cost here, on which storage."""
-    session: Session = ctx.obj
-    session.command = f"bench {ctx.invoked_subcommand}"
+def command() -> None:
+    """Benchmark snapshots on this machine's storage."""
 
 
 @command.command(

@@ -83,11 +83,7 @@ def command(
         how=job.verify if job is not None else None,
     )
     if dry_run:
-        if session.json:
-            session.document(EXIT_OK, dry_run=True, snapshot_id=entry.manifest.id, mount=None)
-        else:
-            print_lines([_plan_line(plan)])
-        return EXIT_OK
+        return session.report([_plan_line(plan)], dry_run=True, snapshot_id=entry.manifest.id, mount=None)
     if job is None:
         session.console.warn(f"job {entry.manifest.job} is no longer configured: cloning with the defaults")
     lease = clone(ctx, plan)

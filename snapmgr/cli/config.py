@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from snapmgr.cli.output import print_lines, write_result
+from snapmgr.cli.output import write_result
 from snapmgr.cli.params import json_option
 from snapmgr.contract.errors import EXIT_OK, ConfigError, MissingRequirementError, SnapmgrError
 
@@ -24,11 +24,8 @@ Examples:
   snapmgr config validate
 """
 )
-@click.pass_context
-def command(ctx: click.Context) -> None:
+def command() -> None:
     """Write or check the configuration."""
-    session: Session = ctx.obj
-    session.command = f"config {ctx.invoked_subcommand}"
 
 
 @command.command(
@@ -50,7 +47,7 @@ def init(session: Session, *, socket: str | None, defaults_file: str | None, out
     The result is valid without changes. An existing file is never overwritten.
     """
     from snapmgr.config.example import example_config
-    from snapmgr.doctor.servers import running_servers
+    from snapmgr.mysql.connect.running import running_servers
 
     servers = running_servers()
     found = next((server for server in servers if socket in (None, server.socket)), None)
@@ -115,17 +112,9 @@ def validate(session: Session, file: Path | None) -> int:
             session.document(error.exit_code, error, valid=False, problems=problems, files=[], jobs=[])
         raise error
     config = load_config(path)
-    if session.json:
-        files = [str(one) for one in config.files]
-        session.document(EXIT_OK, valid=True, problems=[], files=files, jobs=list(config.jobs))
-    else:
-        print_lines(
-            [
-                *(f"{one}: valid" for one in config.files),
-                f"jobs: {', '.join(config.jobs) or 'none'}",
-            ]
-        )
-    return EXIT_OK
+    files = [str(one) for one in config.files]
+    lines = [*(f"{one}: valid" for one in files), f"jobs: {', '.join(config.jobs) or 'none'}"]
+    return session.report(lines, valid=True, problems=[], files=files, jobs=list(config.jobs))
 
 
 def _backend_problems(config: Config) -> list[str]:

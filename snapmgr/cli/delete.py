@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from snapmgr.cli.output import end_document, print_lines
+from snapmgr.cli.output import ask_for_word, end_document, print_lines
 from snapmgr.cli.params import SnapshotName, dry_run_option, json_option
-from snapmgr.contract.errors import ConfigError, SnapmgrError, gravest
+from snapmgr.contract.errors import gravest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,15 +77,10 @@ def _tell_losses(session: Session, ctx: Context, verdicts: Sequence[Verdict]) ->
 
 
 def _ask(protected: Sequence[Verdict]) -> None:
-    """Ask for confirmation. Raises ConfigError without a terminal, SnapmgrError for another answer."""
-    if not protected:
-        return
-    if not sys.stdin.isatty():
-        raise ConfigError("--force deletes protected snapshots, and there is no terminal to ask", hint="add --yes")
-    word = protected[0].entry.manifest.short_id if len(protected) == 1 else "yes"
-    answer = click.prompt(f"Type {word} to delete protected snapshots", default="", show_default=False, err=True)
-    if answer.strip() != word:
-        raise SnapmgrError("nothing was deleted: the answer was not the requested word")
+    if protected:
+        word = protected[0].entry.manifest.short_id if len(protected) == 1 else "yes"
+        why = "--force deletes protected snapshots"
+        ask_for_word(word, to="delete protected snapshots", why=why, nothing="deleted")
 
 
 def _finish(session: Session, deletions: Sequence[Deletion], *, dry_run: bool) -> int:
@@ -120,11 +114,10 @@ def _line(deletion: Deletion, what: str) -> str:
 
 
 def _document(deletion: Deletion) -> dict[str, Any]:
-    manifest = deletion.verdict.entry.manifest
+    from snapmgr.cli.documents import fields
+
     return {
-        "id": manifest.id,
-        "job": manifest.job,
-        "state": manifest.state,
+        **fields(deletion.verdict.entry.manifest, "id", "job", "state"),
         "protected_by": list(deletion.verdict.rules),
         "storage": deletion.verdict.presence,
         "deleted": deletion.deleted,

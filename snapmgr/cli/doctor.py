@@ -50,8 +50,8 @@ def command(
 
     doctor checks the storage backends, each job's server, account, files and storage, and compares the state directory
     with the storage. Without --fix it changes and locks nothing. --fix completes or removes what interrupted runs left,
-    and rebuilds a lost state directory from the notes beside the snapshots; docs/how-to/repair.md lists what it never
-    touches. With JOB only these jobs are checked. The exit code is 1 if there is a problem (with --fix: if one is
+    and rebuilds a lost state directory from the notes beside the snapshots; docs/how-to/repair.md lists its
+    repairs. If you name JOBs, only those are checked. The exit code is 1 if there is a problem (with --fix: if one is
     left), else 7 if a requirement is missing (a program, a privilege, or a kernel feature), else 0.
     """
     if dry_run and not repair:
@@ -86,7 +86,7 @@ def command(
     if fixed is not None:
         _print_actions(session, fixed)
     _print(findings)
-    curable = sum(finding.cure is not None for finding in findings)
+    curable = sum(finding.repair is not None for finding in findings)
     if curable and not repair:
         session.console.tell(f"snapmgr doctor --fix repairs {curable} of these")
     return code
@@ -103,44 +103,38 @@ def _without_config(error: ConfigError) -> list[Finding]:
 def _examine(
     session: Session, names: tuple[str, ...], pool_paths: tuple[str, ...], *, repair: bool, dry_run: bool
 ) -> tuple[list[Finding], Fixed | None]:
+    from snapmgr.doctor.collect import collect_facts, pools_at
     from snapmgr.doctor.diagnose import diagnose
     from snapmgr.doctor.examine import examine_jobs
     from snapmgr.doctor.fix import fix, plan_fix
-    from snapmgr.doctor.look import look, pools_at
 
     ctx = session.context()
     named = [pool for path in pool_paths for pool in pools_at(ctx, path)]
     findings, pools = examine_jobs(ctx, session.jobs(names or session.config().jobs))
     if repair:
         fixed = (plan_fix if dry_run else fix)(ctx, pools, named, jobs=names or None)
-        done = {one.cure.kind for one in fixed.actions if one.result == "done"}
+        done = {one.repair.kind for one in fixed.actions if one.result == "done"}
         if "clear-restore" in done or (done and any(one.level == "problem" for one in findings)):
             # The repair may have mounted the source of a job again, or resumed its volume.
             findings = examine_jobs(ctx, session.jobs(names or session.config().jobs))[0]
         return findings + list(fixed.findings), fixed
-    return findings + ([] if names else diagnose(look(ctx, pools, named))), None
+    return findings + ([] if names else diagnose(collect_facts(ctx, pools, named))), None
 
 
 def _document(finding: Finding) -> dict[str, Any]:
-    return {
-        "area": finding.area,
-        "subject": finding.subject,
-        "level": finding.level,
-        "what": finding.what,
-        "hint": finding.hint,
-        "job": finding.job,
-        "fix": finding.cure.text if finding.cure is not None else None,
-    }
+    from snapmgr.cli.documents import fields
+
+    found = fields(finding, "area", "subject", "level", "what", "hint", "job")
+    return found | {"fix": finding.repair.text if finding.repair is not None else None}
 
 
 def _action(action: Action) -> dict[str, Any]:
+    from snapmgr.cli.documents import fields
+
     return {
-        "kind": action.cure.kind,
-        "area": action.finding.area,
-        "subject": action.finding.subject,
-        "job": action.finding.job,
-        "what": action.finding.what,
-        "fix": action.cure.text,
+        "kind": action.repair.kind,
+        **fields(action.finding, "area", "subject", "job", "what"),
+        "fix": action.repair.text,
         "result": action.result,
         "error": error_document(action.error),
     }
@@ -150,7 +144,11 @@ def _print_actions(session: Session, fixed: Fixed) -> None:
     """Print what was done or would be done; actions that failed are printed as errors on stderr."""
     print_lines(fixed.thawed)
     rows = [
-        (action.result, f"{action.finding.area} {action.finding.subject}", f"{action.finding.what}: {action.cure.text}")
+        (
+            action.result,
+            f"{action.finding.area} {action.finding.subject}",
+            f"{action.finding.what}: {action.repair.text}",
+        )
         for action in fixed.actions
     ]
     if not rows and not fixed.thawed:
@@ -184,7 +182,7 @@ def _print_rows(rows: Sequence[tuple[str, str, str, str]]) -> None:
 
 
 def _words(finding: Finding) -> tuple[str, str]:
-    if finding.cure is None:
+    if finding.repair is None:
         return finding.what, finding.hint or ""
     by_hand = f"; or: {finding.hint}" if finding.hint else ""
-    return finding.what, f"snapmgr doctor --fix {finding.cure.text}{by_hand}"
+    return finding.what, f"snapmgr doctor --fix {finding.repair.text}{by_hand}"

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.backup.run import BackupPlan
 from snapmgr.contract.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from snapmgr.backup.run import BackupPlan
     from snapmgr.capacity.series import Reading
-    from snapmgr.catalog.manifest import Lease, Manifest, Verification
+    from snapmgr.catalog.manifest import Lease, Manifest, SourcePosition, Verification
     from snapmgr.catalog.store import Entry
     from snapmgr.keep.prune import Pruned
     from snapmgr.retention import Decision
+
+_SERVER = ("flavor", "version", "server_id", "server_uuid", "datadir", "log_bin", "settings")
+_PHYSICAL = (
+    *("tool", "tool_version", "kind", "state", "base", "full_because", "from_lsn", "to_lsn", "datadir"),
+    *("fetched_bytes", "size_bytes", "files", "copy_s", "apply_s", "seal_s", "fingerprint"),
+)
+
+
+def fields(record: object, *names: str) -> dict[str, Any]:
+    """Return the fields of a record that go into its document unchanged."""
+    return {name: getattr(record, name) for name in names}
 
 
 def iso(at: datetime | None) -> str | None:
@@ -71,14 +83,7 @@ def snapshot(entry: Entry, leases: Iterable[Lease]) -> dict[str, Any]:
     """Return a snapshot's document as in a list; `leases` may be those of any snapshot."""
     manifest = entry.manifest
     quiesce = manifest.quiesce
-    return {
-        "id": manifest.id,
-        "short_id": manifest.short_id,
-        "job": manifest.job,
-        "source": manifest.source,
-        "path": manifest.path,
-        "state": manifest.state,
-        "reason": manifest.reason,
+    return fields(manifest, "id", "short_id", "job", "source", "path", "state", "reason") | {
         "created_at": iso(manifest.created_at),
         "taken_at": iso(manifest.taken_at),
         "backend": manifest.backend,
@@ -104,14 +109,12 @@ def details(
     manifest = entry.manifest
     return snapshot(entry, leases) | {
         "proved_at": iso(manifest.proved_at),
-        "machine_id": manifest.machine_id,
-        "excluded": list(manifest.excluded),
-        "absent": list(manifest.absent),
-        "quiesce": _quiesce(manifest),
-        "position": _position(manifest),
-        "sources": _sources(manifest),
-        "server": _server(manifest),
-        "physical": _physical(manifest),
+        **fields(manifest, "machine_id", "excluded", "absent"),
+        "quiesce": asdict(manifest.quiesce) if manifest.quiesce is not None else None,
+        "position": asdict(manifest.position) if manifest.position is not None else None,
+        "sources": [_source(one) for one in manifest.sources],
+        "server": fields(manifest.server, *_SERVER) if manifest.server is not None else None,
+        "physical": fields(manifest.physical, *_PHYSICAL) if manifest.physical is not None else None,
         "capacity": capacities,
         "about": [one.about for one in manifest.intents if one.about],
         "members": [
@@ -119,11 +122,8 @@ def details(
                 "backend": member.ref.backend,
                 "pool_id": member.ref.pool.id,
                 "pool_hint": member.ref.pool.hint,
-                "volume_id": member.ref.volume_id,
-                "name": member.ref.name,
-                "native_id": member.ref.native_id,
-                "path": member.path,
-                "subpath": member.subpath,
+                **fields(member.ref, "volume_id", "name", "native_id"),
+                **fields(member, "path", "subpath"),
                 "places": [{"path": path, "subpath": subpath} for path, subpath in member.places.items()],
                 "call_s": member.call_s,
                 "usage": one,
@@ -133,78 +133,11 @@ def details(
     }
 
 
-def _quiesce(manifest: Manifest) -> dict[str, Any] | None:
-    quiesce = manifest.quiesce
-    if quiesce is None:
-        return None
-    return {
-        "level": quiesce.level,
-        "why": quiesce.why,
-        "proof": quiesce.proof,
-        "attempts": quiesce.attempts,
-        "waited_s": quiesce.waited_s,
-        "held_s": quiesce.held_s,
-        "frozen_s": quiesce.frozen_s,
-        "stall_s": quiesce.stall_s,
-        "position_from": quiesce.position_from,
-    }
-
-
-def _physical(manifest: Manifest) -> dict[str, Any] | None:
-    record = manifest.physical
-    if record is None:
-        return None
-    return {
-        "tool": record.tool,
-        "tool_version": record.tool_version,
-        "kind": record.kind,
-        "state": record.state,
-        "base": record.base,
-        "full_because": record.full_because,
-        "from_lsn": record.from_lsn,
-        "to_lsn": record.to_lsn,
-        "datadir": record.datadir,
-        "fetched_bytes": record.fetched_bytes,
-        "size_bytes": record.size_bytes,
-        "files": record.files,
-        "copy_s": record.copy_s,
-        "apply_s": record.apply_s,
-        "seal_s": record.seal_s,
-        "fingerprint": record.fingerprint,
-    }
-
-
-def _position(manifest: Manifest) -> dict[str, Any] | None:
-    position = manifest.position
-    return None if position is None else {"file": position.file, "offset": position.offset, "gtid": position.gtid}
-
-
-def _sources(manifest: Manifest) -> list[dict[str, Any]]:
-    return [
-        {
-            "channel": one.channel,
-            "host": one.host,
-            "port": one.port,
-            "file": one.file or None,
-            "offset": one.offset if one.file else None,
-            "gtid": one.gtid or None,
-        }
-        for one in manifest.sources
-    ]
-
-
-def _server(manifest: Manifest) -> dict[str, Any] | None:
-    server = manifest.server
-    if server is None:
-        return None
-    return {
-        "flavor": server.flavor,
-        "version": server.version,
-        "server_id": server.server_id,
-        "server_uuid": server.server_uuid,
-        "datadir": server.datadir,
-        "log_bin": server.log_bin,
-        "settings": dict(server.settings),
+def _source(one: SourcePosition) -> dict[str, Any]:
+    return fields(one, "channel", "host", "port") | {
+        "file": one.file or None,
+        "offset": one.offset if one.file else None,
+        "gtid": one.gtid or None,
     }
 
 
@@ -212,13 +145,7 @@ def verification(one: Verification | None) -> dict[str, Any] | None:
     """Return a verification's document."""
     if one is None:
         return None
-    return {
-        "at": iso(one.at),
-        "result": one.result,
-        "duration_s": one.duration_s,
-        "checks": list(one.checks),
-        "failures": list(one.failures),
-    }
+    return {"at": iso(one.at), **fields(one, "result", "duration_s", "checks", "failures")}
 
 
 def mount(lease: Lease) -> dict[str, Any]:
@@ -227,12 +154,9 @@ def mount(lease: Lease) -> dict[str, Any]:
 
     return {
         "lease_id": lease.id,
-        "snapshot_id": lease.snapshot_id,
-        "point": lease.point,
+        **fields(lease, "snapshot_id", "point"),
         "data_path": str(data_path(lease)),
-        "writable": lease.writable,
-        "why": lease.why,
-        "user": lease.user,
+        **fields(lease, "writable", "why", "user"),
         "pid": lease.holder.pid,
         "created_at": iso(lease.created_at),
         "until": iso(lease.until),
@@ -250,9 +174,7 @@ def _clone_server(lease: Lease) -> dict[str, Any] | None:
         "program": server.program,
         "pid": server.process.pid if server.process is not None else None,
         "running": server.process is not None and is_alive(server.process),
-        "socket": server.socket,
-        "port": server.port,
-        "log": server.log,
+        **fields(server, "socket", "port", "log"),
         "server_id": server.server_id or None,
         "server_uuid": server.server_uuid,
         "answered_at": iso(server.answered_at),
@@ -277,14 +199,9 @@ def backup_plan(plan: BackupPlan | None) -> dict[str, Any] | None:
     if plan is None:
         return None
     return {
-        "path": plan.path,
-        "backend": plan.backend,
+        **fields(plan, "path", "backend"),
         "volume_ids": [volume.id for volume in plan.volumes],
-        "level": plan.level,
-        "why": plan.why,
-        "excluded": list(plan.excluded),
-        "absent": list(plan.absent),
-        "warnings": list(plan.warnings),
+        **fields(plan, "level", "why", "excluded", "absent", "warnings"),
     }
 
 

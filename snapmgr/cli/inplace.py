@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from snapmgr.catalog.inplace import refuse_inplace_target
-from snapmgr.cli.documents import iso, show_time
-from snapmgr.cli.output import end_document, print_lines
-from snapmgr.contract.errors import EXIT_OK, ConfigError, SnapmgrError, gravest
+from snapmgr.cli.documents import fields, iso, show_time
+from snapmgr.cli.output import ask_for_word, end_document, print_lines
+from snapmgr.contract.errors import EXIT_OK, gravest
 from snapmgr.contract.units import format_size
 from snapmgr.restore.inplace.plan import plan_inplace
 from snapmgr.restore.inplace.run import restore_inplace
@@ -27,14 +24,14 @@ _NAMES_SHOWN = 12
 
 def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry_run: bool) -> int:
     """Restore the origins of a snapshot in place, or print what that would mean; return the exit code."""
-    from snapmgr.restore.inplace.run import take_up
+    from snapmgr.restore.inplace.run import resume_inplace
 
     ctx = session.context()
     entry = ctx.catalog.resolve(name)
     if dry_run:
         refuse_inplace_target(ctx.catalog, entry.manifest.id)
     else:
-        done = take_up(ctx, entry.manifest.id)
+        done = resume_inplace(ctx, entry.manifest.id)
         if done is not None:
             return _finish(session, done, entry.manifest.source)
         # Taking up an interrupted restore may have undone it, which changes the catalog.
@@ -50,7 +47,8 @@ def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry
     for line in lines:
         session.console.warn(line)
     if not yes:
-        _ask(plan)
+        why = "an in-place restore needs confirmation"
+        ask_for_word(plan.entry.manifest.short_id, to="continue", why=why, nothing="changed")
     return _finish(session, restore_inplace(ctx, plan, force=force), entry.manifest.source)
 
 
@@ -92,16 +90,6 @@ def _beside(origin: OriginPlan) -> str:
     return f"the whole volume goes back, with everything else on it: {', '.join(names)}" + (
         f"; and {more} more" if more > 0 else ""
     )
-
-
-def _ask(plan: InplacePlan) -> None:
-    """Ask for confirmation. Raises ConfigError without a terminal, SnapmgrError for another answer."""
-    if not sys.stdin.isatty():
-        raise ConfigError("an in-place restore needs confirmation, and there is no terminal to ask", hint="add --yes")
-    word = plan.entry.manifest.short_id
-    answer = click.prompt(f"Type {word} to continue", default="", show_default=False, err=True)
-    if answer.strip() != word:
-        raise SnapmgrError("nothing was changed: the answer was not the requested word")
 
 
 def _show(session: Session, plan: InplacePlan, lines: list[str]) -> int:
@@ -146,24 +134,16 @@ def _document(session: Session, code: int, *, plan: InplacePlan | None, done: In
 
 
 def _done_document(done: InplaceResult) -> dict[str, Any]:
-    return {
-        "origins": list(done.origins),
-        "mounted": list(done.mounted),
-        "consumed": done.consumed,
-        "merged_at": iso(done.merged_at),
-    }
+    return fields(done, "origins", "mounted", "consumed") | {"merged_at": iso(done.merged_at)}
 
 
 def _plan_document(plan: InplacePlan) -> dict[str, Any]:
     return {
-        "consumes": plan.consumes,
-        "rules": list(plan.rules),
-        "jobs": list(plan.jobs),
+        **fields(plan, "consumes", "rules", "jobs"),
         "obstacles": [end_document(error) for error in plan.obstacles],
         "origins": [
             {
-                "origin": origin.storage.origin,
-                "device": origin.storage.device,
+                **fields(origin.storage, "origin", "device"),
                 "mounted": [mount.point for mount in origin.mounts],
                 "beside": list(origin.beside) if origin.beside is not None else None,
                 "write_bytes": origin.storage.write_bytes,

@@ -31,7 +31,7 @@ COMMANDS = {
     "show": "Show everything known about one snapshot.",
     "mount": "Mount a writable clone of a snapshot, or the snapshot itself, and print its path.",
     "umount": "Unmount snapshots and remove their writable clones.",
-    "verify": "Prove that a snapshot restores, on a writable clone of it.",
+    "verify": "Test on a writable clone that a snapshot can be restored.",
     "restore": "Copy a snapshot to DEST, a new or empty directory.",
     "prepare": "Mount a recovered, cleanly shut-down copy of a datadir, and print its path.",
     "clone": "Start a development server on a writable clone of a snapshot.",
@@ -39,10 +39,10 @@ COMMANDS = {
     "unpin": "Apply the retention rules to pinned snapshots again.",
     "delete": "Delete the named snapshots.",
     "prune": "Delete snapshots that no retention rule keeps.",
-    "status": "Report whether every job has its snapshots.",
+    "status": "Report whether every job's snapshots are up to date.",
     "schedule": "Run jobs at given times, with systemd or cron.",
     "trace": "Record, analyse and draw the operations of a JuiceFS mount.",
-    "bench": "Measure what snapshots cost here, on which storage.",
+    "bench": "Benchmark snapshots on this machine's storage.",
     "config": "Write or check the configuration.",
     "doctor": "Check requirements, jobs and leftovers; --fix repairs what it can.",
     "completion": "Print the completion script for a shell.",
@@ -122,7 +122,6 @@ def cli(ctx: click.Context, config_path: Path | None, quiet: bool, verbose: bool
     session.config_path = config_path
     session.quiet, session.verbose, session.debug = quiet, verbose, debug
     session.console = Console(quiet=quiet, verbose=verbose)
-    session.command = ctx.invoked_subcommand or ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -71,13 +71,10 @@ def command(
     if dry_run:
         manifest = entry.manifest
         manifest.require_ready("mounted")
-        if session.json:
-            session.document(EXIT_OK, dry_run=True, mount=None, snapshot_id=manifest.id)
-        else:
-            what = "the snapshot itself, read-only" if read_only else "a writable clone"
-            where = f"at {point}" if point else f"in a new folder of {ctx.config.scratch_dir}"
-            print_lines([f"would mount {what} of {manifest.id} {where}"])
-        return EXIT_OK
+        what = "the snapshot itself, read-only" if read_only else "a writable clone"
+        where = f"at {point}" if point else f"in a new folder of {ctx.config.scratch_dir}"
+        lines = [f"would mount {what} of {manifest.id} {where}"]
+        return session.report(lines, dry_run=True, mount=None, snapshot_id=manifest.id)
     with removing_if_lost(ctx, entry.manifest):
         lease = attach(ctx, entry, writable=not read_only, why="mount", point=point, for_s=for_s)
     if session.json:

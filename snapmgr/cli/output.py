@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from snapmgr.contract.errors import EXIT_OK, SnapmgrError
+from snapmgr.contract.errors import EXIT_OK, ConfigError, SnapmgrError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,6 +112,23 @@ def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
     table = [list(heads), *([clean(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+
+
+def ask_for_word(word: str, *, to: str, why: str, nothing: str) -> None:
+    """Ask the user to type a word. Raises ConfigError without a terminal, SnapmgrError for another answer.
+
+    Args:
+        word: the requested one.
+        to: what it starts, as in "Type WORD to …".
+        why: why the user is asked.
+        nothing: what was not done after another answer, as in "nothing was …".
+    """
+    import click
+
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{why}, and there is no terminal to ask", hint="add --yes")
+    if click.prompt(f"Type {word} to {to}", default="", show_default=False, err=True).strip() != word:
+        raise SnapmgrError(f"nothing was {nothing}: the answer was not the requested word")
 
 
 def is_terminal(stream: TextIO) -> bool:

@@ -9,7 +9,7 @@ import click
 from snapmgr.cli.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from snapmgr.config.model import Config
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 else:
     _NameType = _NumberType = _SizeType = click.ParamType
 
+_Number = TypeVar("_Number", int, float)
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 
@@ -36,6 +37,13 @@ def _completion_config(ctx: click.Context) -> Config | None:
         return None
 
 
+def _items(incomplete: str, words: Iterable[tuple[str, str | None]]) -> list[click.shell_completion.CompletionItem]:
+    """Return the words that begin with `incomplete`, each with its explanation."""
+    return [
+        click.shell_completion.CompletionItem(word, help=about) for word, about in words if word.startswith(incomplete)
+    ]
+
+
 class JobName(_NameType):
     """The name of a configured job."""
 
@@ -47,8 +55,7 @@ class JobName(_NameType):
         """Return the jobs that begin with `incomplete`."""
         config = _completion_config(ctx)
         given = ctx.params.get(param.name or "") or ()
-        names = [name for name in config.jobs if name not in given] if config else []
-        return [click.shell_completion.CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return _items(incomplete, ((name, None) for name in config.jobs if name not in given) if config else ())
 
 
 class SnapshotName(_NameType):
@@ -74,18 +81,14 @@ class SnapshotName(_NameType):
         except SnapmgrError:
             return []
         jobs = dict.fromkeys(manifest.job for manifest in manifests if manifest.state == "ready")
-        words = [("latest", "the newest one")] if jobs else []
+        words: list[tuple[str, str | None]] = [("latest", "the newest one")] if jobs else []
         words += [(f"{job}@latest", f"the newest one of {job}") for job in jobs]
         # The random part alone is quicker to type; it is offered once the user begins with it.
         for manifest in reversed(manifests):
             words.append((manifest.id, manifest.state))
             if incomplete:
                 words.append((manifest.short_id, manifest.id))
-        return [
-            click.shell_completion.CompletionItem(word, help=about)
-            for word, about in words
-            if word.startswith(incomplete)
-        ]
+        return _items(incomplete, words)
 
 
 class SnapshotOrFolder(SnapshotName):
@@ -117,16 +120,31 @@ class MountName(SnapshotName):
             leases = Catalog(config.state_dir).leases()[0]
         except SnapmgrError:
             return []
-        words = {lease.point: lease.snapshot_id for lease in leases}
+        words: dict[str, str | None] = {lease.point: lease.snapshot_id for lease in leases}
         # Ids are offered only once the user begins one.
         if incomplete:
-            for snapshot_id in dict.fromkeys(words.values()):
+            for snapshot_id in dict.fromkeys(lease.snapshot_id for lease in leases):
                 words |= {snapshot_id: "mounted", snapshot_id.rpartition(".")[2]: snapshot_id}
-        return [
-            click.shell_completion.CompletionItem(word, help=about)
-            for word, about in words.items()
-            if word.startswith(incomplete)
-        ]
+        return _items(incomplete, words.items())
+
+
+def _parsed(
+    kind: click.ParamType[Any],
+    parse: Callable[[str], _Number],
+    text: str,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+    *,
+    zero: bool = False,
+) -> _Number:
+    """Return a number more than 0; with `zero` at least 0. The option fails otherwise."""
+    try:
+        number = parse(text)
+    except ValueError as error:
+        kind.fail(str(error), param, ctx)
+    if number <= 0 and not zero:
+        kind.fail("it must be more than 0", param, ctx)
+    return number
 
 
 class DurationText(_NumberType):
@@ -141,15 +159,7 @@ class DurationText(_NumberType):
         """Return seconds."""
         from snapmgr.contract.units import parse_duration
 
-        if isinstance(value, float):
-            return value
-        try:
-            seconds = parse_duration(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if seconds <= 0 and not self._zero:
-            self.fail("it must be more than 0", param, ctx)
-        return seconds
+        return value if isinstance(value, float) else _parsed(self, parse_duration, value, param, ctx, zero=self._zero)
 
 
 class SizeText(_SizeType):
@@ -161,15 +171,7 @@ class SizeText(_SizeType):
         """Return bytes."""
         from snapmgr.contract.units import parse_size
 
-        if isinstance(value, int):
-            return value
-        try:
-            size_bytes = parse_size(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if size_bytes <= 0:
-            self.fail("it must be more than 0", param, ctx)
-        return size_bytes
+        return value if isinstance(value, int) else _parsed(self, parse_size, value, param, ctx)
 
 
 class ShareText(_NumberType):
@@ -194,7 +196,9 @@ class ShareText(_NumberType):
 
 def _want_json(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        ctx.ensure_object(Session).json = True
+        session = ctx.ensure_object(Session)
+        session.json = True
+        session.command = ctx.command_path.partition(" ")[2]
 
 
 def json_option(command: _Command) -> _Command:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from snapmgr.cli.output import print_lines
 from snapmgr.cli.params import DurationText, SizeText, SnapshotOrFolder, dry_run_option, json_option
 from snapmgr.cli.toolbackup import RESULTS, STRATEGIES, PrepareOptions, is_path, prepare_path, prepare_snapshot_backup
-from snapmgr.cli.tune import TunableCommand, tune_path, tune_snapshot
+from snapmgr.cli.tune import TunableCommand, tune_prepare
 from snapmgr.contract.errors import EXIT_OK, ConfigError
 from snapmgr.contract.units import format_duration, format_size
 
@@ -41,7 +41,7 @@ Examples:
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--use-memory",
-    "pool_bytes",
+    "use_memory_bytes",
     metavar="SIZE",
     type=SizeText(),
     help='Buffer pool ("4G").  [default: verify.memory of the job, or by free memory]',
@@ -88,18 +88,14 @@ Examples:
 @click.pass_obj
 def command(
     session: Session,
+    /,
     snapshot: str,
     folder: Path | None,
     *,
-    pool_bytes: int | None,
-    strategy: str | None,
-    result: str | None,
-    tool_options: tuple[str, ...],
-    mount_options: tuple[str, ...],
-    scratch: Path | None,
     tune_s: float | None,
     report: Path | None,
     dry_run: bool,
+    **given: Any,  # noqa: ANN401 - the fields of PrepareOptions
 ) -> int:
     """Mount a recovered, cleanly shut-down copy of a datadir, and print its path.
 
@@ -114,33 +110,25 @@ def command(
     scratch directory. A killed one leaves a folder ".snapmgr-prepare-…", which the next prepare of the same backup
     removes.
     """
-    options = PrepareOptions(
-        strategy=strategy,
-        result=result,
-        use_memory_bytes=pool_bytes,
-        tool_options=tool_options,
-        mount_options=mount_options,
-        scratch=scratch,
-    )
+    options = PrepareOptions(**given)
     if report is not None and tune_s is None:
         raise click.UsageError("--report goes with --tune.")
     if tune_s is not None:
         if folder is not None:
             raise click.UsageError("--tune keeps no result: it takes no DIR.")
-        tune = tune_path if is_path(snapshot) else tune_snapshot
-        return tune(session, snapshot, options, time_s=tune_s, report=report, dry_run=dry_run)
+        return tune_prepare(session, snapshot, options, time_s=tune_s, report=report, dry_run=dry_run)
     if is_path(snapshot):
         return prepare_path(session, snapshot, folder, options, dry_run=dry_run)
     ctx = session.context()
     entry = ctx.catalog.resolve(snapshot)
     if entry.manifest.physical is not None and entry.manifest.physical.state != "prepared":
         return prepare_snapshot_backup(session, ctx, entry, folder, options, dry_run=dry_run)
-    if given := options.given():
+    if foreign := options.given():
         raise click.UsageError(
-            f"{given[0]} is for tool backups that are not prepared yet: a raw physical snapshot, or a folder named "
+            f"{foreign[0]} is for tool backups that are not prepared yet: a raw physical snapshot, or a folder named "
             "by a path with a slash."
         )
-    return _recover_snapshot(session, ctx, entry, folder, pool_bytes=pool_bytes, dry_run=dry_run)
+    return _recover_snapshot(session, ctx, entry, folder, pool_bytes=options.use_memory_bytes, dry_run=dry_run)
 
 
 def _recover_snapshot(
@@ -155,13 +143,10 @@ def _recover_snapshot(
         manifest.require_ready("prepared")
         if manifest.source == "directory":
             raise ConfigError(f"{manifest.id} is of a directory: only a database's files have to be recovered")
-        if session.json:
-            session.document(EXIT_OK, dry_run=True, snapshot_id=manifest.id, mount=None, prepared=None)
-        else:
-            where = f"at {point}" if point else f"in a new folder of {ctx.config.scratch_dir}"
-            pool = f" (buffer pool {format_size(pool_bytes)})" if pool_bytes else ""
-            print_lines([f"would recover a writable clone of {manifest.id} {where}{pool}"])
-        return EXIT_OK
+        where = f"at {point}" if point else f"in a new folder of {ctx.config.scratch_dir}"
+        pool = f" (buffer pool {format_size(pool_bytes)})" if pool_bytes else ""
+        lines = [f"would recover a writable clone of {manifest.id} {where}{pool}"]
+        return session.report(lines, dry_run=True, snapshot_id=manifest.id, mount=None, prepared=None)
     job = session.config().jobs.get(manifest.job)
     if job is None:
         session.console.warn(f"job {manifest.job} is not configured any more: preparing with the defaults")
@@ -182,19 +167,12 @@ def _recover_snapshot(
 
 
 def _document(session: Session, snapshot_id: str, prepared: Prepared) -> None:
-    from snapmgr.cli.documents import mount
+    from snapmgr.cli.documents import fields, mount
 
     session.document(
         EXIT_OK,
         dry_run=False,
         snapshot_id=snapshot_id,
         mount=mount(prepared.lease),
-        prepared={
-            "server": prepared.server,
-            "recovered": prepared.recovered,
-            "server_uuid": prepared.server_uuid,
-            "gtid": prepared.gtid,
-            "options": list(prepared.options),
-            "duration_s": prepared.duration_s,
-        },
+        prepared=fields(prepared, "server", "recovered", "server_uuid", "gtid", "options", "duration_s"),
     )

@@ -55,9 +55,10 @@ def command(
 ) -> int:
     """Copy a snapshot to DEST, a new or empty directory.
 
-    Blocks are shared where the file system can do it, else data are copied. Owners, modes, times, attributes, links and
-    holes are kept, and compared at the end. DEST appears only when the copy is complete; an interrupted restore leaves
-    nothing. If the source had several directories (redo log or binary logs elsewhere), DEST gets a directory for each.
+    Shares blocks where the file system supports it, otherwise copies the data. Owners, modes, times, attributes, links
+    and holes are kept, and compared at the end. DEST shows nothing until the copy is complete; an interrupted
+    restore leaves nothing, and after kill -9 the next restore or doctor removes what is left. If the source had several
+    directories (redo log or binary logs elsewhere), DEST gets a directory for each.
 
     With --in-place there is no DEST: the volume itself goes back to the snapshot, and everything written to it since
     then is lost. snapmgr prints this and asks for confirmation first.
@@ -78,14 +79,14 @@ def command(
     entry = ctx.catalog.resolve(snapshot)
     if dry_run:
         intended = plan(ctx, entry, dest)
-        if session.json:
-            places = [asdict(place) for place in intended.places]
-            session.document(
-                EXIT_OK, dry_run=True, snapshot_id=entry.manifest.id, dest=intended.dest, places=places, restored=None
-            )
-        else:
-            print_lines([f"would restore {entry.manifest.id} to {intended.dest}", *_show_places(intended.places)])
-        return EXIT_OK
+        return session.report(
+            [f"would restore {entry.manifest.id} to {intended.dest}", *_show_places(intended.places)],
+            dry_run=True,
+            snapshot_id=entry.manifest.id,
+            dest=intended.dest,
+            places=[asdict(place) for place in intended.places],
+            restored=None,
+        )
     try:
         restored = restore(ctx, entry, dest, read_back=not no_check)
     except RestoreDiffersError as error:

@@ -32,11 +32,8 @@ Examples:
   snapmgr schedule remove nightly
 """
 )
-@click.pass_context
-def command(ctx: click.Context) -> None:
+def command() -> None:
     """Run jobs at given times, with systemd or cron."""
-    session: Session = ctx.obj
-    session.command = f"schedule {ctx.invoked_subcommand}"
 
 
 @command.command(
@@ -302,13 +299,11 @@ def _lines(documents: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _schedule(schedule: Schedule, now: datetime) -> dict[str, Any]:
-    from snapmgr.cli.documents import iso
+    from snapmgr.cli.documents import fields, iso
     from snapmgr.schedule.times import local_zone, next_times
 
     return {
-        "job": schedule.job,
-        "kind": schedule.kind,
-        "expression": schedule.expression,
+        **fields(schedule, "job", "kind", "expression"),
         "random_delay_s": schedule.delay_s,
         "installed_at": iso(schedule.installed_at),
         "next_times": [iso(at) for at in next_times(schedule.expression, now, local_zone(), _SHOWN_TIMES)],

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.cli.output import Console, print_document
-from snapmgr.contract.errors import ConfigError, NotFoundError
+from snapmgr.cli.output import Console, print_document, print_lines
+from snapmgr.contract.errors import EXIT_OK, ConfigError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from snapmgr.catalog.recordfolder import Damaged
@@ -58,12 +58,23 @@ class Session:
 
     def context(self) -> Context:
         """Return the surroundings that jobs get, with this console. Raises as `catalog`."""
+        return self._context(self.config(), self.catalog())
+
+    def stateless_context(self) -> Context:
+        """Return them also on a machine without a configuration; its state directory is not used."""
+        from snapmgr.catalog.store import Catalog
+        from snapmgr.config.load import DEFAULT_PATH, default_config
+
+        config = self.config() if self.config_path is not None or DEFAULT_PATH.exists() else default_config()
+        return self._context(config, Catalog(config.state_dir))
+
+    def _context(self, config: Config, catalog: Catalog) -> Context:
         from snapmgr.cli.running import VerboseRunner
         from snapmgr.context import Context
 
         return Context(
-            config=self.config(),
-            catalog=self.catalog(),
+            config=config,
+            catalog=catalog,
             runner=VerboseRunner(self.console.detail),
             tell=self.console.tell,
             progress=self.console.progress,
@@ -84,6 +95,14 @@ class Session:
             self.console.warn(f"{one.path}: {one.problem}")
             documents.append({"path": str(one.path), "problem": one.problem})
         return documents
+
+    def report(self, lines: Sequence[str], **fields: Any) -> int:  # noqa: ANN401
+        """Print the result of a successful command, as lines or with --json as a document; return its exit code."""
+        if self.json:
+            self.document(EXIT_OK, **fields)
+        else:
+            print_lines(lines)
+        return EXIT_OK
 
     def document(self, exit_code: int, error: SnapmgrError | None = None, **fields: Any) -> None:  # noqa: ANN401
         """Print the one JSON document."""

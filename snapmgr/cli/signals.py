@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -27,8 +27,7 @@ class Interrupted(BaseException):
 def ending_by_signal() -> Iterator[None]:
     """Raise `Interrupted` at the first of these signals while the context lasts.
 
-    A second signal must not interrupt the cleanup that the first one started. Signals that the caller made us ignore
-    (nohup, a background job of a script) stay ignored.
+    A second signal must not interrupt the cleanup that the first one started.
     """
     came: list[int] = []
 
@@ -42,6 +41,16 @@ def ending_by_signal() -> Iterator[None]:
                 _STDERR, b"snapmgr: cleaning up; if that hangs: kill -9, and the next run (or doctor) finishes it\n"
             )
 
+    with handled(handle):
+        yield
+
+
+@contextmanager
+def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call `handle` for each of these signals while the context lasts.
+
+    Signals that the caller made us ignore (nohup, a background job of a script) stay ignored.
+    """
     old = {number: signal.getsignal(number) for number in _ENDING}
     for number, handler in old.items():
         if handler is not signal.SIG_IGN:

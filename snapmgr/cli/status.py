@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ missing: the privilege to read the state directory.
 @json_option
 @click.pass_obj
 def command(session: Session, jobs: tuple[str, ...]) -> int:
-    """Report whether every job has its snapshots.
+    """Report whether every job's snapshots are up to date.
 
     The first line is the verdict. A job is overdue if its schedule or max_age requires a snapshot that does not exist.
     status reads only the state directory: it is quick, takes no lock, and queries neither storage nor server. The
@@ -150,7 +151,7 @@ def _document(one: JobStatus, now: datetime) -> dict[str, Any]:
         "job": one.job,
         "ok": not one.problems,
         "watched": one.watched,
-        "problems": [{"kind": problem.kind, "what": problem.what, "hint": problem.hint} for problem in one.problems],
+        "problems": [asdict(problem) for problem in one.problems],
         "newest_ready": snapshot(one.newest, ()) if one.newest else None,
         "age_s": one.age_s,
         "newest_verified": snapshot(one.verified, ()) if one.verified else None,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from snapmgr.cli.session import Session
     from snapmgr.config.model import Config, Prepare
     from snapmgr.context import Context
+    from snapmgr.contract.backend import Backend
     from snapmgr.contract.records import ClientOptions
     from snapmgr.physical.prepare.order import PreparedBackup, PrepareOrder, PreparePlan
 
@@ -129,10 +130,8 @@ def make_order(source: str, folder: Path | None, options: PrepareOptions, config
     client, warm_up = parse_mount_options(options.mount_options)
     if client is not None and options.strategy in {"scratch", "overlay"}:
         raise click.UsageError(f"--mount-option goes with --strategy storage, not with {options.strategy}.")
-    if options.strategy == "storage" and options.result == "scratch":
-        raise click.UsageError("--strategy storage leaves its result in the storage.")
-    if options.strategy == "overlay" and options.result == "scratch":
-        raise click.UsageError("--strategy overlay leaves its result in the storage.")
+    if options.strategy in {"storage", "overlay"} and options.result == "scratch":
+        raise click.UsageError(f"--strategy {options.strategy} leaves its result in the storage.")
     strategy = None if options.strategy == "auto" else options.strategy
     if client is not None:
         strategy = "storage"
@@ -155,18 +154,14 @@ def prepare_path(session: Session, path: str, folder: Path | None, options: Prep
     """Prepare the backup folder at `path`, or print the plan; return the exit code."""
     from snapmgr.access.cloner import find_cloner
     from snapmgr.physical.prepare.backupfolder import inspect
-    from snapmgr.physical.prepare.run import plan, prepare_folder
 
     source = os.path.abspath(path)
-    ctx = context_without_state(session)
+    ctx = session.stateless_context()
     order = make_order(source, folder, options, ctx.config)
     # First of all: without a backup no storage is needed.
     inspect(source)
-    storage = find_cloner(ctx, source)
-    if dry_run:
-        return _show_planned(session, plan(order, storage), source=source)
-    ready = prepare_folder(order, storage, tell=session.console.tell, progress=session.console.progress)
-    return _show_ready(session, ready, source=source)
+    planned, ready = _prepare(ctx, order, find_cloner(ctx, source), dry_run=dry_run)
+    return _show(session, planned, ready, source=source)
 
 
 def prepare_snapshot_backup(
@@ -176,7 +171,7 @@ def prepare_snapshot_backup(
 
     The job's table ``prepare`` completes the options of the command line.
     """
-    from snapmgr.physical.snapshots import plan_backup_prepare, prepare_backup
+    from snapmgr.physical.snapshots import placed, reached_backup
 
     manifest = entry.manifest
     manifest.require_ready("prepared")
@@ -185,51 +180,36 @@ def prepare_snapshot_backup(
         session.console.warn(f"job {manifest.job} is not configured any more: preparing with the defaults")
     wanted = options.completed(job.prepare) if job is not None else options
     beside = job.staging if job is not None else None
+    with reached_backup(ctx, entry) as (source, storage):
+        order = placed(make_order(source, folder, wanted, ctx.config), beside, manifest.short_id)
+        planned, ready = _prepare(ctx, order, storage if beside else None, dry_run=dry_run)
+    return _show(session, planned, ready, snapshot_id=manifest.id)
 
-    def order(source: str) -> PrepareOrder:
-        return make_order(source, folder, wanted, ctx.config)
+
+def _prepare(
+    ctx: Context, order: PrepareOrder, storage: Backend | None, *, dry_run: bool
+) -> tuple[PreparePlan, PreparedBackup | None]:
+    from snapmgr.physical.prepare.run import plan, prepare_folder
 
     if dry_run:
-        return _show_planned(session, plan_backup_prepare(ctx, entry, order, beside=beside), snapshot_id=manifest.id)
-    return _show_ready(session, prepare_backup(ctx, entry, order, beside=beside), snapshot_id=manifest.id)
+        return plan(order, storage), None
+    ready = prepare_folder(order, storage, tell=ctx.tell, progress=ctx.progress)
+    return ready.plan, ready
 
 
-def _show_planned(session: Session, planned: PreparePlan, **what: Any) -> int:  # noqa: ANN401 - JSON
+def _show(session: Session, planned: PreparePlan, ready: PreparedBackup | None, **what: Any) -> int:  # noqa: ANN401 - JSON
     if session.json:
-        session.document(EXIT_OK, dry_run=True, **what, plan=plan_document(planned), prepared=None)
-    else:
+        prepared = ready_document(ready) if ready is not None else None
+        session.document(EXIT_OK, dry_run=ready is None, **what, plan=plan_document(planned), prepared=prepared)
+    elif ready is None:
         print_lines(show_plan(planned))
-    return EXIT_OK
-
-
-def _show_ready(session: Session, ready: PreparedBackup, **what: Any) -> int:  # noqa: ANN401 - JSON
-    if session.json:
-        what |= {"plan": plan_document(ready.plan), "prepared": ready_document(ready)}
-        session.document(EXIT_OK, dry_run=False, **what)
     else:
         session.console.tell(
-            f"prepared by {ready.plan.backup.info.tool} in {format_duration(ready.duration_s)}: "
+            f"prepared by {planned.backup.info.tool} in {format_duration(ready.duration_s)}: "
             + ", ".join(f"{what} {format_duration(seconds)}" for what, seconds in ready.steps)
         )
         print_lines([ready.path])
     return EXIT_OK
-
-
-def context_without_state(session: Session) -> Context:
-    """Return the context of a job, also on a machine without a configuration; the state directory is not used."""
-    from snapmgr.catalog.store import Catalog
-    from snapmgr.cli.running import VerboseRunner
-    from snapmgr.config.load import DEFAULT_PATH, default_config
-    from snapmgr.context import Context
-
-    config = session.config() if session.config_path is not None or DEFAULT_PATH.exists() else default_config()
-    return Context(
-        config=config,
-        catalog=Catalog(config.state_dir),
-        runner=VerboseRunner(session.console.detail),
-        tell=session.console.tell,
-        progress=session.console.progress,
-    )
 
 
 def show_plan(planned: PreparePlan) -> list[str]:
@@ -252,13 +232,12 @@ def show_plan(planned: PreparePlan) -> list[str]:
 
 def plan_document(planned: PreparePlan) -> dict[str, Any]:
     """Return the plan as JSON: the way, the reason, the needed space."""
+    from snapmgr.cli.documents import fields
+
     choice, facts = planned.choice, planned.facts
     return {
-        "way": choice.way,
-        "result": choice.result,
-        "why": choice.why,
-        "data_bytes": facts.data_bytes,
-        "redo_bytes": facts.redo_bytes,
+        **fields(choice, "way", "result", "why"),
+        **fields(facts, "data_bytes", "redo_bytes"),
         "use_memory_bytes": planned.settings.use_memory_bytes,
         "scratch_needed_bytes": choice.scratch_needed_bytes,
         "scratch_free_bytes": facts.scratch_free_bytes,
@@ -269,14 +248,11 @@ def plan_document(planned: PreparePlan) -> dict[str, Any]:
 
 def ready_document(ready: PreparedBackup) -> dict[str, Any]:
     """Return the result as JSON."""
-    info = ready.plan.backup.info
+    from snapmgr.cli.documents import fields
+
     return {
-        "path": ready.path,
-        "way": ready.way,
-        "result": ready.result,
-        "tool": info.tool,
-        "tool_version": info.tool_version,
-        "server_version": info.server_version,
+        **fields(ready, "path", "way", "result"),
+        **fields(ready.plan.backup.info, "tool", "tool_version", "server_version"),
         "steps": [{"what": what, "seconds": seconds} for what, seconds in ready.steps],
         "written_back_bytes": ready.written.changed_bytes if ready.written is not None else None,
         "duration_s": ready.duration_s,

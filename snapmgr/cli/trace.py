@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
-from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast, get_args
 
@@ -13,13 +12,13 @@ import click
 
 from snapmgr.cli.output import clean, format_table, print_lines
 from snapmgr.cli.params import DurationText, SizeText, json_option
+from snapmgr.cli.signals import handled
 from snapmgr.contract.errors import EXIT_OK, ConfigError, NotFoundError, SnapmgrError
 from snapmgr.contract.units import format_duration, format_size
 from snapmgr.trace.analysis import By
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
 
     from snapmgr.cli.session import Session
     from snapmgr.trace.accesslog import Trace
@@ -47,11 +46,8 @@ Examples:
   snapmgr trace show run.log.gz -o run.html
 """
 )
-@click.pass_context
-def command(ctx: click.Context) -> None:
+def command() -> None:
     """Record, analyse and draw the operations of a JuiceFS mount."""
-    session: Session = ctx.obj
-    session.command = f"trace {ctx.invoked_subcommand}"
 
 
 @command.command(
@@ -104,49 +100,32 @@ def record(
 
     found = find_mount(mount)
     path = output or _new_name(found.volume)
-    with _asked_to_stop() as stopped:
+    came: list[int] = []
+    # A signal is the normal end of a recording.
+    with handled(lambda number, _frame: came.append(number)):
         if not argv:
             session.console.tell(f"recording {found.point} to {path}; Ctrl-C stops it")
-        recorded = record(found, path, limit_bytes=limit_bytes, duration_s=duration_s, command=argv, stopped=stopped)
+        recorded = record(
+            found,
+            path,
+            limit_bytes=limit_bytes,
+            duration_s=duration_s,
+            command=argv,
+            stopped=lambda: came[0] if came else 0,
+        )
     _tell_recorded(session, recorded)
     return recorded.command_exit or EXIT_OK
 
 
 def _new_name(volume: str) -> Path:
-    from datetime import datetime
-
     return Path(f"trace-{volume}-{datetime.now().astimezone():%Y%m%d-%H%M%S}.log.gz")
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[Callable[[], int]]:
-    """Note signals instead of being ended by them, as a signal is the normal end of a recording."""
-    came: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    old = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in old.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, note)
-    try:
-        yield lambda: came[0] if came else 0
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def _tell_recorded(session: Session, recorded: Recorded) -> None:
     if session.json:
         session.document(
             recorded.command_exit or EXIT_OK,
-            path=str(recorded.path),
-            size_bytes=recorded.size_bytes,
-            wall_s=recorded.wall_s,
-            stopped_by=recorded.stopped_by,
-            command_exit=recorded.command_exit,
+            **asdict(recorded) | {"path": str(recorded.path)},
         )
         return
     if recorded.stopped_by in {"size", "mount"}:

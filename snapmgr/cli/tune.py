@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.signals import Interrupted
-from snapmgr.cli.toolbackup import context_without_state, parse_mount_options
+from snapmgr.cli.toolbackup import is_path, parse_mount_options
 from snapmgr.contract.errors import EXIT_OK, ConfigError, InterruptedRunError, MissingRequirementError, SnapmgrError
 from snapmgr.contract.units import format_duration, format_size, parse_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from snapmgr.cli.session import Session
     from snapmgr.cli.toolbackup import PrepareOptions
+    from snapmgr.config.model import Job
     from snapmgr.context import Context
     from snapmgr.physical.tuning.storagebench import StorageBench
     from snapmgr.physical.tuning.tune import Tuning
@@ -55,23 +59,52 @@ def _is_duration(word: str) -> bool:
     return True
 
 
-def tune_path(
-    session: Session, path: str, options: PrepareOptions, *, time_s: float, report: Path | None, dry_run: bool
+def tune_prepare(
+    session: Session, name: str, options: PrepareOptions, *, time_s: float, report: Path | None, dry_run: bool
 ) -> int:
-    """Tune the prepare of the backup folder at `path`; return the exit code."""
-    source = os.path.realpath(path)
-    ctx = context_without_state(session)
-    return _tune(session, ctx, source, options, time_s=time_s, report=report, dry_run=dry_run)
+    """Tune the prepare of a backup folder, or of a physical job's snapshots by one of them; return the exit code."""
+    from snapmgr.physical.tuning.tune import tune
+
+    with _source(session, name) as (ctx, source, job):
+        if options.strategy not in {None, "storage"} or options.result is not None:
+            raise click.UsageError("--tune is about --strategy storage, and keeps no result.")
+        if report is not None and os.path.lexists(report):
+            raise ConfigError(f"{report} exists", hint="tune overwrites nothing: name another file (--report)")
+        bench, tuning = _begin(ctx, source, options, time_s, job)
+        if dry_run:
+            return _show_plan(session, tuning)
+        target = report or Path(f"snapmgr-tune-{_plain(tuning.name)}-{datetime.now(UTC):%Y%m%dT%H%M%S}.html")
+        _require_writable(target)
+        error: SnapmgrError | None = None
+        try:
+            tune(bench, tuning, tell=session.console.tell)
+        except Interrupted as signal:
+            error = InterruptedRunError(str(signal))
+            raise
+        except SnapmgrError as failure:
+            error = failure
+            raise
+        finally:
+            # After a failure the user may want to read it.
+            if not isinstance(error, SnapmgrError) or isinstance(error, InterruptedRunError):
+                with suppress(FileNotFoundError):
+                    os.unlink(bench.log)
+            # Also after an interruption or a failure: each run took long.
+            if tuning.measured:
+                _conclude(session, tuning, source, target, job=job.name if job is not None else None, error=error)
+        return EXIT_OK
 
 
-def tune_snapshot(
-    session: Session, snapshot: str, options: PrepareOptions, *, time_s: float, report: Path | None, dry_run: bool
-) -> int:
-    """Tune the prepare of a physical job's snapshots by one of them; return the exit code."""
+@contextmanager
+def _source(session: Session, name: str) -> Iterator[tuple[Context, str, Job | None]]:
+    """Yield the folder of a backup while it can be read; with the job if it is a snapshot of one."""
     from snapmgr.access.attach import reached
 
+    if is_path(name):
+        yield session.stateless_context(), os.path.realpath(name), None
+        return
     ctx = session.context()
-    entry = ctx.catalog.resolve(snapshot)
+    entry = ctx.catalog.resolve(name)
     entry.manifest.require_ready("prepared")
     job = session.config().jobs.get(entry.manifest.job)
     if entry.manifest.source != "physical" or job is None or job.staging is None:
@@ -80,64 +113,11 @@ def tune_snapshot(
             hint="only prepares of tool backups can be tuned; or name a backup folder by its path",
         )
     with reached(ctx, entry, why="prepare") as source:
-        return _tune(
-            session,
-            ctx,
-            source,
-            options,
-            time_s=time_s,
-            report=report,
-            dry_run=dry_run,
-            beside=str(job.staging),
-            job=job.name,
-        )
-
-
-def _tune(
-    session: Session,
-    ctx: Context,
-    source: str,
-    options: PrepareOptions,
-    *,
-    time_s: float,
-    report: Path | None,
-    dry_run: bool,
-    beside: str | None = None,
-    job: str | None = None,
-) -> int:
-    from snapmgr.physical.tuning.tune import tune
-
-    if options.strategy not in {None, "storage"} or options.result is not None:
-        raise click.UsageError("--tune is about --strategy storage, and keeps no result.")
-    if report is not None and os.path.lexists(report):
-        raise ConfigError(f"{report} exists", hint="tune overwrites nothing: name another file (--report)")
-    bench, tuning = _begin(ctx, source, options, time_s, beside=beside, job=job)
-    if dry_run:
-        return _show_plan(session, tuning)
-    target = report or Path(f"snapmgr-tune-{_plain(tuning.name)}-{_now():%Y%m%dT%H%M%S}.html")
-    _require_writable(target)
-    error: SnapmgrError | None = None
-    try:
-        tune(bench, tuning, tell=session.console.tell)
-    except Interrupted as signal:
-        error = InterruptedRunError(str(signal))
-        raise
-    except SnapmgrError as failure:
-        error = failure
-        raise
-    finally:
-        # After a failure the user may want to read it.
-        if not isinstance(error, SnapmgrError) or isinstance(error, InterruptedRunError):
-            with suppress(FileNotFoundError):
-                os.unlink(bench.log)
-        # Also after an interruption or a failure: each run took long.
-        if tuning.measured:
-            _conclude(session, tuning, source, target, job=job, error=error)
-    return EXIT_OK
+        yield ctx, source, job
 
 
 def _begin(
-    ctx: Context, source: str, options: PrepareOptions, time_s: float, *, beside: str | None, job: str | None
+    ctx: Context, source: str, options: PrepareOptions, time_s: float, job: Job | None
 ) -> tuple[StorageBench, Tuning]:
     from snapmgr.access.cloner import find_cloner
     from snapmgr.contract.abilities import FolderCloning, Remounting
@@ -151,6 +131,7 @@ def _begin(
     client, warm_up = parse_mount_options(options.mount_options)
     backup = inspect(source)
     # A snapshot lies in the store of its backend, which is not a volume to any backend.
+    beside = str(job.staging) if job is not None else None
     storage: object = find_cloner(ctx, beside or source)
     if not isinstance(storage, FolderCloning):
         raise MissingRequirementError(
@@ -192,7 +173,7 @@ def _begin(
         extra_tool=options.tool_options,
     )
     tuning = Tuning(
-        name=job or os.path.basename(source),
+        name=job.name if job is not None else os.path.basename(source),
         data_bytes=data_bytes,
         redo_bytes=backup.redo_bytes,
         tool=f"{backup.info.tool} {backup.info.tool_version}".strip(),
@@ -209,18 +190,13 @@ def _show_plan(session: Session, tuning: Tuning) -> int:
     from snapmgr.physical.tuning.ladder import moves
 
     found = [str(move.settings) for move in moves(tuning.start, tuning.limits) if not move.joined]
-    if session.json:
-        session.document(EXIT_OK, dry_run=True, first=str(tuning.start), next=found, tuning=None)
-        return EXIT_OK
-    print_lines(
-        [
-            f"would measure for {format_duration(tuning.time_s)} at most how long {tuning.name} takes to prepare "
-            f"({format_size(tuning.data_bytes)}), on clones, first with: {tuning.start}",
-            "the bottleneck of the first rung decides the next one; possible rungs are:",
-            *(f"  {one}" for one in found),
-        ]
-    )
-    return EXIT_OK
+    lines = [
+        f"would measure for {format_duration(tuning.time_s)} at most how long {tuning.name} takes to prepare "
+        f"({format_size(tuning.data_bytes)}), on clones, first with: {tuning.start}",
+        "the bottleneck of the first rung decides the next one; possible rungs are:",
+        *(f"  {one}" for one in found),
+    ]
+    return session.report(lines, dry_run=True, first=str(tuning.start), next=found, tuning=None)
 
 
 def _conclude(
@@ -234,7 +210,7 @@ def _conclude(
     now = tuning.standing
     written: str | None = str(target)
     try:
-        page = render(tuning, source=source, job=job, made_at=_now())
+        page = render(tuning, source=source, job=job, made_at=datetime.now(UTC))
         replace_file(target, page.encode(), mode=0o644)
     except OSError as failure:
         written = None
@@ -268,9 +244,3 @@ def _require_writable(target: Path) -> None:
 
 def _plain(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name).strip(".") or "backup"
-
-
-def _now() -> Any:  # noqa: ANN401 - imported late
-    from datetime import UTC, datetime
-
-    return datetime.now(UTC)

@@ -32,7 +32,7 @@ Examples:
 @json_option
 @click.pass_obj
 def command(session: Session, snapshot: str, *, check: str | None, tables: float | None, dry_run: bool) -> int:
-    """Prove that a snapshot restores, on a writable clone of it.
+    """Test on a writable clone that a snapshot can be restored.
 
     A throwaway server starts on the clone, recovers, and checks tables as the job's [verify] table says. For a
     directory the job's check command runs on the clone. The result is recorded. Exit code 6: the snapshot does not

@@ -29,17 +29,17 @@ class CapacityReporting(Protocol):
     """A storage that loses snapshots, or cannot write origins, when some space is full."""
 
     def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
-        """Return how full each space in `pools` is: first the shared ones, then each snapshot's own.
+        """Return the usage of each space in `pools`: first the shared ones, then each snapshot's own.
 
-        Cheap: a few programs for each pool, whatever its size. A lost snapshot has ``valid=False``. A pool that is not
-        there raises StorageError.
+        Cheap: a few programs for each pool, whatever its size. A lost snapshot has ``valid=False``. A missing pool
+        raises StorageError.
         """
 
     def auto_extend(self, ref: SnapshotRef) -> str | None:
         """Extend a snapshot's own space if it is filling up and the configuration allows it.
 
-        Returns in words what was done, None if nothing was needed. Raises StorageError if no space is left to extend
-        it, NotFoundError if the snapshot is gone.
+        Returns the action in words, None if it was not necessary. Raises StorageError without space for the extension,
+        NotFoundError if the snapshot is gone.
         """
 
 
@@ -60,7 +60,7 @@ class FolderCloning(Protocol):
 
         Nobody writes to `source` during the call. A call that fails or is interrupted leaves no `target`, or one that
         the next such call removes. Owners, modes, times and holes are the source's. Raises StorageError if
-        the storage cannot (full, quota, `target` exists), NotFoundError if there is no `source`.
+        the storage cannot (full, quota, `target` exists), NotFoundError if `source` is missing.
         """
 
 
@@ -80,7 +80,7 @@ class ClientMount(Protocol):
         """Its mount options."""
 
     def counters(self) -> dict[str, float]:
-        """Return the client's counters now, since it was mounted; names are the client's ("juicefs_…"), labels in
+        """Return the client's counters since it was mounted; names are the client's ("juicefs_…"), labels in
         braces behind them."""
 
     def settle(self, timeout_s: float, tell: Callable[[int], None] | None = None) -> None:

@@ -53,7 +53,7 @@ class Runner(Protocol):
         env: dict[str, str] | None = None,
         abandon: bool = False,
     ) -> Completed:
-        """Run `argv` to its end and return what it printed.
+        """Run `argv` to its end and return its output.
 
         Args:
             argv: program and arguments; never a shell line, never a secret.
@@ -64,24 +64,24 @@ class Runner(Protocol):
             abandon: after the time limit leave the program running instead of ending it, as a killed ``lvcreate`` may
                 leave its origin suspended.
 
-        Raises MissingRequirementError if there is no such program, CommandError for other exit codes or a timeout.
+        Raises MissingRequirementError if the program is missing, CommandError for other exit codes or a timeout.
         """
 
     def hold(self, argv: Sequence[str]) -> Held:
-        """Start a process that waits, and becomes `argv` when it is told to, so that starting it takes no time then.
+        """Start a process that waits, and becomes `argv` on a signal from us, so that the start takes no time then.
 
-        Raises MissingRequirementError if there is no such program, CommandError if it cannot be started.
+        Raises MissingRequirementError if the program is missing, CommandError if it cannot be started.
         """
 
 
 class Held(Protocol):
-    """A program that waits to begin. A context manager: leaving it ends a program that was never told to begin.
+    """A program that waits to begin. A context manager: leaving it ends a program that `run` never started.
 
     It also ends, having done nothing, when the process that started it is gone. Once it runs, it is not ended.
     """
 
     def run(self) -> Completed:
-        """Let it begin, once, wait for its end without a limit, and return what it printed.
+        """Let it begin, once, wait for its end without a limit, and return its output.
 
         Raises CommandError for any exit code but 0.
         """
@@ -122,7 +122,7 @@ class Armed(Protocol):
     """A snapshot that is ready to be taken: everything slow is done.
 
     A context manager. Leaving it undoes the preparation and closes descriptors. If `launched` is set, the manifest
-    decides about what exists, and leaving only closes descriptors. It never waits for the storage.
+    decides about the snapshots, and leaving only closes descriptors. It never waits for the storage.
     """
 
     intents: tuple[Intent, ...]
@@ -131,7 +131,7 @@ class Armed(Protocol):
     fds: tuple[int, ...]
     """Descriptors that `fire` needs; the helper process closes all others."""
     launched: bool
-    """Set by the core, in its own process, just before it tells the helper to fire."""
+    """Set by the core, in its own process, just before it makes the helper fire."""
 
     def __enter__(self) -> Self: ...
 
@@ -166,11 +166,11 @@ class Readying(Protocol):
     """Optional, for an `Armed` that prepares something in the helper process, such as starting a program."""
 
     def get_ready(self) -> None:
-        """Prepare. Called once in the helper, before any lock; never raises: `fire` reports what failed."""
+        """Prepare. Called once in the helper, before any lock; never raises: `fire` reports failures."""
 
 
 class Backend(Protocol):
-    """One kind of storage. Methods may be called in any order and by several processes at once."""
+    """One kind of storage. Several processes may call its methods concurrently, in any order."""
 
     name: ClassVar[str]
     """As in the entry point: lower case, "btrfs"."""
@@ -214,7 +214,7 @@ class Backend(Protocol):
     def inventory(self, pools: tuple[Pool, ...]) -> tuple[Found, ...]:
         """Return everything of ours in `pools`: snapshots, attachments, debris; also when the origin is gone.
 
-        A pool that is not there raises StorageError, as unreachable storage is not empty storage. Objects that are not
+        A missing pool raises StorageError, because unreachable storage is not empty storage. Objects that are not
         provably ours (no mark, foreign ids, received from elsewhere) are not returned.
         """
 
@@ -245,4 +245,4 @@ class Backend(Protocol):
         """Remove or repair debris that `inventory` returned; idempotent."""
 
     def usage(self, ref: SnapshotRef, *, exact: bool = False) -> Usage:
-        """Return how much space the snapshot takes; cheap unless `exact`. Raises NotFoundError if it is gone."""
+        """Return the space that the snapshot takes; cheap unless `exact`. Raises NotFoundError if it is gone."""

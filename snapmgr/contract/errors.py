@@ -11,11 +11,11 @@ EXIT_OK = 0
 
 
 class SnapmgrError(Exception):
-    """Something failed, and the user can be told what to do about it.
+    """A failure with a remedy for the user.
 
     Args:
-        message: what failed, on which object.
-        hint: what to try next, or None.
+        message: the failed action and its object.
+        hint: the next thing to try, or None.
     """
 
     exit_code: ClassVar[int] = 1

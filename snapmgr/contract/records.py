@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """One requirement that is missing, or one obstacle, and what to do about it."""
+    """A missing requirement or an obstacle, and its remedy."""
 
     what: str
     hint: str
@@ -133,7 +133,7 @@ class NotMine:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a backend guarantees for given volumes."""
+    """A backend's guarantees for given volumes."""
 
     atomicity: Literal["file", "volume"]
     """"volume": all of one volume in one instant. "file": each file for itself; refused for live servers."""
@@ -180,7 +180,7 @@ class SnapshotRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Gauge(Reservoir):
-    """How full a reservoir of a pool is, as `CapacityReporting.gauges` read it."""
+    """The usage of a reservoir of a pool, as read by `CapacityReporting.gauges`."""
 
     pool: Pool
     ref: SnapshotRef | None = None
@@ -258,9 +258,9 @@ class Found:
     note: bytes | None = None
     """The last note stored by `annotate`."""
     why: str = ""
-    """For debris: what is wrong, to print."""
+    """For debris: the problem, to print."""
     cure: str = "removes it"
-    """For debris: what `Backend.repair` does about it, to print."""
+    """For debris: the action of `Backend.repair`, to print."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,11 +288,11 @@ class RevertPlan:
     write_bytes: int = 0
     """Upper bound of the bytes written to the origin; 0 if it is replaced in one step."""
     loses: tuple[Reason, ...] = ()
-    """What else would be lost, such as other snapshots; these need --force."""
+    """Further losses, such as other snapshots; these need --force."""
     blocked: tuple[Reason, ...] = ()
     """Obstacles that --force does not remove."""
     remarks: tuple[str, ...] = ()
-    """What the user should know before."""
+    """Warnings for the user before the restore."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,9 +335,9 @@ class Provisioned:
     """An empty folder in it, writable for root, that the backend accepts as a volume."""
     devices: tuple[str, ...]
     """The lowest block devices, whose counters in /proc/diskstats count everything read and written for it once;
-    empty if there is none."""
+    empty without such devices."""
     capacity_bytes: int
-    """How much data it can hold so that snapshots still have space if all data are overwritten once."""
+    """The amount of data that still leaves space for snapshots if all data are overwritten once."""
     commands: tuple[tuple[str, ...], ...]
     """The commands that were run, so that anyone can repeat them."""
     mount_options: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Checks that a copy still holds what was taken: it is a plain folder, and root can write anywhere."""
+"""Checks that a copy is unchanged since it was taken: it is a plain folder, and root can write anywhere."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def refuse_altered(folder: CopyFolder) -> None:
-    """Raise AlteredError if anything in a finished snapshot was written to, made, renamed or removed since.
+    """Raise AlteredError if anything in a finished snapshot was later written to, created, renamed or removed.
 
-    The mark got its name when the copy was complete, so its ctime is that moment. Later times of both kinds show a
-    change of contents: an mtime alone (or one that lies in the future) was copied from the origin, a ctime alone is a
-    new label or link.
+    The mark got its name when the copy was complete, so its ctime is that moment. Only a later mtime together with a
+    later ctime shows changed contents: an mtime alone (or one in the future) was copied from the origin, and a ctime
+    alone comes from a new label or link.
     """
     path = shown(folder.path)
     try:

@@ -1,4 +1,4 @@
-"""Fires copies that are prepared: `snapmgr.api.Armed` for backends of the kit."""
+"""Fires prepared copies: `snapmgr.api.Armed` for backends of the kit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ArmedCopies:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove what was begun unless it was launched, and close the descriptors."""
+        """Remove the begun copies unless they were launched, and close the descriptors."""
         members, self._members = self._members, ()
         with ExitStack() as stack:
             for fd in self.fds:
@@ -57,7 +57,7 @@ class ArmedCopies:
                     stack.callback(self._discard, folder)
 
     def get_ready(self) -> None:
-        """Let each copy do what it can do shortly before; `fire` reports a failure."""
+        """Let each copy do its last preparations; `fire` reports a failure."""
         for _, _, copy in self._members:
             with suppress(SnapmgrError):
                 copy.get_ready()
@@ -77,7 +77,7 @@ class ArmedCopies:
                 why, hint = explain(error)
                 raise FireError(f"cannot copy {shown(volume.path)}: {why}", hint=hint, shots=tuple(shots)) from error
             finally:
-                # From here on nobody writes to it: a failed copy may be repaired, a made one attached or deleted.
+                # From here on we do not write to it: a failed copy may be repaired, a made one attached or deleted.
                 fcntl.flock(folder.fd, fcntl.LOCK_UN)
         return tuple(shots)
 

@@ -1,4 +1,4 @@
-"""Provides `CopyStoreBackend`: a whole backend, but for the copying itself, whose snapshots are copies of folders."""
+"""Provides `CopyStoreBackend`: a backend whose snapshots are copies of folders, complete except for the copying."""
 
 from __future__ import annotations
 
@@ -52,26 +52,26 @@ _NOTE_BYTES_AT_MOST = 64 << 10
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a volume is to be copied from, and to, now."""
+    """The present source and store of a volume's copy."""
 
     path: str
     store: str
     volatile: bool = True
-    """Whether a power cut may take parts of its copy until `settle_copy` has returned."""
+    """Whether a power cut may destroy parts of its copy before `settle_copy` has returned."""
 
 
 class CopyStoreBackend(ABC):
     """See `snapmgr.api.Backend`: a backend that keeps copies of folders in a store, as `snapmgr.copystore` does.
 
-    A subclass must have `name`, `api_version`, `Config`, `locate` (with `place`) and `new_copy`. It overrides what its
-    storage does in another way.
+    A subclass must have `name`, `api_version`, `Config`, `locate` (with `place`) and `new_copy`. It overrides the other
+    hooks if its storage differs.
     """
 
     name: ClassVar[str]
     api_version: ClassVar[int]
     Config: ClassVar[type[Any]]
     shared: ClassVar[bool] = False
-    """Whether several machines may have the store mounted: what one of them has begun is not debris to the others."""
+    """Whether several machines may mount the store: a copy that one has begun is not debris to the others."""
 
     def __init__(self, config: Any, runner: Runner, mounter: Mounter) -> None:  # noqa: ANN401 - the subclass's Config
         """Store the arguments."""
@@ -79,7 +79,7 @@ class CopyStoreBackend(ABC):
         self.runner = runner
         self.mounter = mounter
 
-    # What a backend of the kit provides.
+    # A backend of the kit provides these.
 
     @abstractmethod
     def locate(self, target: Target) -> Volume | NotMine:
@@ -87,21 +87,21 @@ class CopyStoreBackend(ABC):
 
     @abstractmethod
     def new_copy(self, source: Folder, target: Folder) -> FolderCopy:
-        """Return a copy of the folder `source`, not begun yet, that is to be made in the folder `target`."""
+        """Return a copy of the folder `source`, not begun yet, to be made in the folder `target`."""
 
-    # What it may do in another way.
+    # A backend may override these.
 
     def volume_id(self, path: str, fd: int) -> str:  # noqa: ARG002 - a client may know more by the path
-        """Return the storage's own id of an open directory, which stays as long as that exists. Raises OSError."""
+        """Return the storage's own id of an open directory, constant while the directory exists. Raises OSError."""
         file_system = identify(fd)
         return f"{file_system.id}:{file_system.subvolume}:{os.fstat(fd).st_ino}"
 
     def find_store(self, pool: Pool) -> str:
-        """Return the path of a pool's store. Raises StorageError if it cannot be reached now."""
+        """Return the path of a pool's store. Raises StorageError if it is unavailable."""
         return pool.id
 
     def find_origin(self, volume: Volume) -> Origin:
-        """Return where a volume and its store are now. Raises StorageError."""
+        """Return the present places of a volume and its store. Raises StorageError."""
         return Origin(path=volume.path, store=self.find_store(volume.pool))
 
     def settle_copy(self, folder: CopyFolder, pool: Pool, deadline: float) -> None:  # noqa: ARG002 - for other storage
@@ -113,13 +113,13 @@ class CopyStoreBackend(ABC):
         remove_data(folder, name)
 
     def await_space(self, store: Store) -> None:
-        """Return when the storage has the space of removed copies back."""
+        """Wait until the storage has reclaimed the space of removed copies."""
         await_space(store.fd, store.path)
 
     # The contract.
 
     def missing(self) -> tuple[Reason, ...]:
-        """Return what the kernel cannot do."""
+        """Return the kernel's missing abilities."""
         why = kernel.unsupported()
         if why is None:
             return ()
@@ -152,7 +152,7 @@ class CopyStoreBackend(ABC):
         )
 
     def capabilities(self, volumes: tuple[Volume, ...]) -> Capabilities:  # noqa: ARG002 - the same for all
-        """Each file is copied at its own time; a copy does not need its origin any more."""
+        """Each file is copied at its own time; a copy no longer needs its origin."""
         return Capabilities(atomicity="file", clone="native", survives_origin=True)
 
     def headroom(self, volume: Volume) -> tuple[Reservoir, ...]:
@@ -276,7 +276,7 @@ class CopyStoreBackend(ABC):
             parent = stack.enter_context(self.snapshot(record.ref))
             if parent.state == "begun" or parent.mark is None:
                 raise NotFoundError(f"the copy {shown(parent.path)} was never finished")
-            # Until the attachment's folder exists: from then on that keeps `delete` away.
+            # Hold the lock until the attachment's folder exists: from then on that folder keeps `delete` away.
             parent.lock(shared=True)
             refuse_altered(parent)
             mark = Mark(
@@ -307,7 +307,7 @@ class CopyStoreBackend(ABC):
             raise StorageError(f"cannot clone {shown(parent.path)}: {why}", hint=hint) from error
 
     def detach(self, record: AttachRecord) -> None:
-        """Remove the attachment's copy folder, and what a crash left of it."""
+        """Remove the attachment's copy folder, or the leftovers of a crash."""
         name = _attachment_name(record)
         with self._pool(record.ref.pool) as store:
             for folder in folders(store):
@@ -320,7 +320,7 @@ class CopyStoreBackend(ABC):
             refuse_foreign(store, name)
 
     def delete(self, ref: SnapshotRef, *, wait: Literal["name", "space"] = "name") -> None:
-        """Rename the copy folder away durably, then remove it; for the space wait until the storage has it back."""
+        """Rename the copy folder away durably, then remove it; "space" waits until the storage has reclaimed it."""
         with self._pool(ref.pool) as store:
             try:
                 with snapshot(store, ref) as folder:
@@ -364,7 +364,7 @@ class CopyStoreBackend(ABC):
         discard(folder, self.remove_folder)
 
     def repair(self, found: Found) -> None:
-        """Remove a half-made copy, or finish a deletion; anything that is not debris any more is left alone."""
+        """Remove a half-made copy, or finish a deletion; leave anything alone that is no longer debris."""
         with self._pool(found.pool) as store, copy_folder(store, found.name) as folder:
             if folder is None:
                 return
@@ -374,7 +374,7 @@ class CopyStoreBackend(ABC):
                 self.remove(folder)
 
     def usage(self, ref: SnapshotRef, *, exact: bool = False) -> Usage:  # noqa: ARG002 - few file systems can tell
-        """Return that the cost is not known."""
+        """Report the cost as unknown."""
         with self.snapshot(ref) as folder:
             return Usage(exclusive_bytes=None, valid=folder.state != "begun")
 

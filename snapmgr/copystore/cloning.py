@@ -30,10 +30,10 @@ def clone_beside(
     new_copy: Callable[[Folder, Folder], FolderCopy],
     remove: Callable[[Folder, str], None],
 ) -> None:
-    """Clone the folder `source` to the path `target`, which does not exist, in a folder that does.
+    """Clone the folder `source` to the new path `target` in an existing folder.
 
-    The clone is made in a hidden folder beside `target`, which has a lock and a name that `target` alone decides. It is
-    renamed when it is whole. The next call removes what a killed one left. `remove` removes a folder in the hidden
+    The clone is made in a hidden, locked folder beside `target`, whose name depends on `target` alone. It is renamed
+    when it is complete. The next call removes the leftovers of a killed one. `remove` removes a folder in the hidden
     folder. Raises NotFoundError, BusyError, StorageError.
     """
     parent, name = os.path.split(os.path.abspath(target))
@@ -69,7 +69,7 @@ def clone_beside(
 
 
 def _open_hidden(hidden: str, parent_fd: int, parent: str, name: str) -> int:
-    """Make the hidden folder, or take what a killed call left of it; locked."""
+    """Make the hidden folder, or take over that of a killed call; return it locked."""
     busy = BusyError(f"{shown(parent)}/{shown(name)} is being cloned already", hint="wait until that has ended")
     with ExitStack() as undo:
         try:
@@ -80,7 +80,7 @@ def _open_hidden(hidden: str, parent_fd: int, parent: str, name: str) -> int:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(fd).st_uid != os.geteuid():
                 raise StorageError(f"{shown(parent)}/{hidden} belongs to another user", hint="remove it")
-            # Its last owner may have removed it before it gave up the lock.
+            # The last owner may have removed it before releasing the lock.
             if os.stat(hidden, dir_fd=parent_fd, follow_symlinks=False).st_ino != os.fstat(fd).st_ino:
                 raise busy
         except (BlockingIOError, FileNotFoundError):
@@ -102,7 +102,7 @@ def _empty(folder: Folder, remove: Callable[[Folder, str], None]) -> None:
 
 
 def _publish(folder: Folder, name: str, parent_fd: int) -> None:
-    """Give the clone its own name. To move a folder to another one, an ordinary user must be able to write to it."""
+    """Give the clone its own name. An ordinary user can only move a folder that they can write to."""
     fd = os.open(DATA, FOLDER_FLAGS, dir_fd=folder.fd)
     try:
         mode = os.fstat(fd).st_mode

@@ -8,8 +8,8 @@
         note            what the core stored beside it
 
 The mark repeats the folder's inode number and generation: a copy of the folder (cp -a, a restored backup) has others
-and is not ours. The number alone would not do: XFS gives that of a removed folder to the next one. "@" is in no
-snapshot's id, so no snapshot can be taken for anything else.
+and is not ours. The number alone is not enough: XFS reuses the number of a removed folder. A snapshot's id never
+contains "@", so a snapshot cannot be mistaken for anything else.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Folder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Store:
-    """An open store: a folder of ours, closed to others, that holds copy folders."""
+    """An open store: a folder of ours that others cannot access and that holds copy folders."""
 
     backend: str
     """Name of the backend."""
     path: str
     fd: int
     machine: str = ""
-    """Where several machines may have the store mounted: eight hex digits that stand for this one; else ""."""
+    """If several machines may mount the store: eight hex digits that identify this machine; otherwise ""."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,30 +66,30 @@ class Mark:
     snapshot_id: str
     volume_id: str
     origin: str
-    """Path of the directory that was copied; for people."""
+    """Path of the copied directory; for the user."""
     volatile: bool = True
-    """Whether a power cut may take parts of the copy as long as it is not complete."""
+    """Whether a power cut may destroy parts of the copy before it is complete."""
     record_id: str = ""
     """Attachments: `AttachRecord.id`."""
     parent_name: str = ""
     parent_native_id: str = ""
-    """Attachments: of which snapshot."""
+    """Attachments: the snapshot's id."""
     format: int = MARK_FORMAT
     nonce: str = ""
     inode: int = 0
     generation: int = 0
-    """Of the inode: how often, or since when, its number is used. 0 where the file system has none."""
+    """The inode's generation, which tells apart the uses of its number. 0 if the file system has none."""
     boot_id: str = ""
 
     @property
     def native_id(self) -> str:
-        """The storage's own id: the folder's inode and a number that no other has."""
+        """The storage's own id: the folder's inode and its unique number."""
         return f"{self.inode}.{self.nonce}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyFolder:
-    """A copy folder that is open and provably ours; `mark` is None if it is still (or again) an empty folder."""
+    """An open copy folder that is provably ours; `mark` is None while the folder is still (or again) empty."""
 
     store: Store
     fd: int
@@ -109,16 +109,16 @@ class CopyFolder:
 
     @property
     def nonce(self) -> str:
-        """The number that no other copy folder has."""
+        """The unique number of this copy folder."""
         return self.mark.nonce if self.mark else self.name.partition("@")[2]
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another machine made it: what looks unfinished here may be in progress there."""
+        """Whether another machine made it: if it looks unfinished here, it may be in progress there."""
         return not self.nonce.endswith(self.store.machine)
 
     def lock(self, *, shared: bool = False) -> None:
-        """Lock it as long as it is open. Raises BusyError if another process works on it."""
+        """Lock it while it is open. Raises BusyError if another process works on it."""
         try:
             fcntl.flock(self.fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -128,7 +128,7 @@ class CopyFolder:
             ) from None
 
     def advance(self, old: State, new: State, *, durable: bool) -> None:
-        """Give it its next state; nothing else of it changes. Raises StorageError."""
+        """Give it its next state, and change nothing else. Raises StorageError."""
         try:
             with suppress(FileNotFoundError):  # another process was first
                 os.rename(f"{old}.json", f"{new}.json", src_dir_fd=self.fd, dst_dir_fd=self.fd)
@@ -145,19 +145,19 @@ class CopyFolder:
             return None
 
     def write_note(self, note: bytes) -> None:
-        """Store a note durably: the old or the new one survives a power cut. Raises StorageError."""
+        """Store a note durably: either the old or the new one survives a power cut. Raises StorageError."""
         write(self.fd, _NOTE, note)
 
 
 def read(dir_fd: int, name: str) -> bytes:
-    """Return what is in a small file. Raises OSError."""
+    """Return the contents of a small file. Raises OSError."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
     with os.fdopen(fd, "rb") as file:
         return file.read(_BYTES_AT_MOST)
 
 
 def write(dir_fd: int, name: str, content: bytes) -> None:
-    """Write a file durably and whole: temporary file, fsync, rename, fsync of the folder. Raises StorageError."""
+    """Write a file durably and atomically: temporary file, fsync, rename, fsync of the folder. Raises StorageError."""
     temporary = f"{name}.{secrets.token_hex(4)}~"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)

@@ -1,4 +1,4 @@
-"""Defines one copy that is to be made, from its preparation to its data: each backend does this in its own way."""
+"""Defines one copy to make, from its preparation to its data; each backend implements it in its own way."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenFolder:
-    """A folder that is open."""
+    """An open folder."""
 
     path: str
     fd: int
@@ -26,15 +26,15 @@ class OpenFolder:
 class FolderCopy(ABC):
     """A copy of the folder `source` that becomes the folder ``data`` in the folder `target`.
 
-    `prepare`, `get_ready` and `flush` are called for the copy of a volume alone, before `run`; clones of snapshots and
-    of other folders are run as they are.
+    `prepare`, `get_ready` and `flush` are called only for the copy of a volume, before `run`; clones of snapshots and
+    of other folders need only `run`.
     """
 
     stall_s = 0.0
     """Forecast of how long `run` takes; `prepare` may set it."""
 
     def __init__(self, source: Folder, target: Folder) -> None:
-        """Take both; they are open until the copy is made."""
+        """Take both; they stay open until the copy is made."""
         self.source = source
         self.target = target
         self.data = f"{target.path}/{DATA}"
@@ -43,21 +43,21 @@ class FolderCopy(ABC):
         """Check everything that could make `run` fail: rights, room. Raises StorageError, MissingRequirementError."""
 
     def get_ready(self) -> None:  # noqa: B027 - not every copy needs it
-        """Do what can be done shortly before, in the process that runs it; see `snapmgr.api.Readying`.
+        """Do the last preparations in the process that runs the copy; see `snapmgr.api.Readying`.
 
         Errors are ignored: `run` tries again, and fails.
         """
 
     def flush(self) -> None:
-        """Write the origin's dirty data to the storage. By default all of its file system's. Raises StorageError."""
+        """Write the origin's dirty data to the storage; by default its whole file system's. Raises StorageError."""
         flush(self.source.fd, self.source.path)
 
     @abstractmethod
     def run(self, deadline: float) -> None:
-        """Make the folder `data` and all that is in it; begin no further file after `deadline`.
+        """Make the folder `data` with all its contents; do not begin another file after `deadline`.
 
-        The deadline is of time.monotonic() and may be infinite. Raises SnapmgrError or OSError; then the kit removes
-        what was made.
+        The deadline is of time.monotonic() and may be infinite. Raises SnapmgrError or OSError; the kit then removes
+        the unfinished copy.
         """
 
 

@@ -17,9 +17,9 @@ _SPACE_AT_MOST_S = 10.0
 def flush(fd: int, path: str, deadline: float | None = None) -> None:
     """Write all dirty data of a file system, given one descriptor in it and a path for messages.
 
-    Raises StorageError if the device refuses, or at the deadline (time.monotonic()); the call is then left behind.
+    Raises StorageError if the device refuses, or at the deadline (time.monotonic()), and then abandons the call.
     """
-    # A sync on a hung device cannot be interrupted, but a thread can be left: the call runs without the GIL.
+    # A sync on a hung device cannot be interrupted, but its thread can be abandoned: the call runs without the GIL.
     outcome: list[OSError | None] = []
 
     def run(own_fd: int) -> None:
@@ -51,11 +51,11 @@ def flush(fd: int, path: str, deadline: float | None = None) -> None:
 
 
 def await_space(fd: int, path: str) -> None:
-    """Return when the file system that holds `fd` has the blocks of removed files back."""
+    """Wait until the file system that holds `fd` has reclaimed the blocks of removed files."""
     flush(fd, path)
     if kernel.free_removed_files(fd):
         return
-    # Without root, XFS cannot be asked. Each statvfs prods its background work: wait until the figure does not change.
+    # Only root can ask XFS. Each statvfs triggers its background work: wait until the figure no longer changes.
     deadline = time.monotonic() + _SPACE_AT_MOST_S
     free, steady_since = os.fstatvfs(fd).f_bfree, time.monotonic()
     while steady_since + _SPACE_STEADY_S > time.monotonic() and time.monotonic() < deadline:

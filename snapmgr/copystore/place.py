@@ -12,7 +12,7 @@ def unsuitable(store: str, path: str) -> str | None:
     try:
         store.encode()
     except UnicodeEncodeError:
-        # It is part of what manifests hold, and they are UTF-8.
+        # Manifests hold this path, and they are UTF-8.
         return f"the store {shown(store)} has a name that is not UTF-8"
     if lies_in(path, store):
         return f"{shown(path)} lies inside the store {shown(store)}"

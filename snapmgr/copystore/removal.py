@@ -1,4 +1,4 @@
-"""Removes copy folders, and directory trees by descriptors, never into a mount or a subvolume."""
+"""Removes copy folders and directory trees by descriptors, and never enters a mount or a subvolume."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def remove_contents(fd: int, path: str) -> None:
 
 
 def remove_entry(dir_fd: int, name: str, path: str) -> None:
-    """Remove an entry of the folder `dir_fd`, with all that is in it; an entry that is gone is no error.
+    """Remove an entry of the folder `dir_fd` with all its contents; ignore an entry that is already gone.
 
     `path` is for messages. Raises InUseError if something is mounted there, StorageError for a nested subvolume or
     anything that cannot be removed.
@@ -92,9 +92,9 @@ def remove_data(folder: Folder, name: str) -> None:
 
 
 def discard(folder: CopyFolder, remove: Callable[[Folder, str], None] = remove_data) -> None:
-    """Remove a locked copy folder with all that is in it, its mark last: after a crash the rest is provably ours.
+    """Remove a locked copy folder with all its contents, the mark last: after a crash the rest is still provably ours.
 
-    The folder gets another name first, so that the old one is gone durably before the slow part. `remove` removes a
+    First gives the folder another name, so that the old one is durably gone before the slow part. `remove` removes a
     folder in it, by its name. Raises InUseError or StorageError for anything that cannot be removed; the rest stays as
     debris.
     """
@@ -105,7 +105,7 @@ def discard(folder: CopyFolder, remove: Callable[[Folder, str], None] = remove_d
                 remove(doomed, entry.name)
             elif entry.name not in _MARKS:
                 remove_data(doomed, entry.name)
-        # There is room by now: without its mark nobody could tell that the folder is ours.
+        # There is room now. Without its mark the folder could not be recognised as ours.
         doomed = _doom(doomed)
         with locked(folder.store.fd):
             for mark in _MARKS:
@@ -122,7 +122,7 @@ def discard(folder: CopyFolder, remove: Callable[[Folder, str], None] = remove_d
 
 
 def _doom(folder: CopyFolder) -> CopyFolder:
-    """Make sure that nobody takes a copy folder for a whole one any more, durably; return it as it is now."""
+    """Durably prevent a copy folder from being taken for a complete one; return it in its new state."""
     doomed = replace(folder, name=f"{DELETING}{folder.nonce}")
     if folder.name == doomed.name:
         return doomed
@@ -131,8 +131,8 @@ def _doom(folder: CopyFolder) -> CopyFolder:
     except OSError as error:
         if not is_full(error) or folder.state is None:
             raise
-        # A full XFS has no room for one more name in the store. In the copy folder there is: its state becomes "begun"
-        # again, hence it is debris.
+        # A full XFS does not have room for one more name in the store, but the copy folder does: set its state back to
+        # "begun", which makes it debris.
         folder.advance(folder.state, "begun", durable=True)
         return replace(folder, state="begun")
     os.fsync(folder.store.fd)

@@ -27,7 +27,7 @@ from snapmgr.tree.walk import FOLDER_FLAGS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# As `write` names what it has not renamed yet.
+# The name that `write` gives to a file before its rename.
 _UNFINISHED_MARK = re.compile(r"begun\.json\.[0-9a-f]{8}~")
 
 
@@ -67,7 +67,7 @@ def _machine_tag() -> str:
 
 
 def create(path: str, backend: str) -> None:
-    """Make `path` a store: a folder of mode 0700 with a mark. Nothing happens if it is one. Raises StorageError."""
+    """Make `path` a store: a folder of mode 0700 with a mark. Leave an existing store as it is. Raises StorageError."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
@@ -84,7 +84,7 @@ def create(path: str, backend: str) -> None:
     fd = _open_folder(path, backend)
     try:
         _check_private(fd, path, backend)
-        # A store below a folder with a default ACL would hand it on to all copies.
+        # A store in a folder with a default ACL would pass the ACL on to all copies.
         with suppress(OSError):
             os.removexattr(fd, "system.posix_acl_default")
         with locked(fd):
@@ -97,7 +97,7 @@ def _write_mark(fd: int, path: str, backend: str) -> None:
     name = mark_name(backend)
     unfinished = re.compile(re.escape(name) + r"\.[0-9a-f]{8}~")
     present = {entry.name for entry in entries(fd)}
-    # A process that began its mark under this lock was killed: this is not a store yet.
+    # A process was killed while it wrote the mark under this lock: this is not a store yet.
     for abandoned in [one for one in present if unfinished.fullmatch(one)]:
         os.unlink(abandoned, dir_fd=fd)
         present.discard(abandoned)
@@ -133,13 +133,13 @@ def _check_private(fd: int, path: str, backend: str) -> None:
 def begin(store: Store, name: str, mark: Mark) -> CopyFolder:
     """Make a copy folder named `name`, locked; the caller closes its `fd`.
 
-    Nonce, inode, generation and boot id of `mark` are filled in. Raises StorageError if the name is taken or if writing
+    Fills in nonce, inode, generation and boot id of `mark`. Raises StorageError if the name is taken or if writing
     fails.
     """
     nonce = secrets.token_hex(8) + store.machine
     made = CopyFolder(store=store, fd=-1, name=f"{BEGUN}{nonce}", mark=None, state=None)
     try:
-        # Under the store's lock, so that no repair takes the folder away before it bears a lock of its own.
+        # Hold the store's lock, so that a repair cannot remove the folder before it has its own lock.
         with locked(store.fd):
             os.mkdir(made.name, 0o700, dir_fd=store.fd)
             made = replace(made, fd=os.open(made.name, FOLDER_FLAGS, dir_fd=store.fd))
@@ -163,7 +163,7 @@ def begin(store: Store, name: str, mark: Mark) -> CopyFolder:
 
 @contextmanager
 def copy_folder(store: Store, name: str) -> Iterator[CopyFolder | None]:
-    """Open the copy folder `name` until the context ends; None if there is none, or it is not provably ours."""
+    """Open the copy folder `name` until the context ends; None if it is missing or not provably ours."""
     fd, folder = -1, None
     with suppress(OSError):  # nothing there, a file, a symlink; removed meanwhile
         fd = os.open(name, FOLDER_FLAGS, dir_fd=store.fd)
@@ -189,7 +189,7 @@ def _recognise(store: Store, fd: int, name: str) -> CopyFolder | None:
         if (mark.format, mark.inode, mark.generation) != (MARK_FORMAT, info.st_ino, kernel.generation(fd)):
             return None
         return CopyFolder(store=store, fd=fd, name=name, mark=mark, state=state)
-    # Killed before its mark was written: nothing is in it but what was to become the mark.
+    # Killed before its mark was written: it holds only the unfinished mark.
     begun = all(_UNFINISHED_MARK.fullmatch(entry.name) for entry in entries(fd))
     if name.startswith((BEGUN, DELETING)) and begun:
         return CopyFolder(store=store, fd=fd, name=name, mark=None, state=None)
@@ -197,7 +197,7 @@ def _recognise(store: Store, fd: int, name: str) -> CopyFolder | None:
 
 
 def folders(store: Store) -> Iterator[CopyFolder]:
-    """Open one after another all copy folders that are ours; each is closed when the next one is asked for."""
+    """Open all copy folders that are ours, one after another; each closes when the next one is requested."""
     for name in sorted(entry.name for entry in entries(store.fd) if entry.is_folder):
         with copy_folder(store, name) as folder:
             if folder is not None:
@@ -206,7 +206,7 @@ def folders(store: Store) -> Iterator[CopyFolder]:
 
 @contextmanager
 def snapshot(store: Store, ref: SnapshotRef) -> Iterator[CopyFolder]:
-    """Open the snapshot's copy folder, whatever it was renamed to in its store. Raises NotFoundError if it is gone."""
+    """Open the snapshot's copy folder, also if it was renamed in its store. Raises NotFoundError if it is gone."""
     others = sorted(entry.name for entry in entries(store.fd) if entry.name != ref.name)
     for name in (ref.name, *others):
         if "@" in name or "/" in name:
@@ -227,7 +227,7 @@ def snapshot(store: Store, ref: SnapshotRef) -> Iterator[CopyFolder]:
 
 
 def refuse_foreign(store: Store, name: str) -> None:
-    """Raise StorageError if something that is not ours has this name; ours has just been removed."""
+    """Raise StorageError if a folder that is not ours has this name; ours has just been removed."""
     if "/" in name:
         return
     with suppress(FileNotFoundError):
@@ -239,7 +239,7 @@ def refuse_foreign(store: Store, name: str) -> None:
 
 
 def reference(folder: CopyFolder, pool: Pool) -> SnapshotRef:
-    """Given a snapshot's copy folder, return the snapshot's reference; given an attachment, that of its snapshot."""
+    """Return the snapshot's reference, given its copy folder or that of an attachment."""
     mark = folder.mark
     if mark is None:
         raise ValueError(f"{folder.path} has no mark")
@@ -255,9 +255,9 @@ def reference(folder: CopyFolder, pool: Pool) -> SnapshotRef:
 
 
 def describe(folder: CopyFolder, pool: Pool) -> Found | None:
-    """Return a copy folder as `Backend.inventory` does; None for another machine's unfinished one, or attachment.
+    """Describe a copy folder for `Backend.inventory`; None for another machine's attachment or unfinished copy.
 
-    A volatile copy that was made but is not complete counts only until the next boot.
+    A volatile copy that is made but not complete counts only until the next boot.
     """
     mark = folder.mark
     if mark is None or folder.name.startswith((BEGUN, DELETING)):

@@ -1,4 +1,4 @@
-"""Whether the job's account may do what a backup needs, and the statements that would let it."""
+"""Checks the privileges of a job's account, and writes the GRANT statements for missing ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _GRANT = re.compile(r"GRANT (?P<privileges>.+?) ON (?P<scope>\S+) TO ", re.IGNORECASE)
 _EVERYWHERE = "*.*"
 Replicates = Literal["", "by GTID", "by file", "somehow"]
-"""How a server replicates from another one: not at all; known to be; not known how."""
+"""How a server replicates from another one; "": it does not. "somehow": the account may not see how."""
 _PERFORMANCE_SCHEMA = "performance_schema.*"
 
 
@@ -30,21 +30,21 @@ class Privilege:
     name: str
     why: str
     instead: frozenset[str] = frozenset()
-    """What else gives the same right."""
+    """Other privileges that include it."""
     scope: str = _EVERYWHERE
 
     def __str__(self) -> str:
-        """Return it for people: "RELOAD (BACKUP STAGE)", "SELECT ON mysql.gtid_slave_pos (the source's GTID)"."""
+        """Describe it: "RELOAD (BACKUP STAGE)", "SELECT ON mysql.gtid_slave_pos (the source's GTID)"."""
         on = "" if self.scope == _EVERYWHERE else f" ON {self.scope}"
         return f"{self.name}{on} ({self.why})"
 
 
 def needed_privileges(job: Job, abilities: Abilities, *, replica: Replicates) -> tuple[Privilege, ...]:
-    """Return what the account of `job` needs on a server: from the manuals of GRANT, each tried without it.
+    """Return the privileges that the account of `job` needs: from the manuals of GRANT, each tested by leaving it out.
 
     Args:
         job: whether it stops the applier or kills SELECTs.
-        abilities: of the server.
+        abilities: those of the server.
         replica: how the server replicates from another one.
     """
     mariadb = abilities.flavor == "mariadb"
@@ -53,14 +53,14 @@ def needed_privileges(job: Job, abilities: Abilities, *, replica: Replicates) ->
         monitor = frozenset({"REPLICATION CLIENT", "SUPER"})
         needed.append(Privilege(name="BINLOG MONITOR", why="the binlog position", instead=monitor))
         if replica:
-            # Its names before 10.5, and today's other ones.
+            # Its name before 10.5, and privileges that include it.
             old = frozenset({"REPLICA MONITOR", "REPLICATION SLAVE ADMIN", "REPLICATION REPLICA ADMIN", "SUPER"})
             needed.append(Privilege(name="SLAVE MONITOR", why="the source's position", instead=old))
     else:
         if abilities.instance_lock:
             needed.insert(0, Privilege(name="BACKUP_ADMIN", why="LOCK INSTANCE FOR BACKUP"))
         needed.append(Privilege(name="REPLICATION CLIENT", why="the binlog position", instead=frozenset({"SUPER"})))
-    needed.append(Privilege(name="PROCESS", why="InnoDB's tablespaces, which may lie outside of the datadir"))
+    needed.append(Privilege(name="PROCESS", why="InnoDB's tablespaces, which may be outside the datadir"))
     if job.stop_replica and replica:
         name = "REPLICATION SLAVE ADMIN" if mariadb else "REPLICATION_SLAVE_ADMIN"
         enough = frozenset({"SUPER", "REPLICATION REPLICA ADMIN"})
@@ -74,16 +74,16 @@ def needed_privileges(job: Job, abilities: Abilities, *, replica: Replicates) ->
     if replica == "by GTID" and mariadb and job.quiesce in ("backup-lock", "freeze-process"):
         needed.append(Privilege(name="SELECT", why="the source's GTID", scope="mysql.gtid_slave_pos"))
     if not mariadb:
-        needed.append(Privilege(name="SELECT", why="to see what would hold the lock off", scope=_PERFORMANCE_SCHEMA))
+        needed.append(Privilege(name="SELECT", why="to see what would delay the lock", scope=_PERFORMANCE_SCHEMA))
     return tuple(needed)
 
 
 def replicates(connection: Connection, abilities: Abilities) -> Replicates:
-    """Return how the server is a replica, as far as the account may see."""
+    """Return how the server replicates from another one, as far as the account may see it."""
     try:
         channels = parse_channels(connection.rows(abilities.replica_status))
     except MysqlError:
-        # Whoever may not look at the sources is told how many of them are read from right now.
+        # Without the privilege to see the sources, an account can still see how many of them are connected.
         running = connection.status("Slaves_running").get("slaves_running", "0")
         return "somehow" if running not in ("0", "OFF") else ""
     if not channels:
@@ -92,7 +92,7 @@ def replicates(connection: Connection, abilities: Abilities) -> Replicates:
 
 
 def missing_privileges(grants: Iterable[str], needed: Iterable[Privilege]) -> tuple[Privilege, ...]:
-    """Given the lines of SHOW GRANTS (those of active roles are among them), return what of `needed` is lacking."""
+    """Given the lines of SHOW GRANTS (they include those of active roles), return the privileges that are missing."""
     needed = tuple(needed)
     held: dict[str, set[str]] = {scope: set() for scope in (_EVERYWHERE, *(one.scope for one in needed))}
     for line in grants:
@@ -107,12 +107,12 @@ def missing_privileges(grants: Iterable[str], needed: Iterable[Privilege]) -> tu
 
 
 def read_grants(connection: Connection) -> list[str]:
-    """Return the lines of SHOW GRANTS. They hold password hashes: for `missing_privileges`, never for people."""
+    """Return the lines of SHOW GRANTS. They contain password hashes: use them only for `missing_privileges`."""
     return [str(next(iter(row.values()))) for row in connection.rows("SHOW GRANTS")]
 
 
 def grant_statements(account: str, privileges: Iterable[Privilege]) -> str:
-    """Given CURRENT_USER() ("snapmgr@localhost") and privileges, return the GRANTs that an administrator would run."""
+    """Given CURRENT_USER() ("snapmgr@localhost") and privileges, return the GRANT statements for an administrator."""
     user, _, host = account.rpartition("@")
     by_scope: dict[str, list[str]] = {}
     for one in privileges:

@@ -1,6 +1,6 @@
-"""What is wrong with the state directory and the storage, and what cures it. Pure: facts in, findings out.
+"""Decides what is wrong with state directory and storage, and how to repair it. Pure: facts in, findings out.
 
-The one place that decides it: `snapmgr doctor` prints the findings, ``doctor --fix`` carries out their cures.
+`snapmgr doctor` prints the findings, ``doctor --fix`` makes their repairs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from snapmgr.access.note import decode_note
 from snapmgr.capacity.series import was_overflowed
 from snapmgr.catalog.manifest import GONE
 from snapmgr.contract.errors import CatalogError
-from snapmgr.doctor.deadruns import dead_runs
-from snapmgr.doctor.finding import Cure, Finding, of_error, of_state
-from snapmgr.doctor.fullness import fullness, losses, lost_members, rest_of_set
+from snapmgr.doctor.finding import Finding, Repair, of_error, of_state
+from snapmgr.doctor.overflow import diagnose_capacity, lost_snapshots, overflowed_members, remaining_members
 from snapmgr.doctor.rebuild import Adoption, adopt, job_of
+from snapmgr.doctor.unfinished import diagnose_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,27 +24,30 @@ if TYPE_CHECKING:
     from snapmgr.catalog.store import Entry
     from snapmgr.contract.records import Found, PoolKey
     from snapmgr.doctor.facts import Facts
-    from snapmgr.doctor.finding import CureKind
+    from snapmgr.doctor.finding import RepairKind
+
+
+_UNKNOWN_OWNER = "owner unknown; delete it manually when it is no longer in use"
 
 
 def diagnose(facts: Facts) -> list[Finding]:
-    """Return all that is worth saying; what concerns a job whose run is active is left to that run."""
+    """Return all findings; those about a job with an active run have no repair, as that run may still repair them."""
     view = _View.of(facts)
     if not facts.exists:
-        what = "is not there yet; the first backup makes it"
+        what = "does not exist yet; the first backup creates it"
         findings = [Finding(area="state", subject=facts.state_dir, level="note", what=what)]
     else:
-        findings = [*dead_runs(facts), *_files(facts, view), *_orphans(facts)]
-    findings += [*_members(facts, view), *fullness(facts), *_stored(facts, view), *_pools(facts, view)]
+        findings = [*diagnose_unfinished(facts), *_files(facts, view), *_orphans(facts)]
+    findings += [*_members(facts, view), *diagnose_capacity(facts), *_stored(facts, view), *_pools(facts, view)]
     return [_leave_to_run(facts, finding) for finding in findings]
 
 
 def _leave_to_run(facts: Facts, finding: Finding) -> Finding:
     pid = facts.active.get(finding.job or "")
-    if pid is None or finding.cure is None:
+    if pid is None or finding.repair is None:
         return finding
-    what = f"{finding.what}; left alone: a run of its job is active (pid {pid})"
-    return replace(finding, level="note", what=what, hint=None, cure=None)
+    what = f"{finding.what}; skipped: a run of its job is active (pid {pid})"
+    return replace(finding, level="note", what=what, hint=None, repair=None)
 
 
 # ------------------------------------------------------------------------------------------------------ state directory
@@ -53,34 +56,34 @@ def _leave_to_run(facts: Facts, finding: Finding) -> Finding:
 def _files(facts: Facts, view: _View) -> Iterator[Finding]:
     for one in facts.files:
         job = job_of(one.snapshot_id) if one.snapshot_id else None
-        cure: Cure | None = None
+        repair: Repair | None = None
         hint: str | None = None
         if one.kind == "manifest":
-            # Where the storage has a sound note, `_stored` restores it.
+            # If the storage has a sound note, `_stored` offers to restore it.
             if one.snapshot_id in view.adoptable:
                 continue
-            hint = "no copy of it is in a storage that can be read: restore it from your backups, or move it away"
+            hint = "no readable storage has a copy of it: restore it from your backups, or move it away"
         elif one.kind == "too-new":
             hint = "use the newer snapmgr"
         elif one.kind == "foreign":
-            hint = "look at it and move it away"
+            hint = "check it, and move it away"
         elif one.kind in ("verification", "lease"):
-            cure = Cure(kind="set-aside", text=f"moves it to {facts.state_dir}/damaged", about=one.path)
+            repair = Repair(kind="set-aside", text=f"moves it to {facts.state_dir}/damaged", about=one.path)
         elif one.kind == "temporary":
-            cure = Cure(kind="remove-file", text="removes it", about=one.path)
+            repair = Repair(kind="remove-file", text="removes it", about=one.path)
         else:
-            kind: CureKind = "remove-folder" if one.kind == "empty" else "remove-tree"
-            cure = Cure(kind=kind, text="removes it", about=one.path)
-        yield of_state(str(one.path), one.problem, job=job, hint=hint, cure=cure)
+            kind: RepairKind = "remove-folder" if one.kind == "empty" else "remove-tree"
+            repair = Repair(kind=kind, text="removes it", about=one.path)
+        yield of_state(str(one.path), one.problem, job=job, hint=hint, repair=repair)
 
 
 def _orphans(facts: Facts) -> Iterator[Finding]:
     for job in sorted({entry.manifest.job for entry in facts.entries} - facts.jobs):
-        what = "has snapshots but is not configured: nothing prunes them"
+        what = "has snapshots but is not configured: they are never pruned"
         yield Finding(area="state", subject=job, level="note", what=what, job=job)
     ready = sum(entry.manifest.state == "ready" for entry in facts.entries)
-    proved = sum(entry.verified for entry in facts.entries)
-    what = f"snapshots that are READY: {ready}, proved restorable: {proved}"
+    verified = sum(entry.verified for entry in facts.entries)
+    what = f"READY snapshots: {ready}, VERIFIED snapshots: {verified}"
     yield Finding(area="state", subject=facts.state_dir, level="ok", what=what)
 
 
@@ -89,19 +92,19 @@ def _orphans(facts: Facts) -> Iterator[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class _View:
-    """The facts, in the order in which they are asked for."""
+    """The facts, indexed for the checks of the storage."""
 
     entries: Mapping[str, Entry]
     records: frozenset[str]
-    """The record ids that a lease, readable or not, knows."""
+    """The record ids of all leases, readable or not."""
     answered: frozenset[PoolKey]
     found: tuple[Found, ...]
     snapshots: Mapping[tuple[str, str, str], Found]
     """Sound snapshots by their identity."""
     adoptable: Mapping[str, tuple[Adoption, Found]]
-    """Snapshots that no sound manifest knows, and that their notes describe; with the first of their members."""
+    """Snapshots without a sound manifest that can be adopted from their notes; each with its first member."""
     refused: Mapping[str, tuple[str, str | None]]
-    """Those that are not taken over: why, and what a person can do."""
+    """Snapshots that cannot be adopted: the reason, and a hint for the user."""
 
     @staticmethod
     def of(facts: Facts) -> _View:
@@ -136,8 +139,8 @@ class _View:
 
 
 def _members(facts: Facts, view: _View) -> Iterator[Finding]:
-    """Say of each READY or BROKEN snapshot whether the storage holds what it should."""
-    lost = losses(facts)
+    """Yield the differences between each READY or BROKEN snapshot and its storage."""
+    lost = lost_snapshots(facts)
     altered = {one.ref.identity for one in view.found if one.kind == "debris" and one.ref is not None}
     for entry in facts.entries:
         manifest = entry.manifest
@@ -150,7 +153,7 @@ def _members(facts: Facts, view: _View) -> Iterator[Finding]:
             if ref.pool.key in view.answered and ref.identity not in view.snapshots and ref.identity not in altered
         ]
         if manifest.state == "ready" and missing:
-            yield _lost(entry, [ref.name for ref in missing])
+            yield _missing(entry, [ref.name for ref in missing])
         elif manifest.id in lost:
             yield lost[manifest.id]
         elif manifest.state == "ready" and entry.verification is None:
@@ -159,13 +162,13 @@ def _members(facts: Facts, view: _View) -> Iterator[Finding]:
             yield from _broken(facts, view, entry)
 
 
-def _lost(entry: Entry, missing: list[str]) -> Finding:
+def _missing(entry: Entry, missing: list[str]) -> Finding:
     manifest = entry.manifest
     what = f"the storage of {manifest.id} is gone"
-    hint = "somebody deleted it: restore from another one"
+    hint = "somebody deleted it: restore from another snapshot"
     if len(missing) < len(manifest.members):
-        what = f"the storage of {manifest.id} is gone in part: {', '.join(missing)}"
-        hint += f"; what is left is kept: snapmgr delete {manifest.short_id} --force"
+        what = f"part of the storage of {manifest.id} is gone: {', '.join(missing)}"
+        hint += f"; to delete the rest: snapmgr delete {manifest.short_id} --force"
     return Finding(
         area="storage",
         subject=manifest.members[0].ref.pool.title,
@@ -173,12 +176,12 @@ def _lost(entry: Entry, missing: list[str]) -> Finding:
         what=what,
         hint=hint,
         job=manifest.job,
-        cure=Cure(kind="mark-broken", text="marks it BROKEN", about=entry),
+        repair=Repair(kind="mark-broken", text="marks it BROKEN", about=entry),
     )
 
 
 def _unverified(view: _View, entry: Entry) -> Iterator[Finding]:
-    """A note never runs ahead of the state directory: a verification that it alone knows was lost there."""
+    """Yield a verification that only the note has: it is written after the state directory, which has lost it."""
     one = view.snapshots.get(entry.manifest.members[0].ref.identity) if entry.manifest.members else None
     if one is None or one.note is None:
         return
@@ -188,42 +191,42 @@ def _unverified(view: _View, entry: Entry) -> Iterator[Finding]:
         return
     if manifest.id == entry.manifest.id and verification is not None:
         about = Adoption(entry=replace(entry, verification=verification))
-        cure = Cure(kind="restore-verification", text="restores it from the note beside the snapshot", about=about)
-        yield of_state(manifest.id, "its verification is not there any more", job=manifest.job, cure=cure)
+        repair = Repair(kind="restore-verification", text="restores it from the note beside the snapshot", about=about)
+        yield of_state(manifest.id, "its verification is missing", job=manifest.job, repair=repair)
 
 
 def _broken(facts: Facts, view: _View, entry: Entry) -> Iterator[Finding]:
-    """A BROKEN snapshot has no storage, unless it was lost and is back, or what removed it was cut short."""
+    """Yield the storage of a BROKEN snapshot: it was missing and is back, or its removal was interrupted."""
     manifest = entry.manifest
-    there = [member.ref for member in manifest.members if member.ref.identity in view.snapshots]
+    present = [member.ref for member in manifest.members if member.ref.identity in view.snapshots]
     if manifest.reason is not None and manifest.reason.startswith(GONE) and manifest.proved_at is not None:
-        if there and len(there) == len(manifest.members):
-            what = f"the storage of {manifest.id} was gone, and is there again"
-            cure = Cure(kind="mark-ready", text="marks it READY", about=entry)
-            place = there[0].pool.title
-            yield Finding(area="storage", subject=place, level="problem", what=what, job=manifest.job, cure=cure)
-        elif there:
-            yield rest_of_set(entry, there)
+        if present and len(present) == len(manifest.members):
+            what = f"the storage of {manifest.id} was gone, and is available again"
+            repair = Repair(kind="mark-ready", text="marks it READY", about=entry)
+            pool = present[0].pool.title
+            yield Finding(area="storage", subject=pool, level="problem", what=what, job=manifest.job, repair=repair)
+        elif present:
+            yield remaining_members(entry, present)
         return
     if was_overflowed(manifest) and len(manifest.members) > 1:
-        lost = lost_members(facts, entry)
+        lost = overflowed_members(facts, entry)
         if lost:
-            what = f"{', '.join(lost)} of {manifest.id} ran full, and is still there"
-            cure = Cure(kind="mark-lost", text="deletes it", about=entry)
-            place = manifest.members[0].ref.pool.title
-            yield Finding(area="storage", subject=place, level="problem", what=what, job=manifest.job, cure=cure)
-        elif there:
-            yield rest_of_set(entry, there)
+            what = f"{', '.join(lost)} of {manifest.id} has overflowed, and still exists"
+            repair = Repair(kind="mark-lost", text="deletes it", about=entry)
+            pool = manifest.members[0].ref.pool.title
+            yield Finding(area="storage", subject=pool, level="problem", what=what, job=manifest.job, repair=repair)
+        elif present:
+            yield remaining_members(entry, present)
         return
     for one in view.found:
         if is_of(manifest, one):
-            cure = Cure(kind="remove-remains", text="deletes it", about=entry)
-            what = f"{one.name} is there, though its manifest says BROKEN"
-            yield _problem(one, what, None, cure)
+            repair = Repair(kind="remove-remains", text="deletes it", about=entry)
+            what = f"{one.name} still exists, although its manifest says BROKEN"
+            yield _problem(one, what, None, repair)
 
 
 def is_of(manifest: Manifest, one: Found) -> bool:
-    """Whether a snapshot in the storage is what a manifest is about: by its members, or else by what was intended."""
+    """Whether a snapshot in the storage belongs to a manifest: by its members, or by its intents if it has none."""
     if one.kind != "snapshot" or one.ref is None or one.snapshot_id != manifest.id:
         return False
     if manifest.members:
@@ -233,7 +236,7 @@ def is_of(manifest: Manifest, one: Found) -> bool:
 
 
 def _stored(facts: Facts, view: _View) -> Iterator[Finding]:
-    """Say what is in the storage and should not be, or that nobody knows."""
+    """Yield objects in the storage that are leftovers or unknown."""
     for one in view.found:
         if one.snapshot_id in facts.inplace:
             continue
@@ -245,9 +248,11 @@ def _stored(facts: Facts, view: _View) -> Iterator[Finding]:
             yield from _snapshot(facts, view, one)
 
 
-def _problem(one: Found, what: str, hint: str | None, cure: Cure | None = None) -> Finding:
+def _problem(one: Found, what: str, hint: str | None, repair: Repair | None = None) -> Finding:
     job = job_of(one.snapshot_id) if one.snapshot_id else None
-    return Finding(area="storage", subject=one.pool.title, level="problem", what=what, hint=hint, job=job, cure=cure)
+    return Finding(
+        area="storage", subject=one.pool.title, level="problem", what=what, hint=hint, job=job, repair=repair
+    )
 
 
 def _snapshot(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
@@ -257,7 +262,7 @@ def _snapshot(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
         known = entry.manifest.members and not is_of(entry.manifest, one)
         if known and entry.manifest.state != "pending":
             hint = "somebody put it there: move it out of the folder"
-            yield _problem(one, f"{one.name} bears the name of {snapshot_id}, but is something else", hint)
+            yield _problem(one, f"{one.name} has the name of {snapshot_id}, but is not this snapshot", hint)
     elif snapshot_id in facts.elsewhere:
         what = f"{one.name} belongs to the state directory {facts.elsewhere[snapshot_id]}"
         yield Finding(area="storage", subject=one.pool.title, level="note", what=what)
@@ -273,41 +278,40 @@ def _adoptable(facts: Facts, one: Found, adoption: Adoption) -> Finding:
     remarks = f" ({'; '.join(adoption.remarks)})" if adoption.remarks else ""
     damaged = [file for file in facts.files if file.kind == "manifest" and file.snapshot_id == manifest.id]
     if damaged:
-        cure = Cure(
+        repair = Repair(
             kind="restore-manifest",
             text=f"restores it from the note beside the snapshot, and moves it to {facts.state_dir}/damaged",
             about=adoption,
         )
-        return of_state(str(damaged[0].path), damaged[0].problem + remarks, job=manifest.job, cure=cure)
-    cure = Cure(kind="adopt", text="takes it over as its note describes it", about=adoption)
-    return _problem(one, f"{one.name} is not in this state directory{remarks}", None, cure)
+        return of_state(str(damaged[0].path), damaged[0].problem + remarks, job=manifest.job, repair=repair)
+    repair = Repair(kind="adopt", text="adopts it as its note describes it", about=adoption)
+    return _problem(one, f"{one.name} is not in this state directory{remarks}", None, repair)
 
 
 def _clone(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
     if one.record_id in view.records:
         return
-    what = f"{one.name} is a clone that no lease knows"
+    what = f"{one.name} is a clone without a lease"
     snapshot_id = one.snapshot_id or ""
     if snapshot_id in facts.elsewhere:
-        what = f"{one.name} is a clone of what belongs to the state directory {facts.elsewhere[snapshot_id]}"
+        what = f"{one.name} is a clone that belongs to the state directory {facts.elsewhere[snapshot_id]}"
         yield Finding(area="storage", subject=one.pool.title, level="note", what=what)
     elif one.record_id in facts.mounted:
-        yield _problem(one, f"{what}, and it is mounted", "unmount it once nobody works there; then: doctor --fix")
+        yield _problem(one, f"{what}, and it is mounted", "unmount it when it is not in use; then: doctor --fix")
     elif not _is_ours(facts, view, one):
-        hint = "whose it is cannot be told: delete it by hand once nobody uses it"
-        yield _problem(one, what, hint)
+        yield _problem(one, what, _UNKNOWN_OWNER)
     else:
-        cure = Cure(kind="remove-clone", text="removes it, with what was written to it", about=one)
-        yield _problem(one, what, None, cure)
+        repair = Repair(kind="remove-clone", text="removes it, with all changes to it", about=one)
+        yield _problem(one, what, None, repair)
 
 
 def _is_ours(facts: Facts, view: _View, one: Found) -> bool:
-    """Whether only this state directory can have made a clone: it is of a snapshot that was taken for it alone."""
+    """Whether only this state directory can have made a clone: its snapshot belongs to this state directory."""
     entry = view.entries.get(one.snapshot_id or "")
     if entry is None:
         return False
     manifest = entry.manifest
-    # Of a half-made one only the id is known.
+    # Only the id of an incomplete clone is known.
     of_it = one.ref is None or any(member.ref.identity == one.ref.identity for member in manifest.members)
     return of_it and (manifest.state_dir, manifest.machine_id) == (facts.state_dir, facts.machine_id)
 
@@ -319,18 +323,18 @@ def _debris(facts: Facts, view: _View, one: Found) -> Iterator[Finding]:
         if one.record_id in view.records:
             return
         if one.record_id in facts.mounted or not _is_ours(facts, view, one):
-            yield _problem(one, what, "whose it is cannot be told: delete it by hand once nobody uses it")
+            yield _problem(one, what, _UNKNOWN_OWNER)
             return
     elif one.ref is not None:
-        # A whole snapshot that is not to be trusted any more: it may hold somebody's work.
-        yield _problem(one, f"{one.name}: {one.why}", "move it out of the folder to keep it, or delete it by hand")
+        # A complete snapshot that can no longer be trusted: it may hold somebody's changes.
+        yield _problem(one, f"{one.name}: {one.why}", "move it out of the folder to keep it, or delete it manually")
         return
     elif one.note is not None and entry is None:
-        yield _problem(one, what, "the snapshot may have been moved: move it back, or delete the note by hand")
+        yield _problem(one, what, "the snapshot may have been moved: move it back, or delete the note manually")
         return
     elif entry is not None and entry.manifest.state in ("pending", "deleting"):
-        return  # `_unfinished` sees to it
-    yield _problem(one, what, None, Cure(kind="repair", text=one.cure, about=one))
+        return  # `diagnose_unfinished` reports it
+    yield _problem(one, what, None, Repair(kind="repair", text=one.cure, about=one))
 
 
 def _pools(facts: Facts, view: _View) -> Iterator[Finding]:
@@ -341,13 +345,13 @@ def _pools(facts: Facts, view: _View) -> Iterator[Finding]:
         if entry.manifest.state == "ready" and member.ref.identity not in view.snapshots
     }
     for pool in facts.pools:
-        place = pool.pool.title
+        title = pool.pool.title
         if pool.error is not None:
             if pool.expected:
-                yield of_error("storage", place, pool.error)
+                yield of_error("storage", title, pool.error)
             else:
-                yield Finding(area="storage", subject=place, level="note", what="is not there yet")
+                yield Finding(area="storage", subject=title, level="note", what="does not exist yet")
         elif pool.pool.key not in lost:
-            held = sum(one.kind == "snapshot" for one in pool.found)
-            what = f"snapshots in it: {held}; none is missing"
-            yield Finding(area="storage", subject=place, level="ok", what=what)
+            count = sum(one.kind == "snapshot" for one in pool.found)
+            what = f"snapshots in it: {count}; none is missing"
+            yield Finding(area="storage", subject=title, level="ok", what=what)

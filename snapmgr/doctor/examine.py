@@ -1,4 +1,4 @@
-"""Looking for what is lacking, wrong or left over. Changes and locks nothing."""
+"""Examines backends and jobs: requirements, server, account, storage. Changes and locks nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from snapmgr.config.plugins import list_plugins, make_backend
 from snapmgr.contract.errors import SnapmgrError
 from snapmgr.contract.units import format_size
 from snapmgr.doctor.account import grant_statements, missing_privileges, needed_privileges, read_grants, replicates
+from snapmgr.doctor.collect import pools_near
 from snapmgr.doctor.finding import Finding, of_error
-from snapmgr.doctor.look import pools_near
 from snapmgr.mysql.connect.abilities import probe_abilities
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import identify, program_of
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 
 def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Pool]]:
-    """Look at the backends and at `jobs`; return with it the pools that hold their snapshots, or may hold them.
+    """Examine the backends and `jobs`; return the findings, and the pools that hold or may hold their snapshots.
 
-    What is in the state directory and in these pools: `snapmgr.doctor.look` and `snapmgr.doctor.diagnose`.
+    `snapmgr.doctor.collect` and `snapmgr.doctor.diagnose` examine the state directory and these pools.
     """
     findings = examine_backends(ctx.config)
     pools: list[Pool] = []
@@ -58,9 +58,9 @@ def examine_jobs(ctx: Context, jobs: list[Job]) -> tuple[list[Finding], list[Poo
 
 
 def examine_backends(config: Config | None) -> list[Finding]:
-    """Say of each installed backend whether it can work here.
+    """Return for each installed backend whether it can work on this machine.
 
-    The level is "missing" only where a job names the backend, or where no backend works: nobody needs all of them.
+    The level is "missing" only if a job names the backend, or if no backend works: nobody needs all of them.
     """
     named = {job.backend for job in config.jobs.values()} if config is not None else set()
     runner, mounter = CommandRunner(), KernelMounter()
@@ -90,14 +90,14 @@ def examine_backends(config: Config | None) -> list[Finding]:
             for reason in reasons
         ]
     if not works:
-        hint = "install what one of them lacks" if findings else "install snapmgr again: its own are missing"
+        hint = "install the requirements of one of them" if findings else "install snapmgr again, with its backends"
         what = "no backend can work here"
         findings.append(Finding(area="backend", subject="", level="missing", what=what, hint=hint))
     return findings
 
 
 def _examine_job(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[Finding]:
-    """Say all about one job; the pool of its storage goes to `pools`."""
+    """Yield all findings about one job; add the pools of its storage to `pools`."""
     healthy = True
     if job.source == "mysql" and job.quiesce != "stopped":
         for finding in _examine_server(job):
@@ -110,7 +110,7 @@ def _examine_job(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[Finding]
             healthy = healthy and finding.level in ("ok", "note")
             yield finding
     if healthy:
-        # Otherwise this would only find the same again.
+        # Otherwise it would only report the same problems again.
         yield from _examine_storage_of(ctx, job, pools)
     yield from _examine_plans(job)
 
@@ -143,8 +143,8 @@ def _examine_server(job: Job) -> Iterator[Finding]:
         yield _finding(
             job,
             "missing",
-            f"{account} lacks {', '.join(map(str, missing))}",
-            # Granted on the replica it would be in its binary logs only, and MySQL's GTIDs would go apart.
+            f"{account} is missing privileges: {', '.join(map(str, missing))}",
+            # A GRANT on the replica would be in its own binary log only, and MySQL's GTID sets would diverge.
             f"as root{', on the source' if replica else ''}: {grant_statements(account, missing)}",
         )
     else:
@@ -155,7 +155,7 @@ def _examine_server(job: Job) -> Iterator[Finding]:
 
 
 def _examine_kernel(job: Job, datadir: str, flush_method: str) -> Iterator[Finding]:
-    """Tell who is slow for a reason that no setting of the server shows: see `snapmgr.system.host.regression_side`."""
+    """Report a kernel that is slow for this server's settings: see `snapmgr.system.host.regression_side`."""
     release = os.uname().release
     with suppress(SnapmgrError, ValueError):
         slow = flush_method.startswith("O_DIRECT") and regression_side(release) == "within"
@@ -163,9 +163,9 @@ def _examine_kernel(job: Job, datadir: str, flush_method: str) -> Iterator[Findi
             yield _finding(
                 job,
                 "note",
-                f"kernel {release} has ext4's regression (Linux 4.9 to 5.5), unless the distribution has cured it: "
-                f"with innodb_flush_method={flush_method}, writes in place keep reads of the same file waiting",
-                "measure it: snapmgr bench run innodb-io; a newer kernel, or XFS, does not have it",
+                f"kernel {release} has the ext4 regression of Linux 4.9 to 5.5, unless the distribution has fixed it: "
+                f"with innodb_flush_method={flush_method}, writes in place block reads of the same file",
+                "measure it: snapmgr bench run innodb-io; newer kernels and XFS do not have it",
             )
 
 
@@ -190,19 +190,19 @@ def _examine_tool(ctx: Context, job: Job) -> Iterator[Finding]:
         plan = plan_tool_backup(ctx, job)
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
-        # The error names one privilege at most; this all of them, with the statement.
+        # The error names at most one privilege; this names all of them, with the statement.
         yield from (one for one in _examine_server(job) if one.level == "missing")
         return
     who = plan.live.identity
     yield _finding(job, "ok", f"{who.flavor} {who.version} (pid {who.pid}) has the datadir {who.datadir} open")
-    yield _finding(job, "ok", f"next time {plan.words}")
+    yield _finding(job, "ok", f"the next backup: {plan.words}")
     yield from _examine_program(
         job, lambda: find_server(who.flavor, job.verify.server, wrote=who.version, ran=program_of(who.pid))
     )
 
 
 def _examine_program(job: Job, find: Callable[[], ServerBinary]) -> Iterator[Finding]:
-    """Say which server program a verification would start, if `find` finds one that opens these data."""
+    """Report the server program that a verification would start; `find` chooses one that can open the data."""
     try:
         binary = find()
     except SnapmgrError as error:
@@ -231,7 +231,7 @@ def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[F
         yield of_error("job", job.name, error)
         return
     why = "in one instant" if atomicity == "volume" else "file by file"
-    chosen = "the best that can" if job.backend == "auto" else "asked for by the job"
+    chosen = "chosen automatically" if job.backend == "auto" else "chosen by the job"
     for volume in source.volumes:
         yield _finding(job, "ok", f"{volume.path}: {source.backend.name} ({chosen}) takes volume {volume.shown} {why}")
     yield from (_finding(job, "note", what) for what in _caveats(source))
@@ -244,7 +244,7 @@ def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[F
 
 def _caveats(source: SnapshotSource) -> Iterator[str]:
     for path in source.absent:
-        yield f"not in a snapshot: the logs in {path}, which {source.backend.name} cannot take"
+        yield f"not in a snapshot: the logs in {path}, which {source.backend.name} cannot snapshot"
     for path in name_excluded(source.shares, source.absent):
         yield f"not in a snapshot: {path} (a nested subvolume or mount)"
     yield from source.warnings
@@ -264,16 +264,16 @@ def _examine_headroom(ctx: Context, job: Job, volume: Volume) -> Iterator[Findin
             continue
         if reservoir.wanted_bytes:
             what += f"; the next snapshot takes {format_size(reservoir.wanted_bytes)}"
-        what += f"; once it is full {WHEN_FULL[reservoir.when_full]}"
-        yield _finding(job, "problem", what, "make room, or prune; see docs/how-to/watch-capacity.md")
+        what += f"; once it is full, {WHEN_FULL[reservoir.when_full]}"
+        yield _finding(job, "problem", what, "enlarge it, or prune; see docs/how-to/watch-capacity.md")
 
 
 def _examine_plans(job: Job) -> Iterator[Finding]:
     if not any((getattr(job.retention, name) or 0) > 0 for name in job.retention.__struct_fields__):
-        yield _finding(job, "note", "no retention rule: every snapshot is kept for ever", "set keep-… in its retention")
+        yield _finding(job, "note", "no retention rule: every snapshot is kept forever", "set keep-… in its retention")
     if job.source == "directory" and job.verify.command:
         program = job.verify.command[0]
         if shutil.which(program) is None:
             level: Level = "missing" if "verify" in job.after_backup else "note"
-            what = f"its check command {program} is not there"
+            what = f"its check command {program} is missing"
             yield _finding(job, level, what, "install it, or correct verify.command")

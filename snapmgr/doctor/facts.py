@@ -1,4 +1,4 @@
-"""What a look at the state directory, the storage, mounts and processes saw: records, for `snapmgr.doctor.diagnose`."""
+"""Records the facts about state directory, storage, mounts and processes, for `snapmgr.doctor.diagnose`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolFacts:
-    """A pool, and what is in it or why it did not answer."""
+    """A pool, and its contents or the reason why it did not answer."""
 
     pool: Pool
     found: tuple[Found, ...] = ()
     error: SnapmgrError | None = None
     capacity: PoolCapacity | None = None
-    """How full it is, where it can run full."""
+    """How full it is, if it can overflow."""
     expected: bool = True
-    """Whether a manifest or a person names it; else the first backup has yet to make it."""
+    """Whether a manifest or the user names it; otherwise the first backup creates it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileFacts:
-    """A file of ours in the state directory or the scratch directory that is not as it should be."""
+    """A damaged or leftover file of ours in the state directory or the scratch directory."""
 
     path: Path
     kind: Literal["manifest", "verification", "lease", "too-new", "foreign", "temporary", "empty", "scratch"]
@@ -44,22 +44,22 @@ class FileFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseFacts:
-    """A lease, and what has become of its holder and its mounts."""
+    """A lease, and the state of its holder and its mounts."""
 
     lease: Lease
     alive: bool
-    """Whether the process that made it still runs."""
+    """Whether the process that made it is still running."""
     mounted: bool
-    """Whether all its mounts are there; without root, when nothing is mounted, True."""
+    """Whether all its mounts exist; always True without root, as nothing is mounted then."""
     server_alive: bool = False
-    """Of a clone: whether its server still runs."""
+    """For a clone: whether its server is still running."""
     problem: Reason | None = None
-    """Why what is read there is not to be believed."""
+    """Why its data cannot be trusted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What was seen, in one look. The storage was read before the catalog: what it holds is known there by then."""
+    """All facts of one examination. The storage is read before the catalog, which then knows all that it holds."""
 
     state_dir: str
     machine_id: str
@@ -67,22 +67,22 @@ class Facts:
     now: datetime
     exists: bool = True
     jobs: frozenset[str] = frozenset()
-    """Those that are configured."""
+    """The configured jobs."""
     limits: Mapping[str, CapacityLimits] = field(default_factory=dict)
-    """From when on storage is too full, by job."""
+    """The limits for the capacity of storage, by job."""
     entries: tuple[Entry, ...] = ()
     leases: tuple[LeaseFacts, ...] = ()
     files: tuple[FileFacts, ...] = ()
     pools: tuple[PoolFacts, ...] = ()
     hanging: frozenset[str] = frozenset()
-    """Snapshots whose helper process still lives."""
+    """Snapshots whose helper process is still running."""
     active: Mapping[str, int] = field(default_factory=dict)
-    """The jobs that a run is active of, and its pid; ourselves not counted."""
+    """The pid of the active run, by job; this process is not counted."""
     mounted: frozenset[str] = frozenset()
     """Record ids of clones that are mounted somewhere."""
     restores: tuple[Unfinished, ...] = ()
-    """What restores left that were cut short, those in place among them."""
+    """Unfinished restores, in-place restores included."""
     inplace: frozenset[str] = frozenset()
-    """Snapshots that are being restored in place, or that was cut short: between the storage and their manifests."""
+    """Snapshots with an active or unfinished in-place restore: storage and manifest may differ."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """Snapshots that another state directory on this machine knows, and which."""
+    """Snapshots that belong to another state directory on this machine, with its path."""

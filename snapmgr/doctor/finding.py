@@ -1,4 +1,4 @@
-"""What an examination found, and what `doctor --fix` does about it."""
+"""Defines a finding of `doctor`, and the repair that `doctor --fix` offers for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Area = Literal["config", "backend", "job", "state", "storage"]
 Level = Literal["ok", "note", "problem", "missing"]
-CureKind = Literal[
+RepairKind = Literal[
     "finish-pending",
     "finish-deletion",
     "mark-broken",
@@ -40,43 +40,45 @@ CureKind = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cure:
-    """One thing that `doctor --fix` does."""
+class Repair:
+    """A repair that `doctor --fix` makes."""
 
-    kind: CureKind
+    kind: RepairKind
     text: str
-    """What it does, for people: "finishes its deletion"."""
+    """Its description: "finishes its deletion"."""
     about: Entry | Adoption | Lease | Found | Unfinished | Path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
-    "problem": something is wrong. "missing": a requirement is missing here. "note": worth knowing.
+    "problem": something is wrong. "missing": a requirement is missing. "note": useful to know.
     """
 
     area: Area
     subject: str
-    """Which backend, job, file, snapshot or pool."""
+    """The backend, job, file, snapshot or pool."""
     level: Level
     what: str
     hint: str | None = None
-    """What a person can do about it."""
+    """What the user can do about it."""
     job: str | None = None
-    """The job whose snapshots it concerns, and whose lock the cure takes."""
-    cure: Cure | None = None
-    """What `doctor --fix` does about it; None: it does nothing."""
+    """The job whose snapshots it concerns; a repair needs its lock."""
+    repair: Repair | None = None
+    """The repair that `doctor --fix` makes; None if there is none."""
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The same for the same finding in a later look."""
+        """Identifies the same finding in a later examination."""
         return (self.area, self.subject, self.what)
 
 
-def of_state(subject: str, what: str, *, job: str | None, hint: str | None = None, cure: Cure | None = None) -> Finding:
+def of_state(
+    subject: str, what: str, *, job: str | None, hint: str | None = None, repair: Repair | None = None
+) -> Finding:
     """Return a problem of the state directory."""
-    return Finding(area="state", subject=subject, level="problem", what=what, hint=hint, job=job, cure=cure)
+    return Finding(area="state", subject=subject, level="problem", what=what, hint=hint, job=job, repair=repair)
 
 
 def of_error(area: Area, subject: str, error: SnapmgrError) -> Finding:
@@ -86,7 +88,7 @@ def of_error(area: Area, subject: str, error: SnapmgrError) -> Finding:
 
 
 def exit_code(findings: list[Finding]) -> int:
-    """Return 1 if there is a problem, else 7 if something is lacking, else 0."""
+    """Return 1 if there is a problem, else 7 if a requirement is missing, else 0."""
     levels = {finding.level for finding in findings}
     if "problem" in levels:
         return SnapmgrError.exit_code

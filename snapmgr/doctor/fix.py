@@ -1,4 +1,4 @@
-"""``doctor --fix``: carries out the cures that `snapmgr.doctor.diagnose` names, until none is left."""
+"""Makes the repairs that `snapmgr.doctor.diagnose` offers, until none is left (``doctor --fix``)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from snapmgr.catalog.manifest import GONE, Lease
 from snapmgr.catalog.store import Entry
 from snapmgr.contract.errors import BusyError, CatalogError, LostError, NotFoundError, SnapmgrError, StorageError
 from snapmgr.contract.records import AttachRecord, Found
+from snapmgr.doctor.collect import collect_facts
 from snapmgr.doctor.diagnose import diagnose, is_of
-from snapmgr.doctor.look import look
 from snapmgr.doctor.rebuild import Adoption
 from snapmgr.restore.unfinished import Unfinished
 from snapmgr.system.boot import boot_id
@@ -33,80 +33,82 @@ if TYPE_CHECKING:
 
     from snapmgr.context import Context
     from snapmgr.contract.records import Pool
-    from snapmgr.doctor.finding import Cure, Finding
+    from snapmgr.doctor.finding import Finding, Repair
 
-# One cure may lay bare the next: a damaged lease's clone, what the deletion of a snapshot leaves.
-_LOOKS = 8
+# One repair may reveal the next: the clone of a damaged lease, leftovers of a deletion.
+_ROUNDS = 8
 
 Result = Literal["would", "done", "failed", "left"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """A cure, and what became of it."""
+    """A repair and its result."""
 
     finding: Finding
-    cure: Cure
+    repair: Repair
     result: Result
-    """"left": its job, or whoever works on it, is active."""
+    """"left": a run of its job is active, or something is in use."""
     error: SnapmgrError | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed:
-    """What `fix` did, and what is to be said of the state directory and the storage afterwards."""
+    """The actions of `fix`, and the findings about the state directory and the storage afterwards."""
 
     actions: tuple[Action, ...]
     findings: tuple[Finding, ...]
     thawed: tuple[str, ...] = ()
-    """Servers that had been left standing, frozen or with stopped replication, in words."""
+    """A line for each server that was still frozen, or whose replication was still stopped."""
 
 
 def plan_fix(
     ctx: Context, pools: Iterable[Pool], named: Iterable[Pool] = (), *, jobs: Collection[str] | None = None
 ) -> Fixed:
-    """Return what `fix` would do, and what would be left; touches and locks nothing."""
-    findings = [finding for finding in diagnose(look(ctx, pools, named)) if _concerns(finding, jobs)]
+    """Return what `fix` would do, and what would be left. Changes and locks nothing."""
+    findings = [finding for finding in diagnose(collect_facts(ctx, pools, named)) if _concerns(finding, jobs)]
     return Fixed(
-        actions=tuple(Action(finding=one, cure=one.cure, result="would") for one in findings if one.cure is not None),
-        findings=tuple(one for one in findings if one.cure is None),
+        actions=tuple(
+            Action(finding=one, repair=one.repair, result="would") for one in findings if one.repair is not None
+        ),
+        findings=tuple(one for one in findings if one.repair is None),
     )
 
 
 def fix(
     ctx: Context, pools: Iterable[Pool], named: Iterable[Pool] = (), *, jobs: Collection[str] | None = None
 ) -> Fixed:
-    """Mend all that can be mended, or what concerns `jobs`; each step is idempotent, so an interrupted one is repeated.
+    """Repair everything that can be repaired, or only what concerns `jobs`. Each step is idempotent.
 
-    Each job's lock is held from before the look that a cure rests on; a job that is active is left alone. Raises what
-    is wrong with the state directory as a whole.
+    A repair rests on facts that were collected under the lock of its job; active jobs are skipped. Raises an error of
+    the state directory as a whole.
     """
     pools, named = tuple(pools), tuple(named)
     thawed = resume_servers(ctx.catalog)
     actions: dict[tuple[str, str, str], Action] = {}
     with _Locks(ctx) as locks:
-        for _ in range(_LOOKS):
-            found = diagnose(look(ctx, pools, named))
+        for _ in range(_ROUNDS):
+            found = diagnose(collect_facts(ctx, pools, named))
             due = [
-                (one, one.cure)
+                (one, one.repair)
                 for one in found
-                if one.cure is not None and one.key not in actions and _concerns(one, jobs)
+                if one.repair is not None and one.key not in actions and _concerns(one, jobs)
             ]
-            for one, cure in due:
+            for one, repair in due:
                 error = locks.refusal(one.job)
                 if error is not None:
-                    actions[one.key] = Action(finding=one, cure=cure, result="left", error=error)
+                    actions[one.key] = Action(finding=one, repair=repair, result="left", error=error)
             if locks.take({one.job for one, _ in due}):
-                # What was seen before the lock may be different by now.
+                # The facts may have changed before the lock was taken: collect them again.
                 continue
-            due = [(one, cure) for one, cure in due if one.key not in actions]
+            due = [(one, repair) for one, repair in due if one.key not in actions]
             if not due:
                 break
-            for number, (one, cure) in enumerate(due):
-                ctx.progress("mending", number, len(due))
-                actions[one.key] = _act(ctx, one, cure)
-            ctx.progress("mending", len(due), len(due))
-    left = [one for one in diagnose(look(ctx, pools, named)) if _concerns(one, jobs)]
+            for number, (one, repair) in enumerate(due):
+                ctx.progress("repairing", number, len(due))
+                actions[one.key] = _act(ctx, one, repair)
+            ctx.progress("repairing", len(due), len(due))
+    left = [one for one in diagnose(collect_facts(ctx, pools, named)) if _concerns(one, jobs)]
     return Fixed(actions=tuple(actions.values()), findings=tuple(left), thawed=thawed)
 
 
@@ -115,7 +117,7 @@ def _concerns(finding: Finding, jobs: Collection[str] | None) -> bool:
 
 
 class _Locks:
-    """The locks of the jobs that have something to be mended, and who has those that are not to be had."""
+    """The locks of the jobs with repairs, and the errors for those that others hold."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -130,7 +132,7 @@ class _Locks:
         self._stack.close()
 
     def take(self, jobs: Collection[str | None]) -> bool:
-        """Lock those of `jobs` that were not tried yet; return whether there were any."""
+        """Try to lock those of `jobs` that were not tried yet; return whether there were any."""
         new = sorted({job for job in jobs if job is not None} - self._held - self._busy.keys())
         if jobs and not all((self._ctx.catalog.path / name).is_dir() for name in ("snapshots", "leases", "locks")):
             self._ctx.catalog.make()
@@ -143,38 +145,38 @@ class _Locks:
         return bool(new)
 
     def refusal(self, job: str | None) -> SnapmgrError | None:
-        """Return who has the lock of `job`, if we cannot have it."""
+        """Return the error if the lock of `job` is in use."""
         return self._busy.get(job or "")
 
 
-def _act(ctx: Context, finding: Finding, cure: Cure) -> Action:
+def _act(ctx: Context, finding: Finding, repair: Repair) -> Action:
     try:
-        _carry_out(ctx, cure)
+        _carry_out(ctx, repair)
     except BusyError as error:
-        return Action(finding=finding, cure=cure, result="left", error=error)
+        return Action(finding=finding, repair=repair, result="left", error=error)
     except SnapmgrError as error:
-        return Action(finding=finding, cure=cure, result="failed", error=error)
+        return Action(finding=finding, repair=repair, result="failed", error=error)
     except OSError as error:
         failure = SnapmgrError(f"{finding.subject}: {error.strerror or error}")
-        return Action(finding=finding, cure=cure, result="failed", error=failure)
-    return Action(finding=finding, cure=cure, result="done")
+        return Action(finding=finding, repair=repair, result="failed", error=failure)
+    return Action(finding=finding, repair=repair, result="done")
 
 
-def _carry_out(ctx: Context, cure: Cure) -> None:
-    match cure.about:
+def _carry_out(ctx: Context, repair: Repair) -> None:
+    match repair.about:
         case Entry() as entry:
-            _OF_SNAPSHOTS[cure.kind](ctx, entry)
+            _OF_SNAPSHOTS[repair.kind](ctx, entry)
         case Adoption() as adoption:
-            _OF_NOTES[cure.kind](ctx, adoption)
+            _OF_NOTES[repair.kind](ctx, adoption)
         case Found() as found:
             require_pools_answer((found.pool,), ctx.mounter.mounts())
-            _OF_STORAGE[cure.kind](ctx, found)
+            _OF_STORAGE[repair.kind](ctx, found)
         case Lease() as lease:
             release(ctx, lease)
         case Unfinished() as leftover:
-            ctx.tell(leftover.remove())
+            ctx.tell(leftover.resolve())
         case path:
-            _OF_FILES[cure.kind](ctx, path)
+            _OF_FILES[repair.kind](ctx, path)
 
 
 # ------------------------------------------------------------------------------------------------------------ snapshots
@@ -192,7 +194,7 @@ def _mark_lost(ctx: Context, entry: Entry) -> None:
 
 def _mark_ready(ctx: Context, entry: Entry) -> None:
     publish(ctx, entry.manifest, settle_timeout_s=SETTLE_S)
-    # Its note went with the storage, or is as old as that.
+    # Its note is missing or old, as its storage was.
     if entry.verification is not None:
         store_note(ctx, ctx.catalog.load(entry.manifest.id))
 
@@ -207,34 +209,34 @@ def _remove_remains(ctx: Context, entry: Entry) -> None:
 
 
 def _adopt(ctx: Context, adoption: Adoption) -> None:
-    """Write down a snapshot as its notes describe it; whose it is from now on stands in the note first."""
+    """Add a snapshot to the state directory as its notes describe it; the note names its new owner first."""
     entry = adoption.entry
     if adoption.rewritten:
         try:
             store_note(ctx, entry)
         except SnapmgrError as error:
-            # On a disk that is attached read-only, say: it can be restored from all the same.
-            ctx.tell(f"warning: the note of {entry.manifest.id} stays as it is: {error.message}")
+            # On a read-only disk, for example: the snapshot can be restored anyway.
+            ctx.tell(f"warning: could not update the note of {entry.manifest.id}: {error.message}")
     ctx.catalog.write(entry.manifest)
     _restore_verification(ctx, adoption)
 
 
 def _restore_verification(ctx: Context, adoption: Adoption) -> None:
-    """Write down what the note says, unless a sound one lies in the state directory: that is the newer one."""
+    """Restore the verification from the note, unless the state directory has a sound one, which is newer."""
     snapshot_id, verification = adoption.entry.manifest.id, adoption.entry.verification
     if verification is not None and ctx.catalog.load(snapshot_id).verification is None:
         ctx.catalog.write_verification(snapshot_id, verification)
 
 
 def _restore_manifest(ctx: Context, adoption: Adoption) -> None:
-    """Keep the damaged manifest aside, then replace it; never without one of the two."""
+    """Copy the damaged manifest to STATE/damaged, then replace it, so that one of the two always exists."""
     path = ctx.catalog.path / "snapshots" / adoption.entry.manifest.id / "manifest.json"
     try:
-        write_file(_place_aside(ctx, path), read_file(path))
+        write_file(_free_path(ctx, path), read_file(path))
     except NotFoundError:
         pass
     except CatalogError:
-        _set_aside(ctx, path)  # no file that could be copied
+        _set_aside(ctx, path)  # not a regular file, so it cannot be copied
     _adopt(ctx, adoption)
 
 
@@ -269,22 +271,22 @@ _OF_STORAGE: dict[str, Callable[[Context, Found], object]] = {
 # ---------------------------------------------------------------------------------------------------------------- files
 
 
-def _place_aside(ctx: Context, path: Path) -> Path:
-    """Return a free name in STATE/damaged for a damaged file: "ID.manifest.json", "LEASE.json", with a number."""
+def _free_path(ctx: Context, path: Path) -> Path:
+    """Return a free path in STATE/damaged for a damaged file: "ID.manifest.json", "LEASE.json", or with a number."""
     folder = ctx.catalog.path / "damaged"
     folder.mkdir(mode=0o700, exist_ok=True)
     sync_folder(ctx.catalog.path)
     name = path.name if path.parent.parent == ctx.catalog.path else f"{path.parent.name}.{path.name}"
     number = 0
-    place = folder / name
-    while os.path.lexists(place):
+    free = folder / name
+    while os.path.lexists(free):
         number += 1
-        place = folder / f"{name}.{number}"
-    return place
+        free = folder / f"{name}.{number}"
+    return free
 
 
 def _set_aside(ctx: Context, path: Path) -> None:
-    path.rename(_place_aside(ctx, path))
+    path.rename(_free_path(ctx, path))
     sync_folder(path.parent)
 
 
@@ -293,7 +295,7 @@ def _remove_file(_ctx: Context, path: Path) -> None:
 
 
 def _remove_folder(_ctx: Context, path: Path) -> None:
-    # What has come to lie in it since stays.
+    # Fails if something has appeared in it since then.
     path.rmdir()
 
 
@@ -301,7 +303,7 @@ def _remove_tree(ctx: Context, path: Path) -> None:
     real = os.path.realpath(path)
     for mount in ctx.mounter.mounts():
         if mount.point == real or mount.point.startswith(f"{real}/"):
-            raise StorageError(f"something is mounted at {mount.point}", hint=f"umount {mount.point}")
+            raise StorageError(f"a file system is mounted at {mount.point}", hint=f"umount {mount.point}")
     shutil.rmtree(path)
 
 

@@ -1,4 +1,4 @@
-"""Whether every job has its snapshots: told from the state directory alone, for monitoring."""
+"""Judges from the state directory alone whether every job has its snapshots, for monitoring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from snapmgr.capacity.series import capacity_limits, readings_of, was_overflowed
 from snapmgr.catalog.inplace import MERGED
 from snapmgr.contract.errors import ConfigError
 from snapmgr.contract.units import format_duration
-from snapmgr.doctor.fullness import MORE_ROOM
+from snapmgr.doctor.overflow import ENLARGE
 from snapmgr.schedule.times import next_time
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from snapmgr.config.model import Job
     from snapmgr.contract.records import PoolKey
 
-# What clocks are set back by in daily life; more is a clock that was wrong.
+# Clocks are adjusted by less than this; a larger difference means that a clock was wrong.
 _CLOCK_SLACK = timedelta(minutes=5)
 # AccuracySec of our timers.
 _ACCURACY_S = 60.0
@@ -31,7 +31,7 @@ _ACCURACY_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Something that a person should look at."""
+    """A problem that the user should check."""
 
     kind: Literal["overdue", "never", "failed", "lost", "unfinished", "verification", "capacity", "clock", "schedule"]
     what: str
@@ -40,26 +40,26 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """How a job stands. All times are UTC."""
+    """The status of a job. All times are UTC."""
 
     job: str
     problems: tuple[Problem, ...]
     watched: bool
-    """Whether anything says when there is to be a snapshot; without it the job can never be overdue."""
+    """Whether a schedule or `max_age` says when a snapshot is due; otherwise the job is never overdue."""
     newest: Entry | None
-    """The newest READY snapshot, those left out that are said to be from the future."""
+    """The newest READY snapshot; those with a time in the future do not count."""
     age_s: float | None
-    """Its age."""
+    """The age of the newest snapshot."""
     verified: Entry | None
     """The newest READY snapshot that is VERIFIED."""
     failed: Entry | None
-    """The newest run, if it came to nothing (BROKEN) and no newer one is READY."""
+    """The newest run, if it failed (BROKEN) and no newer one is READY."""
     schedule: Schedule | None
     next_due: datetime | None
     overdue_since: datetime | None
-    """The time that was missed."""
+    """The due time that was missed."""
     gauges: tuple[Reading, ...] = ()
-    """How full the storage of its READY snapshots was, where that can run full, as it was seen last."""
+    """The last reading of how full the storage of its READY snapshots is, if it can overflow."""
 
 
 def judge(
@@ -71,27 +71,27 @@ def judge(
     *,
     capacities: Mapping[PoolKey, PoolCapacity] | None = None,
 ) -> JobStatus:
-    """Say how `job` stands at `now`: pure.
+    """Return the status of `job` at `now`. Pure.
 
     Args:
-        job: as configured: `max_age_s`, `grace_s`, `after_backup`.
+        job: its configuration: `max_age_s`, `grace_s`, `after_backup`.
         entries: the snapshots of this job, oldest first.
-        schedule: when it is to run, if it was scheduled.
-        now: aware.
-        zone: the machine's time zone, which the schedule's times are in.
-        capacities: how full its storage was.
+        schedule: its schedule, if it has one.
+        now: an aware time.
+        zone: the machine's time zone, in which the schedule's times are.
+        capacities: how full its storage is.
 
     A scheduled job is due at the first time of its schedule after its newest READY snapshot, or after the schedule was
-    installed; it is overdue when `grace_s`, and what the timer may be late, have passed and there is no newer one. What
-    is said to have happened in the future is no evidence: a clock that was set back hides nothing.
+    installed. It is overdue when `grace_s` and the timer's possible delay have passed without a newer snapshot. A time
+    in the future does not count, so that a clock that was set back hides nothing.
     """
     horizon = now + _CLOCK_SLACK
     entries = list(entries)
     ready = [entry for entry in entries if entry.manifest.state == "ready"]
-    believed = [entry for entry in ready if _taken(entry) <= horizon]
-    newest = believed[-1] if believed else None
+    past = [entry for entry in ready if _taken(entry) <= horizon]
+    newest = past[-1] if past else None
     problems: list[Problem] = []
-    if len(believed) < len(ready):
+    if len(past) < len(ready):
         problems.append(_future(f"snapshot {ready[-1].manifest.id} was taken", _taken(ready[-1])))
     next_due, missed = None, None
     if schedule is not None:
@@ -110,17 +110,17 @@ def judge(
     if failed is not None:
         problems.append(_failure(job, failed))
     problems += _unfinished(job, entries, newest, now)
-    problems += _unverified(job, believed, now)
+    problems += _unverified(job, past, now)
     limits = capacity_limits(job, now, next_due)
     gauges = readings_of((entry.manifest for entry in ready), capacities or {}, limits, now)
-    problems += [_filling(job, one) for one in gauges if one.alarm is not None]
+    problems += [_capacity_problem(job, one) for one in gauges if one.alarm is not None]
     return JobStatus(
         job=job.name,
         problems=tuple(problems),
         watched=schedule is not None or job.max_age_s is not None,
         newest=newest,
         age_s=max((now - _taken(newest)).total_seconds(), 0.0) if newest is not None else None,
-        verified=next((entry for entry in reversed(believed) if entry.verified), None),
+        verified=next((entry for entry in reversed(past) if entry.verified), None),
         failed=failed,
         schedule=schedule,
         next_due=next_due,
@@ -133,17 +133,17 @@ def _taken(entry: Entry) -> datetime:
     return entry.manifest.taken_at or entry.manifest.created_at
 
 
-def _again(job: Job) -> str:
+def _backup_command(job: Job) -> str:
     return f"snapmgr backup {job.name}"
 
 
 def _due(
     job: Job, newest: Entry | None, schedule: Schedule, now: datetime, zone: tzinfo
 ) -> tuple[datetime | None, datetime | None]:
-    """Return when the job is due next, and the time that it has missed, if it has."""
+    """Return when the job is due next, and the due time that it has missed, if any."""
     known = [schedule.installed_at] if newest is None else [schedule.installed_at, _taken(newest)]
     past = [at for at in known if at <= now + _CLOCK_SLACK]
-    # With nothing to believe it counts from now on; the clock is a problem by itself then.
+    # If all times are in the future, count from now; `judge` reports the clock as a problem.
     due = next_time(schedule.expression, max(past, default=now), zone)
     if due is not None and due + timedelta(seconds=job.grace_s + schedule.delay_s + _ACCURACY_S) < now:
         return next_time(schedule.expression, now, zone), due
@@ -159,7 +159,7 @@ def _late(
     missed: datetime | None,
     now: datetime,
 ) -> list[Problem]:
-    hint = f"{_again(job)}; see also: snapmgr schedule show {job.name}" if schedule else _again(job)
+    hint = f"{_backup_command(job)}; see also: snapmgr schedule show {job.name}" if schedule else _backup_command(job)
     if newest is None and (missed is not None or next_due is None):
         return [
             Problem(
@@ -175,7 +175,7 @@ def _late(
 
 
 def _failed(entries: list[Entry], newest: Entry | None) -> Entry | None:
-    # A restore in place used its snapshot up because somebody wanted it.
+    # A snapshot that an in-place restore consumed is not a failure.
     broken = [
         entry
         for entry in entries
@@ -191,26 +191,28 @@ def _failure(job: Job, failed: Entry) -> Problem:
     manifest = failed.manifest
     if was_overflowed(manifest):
         return Problem(
-            kind="lost", what=f"the newest snapshot ({manifest.id}) is lost: {manifest.reason}", hint=_again(job)
+            kind="lost",
+            what=f"the newest snapshot ({manifest.id}) is lost: {manifest.reason}",
+            hint=_backup_command(job),
         )
-    reason = manifest.reason or "no reason is known"
-    return Problem(kind="failed", what=f"the newest run ({manifest.id}) failed: {reason}", hint=_again(job))
+    reason = manifest.reason or "the reason is unknown"
+    return Problem(kind="failed", what=f"the newest run ({manifest.id}) failed: {reason}", hint=_backup_command(job))
 
 
-def _filling(job: Job, one: Reading) -> Problem:
+def _capacity_problem(job: Job, one: Reading) -> Problem:
     if one.series.full_since is not None and one.series.native_id:
         hint = f"snapmgr doctor {job.name} --fix"
         return Problem(kind="lost", what=f"{one.series.snapshot_id} is lost: {one.alarm}", hint=hint)
     hint = (
-        MORE_ROOM
+        ENLARGE
         if one.series.native_id
-        else f"make room, or: snapmgr prune {job.name}; see docs/how-to/watch-capacity.md"
+        else f"enlarge it, or: snapmgr prune {job.name}; see docs/how-to/watch-capacity.md"
     )
     return Problem(kind="capacity", what=one.alarm or "", hint=hint)
 
 
 def _unfinished(job: Job, entries: list[Entry], newest: Entry | None, now: datetime) -> list[Problem]:
-    """Name a run that should long have ended: it hangs, or it was killed and no other came to clear up."""
+    """Return runs that should have ended: they hang, or were killed and no later run has cleaned up."""
     patience = timedelta(seconds=job.grace_s + job.settle_timeout_s)
     return [
         Problem(
@@ -239,14 +241,14 @@ def _unverified(job: Job, ready: list[Entry], now: datetime) -> list[Problem]:
     if "verify" not in job.after_backup or not ready:
         return []
     patience = timedelta(seconds=job.grace_s + job.settle_timeout_s + job.verify.time_limit_s)
-    # The newest one may be too young to be judged, always, where a job runs often.
+    # If the job runs often, its newest snapshot is always too young for a verification.
     due = [entry for entry in ready if _taken(entry) + patience < now]
     if due and not any(entry.verification is not None for entry in ready[ready.index(due[-1]) :]):
         snapshot_id = due[-1].manifest.id
         return [
             Problem(
                 kind="verification",
-                what=f"the job wants each snapshot verified, and {snapshot_id} is not",
+                what=f"the job verifies each snapshot, but {snapshot_id} is not verified",
                 hint=f"snapmgr verify {ready[-1].manifest.id}",
             )
         ]
@@ -257,7 +259,7 @@ def _future(what: str, at: datetime) -> Problem:
     return Problem(
         kind="clock",
         what=f"{what} at {_shown(at)}, which is in the future",
-        hint="the clock was wrong then, or is now: see `date` and `timedatectl`",
+        hint="the clock was wrong then, or is wrong now: see `date` and `timedatectl`",
     )
 
 

@@ -1,4 +1,4 @@
-"""Charts as SVG for pages that need nothing else: of the benchmark and of a tuning. Pure: numbers in, text out.
+"""Draws charts as self-contained SVG for the pages of the benchmark and of a tuning. Pure: numbers in, text out.
 
-Pages import any of them; `svg` has what they share: frame, texts, lines, scales and ticks.
+Pages may import any module here; `svg` holds the parts that they share: frame, texts, lines, scales and ticks.
 """

@@ -1,4 +1,4 @@
-"""Draws bars of a figure at several moments (before and after a snapshot), stack by stack."""
+"""Draws the bars of a figure at several moments (before and after a snapshot), grouped by stack."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Bars:
 
     label: str
     bars: Sequence[Bar]
-    """In the order of time; at least one."""
+    """In chronological order; at least one."""
 
 
 def bar_chart(stacks: Sequence[Bars], *, unit: str, width: float, title: str, description: str, ident: str) -> str:
-    """Return the picture; of no bar, ""."""
+    """Return the picture; "" without bars."""
     if not stacks:
         return ""
     wide = width >= WIDE
-    # A value stands right of its bar, and the ratio right of that.
+    # The value is to the right of its bar, and the ratio to the right of the value.
     left, right = (_LABELS, width - _VALUES - 90) if wide else (8, width - 96)
     most = max(max(bar.value, *bar.dots) if bar.dots else bar.value for stack in stacks for bar in stack.bars)
     scale = Scale(low=0, high=most or 1.0, start=left, end=right, binary=unit in {"B", "B/s"})
@@ -61,7 +61,7 @@ def bar_chart(stacks: Sequence[Bars], *, unit: str, width: float, title: str, de
         for number, bar in enumerate(stack.bars):
             top = y + head + number * _STEP
             parts += _bar(bar, scale, y=top, kind=f"moment{number}", unit=unit)
-            # Where it is narrow there is no room beside the bar but above the first one: for the last ratio.
+            # A narrow picture has room only above the first bar, which holds the last ratio.
             if wide or number == len(stack.bars) - 1:
                 base = top + 12 if wide else y + 10
                 parts.append(text(width - 2, base, bar.text, kind=f"value {bar.kind}", anchor="end"))

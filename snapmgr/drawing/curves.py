@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _HEIGHT, _FOOT, _TOP = 250, 42, 14
-# Room for the words of ticks: of the values, and half of those of the last x.
+# Room for tick labels: those of the values, and half of the last label on the x axis.
 _LEFT, _RIGHT = 64, 18
-# Over a wider range than this, steps that double look alike only on a logarithmic axis.
+# Over a wider range, steps that double look equal only on a logarithmic axis.
 _LOG_FROM = 8.0
-# A figure that spans more than this hides its small values on a linear axis.
+# Over a wider range, a linear axis hides small values.
 _LOG_VALUES_FROM = 40.0
-# Round, square, up, down, lozenge: drawn from where the pen is, the middle.
+# Circle, square, triangle up, triangle down, lozenge; each path starts in the middle, where the pen is.
 _MARKS = (
     "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
     "m-4 -4h8v8h-8z",
@@ -31,11 +31,11 @@ _MARKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One stack: medians at each x, and the least and most of the samples."""
+    """One stack: the median, minimum and maximum of the samples at each x."""
 
     label: str
     colour: int
-    """Number of the stack in the page: always the same colour and mark."""
+    """Number of the stack in the page, so that its colour and mark are always the same."""
     points: Sequence[tuple[float, float]]
     low: Sequence[float]
     high: Sequence[float]
@@ -44,7 +44,7 @@ class Curve:
 def curve_chart(
     curves: Sequence[Curve], *, x_title: str, unit: str, width: float, title: str, description: str, ident: str
 ) -> str:
-    """Return the picture; of no point, ""."""
+    """Return the picture; "" without points."""
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return ""
@@ -74,7 +74,7 @@ def _axes(curves: Sequence[Curve], across: Scale, upwards: Scale, *, x_title: st
         y = upwards(tick)
         parts.append(line(across.start, y, across.end, y, kind="grid"))
         parts.append(text(across.start - 8, y + 4, format_quantity(tick, unit), kind="axis", anchor="end"))
-    # The swept values themselves are the best ticks; where they crowd, those that have room.
+    # The swept values themselves are the best ticks; if they crowd, only those that have room.
     taken = -1e9
     for x in sorted({x for curve in curves for x, _ in curve.points}):
         words = tick_words(x)

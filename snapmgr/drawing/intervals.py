@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LANE, _LANE_GAP, _FOOT, _HEAD = 58, 30, 30, 8
-# More are merged into means: they would be invisible, and a page may have a hundred lanes.
+# More intervals are merged into means: single ones would be invisible, and a page may have a hundred lanes.
 _COLUMNS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """One figure over the intervals; before and after the snapshot on one scale."""
+    """One figure over the intervals, with one scale for before and after the snapshot."""
 
     title: str
     unit: str
     before: Sequence[float]
     after: Sequence[float]
-    """Empty where the snapshot does not part the run: then `before` is all of it."""
+    """Empty if no snapshot divides the run; `before` then holds the whole run."""
     colour: int
 
 
 def stalls(values: Sequence[float]) -> list[tuple[int, int]]:
-    """Return the spans of intervals in which nothing was done, as [first, end); of a lane that never moved, none."""
+    """Return the spans of intervals without any work, as [first, end); nothing for a lane that never moved."""
     if not any(values):
         return []
     found: list[tuple[int, int]] = []
@@ -49,7 +49,7 @@ def stalls(values: Sequence[float]) -> list[tuple[int, int]]:
 def interval_chart(
     lanes: Sequence[Lane], *, interval_s: float, width: float, title: str, description: str, ident: str
 ) -> str:
-    """Return the picture; of no interval, ""."""
+    """Return the picture; "" without intervals."""
     most = max((len(lane.before) + len(lane.after) for lane in lanes), default=0)
     if not most:
         return ""

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 Better = Literal["less", "more", "neither"]
 Kind = Literal["better", "worse", "same", "other"]
-"""Of a ratio: shown to be better or worse than 1, not shown to differ, shown to differ where nothing is better."""
+"""A ratio is shown to be better or worse than 1, not shown to differ, or shown to differ in a neutral metric."""
 _LABELS, _VALUES = 178, 176
-"""Columns beside the plot where there is room."""
+"""Widths of the columns beside the plot, if they fit."""
 _ROW, _ROW_NARROW, _HEAD, _FOOT = 26, 46, 34, 30
-# A ratio beyond this is drawn at the edge, with an arrow: the rest would be squeezed to nothing.
+# A ratio beyond this is drawn at the edge with an arrow; otherwise the rest would be squeezed to nothing.
 _FARTHEST = 200.0
 
 
@@ -43,13 +43,13 @@ class RatioGroup:
     better: Better
     rows: Sequence[RatioRow]
     noise: tuple[float, float] | None = None
-    """Interval of the ratio between two runs of the same storage: a ratio within it may be noise."""
+    """Interval of the ratio between two runs on the same storage: a ratio inside it may be noise."""
     noise_text: str = ""
     """The same in words."""
 
 
 def ratio_chart(groups: Sequence[RatioGroup], *, width: float, title: str, description: str, ident: str) -> str:
-    """Return the picture; of no ratio, ""."""
+    """Return the picture; "" without ratios."""
     rows = [row for group in groups for row in group.rows]
     if not rows:
         return ""
@@ -69,7 +69,7 @@ def ratio_chart(groups: Sequence[RatioGroup], *, width: float, title: str, descr
 
 
 def _span(rows: Iterable[RatioRow], groups: Iterable[RatioGroup]) -> tuple[float, float]:
-    """Return the ends of the axis: all intervals, and at least from a half to two."""
+    """Return the ends of the axis: it covers all intervals and at least 0.5 to 2."""
     ends = [end for row in rows for end in (row.low, row.value, row.high)]
     ends += [end for group in groups for end in group.noise or ()]
     seen = [min(max(end, 1 / _FARTHEST), _FARTHEST) for end in ends if not math.isnan(end)]
@@ -120,7 +120,7 @@ def _row(row: RatioRow, scale: Scale, *, y: float, wide: bool, width: float) -> 
 
 
 def _end(value: float, scale: Scale, middle: float, *, outward: int) -> str:
-    """Return how an interval ends: with a bar across, or with an arrow where it goes on beyond the edge."""
+    """Return the end of an interval: a crossbar, or an arrow if the interval continues beyond the edge."""
     x = scale(value)
     if value < scale.low or value > scale.high:
         back = x - outward * 6

@@ -1,4 +1,4 @@
-"""Charts of a tuning: bars of its rungs, and the activity of a mount while one ran."""
+"""Draws the charts of a tuning: bars of its rungs, and the activity of a mount during one rung."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDTH = 720
 _ROW = 44
 _LEFT, _RIGHT = 8, 132
 _TIMELINE_HEIGHT = 150
-# Wider than this and a label would leave the picture.
+# A wider label would leave the picture.
 _LABEL_CHARS = 92
 
 Kind = Literal["best", "step", "tried", "cut", "beside", "published"]
@@ -32,7 +32,7 @@ class MountSample(Protocol):
 
     @property
     def staged_bytes(self) -> int:
-        """How much waits for its upload."""
+        """Bytes that wait for their upload."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +41,16 @@ class Bar:
 
     label: str
     value: float
-    """Its length; of several runs the mean."""
+    """Its length: the mean of several runs."""
     text: str
     """The text at its end: "29.4 s"."""
     kind: Kind
     dots: tuple[float, ...] = ()
-    """Single runs, where there are several."""
+    """The single runs, if there are several."""
 
 
 def bars(rows: Sequence[Bar], *, title: str, unit: str) -> str:
-    """Return horizontal bars, one below the other, each with its label above it."""
+    """Return horizontal bars, one below the other, each below its label."""
     if not rows:
         return ""
     most = max(max((row.value, *row.dots)) for row in rows)
@@ -80,7 +80,7 @@ def bars(rows: Sequence[Bar], *, title: str, unit: str) -> str:
 def timeline(samples: Sequence[MountSample], *, title: str) -> str:
     """Return the activity of a mount over time: shares of the time in reads, writes and fsyncs above, traffic below.
 
-    Of fewer than two samples: "".
+    Fewer than two samples give "".
     """
     if len(samples) < 2:  # noqa: PLR2004 - a span has two ends
         return ""
@@ -126,7 +126,7 @@ class _Span:
         self.end_s = new.at_s
 
     def rate(self, name: str) -> float:
-        """Return how much a counter grew in a second."""
+        """Return the growth of a counter per second."""
         grown = getattr(self._new, name) - getattr(self._old, name)
         return float(max(grown, 0.0) / max(self.end_s - self.start_s, 1e-9))
 
@@ -139,7 +139,7 @@ def _open(width: int, height: int, title: str) -> str:
 def _points(
     spans: Sequence[_Span], values: Sequence[float], across: Scale, upwards: Scale
 ) -> list[tuple[float, float]]:
-    """Return the corners of steps."""
+    """Return the corners of a step curve."""
     pairs = zip(spans, values, strict=True)
     return [(across(at), upwards(value)) for span, value in pairs for at in (span.start_s, span.end_s)]
 

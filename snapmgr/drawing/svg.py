@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 WIDE, NARROW = 920, 350
-"""Widths in pixels for which every chart is made: the page shows the one that fits, so that texts stay readable."""
+"""Widths in pixels; every chart is drawn for each. The page shows the one that fits, so that texts stay readable."""
 COLOURS = 10
-"""Of stacks, in the style sheet: classes "c0" to "c9"."""
-# A system font's characters are about this wide at 13 pixels; texts are cut before they leave the picture.
+"""Number of colours for stacks in the style sheet: classes "c0" to "c9"."""
+# Approximate width of a system font's character at 13 pixels; texts are cut before they leave the picture.
 _CHARACTER = 7.2
 
 Anchor = Literal["start", "middle", "end"]
 
 
 def picture(parts: Iterable[str], *, width: float, height: float, title: str, description: str, ident: str) -> str:
-    """Return an SVG with its name and its description; `ident` makes their ids unique in the page."""
+    """Return an SVG with its title and description; `ident` makes their ids unique in the page."""
     name = f"{re.sub('[^a-z0-9]+', '-', ident.lower())}-{width:g}"
     return (
         f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" style="max-width:{width:g}px" role="img" '
@@ -33,7 +33,7 @@ def picture(parts: Iterable[str], *, width: float, height: float, title: str, de
 
 
 def text(x: float, y: float, words: str, *, kind: str = "label", anchor: Anchor = "start") -> str:
-    """Return a text of a style's class at its base line; of no words, ""."""
+    """Return a text in the style class `kind`, placed on its base line; "" without words."""
     if not words:
         return ""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
@@ -45,7 +45,7 @@ def line(x1: float, y1: float, x2: float, y2: float, *, kind: str) -> str:
 
 
 def box(x: float, y: float, width: float, height: float, *, kind: str, radius: float = 0) -> str:
-    """Return a rectangle; of no negative width or height."""
+    """Return a rectangle; a negative width or height counts as 0."""
     rounded = f' rx="{radius:g}"' if radius else ""
     return (
         f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" '
@@ -54,28 +54,28 @@ def box(x: float, y: float, width: float, height: float, *, kind: str, radius: f
 
 
 def cut(words: str, room: float) -> str:
-    """Return a text that fits `room` pixels, its end replaced by an ellipsis if it must be."""
+    """Return a text that fits into `room` pixels; an ellipsis replaces its end if necessary."""
     most = max(int(room / _CHARACTER), 2)
     return words if len(words) <= most else words[: most - 1].rstrip() + "…"
 
 
 def text_width(words: str) -> float:
-    """Return about how many pixels a label takes."""
+    """Return the approximate width of a label in pixels."""
     return len(words) * _CHARACTER
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """From figures to pixels, linear or logarithmic; values outside are drawn at the edge."""
+    """Maps figures to pixels, linearly or logarithmically; values outside the range are drawn at the edge."""
 
     low: float
     high: float
     start: float
-    """Pixel of `low`; `end` may be smaller, as it is upwards."""
+    """Pixel of `low`; `end` may be smaller, as on an axis that points up."""
     end: float
     logarithmic: bool = False
     binary: bool = False
-    """Whether ticks are round in units of 1024: of bytes."""
+    """Whether ticks are round in units of 1024, for bytes."""
 
     def __call__(self, value: float) -> float:
         """Return the pixel of a figure."""
@@ -90,7 +90,7 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Return where its axis has lines: few and round."""
+        """Return the positions of the axis's lines: few and round."""
         if self.logarithmic:
             return log_ticks(self.low, self.high)
         unit = 1024.0 ** max(int(math.log(self.high, 1024)), 0) if self.binary and self.high > 0 else 1.0
@@ -107,14 +107,14 @@ def linear_ticks(low: float, high: float) -> list[float]:
 
 
 def nice_step(span: float) -> float:
-    """Return the distance of about five ticks over a span above 0: 1, 2 or 5 times a power of ten."""
+    """Return the distance between about five ticks over a span above 0: 1, 2 or 5 times a power of ten."""
     rough = span / 5
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers from `low` to `high`, both above 0: powers of two over a short way, else 1-2-5 or of ten."""
+    """Return round numbers from `low` to `high`, both above 0: powers of two if close, else 1-2-5 or powers of ten."""
     span = high / low
     if span <= 40:  # noqa: PLR2004 - a dozen halvings would crowd
         return [2.0**power for power in range(math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9) + 1)]
@@ -125,7 +125,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_words(value: float) -> str:
-    """Return a plain number as short as it can be: "0.25", "2", "10k", "5M"."""
+    """Return the shortest form of a plain number: "0.25", "2", "10k", "5M"."""
     for size, sign in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             divisor = 1e3 if sign == "k" else size
@@ -140,5 +140,5 @@ def path(points: Sequence[tuple[float, float]], *, kind: str) -> str:
 
 
 def dots(points: Sequence[tuple[float, float]]) -> str:
-    """Return small dots: strokes without length, in one path, as a page may have thousands of them."""
+    """Return small dots as strokes without length, all in one path, because a page may have thousands of them."""
     return f'<path class="dot" d="{"".join(f"M{x:.1f} {y:.1f}h0" for x, y in points)}"/>' if points else ""

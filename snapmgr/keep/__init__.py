@@ -1,4 +1,4 @@
-"""Retention: prune, delete and pin snapshots.
+"""Prunes, deletes and pins snapshots.
 
 Imports `backup.sweep` and `access`; the rules themselves are in `snapmgr.retention`.
 """

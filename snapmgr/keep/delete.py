@@ -1,4 +1,4 @@
-"""Deleting snapshots that somebody names: what protects each, and what goes all the same when it is forced."""
+"""Deletes the snapshots that somebody names, unless they are protected; `force` overrules most protections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from snapmgr.access.deletion import delete, remove_traces
-from snapmgr.access.storage_check import look
+from snapmgr.access.storage_check import check_storage
 from snapmgr.capacity.series import was_overflowed
 from snapmgr.catalog.inplace import refuse_unfinished_inplace
 from snapmgr.catalog.manifest import GONE
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from snapmgr.catalog.store import Entry
     from snapmgr.context import Context
 
-_LEFT = "what is left of it may be the last copy"
+_LEFT = "its remaining data may be the last copy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What speaks against deleting one snapshot."""
+    """The protections of one snapshot against deletion."""
 
     entry: Entry
     presence: Presence | None
-    """None for what never was READY: that is nothing to rely on, whatever is left of it."""
+    """None for a snapshot that was never READY: its remains are of no use."""
     rules: tuple[str, ...]
-    """What protects it: "newest READY", "newest VERIFIED", "pinned"; or `_LEFT`. Force goes further."""
+    """The protections: "newest READY", "newest VERIFIED", "pinned"; or `_LEFT`. Force overrules them."""
     obstacle: SnapmgrError | None
-    """Why it cannot be deleted now, force or not."""
+    """Why it cannot be deleted now, even with force."""
 
     @property
     def id(self) -> str:
@@ -46,31 +46,31 @@ class Verdict:
         return self.entry.manifest.id
 
     def refusal(self, *, force: bool) -> SnapmgrError | None:
-        """Return why it is not deleted, or None if it may be."""
+        """Return why it must not be deleted, or None."""
         if self.obstacle is not None:
             return self.obstacle
         if self.rules and not force:
             return InUseError(
                 f"snapshot {self.id} is protected: {', '.join(self.rules)}",
-                hint=f"if it must go: snapmgr delete --force {self.entry.manifest.short_id}",
+                hint=f"to delete it nevertheless: snapmgr delete --force {self.entry.manifest.short_id}",
             )
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deletion:
-    """What became of one snapshot."""
+    """The result for one snapshot."""
 
     verdict: Verdict
     deleted: bool = False
     error: SnapmgrError | None = None
-    """Why it is not deleted; or why its space is not free yet, if that was to be waited for."""
+    """Why it was not deleted; or why its space is not free yet, if the caller wanted to wait for that."""
 
 
 def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
-    """Given names of snapshots, return what speaks against deleting each, once each. Changes and locks nothing.
+    """Given names of snapshots, return one verdict for each snapshot. Change and lock nothing.
 
-    Raises what `Catalog.resolve` raises for a name that fits none, or several.
+    Raises the errors of `Catalog.resolve` for a name that matches no snapshot, or several.
     """
     chosen = {entry.manifest.id: entry for entry in (ctx.catalog.resolve(name) for name in names)}
     leases = ctx.catalog.leases()[0]
@@ -80,10 +80,9 @@ def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
         entries = [entry for entry in ctx.catalog.entries(job)[0] if entry.manifest.job == job]
         ready = [entry for entry in entries if entry.manifest.state == "ready"]
         lost = [entry for entry in entries if _was_ready(entry.manifest)]
-        there = look(ctx, (entry.manifest for entry in (*ready, *lost)))
-        presences |= there
-        rules |= _protections(ready, there)
-        rules |= {one.manifest.id: (_LEFT,) for one in lost if _may_be_wanted(one.manifest, there[one.manifest.id])}
+        presences |= check_storage(ctx, (entry.manifest for entry in (*ready, *lost)))
+        rules |= _protections(ready, presences)
+        rules |= {one.manifest.id: (_LEFT,) for one in lost if _may_be_wanted(one.manifest, presences[one.manifest.id])}
     return tuple(
         Verdict(
             entry=entry,
@@ -96,13 +95,13 @@ def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
 
 
 def _was_ready(manifest: Manifest) -> bool:
-    """Whether a BROKEN snapshot was READY until its storage, or a part of that, was gone or ran full."""
+    """Return whether a BROKEN snapshot was READY until its storage, or a part of that, was gone or overflowed."""
     gone = manifest.state == "broken" and (manifest.reason or "").startswith(GONE)
     return gone or was_overflowed(manifest)
 
 
 def _may_be_wanted(manifest: Manifest, presence: Presence) -> bool:
-    """Whether there is something of such a snapshot that is not known to be worthless."""
+    """Return whether such a snapshot may still have data of value."""
     alone = len(manifest.members) == 1
     return presence != "gone" and not (alone and was_overflowed(manifest))
 
@@ -110,9 +109,9 @@ def _may_be_wanted(manifest: Manifest, presence: Presence) -> bool:
 def _protections(ready: list[Entry], presences: dict[str, Presence]) -> dict[str, tuple[str, ...]]:
     """Return what protects each READY snapshot of one job.
 
-    One that is not in the storage any more is the newest of nothing; but who pinned it wants to know.
+    One that the storage does not hold any more cannot be the newest; but its pin is shown, for whoever pinned it.
     """
-    held = [entry for entry in ready if presences[entry.manifest.id] in ("there", "unknown")]
+    held = [entry for entry in ready if presences[entry.manifest.id] in ("complete", "unknown")]
     rules = {entry.manifest.id: ("pinned",) for entry in ready if entry.manifest.pinned}
     return rules | protect(map(to_candidate, held), datetime.now(UTC))
 
@@ -123,8 +122,8 @@ def _obstacle(manifest: Manifest, leases: list[Lease]) -> SnapmgrError | None:
             return attached_error(lease)
     if manifest.state == "pending":
         return StorageError(
-            f"snapshot {manifest.id} is PENDING: a run is taking it, or was cut short",
-            hint="once no run is active, the next one of its job or `snapmgr doctor --fix` completes or removes it",
+            f"snapshot {manifest.id} is PENDING: a run is taking it, or was interrupted",
+            hint="if no run is active, the next run of its job or `snapmgr doctor --fix` completes or removes it",
         )
     return None
 
@@ -132,13 +131,14 @@ def _obstacle(manifest: Manifest, leases: list[Lease]) -> SnapmgrError | None:
 def delete_snapshots(
     ctx: Context, verdicts: Sequence[Verdict], *, force: bool, wait: bool = False
 ) -> tuple[Deletion, ...]:
-    """Delete snapshots that `examine` let through; with `force` those that are protected, too.
+    """Delete snapshots that `examine` found deletable; with `force` also protected ones.
 
-    Everything is looked at again under the locks of their jobs; if anything is refused then, also for a protection that
-    `verdicts` did not show, nothing is deleted. After that each deletion stands for itself. What fails in the middle
-    stays DELETING: the next run of its job goes on with it. With `wait` the space is free in the end.
+    All are examined again under the locks of their jobs. If any is refused then, also for a protection that `verdicts`
+    did not show, nothing is deleted. After that a failed deletion does not affect the others. A snapshot whose deletion
+    fails in the middle stays DELETING, and the next run of its job continues it. With `wait` the space is free at the
+    end.
 
-    Raises BusyError if a run of one of the jobs is active, or a restore in place was cut short; NotFoundError if a
+    Raises BusyError if a run of one of the jobs is active, or an in-place restore is unfinished; NotFoundError if a
     snapshot is gone meanwhile.
     """
     ctx.catalog.make()
@@ -156,7 +156,7 @@ def delete_snapshots(
             if len(now) > 1:
                 ctx.progress("deleting", number, len(now))
             done.append(_delete(ctx, verdict, force=force))
-    # Without the locks: it may take minutes, and keeps nobody from anything.
+    # Without the locks: it may take minutes, and others can work meanwhile.
     return tuple(_await_space(ctx, one) for one in done) if wait else tuple(done)
 
 
@@ -164,8 +164,10 @@ def _refusal_now(ctx: Context, verdict: Verdict, shown: tuple[str, ...], *, forc
     refusal = verdict.refusal(force=force)
     new = [rule for rule in verdict.rules if rule not in shown]
     if refusal is None and new:
-        # It was pinned, verified, or became the newest, while somebody thought about it.
-        refusal = InUseError(f"snapshot {verdict.id} is protected by now: {', '.join(new)}", hint="look again")
+        # It was pinned or verified, or became the newest, while the user read the verdicts.
+        refusal = InUseError(
+            f"snapshot {verdict.id} became protected meanwhile: {', '.join(new)}", hint="examine it again: --dry-run"
+        )
     if refusal is None:
         try:
             with ctx.catalog.deleting(verdict.id):
@@ -194,7 +196,7 @@ def _await_space(ctx: Context, deletion: Deletion) -> Deletion:
         return deletion
     try:
         for member in deletion.verdict.entry.manifest.members:
-            # That it is gone is no error; what is left of it is waited for.
+            # Deleting it again is not an error; this call only waits until its space is free.
             ctx.backend(member.ref.backend).delete(member.ref, wait="space")
     except SnapmgrError as error:
         return replace(deletion, error=error)

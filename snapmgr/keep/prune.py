@@ -1,4 +1,4 @@
-"""Deleting what no retention rule keeps, each with its reason."""
+"""Deletes the snapshots that no retention rule keeps, and gives a reason for each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.access.deletion import delete
-from snapmgr.access.storage_check import look
+from snapmgr.access.storage_check import check_storage
 from snapmgr.backup.sweep import sweep
 from snapmgr.contract.errors import InUseError, SnapmgrError
 from snapmgr.retention import Candidate, Decision, Policy, PrunePlan, plan
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from snapmgr.config.model import Job
     from snapmgr.context import Context
 
-# A BROKEN manifest has no storage; it stays for people to read, but not for ever.
+# A BROKEN snapshot has no storage; its manifest stays so that people can read the reason, but not for ever.
 _BROKEN_KEPT = timedelta(days=30)
 _MISSING = "not found in its storage"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """What a prune did (or would do)."""
+    """The result of a prune."""
 
     plan: PrunePlan
     deleted: tuple[str, ...]
@@ -35,7 +35,7 @@ class Pruned:
 
 
 def to_candidate(entry: Entry, *, in_use: bool = False) -> Candidate:
-    """Return a READY snapshot as retention sees it."""
+    """Return a READY snapshot as a candidate for the retention rules."""
     manifest = entry.manifest
     return Candidate(
         id=manifest.id,
@@ -51,30 +51,30 @@ def to_candidate(entry: Entry, *, in_use: bool = False) -> Candidate:
 
 
 def plan_prune(ctx: Context, job: Job, now: datetime) -> PrunePlan:
-    """Return what the job's policy keeps and deletes, with reasons; changes nothing.
+    """Return the snapshots that the job's policy keeps and deletes, with reasons; change nothing.
 
-    A snapshot that somebody deleted by hand, or whose storage does not answer, takes nobody's place: those that are
-    there are planned as if they were all.
+    A snapshot that somebody deleted by hand, or whose storage does not answer, must not count as one to keep: the
+    plan for the existing ones is made as if there were no others.
     """
     in_use = {lease.snapshot_id for lease in ctx.catalog.leases()[0]}
     ready = [entry for entry in ctx.catalog.entries(job.name)[0] if entry.manifest.state == "ready"]
     candidates = [to_candidate(entry, in_use=entry.manifest.id in in_use) for entry in ready]
     policy = Policy(**msgspec.structs.asdict(job.retention))
-    presences = look(ctx, (entry.manifest for entry in ready))
-    there = {snapshot_id for snapshot_id, presence in presences.items() if presence == "there"}
-    lost = plan(candidates, policy, now)
-    held = plan([one for one in candidates if one.id in there], policy, now)
+    presences = check_storage(ctx, (entry.manifest for entry in ready))
+    existing = {snapshot_id for snapshot_id, presence in presences.items() if presence == "complete"}
+    of_all = plan(candidates, policy, now)
+    of_existing = plan([one for one in candidates if one.id in existing], policy, now)
     taken_at = {one.id: (one.taken_at, one.id) for one in candidates}
 
-    def merge(held: tuple[Decision, ...], lost: tuple[Decision, ...]) -> tuple[Decision, ...]:
-        missing = [Decision(id=one.id, reasons=(*one.reasons, _MISSING)) for one in lost if one.id not in there]
-        return tuple(sorted((*held, *missing), key=lambda one: taken_at[one.id], reverse=True))
+    def merge(of_existing: tuple[Decision, ...], of_all: tuple[Decision, ...]) -> tuple[Decision, ...]:
+        missing = [Decision(id=one.id, reasons=(*one.reasons, _MISSING)) for one in of_all if one.id not in existing]
+        return tuple(sorted((*of_existing, *missing), key=lambda one: taken_at[one.id], reverse=True))
 
-    return PrunePlan(keep=merge(held.keep, lost.keep), delete=merge(held.delete, lost.delete))
+    return PrunePlan(keep=merge(of_existing.keep, of_all.keep), delete=merge(of_existing.delete, of_all.delete))
 
 
 def prune(ctx: Context, job: Job) -> Pruned:
-    """Delete what the job's policy does not keep, newest rule first; what is in use by then is kept and named.
+    """Delete the snapshots that the job's policy does not keep; keep and name those that are in use by then.
 
     Raises BusyError if a run of the job is active. A failed deletion does not stop the others.
     """
@@ -100,10 +100,10 @@ def prune(ctx: Context, job: Job) -> Pruned:
 
 
 def _forget_broken(ctx: Context, job: Job, now: datetime) -> None:
-    """Forget BROKEN snapshots after a while; what is left of a set that lost a member needs its manifest."""
+    """Forget old BROKEN snapshots without storage; the members that are left of a set still need their manifest."""
     old = [entry.manifest for entry in ctx.catalog.entries(job.name)[0] if entry.manifest.state == "broken"]
     old = [manifest for manifest in old if manifest.created_at < now - _BROKEN_KEPT]
-    presences = look(ctx, (manifest for manifest in old if manifest.members))
+    presences = check_storage(ctx, (manifest for manifest in old if manifest.members))
     for manifest in old:
         if presences.get(manifest.id, "gone") == "gone":
             ctx.catalog.forget(manifest.id)

@@ -1,4 +1,4 @@
-"""Physical backups by the servers' own tools: made (`tools`), sealed (`seal`), prepared (`prepare`), tuned (`tuning`).
+"""Makes (`tools`), seals (`seal`), prepares (`prepare`) and tunes (`tuning`) backups by the servers' own tools.
 
 Imports `source`, `access` and what is below them; `backup`, `verify`, `restore`, `cli` and `bench` import it.
 """

@@ -1,4 +1,4 @@
-"""A physical backup on its way to a server: its own tool applies the redo log, on a clone or a copy."""
+"""Makes a clone or copy of a physical backup ready for a server: the backup's tool applies the redo log."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog.manifest import Manifest
     from snapmgr.context import Context
-    from snapmgr.physical.tools.choose import Progress
-
+    from snapmgr.physical.tools.request import Progress
 
 _MIB = 1 << 20
 
 
 class ShownProgress:
-    """Shows how far a tool is: in MiB where it is known how much there is to do, else each phase as it begins."""
+    """Shows the progress of a tool: in MiB if the total is known, otherwise each phase as it begins."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._phase = ""
 
     def __call__(self, progress: Progress) -> None:
-        """Show it."""
+        """Show the progress."""
         if progress.expected_bytes:
             total = -(-progress.expected_bytes // _MIB)
             self._ctx.progress(f"{progress.phase}, MiB", min(progress.done_bytes // _MIB, total), total)
@@ -36,17 +35,16 @@ class ShownProgress:
 
 
 def make_ready(ctx: Context, manifest: Manifest, folder: Path, *, memory_bytes: int, time_limit_s: float) -> bool:
-    """Let a server start on `folder`, a clone or copy of a snapshot; return whether there was anything to do for it.
+    """Prepare `folder`, a clone or copy of a snapshot, for a server; return whether that was necessary.
 
-    Nothing is to be done for snapshots that are no physical backups, or were prepared before. Raises
-    MissingRequirementError without the tool or without room, VerificationError if the tool fails: what it was given
-    does not restore.
+    Only snapshots of raw physical backups need it. Raises MissingRequirementError without the tool or without room,
+    VerificationError if the tool fails: the backup cannot be restored.
     """
     record, server = manifest.physical, manifest.server
     if record is None or server is None or record.state == "prepared":
         return False
-    from snapmgr.physical.tools.choose import ApplyRequest, choose_tool, require_tool  # noqa: PLC0415
-    from snapmgr.physical.tools.request import FullError  # noqa: PLC0415
+    from snapmgr.physical.tools.choose import choose_tool, require_tool  # noqa: PLC0415
+    from snapmgr.physical.tools.request import ApplyRequest, FullError  # noqa: PLC0415
     from snapmgr.physical.tools.stagefolder import give_owner  # noqa: PLC0415 - for physical backups alone
 
     tool = choose_tool(record.tool, server.flavor, server.version, server_program=server.program)
@@ -69,7 +67,7 @@ def make_ready(ctx: Context, manifest: Manifest, folder: Path, *, memory_bytes: 
     except (MissingRequirementError, NoRoomError):
         raise
     except FullError as error:
-        # It says nothing of the snapshot.
+        # This does not prove that the snapshot is damaged.
         raise MissingRequirementError(
             f"there is no room to apply the redo log: {error.message}", hint=error.hint
         ) from error

@@ -1,4 +1,4 @@
-"""Threads that share the pieces of large files."""
+"""Shares the pieces of large files among threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _TICK_S = 0.2
-# Each piece has its own reader: the client of a storage reads ahead for each open file.
+# Each piece has its own reader, because the client of a storage reads ahead for each open file.
 _PIECE_BYTES = 32 << 20
 
 
@@ -25,7 +25,7 @@ class Piece:
 
 
 def pieces(sizes: dict[str, int]) -> list[Piece]:
-    """Return all files in pieces, the largest files first: so the last piece is a small one."""
+    """Return all files in pieces, the largest files first, so that the last piece is a small one."""
     return [
         Piece(path, offset, min(_PIECE_BYTES, size - offset))
         for path, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0]))

@@ -1,9 +1,9 @@
-"""Whether a live server goes on from where a backup of it was: else an increment fits nothing, and nobody notices.
+"""Checks that the server continues the last backup's history; otherwise an increment applies but corrupts the data.
 
-A page knows only when it was last changed (its LSN). Once a datadir was put back and went on from there, the LSN is
-soon beyond what it was, and an increment lacks the pages that the forsaken history had changed. A server that runs on
-since the backup has one history. For one that was started again its binary log tells: the bytes before the place where
-it was at the backup's end are the same, if it is the same history.
+A page records only when it was last changed (its LSN). After a datadir was restored, its LSN soon passes the backup's,
+and an increment misses the pages that only the old history had changed. A server that has run since the backup has one
+history. For a restarted server the binary log decides: in the same history the bytes before its end at the time of the
+backup are unchanged.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from snapmgr.mysql.connect.client import Connection
     from snapmgr.source.server import LiveServer
 
-# Many events, with their times and server id: two histories do not agree in them.
+# Enough for many events with their times and server id, which differ between two histories.
 _TAIL_BYTES = 64 << 10
-# The first event alone has the time of the file's making.
+# The first event alone holds the time at which the file was created.
 _LEAST_BYTES = 128
 _FLAGS = slice(21, 23)
 
 
 def identity(live: LiveServer) -> str:
-    """Return a text that is the same for the same datadir of the same server in its present series."""
+    """Return a text that identifies a datadir of a server in its present series."""
     who = live.identity
     series = ".".join(who.version.split(".")[:2])
-    # Who puts data back makes these anew, and may leave the binary logs as they are.
+    # A restore creates these files anew, and may leave the binary logs as they are.
     inodes = ":".join(_inode(os.path.join(who.datadir, name)) for name in ("", "ibdata1", "mysql"))
     return f"{who.flavor} {series} {who.server_uuid or who.server_id} {who.datadir} {inodes}"
 
 
 def _inode(path: str) -> str:
-    """Return a file's inode and its generation: a number that is free again is given to the next file."""
+    """Return a file's inode number and generation, because file systems reuse inode numbers."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -51,15 +51,15 @@ def _inode(path: str) -> str:
 
 
 def run_of(live: LiveServer) -> str:
-    """Return a text that is the same while the server was not started again."""
+    """Return a text that stays the same until the server is started again."""
     return f"{live.identity.pid} {live.identity.start_ticks} {boot_id()}"
 
 
 def mark(live: LiveServer) -> BinlogMark | None:
-    """Return where the server's binary log ends now, and what is before it; None without, or where it cannot be read.
+    """Return the present end of the server's binary log, with a digest of its last bytes; None if it is not readable.
 
-    One on another file system vouches for nothing: the data's may be put back alone. Asked for after a backup: a
-    history that passes here has passed through the backup.
+    Also returns None for a log on another file system, because the data may be restored without it. Call it after a
+    backup: a history that includes this position includes the backup.
     """
     if not live.layout.log_bin_basename or not _beside_data(live):
         return None
@@ -91,7 +91,7 @@ def _beside_data(live: LiveServer) -> bool:
 
 
 def _digest(live: LiveServer, name: str, end: int) -> str:
-    """Return a digest of a binary log's last bytes before `end`; "" where they cannot be read."""
+    """Return a digest of a binary log's last bytes before `end`; "" if they cannot be read."""
     folder = _log_folder(live)
     begin = max(end - _TAIL_BYTES, 0)
     try:
@@ -103,18 +103,18 @@ def _digest(live: LiveServer, name: str, end: int) -> str:
     if len(tail) < max(end - begin, _LEAST_BYTES):
         return ""
     if begin == 0:
-        # The first event's flags say whether the file is in use.
+        # The first event's flags show whether the file is in use.
         tail = tail[: _FLAGS.start] + tail[_FLAGS.stop :]
     return hashlib.blake2b(tail, digest_size=16).hexdigest()
 
 
 def break_since(live: LiveServer, record: PhysicalRecord) -> str | None:
-    """Return why an increment since a backup would not fit it, in words; None if it fits. Only asks."""
+    """Return why an increment since a backup would not fit it; None if it fits. Changes nothing."""
     if record.identity != identity(live):
         return "the server, its series or its datadir is another one, or its data were put back"
     passed = record.binlog
     with connect(live.credentials) as connection:
-        # A file that the server does not know may be left of a history that was overwritten.
+        # A file that the server does not know may be a leftover of a history that was overwritten.
         known = passed is not None and passed.file in _log_files(live, connection)
         lsn = connection.status("Innodb_lsn_current").get("Innodb_lsn_current", "")
     if lsn.isdigit() and int(lsn) < record.to_lsn:

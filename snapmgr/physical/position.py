@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from snapmgr.access.attach import attached, copies, data_path, room_wanted
+from snapmgr.access.attach import attached, copies, data_path, space_required
 from snapmgr.capacity.lost import removing_if_lost
 from snapmgr.catalog.store import Entry
 from snapmgr.config.model import Verify
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def with_recovered_position(ctx: Context, manifest: Manifest) -> Manifest:
-    """Return the manifest of a CLONE's snapshot with its position, read by a throwaway server on a clone of it.
+    """Return the manifest of a CLONE's snapshot with its position, which a throwaway server reads on a clone of it.
 
-    The position stays absent without a server program. Raises VerificationError if no server starts on the clone,
-    StorageError if its positions contradict each other.
+    Without a server program the position remains unset. Raises VerificationError if the server does not start on the
+    clone, StorageError if its positions contradict each other.
     """
     how = Verify()
     # Only READY snapshots can be attached; on disk it is not READY yet.
@@ -30,7 +30,7 @@ def with_recovered_position(ctx: Context, manifest: Manifest) -> Manifest:
     try:
         with (
             removing_if_lost(ctx, manifest),
-            room_wanted(f"read the position of {manifest.id}"),
+            space_required(f"read the position of {manifest.id}"),
             attached(ctx, entry, why="position") as lease,
             copy_server(
                 data_path(lease),

@@ -1,6 +1,6 @@
-"""Makes a tool backup: the server's own tool copies its files to the staging folder, where they are applied and sealed.
+"""Makes a tool backup: the server's own tool copies the files to a staging folder and applies redo; we seal the result.
 
-Whatever came, full or incremental, the staging folder ends up with all data: a snapshot of it restores by itself.
+After a full or an incremental copy the staging folder holds all data: its snapshot restores without any other.
 """
 
 from __future__ import annotations
@@ -24,17 +24,9 @@ from snapmgr.physical.apply import ShownProgress
 from snapmgr.physical.history import break_since, identity, mark, run_of
 from snapmgr.physical.seal import compare, seal
 from snapmgr.physical.staging import Staging
-from snapmgr.physical.tools.choose import (
-    ApplyRequest,
-    BrokenChainError,
-    CopyRequest,
-    Tool,
-    ToolBackup,
-    choose_tool,
-    require_tool,
-)
+from snapmgr.physical.tools.choose import choose_tool, require_tool
 from snapmgr.physical.tools.leftout import require_all_tables
-from snapmgr.physical.tools.request import FullError
+from snapmgr.physical.tools.request import ApplyRequest, BrokenChainError, CopyRequest, FullError, Tool, ToolBackup
 from snapmgr.physical.tools.stagefolder import give_owner
 from snapmgr.source.server import probe_server
 from snapmgr.source.volumes import SourceNeeds, choose_backend
@@ -52,7 +44,7 @@ if TYPE_CHECKING:
 _SHOWN = 5
 # Folders of the live server.
 _ELSEWHERE = ("innodb_directories",)
-# What a tool reads at once; mariadb-backup 1 MiB.
+# The size of a tool's reads; mariadb-backup: 1 MiB.
 _CHUNK_BYTES = {"xtrabackup": 10 << 20}
 
 
@@ -68,7 +60,7 @@ class SealedBackup:
     seal: Fingerprint
 
     def require_unchanged(self) -> None:
-        """Raise NotQuiescedError, with the names, if something in it is not as it was when it was sealed."""
+        """Raise NotQuiescedError, with the names, if anything in it has changed since it was sealed."""
         changed = compare(self.path, self.seal, contents=self.seal.checksums)
         if changed:
             more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
@@ -80,18 +72,18 @@ class SealedBackup:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolBackupPlan:
-    """What would be fetched."""
+    """The tool, and the base of an increment."""
 
     tool: Tool
     live: LiveServer
     base: Manifest | None
-    """What an increment would be applied to."""
+    """The backup to which an increment would be applied; None: a full backup."""
     full_because: str | None
-    """Why not, where the job is incremental."""
+    """Why an incremental job makes a full backup."""
 
     @property
     def words(self) -> str:
-        """What would be fetched, in words."""
+        """The planned copy, in words."""
         if self.base is not None:
             return f"{self.tool.name} fetches what changed since {self.base.id}"
         why = f" ({self.full_because})" if self.full_because else ""
@@ -99,7 +91,7 @@ class ToolBackupPlan:
 
 
 def plan_tool_backup(ctx: Context, job: Job) -> ToolBackupPlan:
-    """Look at the server and at the last backup; changes nothing. Raises MissingRequirementError without the tool."""
+    """Examine the server and the last backup; changes nothing. Raises MissingRequirementError without the tool."""
     live = probe_server(job)
     live.abilities.refuse_cluster()
     server_program = program_of(live.identity.pid)
@@ -128,7 +120,7 @@ def _find_base(ctx: Context, job: Job, tool: Tool, live: LiveServer) -> tuple[Ma
     if record is None or record.tool != tool.name:
         return None, f"the last backup was made by {record.tool if record else 'another tool'}"
     if verification is not None and verification.result == "failed":
-        # What is wrong with it would be in every later one.
+        # Every later backup would inherit its damage.
         return None, f"{base.id} failed its verification"
     if not isinstance(ctx.backend(base.backend), FolderCloning):
         return None, f"the {base.backend} storage cannot clone a folder"
@@ -137,17 +129,17 @@ def _find_base(ctx: Context, job: Job, tool: Tool, live: LiveServer) -> tuple[Ma
 
 @contextmanager
 def staged(ctx: Context, job: Job) -> Iterator[SealedBackup]:
-    """Let the tool copy the server into the job's staging folder, which is removed when the context ends.
+    """Have the tool copy the server into the job's staging folder; remove the folder when the context ends.
 
     The caller holds the job's lock.
 
-    Raises what `plan_tool_backup` raises, StorageError if the tool fails or storage is full, with nothing left.
+    Raises the errors of `plan_tool_backup`; StorageError if the tool fails or storage is full. Leaves nothing then.
     """
     plan = plan_tool_backup(ctx, job)
     folder = Staging(ctx, job, plan.live.identity.datadir)
     folder.begin()
     try:
-        # Before anything is fetched: that no storage could take it shows now.
+        # Fails before the tool copies anything if no storage can hold it.
         choose_backend(ctx, job, SourceNeeds(path=str(folder.path)))
         yield _ToolBackupRun(ctx, job, plan, folder).run()
     finally:
@@ -155,12 +147,12 @@ def staged(ctx: Context, job: Job) -> Iterator[SealedBackup]:
 
 
 class _UnusableBaseError(StorageError):
-    """The base is gone, damaged, or cannot be cloned to where the staging folder is: only a full backup helps."""
+    """The base is missing, damaged, or cannot be cloned beside the staging folder: only a full backup helps."""
 
 
 @contextmanager
 def _unusable() -> Iterator[None]:
-    """Turn what fails of the base into the reason for a full backup, unless it is for want of room."""
+    """Turn a failure of the base into the reason for a full backup, except for missing space."""
     try:
         yield
     except (BrokenChainError, FullError):
@@ -171,7 +163,7 @@ def _unusable() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Fetched:
-    """What the tool fetched, and the state of the staging folder's data then."""
+    """The copied backup, and the resulting state of the data in the staging folder."""
 
     made: ToolBackup
     state: State
@@ -269,14 +261,14 @@ class _ToolBackupRun:
         return made
 
     def _throttle(self) -> int:
-        """Return the job's limit in the tool's counting: chunks a second."""
+        """Return the job's limit in the tool's unit: chunks a second."""
         if self._job.throttle_bytes is None:
             return 0
         return max(self._job.throttle_bytes // _CHUNK_BYTES.get(self._tool.name, 1 << 20), 1)
 
     def _fetch_increment(self, base: Manifest, record: PhysicalRecord) -> _Fetched:
         begun = time.monotonic()
-        # Before the server has any work of it: a base that is lost, or elsewhere, shows now. Later it may be deleted.
+        # Before the server has any work: this fails if the base is lost or elsewhere. The base may be deleted later.
         with _unusable():
             self._clone(base, record)
         cloned = time.monotonic()
@@ -304,7 +296,7 @@ class _ToolBackupRun:
             self._apply(None)
 
     def _apply(self, increment: str | None) -> None:
-        """Apply redo or an increment; what the tool printed goes behind what it printed when it fetched that."""
+        """Apply redo or an increment; append the tool's output to that of the copy."""
         log = self._log.with_name(f"{self._job.name}.apply.log")
         self._tool.apply(
             ApplyRequest(
@@ -319,14 +311,14 @@ class _ToolBackupRun:
             )
         )
         if increment is not None:
-            # A log that is not whole is no reason to give the backup up.
+            # A missing part of the log must not fail the backup.
             with suppress(OSError), self._log.open("ab") as whole, log.open("rb") as part:
                 shutil.copyfileobj(part, whole)
         log.unlink(missing_ok=True)
 
 
 def server_of(live: LiveServer, path: str) -> ServerRecord:
-    """Return the live server's record as it holds for a backup in the folder `path`, which holds all in one place."""
+    """Return the live server's record for a backup in the folder `path`, which has all files in one place."""
     record = live.record()
     kept = {name: value for name, value in record.settings.items() if name not in (*PATH_SETTINGS, *_ELSEWHERE)}
     # The tool puts the files of the system tablespace side by side.

@@ -19,7 +19,7 @@ from snapmgr.contract.errors import NotFoundError, StorageError
 from snapmgr.physical.crew import Crew, Piece
 from snapmgr.system.paths import shown
 from snapmgr.tree.facts import facts_of
-from snapmgr.tree.walk import open_file, open_folder, reach, walk
+from snapmgr.tree.walk import open_folder, opened, reach, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ _DIGEST_BYTES = 16
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """A file, folder or symlink as it was sealed; `path` is the bytes of its name, each as one character."""
+    """A file, folder or symlink at the time of sealing; `path` holds the bytes of its name, one character each."""
 
     path: str
     mode: int
@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     ctime_ns: int
     inode: int
     content: str = ""
-    """Of a symlink its aim, of a file its checksum where there is one."""
+    """A symlink's target, or a file's checksum if one was taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,10 @@ class Fingerprint:
     """All entries of a sealed folder."""
 
     digest: str
-    """Over all entries."""
+    """Digest over all entries."""
     files: int
     size_bytes: int
-    """Of all files."""
+    """Total size of all files."""
     checksums: bool
     """Whether it has the files' checksums (BLAKE2b, 128 bits)."""
     entries: tuple[Entry, ...]
@@ -66,7 +66,7 @@ def seal(
     threads: int = _THREADS,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Fingerprint:
-    """Bring all in a folder to stable storage, and return its fingerprint.
+    """Bring everything in a folder to stable storage, and return its fingerprint.
 
     Args:
         folder: a finished backup that no program writes to.
@@ -75,7 +75,7 @@ def seal(
         progress: gets the number of durable files and folders, and their total.
 
     Raises StorageError if the storage fails, if a file system is mounted in the folder, or for a FIFO or a
-    device, which no backup holds; NotFoundError if the folder does not exist.
+    device, which cannot belong to a backup; NotFoundError if the folder does not exist.
     """
     with ExitStack() as stack:
         root = _open(stack, folder)
@@ -95,7 +95,7 @@ def compare(
     Args:
         folder: the sealed one, or a copy of it.
         sealed: from `seal`.
-        contents: whether the files are read again. Only where `sealed` has checksums.
+        contents: whether to read the files again; only if `sealed` has checksums.
         copy: the folder is a copy: inodes, change times and the top folder's own attributes are its own.
         threads: number of threads.
 
@@ -137,11 +137,8 @@ def _sync_all(root: int, folder: str, names: list[str], threads: int, progress: 
 
     def act(piece: Piece) -> None:
         try:
-            fd = open_file(root, piece.path)
-            try:
+            with opened(root, piece.path) as fd:
                 _sync(fd, os.path.join(folder, piece.path))
-            finally:
-                os.close(fd)
         except OSError as error:
             raise StorageError(f"cannot open {shown(os.path.join(folder, piece.path))}: {error.strerror}") from None
         crew.count(1)
@@ -170,18 +167,8 @@ def _look(root: int, folder: str, *, checksums: bool, threads: int) -> Fingerpri
         files = [(path, info.st_size) for path, info in found if stat.S_ISREG(info.st_mode)]
         contents |= _checksums(root, folder, files, threads)
     entries = tuple(
-        Entry(
-            path=_characters(path),
-            mode=facts.mode,
-            uid=facts.uid,
-            gid=facts.gid,
-            size_bytes=facts.size_bytes,
-            mtime_ns=facts.mtime_ns,
-            ctime_ns=facts.ctime_ns,
-            inode=facts.inode,
-            content=contents.get(path, ""),
-        )
-        for path, facts in ((path, facts_of(info)) for path, info in found)
+        Entry(path=_characters(path), content=contents.get(path, ""), **facts_of(info)._asdict())
+        for path, info in found
     )
     sizes = [entry.size_bytes for entry in entries if stat.S_ISREG(entry.mode)]
     return Fingerprint(
@@ -194,7 +181,7 @@ def _digest(entries: tuple[Entry, ...]) -> str:
 
 
 def _characters(path: str) -> str:
-    """Return a path as text that JSON can hold and that is turned back without loss."""
+    """Return a path as text that JSON can hold and that converts back without loss."""
     return os.fsencode(path).decode("latin-1")
 
 
@@ -214,17 +201,14 @@ def _checksums(root: int, folder: str, files: list[tuple[str, int]], threads: in
     def act(piece: Piece) -> None:
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         try:
-            fd = open_file(root, piece.path)
-            try:
+            with opened(root, piece.path) as fd:
                 while data := os.read(fd, _READ_BYTES):
                     digest.update(data)
-            finally:
-                os.close(fd)
         except OSError as error:
             raise StorageError(f"cannot read {shown(os.path.join(folder, piece.path))}: {error.strerror}") from None
         found[piece.path] = digest.hexdigest()
 
-    # The largest files first: so the last ones are small.
+    # The largest files first, so that the last ones are small.
     Crew(threads).work([Piece(path, 0, size) for path, size in sorted(files, key=lambda file: -file[1])], act)
     return found
 
@@ -237,15 +221,15 @@ def _difference(path: str, before: Entry | None, after: Entry | None, *, content
         return f"{name} is new"
     if copy and not path:
         return None
-    told = [
+    facts = [
         ("type or mode", before.mode, after.mode),
         ("owner", (before.uid, before.gid), (after.uid, after.gid)),
         ("size", before.size_bytes, after.size_bytes),
         ("time", before.mtime_ns, after.mtime_ns),
     ]
     if not copy:
-        told += [("inode", before.inode, after.inode), ("time of change", before.ctime_ns, after.ctime_ns)]
+        facts += [("inode", before.inode, after.inode), ("time of change", before.ctime_ns, after.ctime_ns)]
     if contents or stat.S_ISLNK(before.mode):
-        told.append(("content", before.content, after.content))
-    changed = [what for what, old, new in told if old != new]
+        facts.append(("content", before.content, after.content))
+    changed = [what for what, old, new in facts if old != new]
     return f"{name} changed: {', '.join(changed)}" if changed else None

@@ -1,4 +1,4 @@
-"""A job's staging folder: STAGING/JOB, which is ours by the mark in it, and holds nothing when no run is active."""
+"""Makes and removes a job's staging folder, STAGING/JOB: a mark in it shows that it is ours, during a run only."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _MARK = ".snapmgr-staging"
 
 
 class Staging:
-    """The folder; its job's lock is held as long as this is used.
+    """The folder. The caller holds the job's lock.
 
-    Raises ConfigError if `staging` will not do, or if what is there is not ours.
+    Raises ConfigError if `staging` overlaps the datadir, or if the folder exists and is not ours.
     """
 
     def __init__(self, ctx: Context, job: Job, datadir: str) -> None:
@@ -40,7 +40,7 @@ class Staging:
         self._mark = {"job": job.name, "state_dir": str(ctx.catalog.path.absolute()), "machine_id": machine_id()}
 
     def begin(self) -> None:
-        """Make the folder, with nothing in it but its mark: what a killed run left is removed."""
+        """Make the folder with its mark alone, and remove the leftovers of a killed run."""
         if self.path.is_symlink() or (self.path.exists() and not self._is_ours()):
             raise ConfigError(
                 f"{self.path} is there and was not made by this job",
@@ -48,14 +48,14 @@ class Staging:
             )
         self.end()
         try:
-            # Who is the server's user must get through: MySQL's CLONE makes its folder itself.
+            # The server's user must be able to pass through: MySQL's CLONE makes its folder itself.
             self.path.mkdir(mode=0o711)
             write_file(self.path / _MARK, json.dumps(self._mark).encode())
         except OSError as error:
             raise StorageError(f"cannot make {self.path}: {error.strerror}", hint=space_hint(error)) from None
 
     def end(self) -> None:
-        """Remove the folder with all that is in it; the mark goes last. Idempotent."""
+        """Remove the folder and everything in it, the mark last. Idempotent."""
         if not self.path.is_dir():
             return
         try:

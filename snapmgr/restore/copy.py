@@ -1,4 +1,4 @@
-"""The copying part of a restore: room, copy, comparison, and what in the copy leads elsewhere."""
+"""Copies an attached snapshot to the destination, compares the copy, and lists its external paths."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog.manifest import Manifest
     from snapmgr.context import Context
+    from snapmgr.restore.destination import Destination
     from snapmgr.restore.folder_map import FolderMap, MappedFolder
-    from snapmgr.restore.landing import Landing
 
-# What a copy takes beside data: inode, folder entry, extent records.
+# Space that an entry needs beside its data: inode, folder entry, extent records.
 _ENTRY_BYTES = 1024
 _RESERVE_BYTES = 4 << 20
 _MIB = 1 << 20
@@ -47,17 +47,17 @@ class FolderTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalPath:
-    """Something in the restored tree that names a path outside of it."""
+    """A symlink or another name in the restored tree that leads to a path outside it."""
 
     where: str
     to: str
     live: bool
-    """Whether the source itself is, or was, there."""
+    """Whether `to` is a path of the source itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreResult:
-    """What a restore did."""
+    """The result of a restore."""
 
     snapshot_id: str
     dest: str
@@ -67,71 +67,73 @@ class RestoreResult:
     """Every folder of the source, its own first."""
     files: int
     links: int
-    """Further names of files."""
+    """Hard links: further names of files."""
     folders: int
     symlinks: int
     special: int
     size_bytes: int
     shared_files: int
-    """They share their blocks with the snapshot."""
+    """Files that share their blocks with the snapshot."""
     copied_files: int
     copied_bytes: int
     contents_compared: bool
     differences: tuple[str, ...]
     options: tuple[str, ...]
-    """What a server on it has to be told; empty for directories and where no server was asked."""
+    """Options that a server on the copy needs; empty for directories and for snapshots without a server record."""
     external_paths: tuple[ExternalPath, ...]
     excluded: tuple[str, ...]
     duration_s: float
 
 
-def list_targets(arrangement: FolderMap, dest: str) -> tuple[FolderTarget, ...]:
-    """Return where every folder of the source goes in `dest`."""
-    return tuple(FolderTarget(original=path, path=arrangement.moved(path, dest)) for path in arrangement.there)
+def list_targets(folder_map: FolderMap, dest: str) -> tuple[FolderTarget, ...]:
+    """Return the target in `dest` of every folder of the source."""
+    return tuple(FolderTarget(original=path, path=folder_map.moved(path, dest)) for path in folder_map.copies)
 
 
 class TreeRestore:
-    """The copy of an attached snapshot in a landing; made by `restore`."""
+    """The copy of an attached snapshot in its destination; made by `restore`."""
 
-    def __init__(self, ctx: Context, manifest: Manifest, place: Landing, arrangement: FolderMap) -> None:
+    def __init__(self, ctx: Context, manifest: Manifest, destination: Destination, folder_map: FolderMap) -> None:
         self._ctx = ctx
         self._manifest = manifest
-        self._place = place
-        self._dest = place.record.dest
-        self._arrangement = arrangement
+        self._destination = destination
+        self._dest = destination.record.dest
+        self._folder_map = folder_map
         self._external: list[ExternalPath] = []
 
     def make(self, *, read_back: bool) -> RestoreResult:
-        """Copy, sync and compare; return what was done. Raises StorageError; a difference is in the result."""
+        """Copy, sync and compare. Raises StorageError if that fails; differences are in the result."""
         start = time.monotonic()
         with ExitStack() as stack:
-            sources = {piece: stack.enter_context(_opened(self._manifest, piece)) for piece in self._arrangement.pieces}
+            sources = {
+                folder: stack.enter_context(_opened(self._manifest, folder)) for folder in self._folder_map.folders
+            }
             share = self._can_share(sources)
-            seen = self._measure(sources, share=share)
+            total = self._measure(sources, share=share)
             how = "sharing blocks" if share else "copying"
-            self._ctx.tell(f"{how}: {seen.entries} entries, {format_size(seen.allocated_bytes)}, to {self._dest}")
-            progress = _Progress(self._ctx, "restoring", seen.allocated_bytes)
+            self._ctx.tell(f"{how}: {total.entries} entries, {format_size(total.allocated_bytes)}, to {self._dest}")
+            progress = _Progress(self._ctx, "restoring", total.allocated_bytes)
             copy = TreeCopy(share=share, progress=progress.add)
-            for piece, source_fd in sources.items():
-                self._copy(copy, piece, source_fd)
+            for folder, source_fd in sources.items():
+                self._copy(copy, folder, source_fd)
             progress.end()
             if self._manifest.source == "mysql":
-                self._note_names()
+                self._add_server_paths()
             self._sync()
             tally = copy.tally
             contents = tally.inodes if read_back else set[int]()
             differences = self._compare(sources, contents, tally.copied_bytes if read_back else 0)
             if differences:
-                self._say(differences)
+                self._write_differences(differences)
             self._sync()
         server = self._manifest.server
-        places, absent = self._arrangement.there.keys(), self._manifest.absent
+        places, absent = self._folder_map.copies.keys(), self._manifest.absent
         options = relocated_options(server, self._moved, places=places, absent=absent) if server is not None else ()
         return RestoreResult(
             snapshot_id=self._manifest.id,
             dest=self._dest,
             data_path=self._moved(self._manifest.path),
-            places=list_targets(self._arrangement, self._dest),
+            places=list_targets(self._folder_map, self._dest),
             files=tally.files,
             links=tally.links,
             folders=tally.folders,
@@ -150,102 +152,105 @@ class TreeRestore:
         )
 
     def _moved(self, path: str) -> str:
-        return self._arrangement.moved(path, self._dest)
+        return self._folder_map.moved(path, self._dest)
 
     def _can_share(self, sources: Mapping[MappedFolder, int]) -> bool:
-        # On a set of volumes some may be on the destination's file system and others not: each file tries for itself.
-        return any(can_share(source_fd, self._place.hidden_fd) for source_fd in sources.values())
+        # Some volumes of a set may be on the destination's file system and others not: each file is tried by itself.
+        return any(can_share(source_fd, self._destination.hidden_fd) for source_fd in sources.values())
 
     def _measure(self, sources: Mapping[MappedFolder, int], *, share: bool) -> Survey:
-        """Measure the trees. Raises StorageError if there is no room for a copy."""
-        seen = Survey(entries=0, allocated_bytes=0)
+        """Measure the trees. Raises StorageError if the destination has too little space or too few inodes."""
+        total = Survey(entries=0, allocated_bytes=0)
         data_bytes = 0
-        for piece, source_fd in sources.items():
-            one = survey(source_fd, skip=self._arrangement.apart(piece))
-            seen += one
-            if not share or not can_share(source_fd, self._place.hidden_fd):
+        for folder, source_fd in sources.items():
+            one = survey(source_fd, skip=self._folder_map.apart(folder))
+            total += one
+            if not share or not can_share(source_fd, self._destination.hidden_fd):
                 data_bytes += one.allocated_bytes
-        room = os.fstatvfs(self._place.hidden_fd)
-        needed = _RESERVE_BYTES + seen.entries * _ENTRY_BYTES + data_bytes
-        free = (room.f_bfree if os.geteuid() == 0 else room.f_bavail) * room.f_frsize
-        # Some know no limits, and say 0.
-        if room.f_blocks and free < needed:
+        space = os.fstatvfs(self._destination.hidden_fd)
+        needed = _RESERVE_BYTES + total.entries * _ENTRY_BYTES + data_bytes
+        free = (space.f_bfree if os.geteuid() == 0 else space.f_bavail) * space.f_frsize
+        # File systems without a limit report 0 blocks.
+        if space.f_blocks and free < needed:
             raise StorageError(
                 f"{self._dest} has {format_size(free)} free; the copy needs about {format_size(needed)}",
-                hint="make room, or name a larger place",
+                hint="free space there, or restore to a larger file system",
             )
-        # btrfs has no fixed number of inodes and says 0.
-        if room.f_files and room.f_favail < seen.entries:
+        # btrfs has no fixed number of inodes and reports 0.
+        if space.f_files and space.f_favail < total.entries:
             raise StorageError(
-                f"{self._dest} has {room.f_favail} inodes free; the copy needs {seen.entries}",
-                hint="name a place with more inodes",
+                f"{self._dest} has {space.f_favail} inodes free; the copy needs {total.entries}",
+                hint="restore to a file system with more inodes",
             )
-        return seen
+        return total
 
-    def _copy(self, copy: TreeCopy, piece: MappedFolder, source_fd: int) -> None:
-        tree_fd = self._place.tree_fd
-        if piece.target and not self._is_inner(piece):
-            os.mkdir(piece.target, 0o700, dir_fd=tree_fd)
-        with _reached(tree_fd, piece.target) as copy_fd:
-            copy.run(source_fd, copy_fd, apart=self._arrangement.apart(piece))
-        if not piece.target:
-            self._place.take_root(source_fd)
-        for path, aim in copy.tally.leads:
-            self._note(os.path.join(self._dest, piece.target, path), aim)
+    def _copy(self, copy: TreeCopy, folder: MappedFolder, source_fd: int) -> None:
+        tree_fd = self._destination.tree_fd
+        if folder.target and not self._is_inner(folder):
+            os.mkdir(folder.target, 0o700, dir_fd=tree_fd)
+        with _reached(tree_fd, folder.target) as copy_fd:
+            copy.run(source_fd, copy_fd, apart=self._folder_map.apart(folder))
+        if not folder.target:
+            self._destination.keep_root_attributes(source_fd)
+        for path, to in copy.tally.leads:
+            self._add_external(os.path.join(self._dest, folder.target, path), to)
 
-    def _is_inner(self, piece: MappedFolder) -> bool:
-        return "/" in piece.target or any(
-            other is not piece and piece.target in self._arrangement.apart(other) for other in self._arrangement.pieces
+    def _is_inner(self, folder: MappedFolder) -> bool:
+        return "/" in folder.target or any(
+            other is not folder and folder.target in self._folder_map.apart(other) for other in self._folder_map.folders
         )
 
-    def _note(self, where: str, aim: str) -> None:
-        to = os.path.normpath(os.path.join(os.path.dirname(where), aim))
-        live = any(place_of(path, self._arrangement.there) is not None for path in (to, os.path.realpath(to)))
+    def _add_external(self, where: str, to: str) -> None:
+        to = os.path.normpath(os.path.join(os.path.dirname(where), to))
+        live = any(place_of(path, self._folder_map.copies) is not None for path in (to, os.path.realpath(to)))
         inside = lies_in(to, self._dest)
-        # A directory may hold any links; a datadir's are all followed by its server.
+        # A plain directory may hold any symlinks; a server follows all of those in its datadir.
         if not inside and (live or self._manifest.source == "mysql"):
-            # Names on disk need not be UTF-8; reports are.
+            # Names on disk may not be UTF-8; reports must be.
             self._external.append(ExternalPath(where=shown(where), to=shown(to), live=live))
 
-    def _note_names(self) -> None:
+    def _add_server_paths(self) -> None:
         datadir = self._moved(self._manifest.path)
-        with _reached(self._place.tree_fd, os.path.relpath(datadir, self._dest)) as datadir_fd:
+        with _reached(self._destination.tree_fd, os.path.relpath(datadir, self._dest)) as datadir_fd:
             for name, path in absolute_names(datadir_fd):
-                self._note(os.path.normpath(os.path.join(datadir, name)), path)
+                self._add_external(os.path.normpath(os.path.join(datadir, name)), path)
         settings = self._manifest.server.settings if self._manifest.server is not None else {}
         for key in LISTS:
             path = os.path.normpath(os.path.join(self._manifest.path, settings.get(key, "")))
             moved = self._moved(path)
             if key in settings and moved != path:
-                self._note_list(moved)
+                self._add_listed_paths(moved)
 
-    def _note_list(self, path: str) -> None:
+    def _add_listed_paths(self, path: str) -> None:
         folder, name = os.path.split(path)
-        with suppress(FileNotFoundError), _reached(self._place.tree_fd, os.path.relpath(folder, self._dest)) as fd:
+        with (
+            suppress(FileNotFoundError),
+            _reached(self._destination.tree_fd, os.path.relpath(folder, self._dest)) as fd,
+        ):
             for to in absolute_folders(name, fd):
-                self._note(path, to)
+                self._add_external(path, to)
 
     def _sync(self) -> None:
         try:
-            sync_file_system(self._place.dest_fd)
+            sync_file_system(self._destination.dest_fd)
         except OSError as error:
             raise StorageError(
                 f"{self._dest} cannot be written to disk: {error.strerror}",
-                hint="look at the kernel's log: a device may be failing",
+                hint="check the kernel log: a device may be failing",
             ) from error
 
     def _compare(self, sources: Mapping[MappedFolder, int], contents: set[int], copied_bytes: int) -> list[str]:
         progress = _Progress(self._ctx, "comparing", copied_bytes)
         found: list[str] = []
-        for piece, source_fd in sources.items():
-            prefix = f"{piece.target}/" if piece.target else ""
-            with _reached(self._place.tree_fd, piece.target) as copy_fd:
+        for folder, source_fd in sources.items():
+            prefix = f"{folder.target}/" if folder.target else ""
+            with _reached(self._destination.tree_fd, folder.target) as copy_fd:
                 try:
                     for text in compare(
                         source_fd,
                         copy_fd,
                         contents=contents,
-                        apart=self._arrangement.apart(piece),
+                        apart=self._folder_map.apart(folder),
                         progress=progress.add,
                     ):
                         found.append(prefix + text)
@@ -254,27 +259,27 @@ class TreeRestore:
                 except OSError as error:
                     raise StorageError(
                         f"cannot compare {prefix}{shown(error.filename)}: {error.strerror}",
-                        hint="look at the kernel's log: a device may be failing",
+                        hint="check the kernel log: a device may be failing",
                     ) from error
         progress.end()
         return found
 
-    def _say(self, differences: list[str]) -> None:
-        """Leave a word in the tree: whoever finds it without our message must not take it for whole."""
+    def _write_differences(self, differences: list[str]) -> None:
+        """List the differences in a file of the copy, so that nobody who missed our message takes it for complete."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(DIFFERS_FILE, flags, stat.S_IRUSR | stat.S_IWUSR, dir_fd=self._place.tree_fd)
+        fd = os.open(DIFFERS_FILE, flags, stat.S_IRUSR | stat.S_IWUSR, dir_fd=self._destination.tree_fd)
         with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"This is not what snapshot {self._manifest.id} holds:\n")
+            file.write(f"This copy differs from snapshot {self._manifest.id}:\n")
             file.writelines(f"{line}\n" for line in differences)
 
 
 @contextmanager
-def _opened(manifest: Manifest, piece: MappedFolder) -> Iterator[int]:
+def _opened(manifest: Manifest, folder: MappedFolder) -> Iterator[int]:
     try:
-        fd = os.open(piece.source, FOLDER_FLAGS)
+        fd = os.open(folder.source, FOLDER_FLAGS)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StorageError(
-            f"snapshot {manifest.id} has no folder for {piece.original}", hint="restore another one"
+            f"snapshot {manifest.id} has no folder for {folder.original}", hint="restore another snapshot"
         ) from error
     try:
         yield fd
@@ -292,7 +297,7 @@ def _reached(root_fd: int, path: str) -> Iterator[int]:
 
 
 class _Progress:
-    """Adds up bytes and tells them in MiB, at most ten times a second."""
+    """Counts bytes and reports them in MiB, at most ten times a second."""
 
     def __init__(self, ctx: Context, what: str, total_bytes: int) -> None:
         self._ctx = ctx

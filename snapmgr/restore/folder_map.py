@@ -1,4 +1,4 @@
-"""Which folders of a snapshot are copied, and where each goes: pure."""
+"""Maps the folders of a snapshot to their places in the destination of a restore. Pure."""
 
 from __future__ import annotations
 
@@ -17,53 +17,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MappedFolder:
-    """A folder that is copied whole."""
+    """A folder that is copied as a whole."""
 
     original: str
-    """As the source called it."""
+    """Its path in the source."""
     source: Path
-    """Where its copy in the snapshot is."""
+    """Its path in the snapshot."""
     target: str
-    """Where it goes, from the destination; "" is the destination itself."""
+    """Its path from the destination; "" is the destination itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderMap:
-    """What is copied where, and where every folder of the source is afterwards."""
+    """The folders that are copied, and the place of every folder of the source afterwards."""
 
-    pieces: tuple[MappedFolder, ...]
-    """An outer one before what goes into it."""
-    there: Mapping[str, Path]
+    folders: tuple[MappedFolder, ...]
+    """An outer folder comes before those inside it."""
+    copies: Mapping[str, Path]
+    """For every folder of the source, its path in the snapshot."""
 
     def moved(self, path: str, dest: str) -> str:
-        """Given an absolute path of the source, return where it is in `dest`; itself if the snapshot has it not."""
-        copy = place_of(path, self.there)
+        """Given an absolute path of the source, return its path in `dest`; unchanged if it is not in the snapshot."""
+        copy = place_of(path, self.copies)
         if copy is None:
             return path
         holder = max(
-            (piece for piece in self.pieces if _within(copy, piece.source)), key=lambda piece: len(piece.source.parts)
+            (folder for folder in self.folders if _within(copy, folder.source)),
+            key=lambda folder: len(folder.source.parts),
         )
         return os.path.normpath(os.path.join(dest, holder.target, os.path.relpath(copy, holder.source)))
 
     def apart(self, outer: MappedFolder) -> frozenset[str]:
-        """Return what of a piece is filled by others, from its own folder."""
+        """Return the paths in `outer` that other mapped folders fill."""
         return frozenset(
             os.path.relpath(inner.target, outer.target or ".")
-            for inner in self.pieces
+            for inner in self.folders
             if inner is not outer and _within(Path(inner.target), Path(outer.target))
         )
 
 
-def map_folders(there: Mapping[str, Path]) -> FolderMap:
-    """Given every folder of the source and where its copy is (the source's own first), say what goes where.
+def map_folders(copies: Mapping[str, Path]) -> FolderMap:
+    """Given the path in the snapshot of every folder of the source (its own first), decide the target of each.
 
-    What lies in another folder's copy comes with it. What lay in another folder, but on another volume, goes back into
-    that. Is there only one folder left, it becomes the destination itself; else each one gets a folder in it, by its
-    name.
+    A folder inside another one's copy is copied with it. A folder that was inside another one, but on another volume,
+    goes back into that one. If only one folder is left, it becomes the destination itself; otherwise each one gets a
+    folder with its name in the destination.
     """
     roots: dict[str, Path] = {}
-    for original, copy in there.items():
-        if not any(_within(copy, other) and copy != other for other in there.values()) and copy not in roots.values():
+    for original, copy in copies.items():
+        if not any(_within(copy, other) and copy != other for other in copies.values()) and copy not in roots.values():
             roots[original] = copy
     inner = {original: outer for original in roots if (outer := _outer(original, roots)) is not None}
     bases = [original for original in roots if original not in inner]
@@ -73,20 +75,20 @@ def map_folders(there: Mapping[str, Path]) -> FolderMap:
         targets[original] = _free(name, targets.values()) if len(bases) > 1 else ""
     for original in sorted(inner, key=len):
         targets[original] = os.path.join(targets[inner[original]], os.path.relpath(original, inner[original]))
-    pieces = tuple(
+    folders = tuple(
         MappedFolder(original=original, source=roots[original], target=targets[original]) for original in targets
     )
-    return FolderMap(pieces=pieces, there=there)
+    return FolderMap(folders=folders, copies=copies)
 
 
 def expected_map(manifest: Manifest) -> FolderMap:
-    """Return the same for a snapshot that is not attached: by what its manifest says."""
+    """Return the same for a snapshot that is not attached, from its manifest alone."""
     member = manifest.members[0]
-    there = {manifest.path: Path("/0", member.subpath)}
+    copies = {manifest.path: Path("/0", member.subpath)}
     for number, member in enumerate(manifest.members):
         for path, subpath in member.places.items():
-            there.setdefault(path, Path("/", str(number), subpath))
-    return map_folders(there)
+            copies.setdefault(path, Path("/", str(number), subpath))
+    return map_folders(copies)
 
 
 def _within(path: Path, folder: Path) -> bool:
@@ -94,7 +96,7 @@ def _within(path: Path, folder: Path) -> bool:
 
 
 def _outer(original: str, roots: Mapping[str, Path]) -> str | None:
-    # Without "..", as a stranger's note may have it: what is put into another folder must not leave it again.
+    # A note that somebody else wrote may contain "..": a folder that is put into another one must stay inside it.
     path = Path(os.path.normpath(original))
     holders = [other for other in roots if other != original and _within(path, Path(os.path.normpath(other)))]
     return max(holders, key=len, default=None)

@@ -1,4 +1,4 @@
-"""Restoring: a snapshot's folders copied to a folder of their own, compared at the end."""
+"""Restores a snapshot to a new directory: copies its folders and compares the copy with it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from snapmgr.contract.errors import ConfigError, SnapmgrError, VerificationError
 from snapmgr.mysql.lock.stopped import server_process
 from snapmgr.physical.apply import make_ready
 from snapmgr.restore.copy import DIFFERS_FILE, FolderTarget, RestoreResult, TreeRestore, list_targets
-from snapmgr.restore.destination import choose_destination
+from snapmgr.restore.destination import FinishedMeanwhileError, claim_destination
+from snapmgr.restore.destination_check import choose_destination
 from snapmgr.restore.folder_map import expected_map, map_folders
-from snapmgr.restore.landing import FinishedMeanwhileError, landing
 from snapmgr.system.host import is_alive
 from snapmgr.system.probe import require_answer
 from snapmgr.tree.walk import deep_trees
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Manifest
     from snapmgr.catalog.store import Entry
     from snapmgr.context import Context
-    from snapmgr.restore.landing import Landing
+    from snapmgr.restore.destination import Destination
 
 _DIFFERENCES_SHOWN = 5
 _PREPARE_BYTES = 512 << 20
@@ -34,22 +34,22 @@ _PREPARE_S = 86400.0
 
 
 class RestoreDiffersError(VerificationError):
-    """What was restored is not what the snapshot holds; it is left where it is."""
+    """The restored copy differs from the snapshot; it is not removed."""
 
     def __init__(self, restored: RestoreResult) -> None:
         found = restored.differences
         more = f"; and {len(found) - _DIFFERENCES_SHOWN} more" if len(found) > _DIFFERENCES_SHOWN else ""
         super().__init__(
-            f"{restored.dest} is not what snapshot {restored.snapshot_id} holds: "
+            f"{restored.dest} differs from snapshot {restored.snapshot_id}: "
             f"{'; '.join(found[:_DIFFERENCES_SHOWN])}{more}",
-            hint=f"it is left there, with the list in {DIFFERS_FILE}; do not use it before this is understood",
+            hint=f"the copy stays, with the list in {DIFFERS_FILE}; do not use it before the cause is known",
         )
         self.restored = restored
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestorePlan:
-    """What a restore would do."""
+    """The plan of a restore."""
 
     dest: str
     places: tuple[FolderTarget, ...]
@@ -57,41 +57,42 @@ class RestorePlan:
 
 
 def plan(ctx: Context, entry: Entry, dest: str) -> RestorePlan:
-    """Say what `restore` would do, and refuse what it would refuse at once. Looks only."""
-    where = _destination(ctx, entry.manifest, dest)
+    """Return the plan of `restore`, and raise what `restore` would raise before it begins. Changes nothing."""
+    dest = _check_destination(ctx, entry.manifest, dest)
     return RestorePlan(
-        dest=where, places=list_targets(expected_map(entry.manifest), where), excluded=entry.manifest.excluded
+        dest=dest, places=list_targets(expected_map(entry.manifest), dest), excluded=entry.manifest.excluded
     )
 
 
 def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) -> RestoreResult:
-    """Copy all that a READY snapshot holds of its source to `dest`: an empty folder, or one that does not exist yet.
+    """Copy a READY snapshot of a source to `dest`: an empty folder, or one that does not exist yet.
 
-    The snapshot is only read. Blocks are shared where the file system can; `read_back` compares the contents of what
-    had to be copied with the snapshot, read from the disk (attributes are always compared). Until all of it is copied
-    and compared, `dest` shows nothing of it; what fails or is interrupted leaves nothing.
+    The snapshot is only read. Blocks are shared where the file system supports it; `read_back` compares the contents of
+    files that were copied with the snapshot, read from the disk (attributes are always compared). `dest` shows nothing
+    until everything is copied and compared; a restore that fails or is interrupted leaves nothing.
 
-    Raises ConfigError for a `dest` that will not do, StorageError (no room, no such snapshot's storage), BusyError if
-    another restore is at work there, RestoreDiffersError.
+    Raises ConfigError if `dest` is not suitable, StorageError if it has too little space or the snapshot's storage is
+    missing, BusyError if another restore to it is active, RestoreDiffersError.
     """
     manifest = entry.manifest
-    where = _destination(ctx, manifest, dest)
-    # On a frozen file system the first change would hang, where no signal reaches it.
-    require_answer(where if os.path.isdir(where) else os.path.dirname(where))
+    dest = _check_destination(ctx, manifest, dest)
+    # On a frozen file system the first change would hang, and no signal could end it.
+    require_answer(dest if os.path.isdir(dest) else os.path.dirname(dest))
     ctx.catalog.make()
-    _release_dead(ctx, manifest.id)
+    _release_leftovers(ctx, manifest.id)
     try:
         with (
             removing_if_lost(ctx, manifest),
             deep_trees(),
-            landing(ctx.catalog, where, manifest.id, tell=ctx.tell) as place,
+            claim_destination(ctx.catalog, dest, manifest.id, tell=ctx.tell) as destination,
             attached(ctx, entry, writable=False, why="restore") as lease,
         ):
-            restored = TreeRestore(ctx, manifest, place, map_folders(copies(lease, manifest))).make(read_back=read_back)
+            tree = TreeRestore(ctx, manifest, destination, map_folders(copies(lease, manifest)))
+            restored = tree.make(read_back=read_back)
             require_sound_reads(ctx, lease, manifest)
             if not restored.differences:
-                _make_ready(ctx, manifest, place, restored)
-            place.finish(msgspec.json.encode(restored).decode())
+                _prepare(ctx, manifest, destination, restored)
+            destination.finish(msgspec.json.encode(restored).decode())
     except FinishedMeanwhileError as error:
         if error.record.snapshot_id != manifest.id or not error.record.report:
             raise
@@ -102,32 +103,32 @@ def restore(ctx: Context, entry: Entry, dest: str, *, read_back: bool = True) ->
     return restored
 
 
-def _make_ready(ctx: Context, manifest: Manifest, place: Landing, restored: RestoreResult) -> None:
-    tree = os.readlink(f"/proc/self/fd/{place.tree_fd}")
+def _prepare(ctx: Context, manifest: Manifest, destination: Destination, restored: RestoreResult) -> None:
+    tree = os.readlink(f"/proc/self/fd/{destination.tree_fd}")
     data = Path(tree, os.path.relpath(restored.data_path, restored.dest))
     make_ready(ctx, manifest, data, memory_bytes=_PREPARE_BYTES, time_limit_s=_PREPARE_S)
 
 
-def _destination(ctx: Context, manifest: Manifest, dest: str) -> str:
+def _check_destination(ctx: Context, manifest: Manifest, dest: str) -> str:
     manifest.require_ready("restored")
     sources = {manifest.path, *(path for member in manifest.members for path in member.places)}
     ours = {str(ctx.config.state_dir): "the state directory", str(ctx.config.scratch_dir): "the scratch directory"}
-    # A copy that is written to is none any more.
+    # A snapshot in a copy folder must not change.
     pools = (member.ref.pool.id for member in manifest.members)
     ours |= {pool: "the folder of copies" for pool in pools if pool.startswith("/")}
-    where = choose_destination(dest, sources=sources, barred=ours)
-    if os.path.isdir(where) and (pid := server_process(where)) is not None:
+    dest = choose_destination(dest, sources=sources, barred=ours)
+    if os.path.isdir(dest) and (pid := server_process(dest)) is not None:
         raise ConfigError(
-            f"a server (pid {pid}) still runs on {where}: it would write into what is restored",
+            f"a server (pid {pid}) still runs on {dest}: it would write into the restored data",
             hint="stop it first, or name another folder",
         )
-    return where
+    return dest
 
 
-def _release_dead(ctx: Context, snapshot_id: str) -> None:
+def _release_leftovers(ctx: Context, snapshot_id: str) -> None:
     for lease in ctx.catalog.leases()[0]:
         if lease.why == "restore" and lease.snapshot_id == snapshot_id and not is_alive(lease.holder):
             try:
                 release(ctx, lease)
             except SnapmgrError as error:
-                ctx.tell(f"what a killed restore had attached could not be removed now: {error.message}")
+                ctx.tell(f"could not detach a snapshot that a killed restore had attached: {error.message}")

@@ -1,4 +1,4 @@
-"""Restores that were cut short: what each left, and how it is removed or finished."""
+"""Lists unfinished restores, and how each of them is finished or removed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.restore.landing import clear
+from snapmgr.restore.destination import resolve_record
 from snapmgr.system.host import is_alive
 
 if TYPE_CHECKING:
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """What a restore that was cut short left; from `unfinished_restores`."""
+    """A restore that is active or was interrupted; from `unfinished_restores` or `unfinished_inplace`."""
 
     place: str
     """The folder or volume that it concerns."""
     active: bool
-    """It is under way: nothing is left over."""
+    """Whether it is still running."""
     what: str
-    """In words."""
-    cure: str
-    """What `remove` does, in words."""
+    """Its description."""
+    repair: str
+    """The description of `resolve`."""
     job: str | None = None
-    """The job whose lock `remove` needs."""
-    remove: Callable[[], str]
-    """Removes it (or, if only the last step was missing, finishes it), and says in words what was done. Idempotent;
-    touches nothing else. Raises SnapmgrError if something is in the way."""
+    """The job whose lock `resolve` needs."""
+    resolve: Callable[[], str]
+    """Removes it, or finishes it if only the last step was missing, and returns a line that says which. Idempotent;
+    touches nothing else. Raises SnapmgrError if that is not possible."""
 
 
 def unfinished_restores(ctx: Context) -> tuple[Unfinished, ...]:
-    """Return what restores that were cut short left, as far as the state directory knows, oldest first. Looks only."""
+    """Return the restores to a directory that the state directory knows, oldest first. Changes nothing."""
     return tuple(_unfinished(ctx, record) for record in ctx.catalog.restorations()[0])
 
 
@@ -46,18 +46,18 @@ def _unfinished(ctx: Context, record: RestoreRecord) -> Unfinished:
     if active:
         what = f"{record.snapshot_id} is being restored to {record.dest} (pid {record.holder.pid})"
     elif os.path.lexists(hidden):
-        what = f"{hidden} is what an interrupted restore of {record.snapshot_id} left"
+        what = f"{hidden} is left from an interrupted restore of {record.snapshot_id}"
     else:
         what = f"a restore of {record.snapshot_id} to {record.dest} was interrupted"
-    said = {
-        "active": f"the restore to {record.dest} is under way after all",
+    lines = {
+        "active": f"the restore to {record.dest} is still active",
         "finished": f"the restore to {record.dest} is finished: only its last step was missing",
-        "removed": f"what the interrupted restore left in {record.dest} is removed",
+        "removed": f"the leftovers of the interrupted restore in {record.dest} are removed",
     }
     return Unfinished(
         place=record.dest,
         active=active,
         what=what,
-        cure="removes it, or finishes it if only the last step is missing",
-        remove=lambda: said[clear(ctx.catalog, record)],
+        repair="removes it, or finishes it if only the last step is missing",
+        resolve=lambda: lines[resolve_record(ctx.catalog, record)],
     )

@@ -145,7 +145,7 @@ def find_target(path: str, *, runner: Runner | None = None) -> Target:
     descriptor = os.open(resolved, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         mounts = read_mounts()
-        mount_id = _mount_id(descriptor)
+        mount_id = mount_id_of(descriptor)
     finally:
         os.close(descriptor)
     tree = MountTree(mounts)
@@ -177,7 +177,8 @@ def _resolve(path: str) -> str:
     return resolved
 
 
-def _mount_id(descriptor: int) -> int | None:
+def mount_id_of(descriptor: int) -> int | None:
+    """Return the id of the mount that a descriptor was opened through; None where the kernel does not tell."""
     for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii").splitlines():
         key, _, value = line.partition(":")
         if key == "mnt_id":

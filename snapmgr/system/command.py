@@ -107,7 +107,7 @@ class CommandRunner:
             process = _start(argv, secrets=secrets, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env)
             finished = False
             try:
-                finished = _ended(process, timeout_s)
+                finished = wait_for(process, timeout_s)
             finally:
                 # Also on Ctrl-C: a program that may be abandoned must not be killed.
                 if not finished and abandon:
@@ -205,13 +205,9 @@ def _memory_file() -> IO[bytes]:
     return os.fdopen(os.memfd_create("output"), "w+b")
 
 
-def _content(file: IO[bytes]) -> bytes:
-    file.seek(0)
-    return file.read()
-
-
 def _text(file: IO[bytes]) -> str:
-    return _content(file).decode("utf-8", "replace")
+    file.seek(0)
+    return file.read().decode("utf-8", "replace")
 
 
 def _failure(shown: str, returncode: int, said: str) -> CommandError:
@@ -219,8 +215,8 @@ def _failure(shown: str, returncode: int, said: str) -> CommandError:
     return CommandError(f"{shown} failed ({how})" + (f": {_tail(said)}" if said.strip() else ""))
 
 
-def _ended(process: Process, timeout_s: float | None) -> bool:
-    """Wait for the end of a child and reap it; False if it still runs after `timeout_s`.
+def wait_for(process: Process, timeout_s: float | None) -> bool:
+    """Wait for the end of a child and reap it; False if it still runs after `timeout_s` (None: no limit).
 
     With a pidfd, as `Popen.wait` with a timeout polls, which adds up to 50 ms.
     """
@@ -262,7 +258,7 @@ def end_process(process: Process, *, grace_s: float = _TERM_GRACE_S) -> None:
         finally:
             # Also if a second Ctrl-C interrupts the wait.
             _signal_group(process, signal.SIGKILL)
-            _ended(process, grace_s)
+            wait_for(process, grace_s)
     for stream in (process.stdout, process.stderr, process.stdin):
         if stream is not None:
             stream.close()
@@ -363,8 +359,3 @@ def start_for_user(argv: Sequence[str]) -> Process:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise CommandError(f"cannot start {argv[0]}: {why}") from None
-
-
-def wait_for(process: Process, timeout_s: float) -> bool:
-    """Wait for the end of a child and reap it; False if it still runs after `timeout_s`."""
-    return _ended(process, timeout_s)

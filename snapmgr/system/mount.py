@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import InUseError, NotFoundError, StorageError
 from snapmgr.system import mountapi
-from snapmgr.system.blockdev import read_mounts
+from snapmgr.system.blockdev import mount_id_of, read_mounts
 from snapmgr.system.paths import lies_in
 from snapmgr.system.trust import exchangeable
 
@@ -137,7 +137,7 @@ def _unmount(point: str, mount_id: int | None) -> None:
         # Once the folder above is open, nobody can redirect us: a mount point cannot be renamed or removed.
         parent, name = _open_parent(point, make=False)
         try:
-            if mount_id is not None and _mount_id_of(name, parent) != mount_id:
+            if mount_id is not None and _mount_id_at(name, parent) != mount_id:
                 raise NotFoundError(
                     f"the mount at {point} is not the one that snapmgr made", hint="see: snapmgr mount --list"
                 )
@@ -158,13 +158,12 @@ def _unmount(point: str, mount_id: int | None) -> None:
         raise mountapi.refused(error, f"unmount {point}") from None
 
 
-def _mount_id_of(name: str, parent: int) -> int:
+def _mount_id_at(name: str, parent: int) -> int | None:
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii").splitlines()
+        return mount_id_of(fd)
     finally:
         os.close(fd)
-    return int(next(line for line in lines if line.startswith("mnt_id:")).partition(":")[2])
 
 
 def require_own(folder: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from snapmgr.contract.errors import CommandError, ConfigError, StorageError
 from snapmgr.contract.records import Provisioned
 from snapmgr.contract.units import format_size
+from snapmgr.system.paths import lies_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -192,7 +193,7 @@ def unmake(runner: _Running, mounter: _Mounted, device: str, order: ProvisionOrd
     """
     point = os.path.realpath(order.point)
     deadline = time.monotonic() + _UNMOUNT_PATIENCE_S
-    while held := [mount.point for mount in mounter.mounts() if _is_below(mount.point, point)]:
+    while held := [mount.point for mount in mounter.mounts() if lies_in(mount.point, point)]:
         try:
             runner.run(["umount", held[-1]], timeout_s=_MKFS_TIMEOUT_S)
         except CommandError:
@@ -219,10 +220,6 @@ def _device_bytes(device: str) -> int:
             os.close(fd)
     except OSError as error:
         raise StorageError(f"cannot read the size of {device}: {error.strerror}") from None
-
-
-def _is_below(path: str, point: str) -> bool:
-    return path == point or path.startswith(point + "/")
 
 
 def _queue(device: str) -> Path:

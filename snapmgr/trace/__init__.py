@@ -1,4 +1,4 @@
-"""Traces of a JuiceFS client: its access log recorded, analysed, judged and drawn.
+"""Records, analyses, judges and draws the access log of a JuiceFS client.
 
 Import its modules; the package itself loads nothing. Uses `system` and `contract`.
 """

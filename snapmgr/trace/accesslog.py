@@ -16,7 +16,7 @@ from snapmgr.trace.line import Line, read_line, time_us
 from snapmgr.trace.operations import Operations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 HEADER = b"#snapmgr-trace "
 TRAILER = b"#snapmgr-end "
@@ -54,30 +54,27 @@ class Trace:
     """Why only part of the file could be read: "cut off", "damaged"; None if all was read."""
 
 
-class _Seconds(dict[bytes, int]):
-    """The text of a second, as "2026.11.21 08:55:59", to microseconds since 1970."""
+class _Known(dict[bytes, int]):
+    """The numbers of texts that occur often; 0 for no text. At most `limit`: a log of years must not exhaust memory."""
+
+    def __init__(self, read: Callable[[bytes], int], limit: int) -> None:
+        super().__init__({b"": 0})
+        self._read = read
+        self._limit = limit
 
     def __missing__(self, text: bytes) -> int:
-        of_day = int(text[11:13]) * 3600 + int(text[14:16]) * 60 + int(text[17:19])
-        value = time_us(int(text[:4]), int(text[5:7]), int(text[8:10]), of_day)
-        # One hour of entries: a log of years must not exhaust memory.
-        if len(self) > 3600:  # noqa: PLR2004
+        value = self._read(text)
+        if len(self) > self._limit:
             self.clear()
             self[b""] = 0
         self[text] = value
         return value
 
 
-class _Numbers(dict[bytes, int]):
-    """The text of a number that occurs often (a thread, an inode, a size) to the number."""
-
-    def __missing__(self, text: bytes) -> int:
-        value = int(text)
-        if len(self) > 100_000:  # noqa: PLR2004
-            self.clear()
-            self[b""] = 0
-        self[text] = value
-        return value
+def _second_us(text: bytes) -> int:
+    """Given a second as "2026.11.21 08:55:59", return microseconds since 1970."""
+    of_day = int(text[11:13]) * 3600 + int(text[14:16]) * 60 + int(text[17:19])
+    return time_us(int(text[:4]), int(text[5:7]), int(text[8:10]), of_day)
 
 
 class Reader:
@@ -87,8 +84,10 @@ class Reader:
         self.trace = Trace()
         self._rest = b""
         self._overlong = False
-        self._seconds = _Seconds({b"": 0})
-        self._numbers = _Numbers({b"": 0})
+        # Those of an hour.
+        self._seconds = _Known(_second_us, 3600)
+        # Threads, inodes, sizes.
+        self._numbers = _Known(int, 100_000)
         self._names: dict[bytes, int] = {}
         self._statuses: dict[bytes, int] = {b"OK": 0}
         self._places: dict[int, tuple[int, bytes]] = {}

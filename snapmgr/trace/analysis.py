@@ -27,7 +27,7 @@ class Total:
     key: str
     count: int
     failed: int
-    """Those that did not end with OK, such as a lookup of a missing name."""
+    """Number of operations that did not end with OK, such as a lookup of a missing name."""
     size_bytes: int
     """Bytes that reads returned and writes wrote."""
     total_us: int
@@ -103,7 +103,7 @@ def facts_of(trace: Trace, analysis: Analysis) -> TraceFacts:
 
 
 def file_name(operations: Operations, inode: int) -> str:
-    """Return a file's path as far as the log has it, else its inode."""
+    """Return a file's path as far as the log has it, otherwise its inode."""
     if inode == 0:
         return "(none)"
     return operations.paths.get(inode, f"inode {inode}")

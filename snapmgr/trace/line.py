@@ -17,7 +17,7 @@ _LINE = re.compile(
     rb"\[uid:\d{1,10},gid:\d{1,10},pid:(\d{1,10})\] ([a-z][a-z0-9_]{0,31}) \((.*) <(\d{1,9})\.(\d{6})>",
     re.DOTALL,
 )
-# How an operation ended: "OK", or Go's text for an errno. Neither has brackets or colons, which end the arguments.
+# The result of an operation: "OK", or Go's text for an errno. Neither has brackets or colons, which end the arguments.
 _STATUS = rb"OK|[a-z][A-Za-z0-9 /.,'_-]{0,99}"
 _NEW_END = re.compile(rb"(?s:.*) - (" + _STATUS + rb")")
 _OLD_END = re.compile(rb"\): (" + _STATUS + rb")(?: [(\[].*)?$", re.DOTALL)
@@ -53,7 +53,7 @@ class Line:
     offset: int = 0
     got: int = 0
     entry: tuple[int, bytes, int] | None = None
-    """A name that the line tells: inode of the folder, name, inode."""
+    """A name in the line: inode of the folder, name, inode."""
     moved: tuple[int, bytes, int, bytes] | None = None
     """A successful rename: folder's inode and name before and after."""
 

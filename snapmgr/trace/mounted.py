@@ -28,7 +28,7 @@ class Mounted:
     stats: str
     """Path of the counters."""
     stats_inode: int | None
-    """Inode of the counters; None if there are none."""
+    """Inode of the counters; None without counters."""
     version: str | None
     volume: str
     volume_id: str | None

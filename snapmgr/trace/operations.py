@@ -18,7 +18,7 @@ class Operations:
     name: array[int] = field(default_factory=lambda: array("B"))
     """Index into `names`."""
     inode: array[int] = field(default_factory=lambda: array("Q"))
-    """First argument of the operations on a file or folder; 0 where there is none."""
+    """First argument of the operations on a file or folder; 0 for others."""
     size: array[int] = field(default_factory=lambda: array("Q"))
     """Bytes requested by a read or a write; 0 for others."""
     offset: array[int] = field(default_factory=lambda: array("Q"))
@@ -39,5 +39,5 @@ class Operations:
     """Lines without a time: their operations are assumed to follow one another."""
 
     def __len__(self) -> int:
-        """Return how many operations there are."""
+        """Return the number of operations."""
         return len(self.end_us)

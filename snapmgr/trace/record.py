@@ -69,7 +69,7 @@ def record(
     """Record the mount's operations to a new gzip file until `command` ends, `stopped` is true, or a limit is reached.
 
     Args:
-        mount: what to record.
+        mount: the mount to record.
         path: the file, which must not exist yet nor be on the mount.
         limit_bytes: limit of compressed data; slightly more is written until the end is found.
         duration_s: time limit; None for no limit.
@@ -209,7 +209,7 @@ class _Pump(threading.Thread):
     def end(self) -> None:
         """Wait until the thread has ended."""
         if self._deadline_s is None:
-            # After an exception: keep what was read so far.
+            # After an exception: keep the data read so far.
             self._deadline_s = 0.0
         # A hung client never returns; its log stays incomplete.
         self.join(_END_WITHIN_S + _JOIN_WITHIN_S)
@@ -269,7 +269,7 @@ class _Pump(threading.Thread):
 
 def _watch(pump: _Pump, process: Process | None, stopped: Callable[[], int], until_s: float | None) -> StoppedBy:
     """Wait until the recording has to end, and return why. A signal is passed on to the command."""
-    told = 0
+    passed_on = 0
     while True:
         if pump.full.is_set():
             return "size"
@@ -284,8 +284,8 @@ def _watch(pump: _Pump, process: Process | None, stopped: Callable[[], int], unt
             time.sleep(_LOOK_EVERY_S)
         elif wait_for(process, _LOOK_EVERY_S):
             return "command"
-        elif number and not told:
-            told = number
+        elif number and not passed_on:
+            passed_on = number
             _pass_on(process, number)
 
 
@@ -296,10 +296,10 @@ def _pass_on(process: Process, number: int) -> None:
 
 
 def _await(process: Process, stopped: Callable[[], int]) -> int:
-    told = 0
+    passed_on = 0
     while not wait_for(process, _LOOK_EVERY_S):
-        if (number := stopped()) and not told:
-            told = number
+        if (number := stopped()) and not passed_on:
+            passed_on = number
             _pass_on(process, number)
     return _exit_code(process)
 

@@ -1,4 +1,4 @@
-"""Names what slowed a program down on a JuiceFS mount, and what to try next: a pure function from facts to a verdict.
+"""Names the bottleneck of a program on a JuiceFS mount and a remedy: a pure function from facts to a verdict.
 
 The thresholds come from measurements: mariadb-backup's prepare of 2.1 GB on an object store with 15 and 25 ms latency.
 """
@@ -53,12 +53,15 @@ class TraceFacts:
     scratch_free_bytes: int | None = None
     """Free space on a local disk."""
     missing: Mapping[str, int] = field(default_factory=dict)
-    """Operations that the mount counted but the log does not have, by kind. If there are any, there is no verdict."""
+    """Operations that the mount counted but the log does not have, by kind.
+
+    With any of these, no verdict is possible.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One bottleneck, and what to do about it."""
+    """One bottleneck and its remedy."""
 
     bottleneck: Bottleneck
     why: str
@@ -115,7 +118,7 @@ def facts_from_counters(
 
 
 def judge(facts: TraceFacts) -> Verdict:
-    """Return the bottlenecks and what to try, the most promising first."""
+    """Return the bottlenecks and their remedies, the most promising first."""
     if any(facts.missing.values()):
         return Verdict(findings=(_incomplete(facts),))
     if facts.wall_s <= 0:

@@ -159,6 +159,16 @@ def open_file(root_fd: int, path: str, flags: int = os.O_RDONLY) -> int:
 
 
 @contextmanager
+def opened(root_fd: int, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Yield the descriptor of a file below `root_fd`, as `open_file` opens it."""
+    fd = open_file(root_fd, path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
 def deep_trees() -> Iterator[None]:
     """Raise the limit of open files to its maximum, as a walk needs one for each level of folders."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

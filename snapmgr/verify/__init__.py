@@ -1,4 +1,4 @@
-"""Proof that a snapshot restores: a throwaway server on a writable clone; also clones and prepared copies.
+"""Proves that a snapshot restores, with a throwaway server on a writable clone; also runs clones, and prepares copies.
 
 Imports `physical`, `access`, `mysql` and what is below them.
 """

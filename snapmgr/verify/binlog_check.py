@@ -1,4 +1,4 @@
-"""Whether a started copy is at the position that was recorded, as far as its binary logs and its server can tell."""
+"""Checks that a started copy is at the recorded position, according to its binary logs and its server."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ _ENCRYPTED_HEADER_BYTES = 512
 
 
 class BinlogFindings:
-    """What was found right and what was found wrong, one sentence each."""
+    """Passed checks and failures, one sentence each."""
 
     def __init__(self) -> None:
         self.checks: list[str] = []
         self.failures: list[str] = []
 
 
-def check_binlog(manifest: Manifest, there: Mapping[str, Path], found: BinlogFindings) -> None:
-    """Look where the snapshot's last binary log ends.
+def check_binlog(manifest: Manifest, folders: Mapping[str, Path], found: BinlogFindings) -> None:
+    """Compare the end of the snapshot's last binary log with the recorded position.
 
-    Under a lock nothing is written, so that it is exactly the recorded offset. Without one it may hold more: the
-    beginning of a group that was being written, which the server cuts off.
+    Under a lock nothing is written, so that the log ends exactly at the recorded offset. Without a lock it may be
+    longer by the beginning of a group that was being written; the server truncates that.
     """
     position, server = manifest.position, manifest.server
     if position is None or server is None or not server.log_bin:
         return
     if logs_absent(manifest):
-        found.checks.append("the end of its binary logs was not compared: they are not in it")
+        found.checks.append("the end of its binary logs was not compared: the snapshot does not contain them")
         return
-    path = place_of(os.path.join(server.datadir, os.path.dirname(server.log_bin), position.file), there)
+    path = place_of(os.path.join(server.datadir, os.path.dirname(server.log_bin), position.file), folders)
     size = _size(path) if path is not None else None
     unlocked = manifest.quiesce is not None and manifest.quiesce.level == "crash-consistent"
     if size is None:
-        found.failures.append(f"the recorded binlog {position.file} is not in it")
+        found.failures.append(f"the recorded binlog {position.file} is missing")
     elif size == position.offset:
         found.checks.append(f"its binlog ends at the recorded position ({position.file}:{position.offset})")
     elif unlocked and size > position.offset:
         rest = size - position.offset
         found.checks.append(
-            f"its binlog holds the recorded position ({position.file}:{position.offset}), and {rest} bytes of what was "
-            "not finished"
+            f"its binlog contains the recorded position ({position.file}:{position.offset}), followed by {rest} bytes "
+            "of an unfinished group"
         )
     else:
         found.failures.append(
@@ -63,13 +63,13 @@ def check_binlog(manifest: Manifest, there: Mapping[str, Path], found: BinlogFin
 
 
 def compare_gtid(manifest: Manifest, connection: Connection, found: BinlogFindings) -> None:
-    """Ask the started server for its GTIDs. Raises MysqlError."""
+    """Compare the GTIDs of the started server with the recorded ones. Raises MysqlError."""
     position, server = manifest.position, manifest.server
     if position is None or server is None or not position.gtid:
         return
     if server.flavor == "mariadb" and logs_absent(manifest):
         # MariaDB reads it from the logs alone; MySQL keeps it in its tables as well.
-        found.checks.append("its GTID was not compared: its binary logs are not in it")
+        found.checks.append("its GTID was not compared: the snapshot does not contain its binary logs")
         return
     gtid = read_gtid(connection, server.flavor)
     if gtid == position.gtid or (server.flavor == "mysql" and _same_set(gtid, position.gtid)):
@@ -79,7 +79,7 @@ def compare_gtid(manifest: Manifest, connection: Connection, found: BinlogFindin
 
 
 def logs_absent(manifest: Manifest) -> bool:
-    """Return whether the binary logs of the server are not in the snapshot."""
+    """Return whether the snapshot was made without the binary logs of the server."""
     if manifest.physical is not None:
         return True
     server = manifest.server
@@ -97,12 +97,12 @@ def _same_set(one: str, other: str) -> bool:
 
 
 def _size(path: Path) -> int | None:
-    """Return how long a binary log is, by the count of its positions; None if there is none."""
+    """Return the length of a binary log, counted as its positions are; None if it is missing."""
     try:
         with open_plain(str(path)) as file:
             encrypted = file.read(len(MYSQL_ENCRYPTED_MAGIC)) == MYSQL_ENCRYPTED_MAGIC
             size = os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         return None
-    # MariaDB's encrypted logs bear no such header.
+    # MariaDB's encrypted logs have no such header.
     return size - _ENCRYPTED_HEADER_BYTES if encrypted else size

@@ -1,4 +1,4 @@
-"""Preparing: a writable clone, recovered by a throwaway server and cleanly shut down, kept mounted."""
+"""Prepares a snapshot: a throwaway server recovers a writable clone and shuts down; the clone stays mounted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.access.attach import attach, copies, data_path, place_of, release_or_tell, room_wanted
+from snapmgr.access.attach import attach, copies, data_path, place_of, release_or_tell, space_required
 from snapmgr.access.autoextend import auto_extended
 from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.config.model import Verify
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from snapmgr.catalog.store import Entry
     from snapmgr.context import Context
 
-# What MariaDB's and MySQL's InnoDB, Aria, and the binary log's coordinator print when they have something to recover.
+# Messages of InnoDB, Aria and the binary log's coordinator in MariaDB and MySQL when there is something to recover.
 _RECOVERY = re.compile(
     r"Starting crash recovery|Log scan progressed|Recovering after a crash|Aria engine: starting recovery|"
     r"Doing recovery|XA crash recovery|was not shut ?down normally|Applying a batch of [1-9]\d* redo log records",
@@ -41,20 +41,20 @@ _SHUTDOWN_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A datadir that was cleanly shut down, and what it is."""
+    """A datadir that was cleanly shut down, and facts about it."""
 
     lease: Lease
     data_path: Path
     server: str
     """Flavor and version of the program that recovered it."""
     recovered: bool
-    """Whether there was anything to recover: a stopped server's data have nothing."""
+    """Whether there was anything to recover; a stopped server's data need no recovery."""
     server_uuid: str | None
-    """MySQL: the new one, which differs from the source's. MariaDB has none."""
+    """MySQL: the new UUID, which differs from the source's. MariaDB has none."""
     gtid: str
     """Of the recovered server; "" without binary logs."""
     options: tuple[str, ...]
-    """What a server on it has to be told, every path included; empty where no server was asked for them."""
+    """The options that a server on it needs, with every path; empty if the source server was not recorded."""
     duration_s: float
 
 
@@ -71,27 +71,27 @@ def prepare(
     Args:
         ctx: the job's surroundings.
         entry: the snapshot of a database.
-        how: the job's verify table: program, options, memory and time limit are taken from it.
-        pool_bytes: size of the server's buffer pool; by default what the memory of `how` leaves for it.
-        point: where to mount it; by default a fresh folder in the scratch directory.
+        how: the job's verify table: its program, options, memory and time limit apply.
+        pool_bytes: size of the server's buffer pool; by default the part of the memory of `how` that is left for it.
+        point: mount point; by default a fresh folder in the scratch directory.
 
-    The proof: the server is started once more and finds nothing to recover. The clone stays mounted until `umount`; the
-    snapshot does not change. An interrupted or failed prepare leaves nothing.
+    The proof: the server is started a second time and finds nothing to recover. The clone stays mounted until `umount`;
+    the snapshot does not change. An interrupted or failed prepare leaves nothing behind.
 
-    Raises ConfigError for a directory's snapshot, StorageError if it is not READY, VerificationError if it does not
-    recover, MissingRequirementError if this machine is why (no server program, no memory, no room).
+    Raises ConfigError for the snapshot of a directory, StorageError if it is not READY, VerificationError if it does
+    not recover, MissingRequirementError if this machine is the cause (no server program, memory or space).
     """
     manifest = entry.manifest
     if manifest.source == "directory":
         raise ConfigError(
-            f"{manifest.id} is of a directory: only a database's files have to be recovered",
+            f"{manifest.id} is the snapshot of a directory: only a database's files have to be recovered",
             hint=f"snapmgr mount {manifest.short_id}",
         )
     how = how or Verify()
     start = time.monotonic()
     with removing_if_lost(ctx, manifest):
         lease = attach(ctx, entry, writable=True, why="prepare", point=point)
-    with removing_if_lost(ctx, manifest), room_wanted(f"prepare snapshot {manifest.id}"):
+    with removing_if_lost(ctx, manifest), space_required(f"prepare snapshot {manifest.id}"):
         try:
             recovery = _Recovery(ctx, manifest, lease, how, pool_bytes)
             with auto_extended(ctx, manifest):
@@ -141,30 +141,30 @@ class _Recovery:
         self._recorded = manifest.server
         self._datadir = manifest.path
         self._data = data_path(lease)
-        self._there = copies(lease, manifest)
+        self._copies = copies(lease, manifest)
         self._how = how
         self._absent = manifest.absent
         self.binary = server_for(manifest.server, self._data, how.server)
-        # The last one given wins.
+        # The server takes the last one given.
         pool = (f"--innodb-buffer-pool-size={pool_bytes}",) if pool_bytes is not None else ()
         self._options = (*how.options, *pool, "--innodb-fast-shutdown=1")
 
     def run(self) -> tuple[bool, _Run]:
-        """Recover, shut down, and prove it; return whether there was something to recover, and the last start."""
+        """Recover, shut down and prove it; return whether there was something to recover, and the last start."""
         self._ctx.tell(f"recovering with {self.binary.flavor} {self.binary.version}")
         wrote = self._recorded.version if self._recorded is not None else read_origin(self._data).version
         if self.binary.is_upgrade(wrote):
-            self._ctx.tell(f"warning: {wrote} wrote the data; afterwards no server older than this one can open them")
+            self._ctx.tell(f"warning: {wrote} wrote the data; a server older than this one cannot open them afterwards")
         first = self._start()
-        self._ctx.tell("recovered and shut down; starting once more: is there anything left to recover?")
+        self._ctx.tell("recovered and shut down; starting again to prove that nothing is left to recover")
         second = self._start()
         left = _RECOVERY.search(second.log)
         if left is not None:
             raise VerificationError(
-                f"after a clean shutdown the server had to recover again: {left[0]!r} in its log",
-                hint="look at it: snapmgr verify, snapmgr mount; this should not happen",
+                f"the server had to recover again after a clean shutdown: {left[0]!r} in its log",
+                hint="this should not happen; examine the snapshot: snapmgr verify, snapmgr mount",
             )
-        self._settle_indexes()
+        self._rewrite_indexes()
         fd = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             sync_file_system(fd)
@@ -173,13 +173,13 @@ class _Recovery:
         return _RECOVERY.search(first.log) is not None, second
 
     def relocated_options(self) -> tuple[str, ...]:
-        """Return the options of a server that is to run on the clone."""
+        """Return the options for a server on the clone."""
         if self._recorded is None:
             return ()
         return relocated_options(
             self._recorded,
-            lambda path: str(place_of(path, self._there) or path),
-            places=self._there.keys(),
+            lambda path: str(place_of(path, self._copies) or path),
+            places=self._copies.keys(),
             absent=self._absent,
         )
 
@@ -190,7 +190,7 @@ class _Recovery:
             binary=self.binary,
             memory_bytes=self._how.memory_bytes,
             options=self._options,
-            originals=self._there,
+            originals=self._copies,
             scratch_dir=self._ctx.config.scratch_dir,
             time_limit_s=self._how.time_limit_s,
         ) as server:
@@ -201,21 +201,21 @@ class _Recovery:
             if not server.shutdown(time_limit_s=_SHUTDOWN_S):
                 raise VerificationError(
                     f"the server on the clone did not shut down cleanly: {server.excerpt()}",
-                    hint="is there room on the clone's file system?",
+                    hint="check the free space on the clone's file system",
                 )
             log = server.log_text()
         return _Run(log=log, gtid=gtid, server_uuid=uuid)
 
-    def _settle_indexes(self) -> None:
-        """Let the indexes of the binary and the relay logs name the clone's: a replica would purge live ones."""
+    def _rewrite_indexes(self) -> None:
+        """Make the indexes of binary and relay logs name the clone's files: a replica would purge the live ones."""
         settings = self._recorded.settings if self._recorded is not None else {}
         for kind in ("log_bin", "relay_log"):
             if base := settings.get(f"{kind}_basename"):
-                self._settle_index(
-                    self._where(settings.get(f"{kind}_index", f"{base}.index")), self._where(base).parent
+                self._rewrite_index(
+                    self._copy_of(settings.get(f"{kind}_index", f"{base}.index")), self._copy_of(base).parent
                 )
 
-    def _settle_index(self, index: Path, logs: Path) -> None:
+    def _rewrite_index(self, index: Path, logs: Path) -> None:
         inside = logs == self._data or self._data in logs.parents
         prefix = Path("./", logs.relative_to(self._data)) if inside else logs
         with suppress(FileNotFoundError), open_plain(str(index), write=True) as file:
@@ -226,7 +226,7 @@ class _Recovery:
                 file.write(os.fsencode(f"./{prefix / name}" if inside else str(prefix / name)) + b"\n")
             file.truncate()
 
-    def _where(self, path: str) -> Path:
-        """Given a path from the datadir, return where its copy is; in the datadir if its folder is not in the clone."""
-        copy = place_of(os.path.join(self._datadir, path), self._there)
+    def _copy_of(self, path: str) -> Path:
+        """Return where the copy of `path` (from the datadir) is; in the clone's datadir if its folder has no copy."""
+        copy = place_of(os.path.join(self._datadir, path), self._copies)
         return copy if copy is not None and copy.parent.is_dir() else self._data / os.path.basename(path)

@@ -1,4 +1,4 @@
-"""Proving that a snapshot restores: a throwaway server (or the job's check command) on a writable clone of it."""
+"""Proves that a snapshot restores: runs a throwaway server (or the job's check command) on a writable clone of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapmgr.access.attach import attached, copies, data_path, room_wanted
+from snapmgr.access.attach import attached, copies, data_path, space_required
 from snapmgr.access.note import store_note
 from snapmgr.capacity.lost import removing_if_lost, require_sound_reads
 from snapmgr.catalog.manifest import Verification
@@ -39,17 +39,17 @@ _FAILURES_SHOWN = 5
 
 
 def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verification:
-    """Try a READY snapshot on a clone and record the result; `how` is the job's verify table, by default the defaults.
+    """Verify a READY snapshot on a clone and record the result; `how` is the job's verify table, else its defaults.
 
-    Raises VerificationError when it does not restore to what it should (recorded as failed), MissingRequirementError if
-    this machine lacks the server or room (nothing is recorded: that says nothing about the snapshot), LostError if it
-    ran full. The clone is gone afterwards.
+    Raises VerificationError if it does not restore as expected (recorded as failed), MissingRequirementError if the
+    server program or space is missing on this machine (not recorded, as it does not concern the snapshot), LostError if
+    it overflowed. The clone is removed afterwards.
     """
     how = how or Verify()
     manifest = entry.manifest
     if manifest.source == "directory" and not how.command:
         raise ConfigError(
-            f"job {manifest.job} has no check command to verify its snapshots with",
+            f"job {manifest.job} has no check command, so its snapshots cannot be verified",
             hint=f'set [job.{manifest.job}.verify] command = ["/path/of/check", "{{}}"]',
         )
     start = time.monotonic()
@@ -58,7 +58,7 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
     try:
         with (
             removing_if_lost(ctx, manifest),
-            room_wanted(f"try snapshot {manifest.id}"),
+            space_required(f"verify snapshot {manifest.id}"),
             attached(ctx, entry) as lease,
         ):
             try:
@@ -66,14 +66,14 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
             except (VerificationError, MysqlError) as error:
                 trial.failures.append(error.message)
             require_sound_reads(ctx, lease, manifest)
-            # Before the clone goes: a clone that cannot be removed does not unsay what was found.
+            # Before the clone is removed: if that fails, the result is valid nevertheless.
             verification = trial.record(time.monotonic() - start)
     except SnapmgrError as error:
         if verification is not None:
-            # Only the clone's removal failed. That a snapshot does not restore is worse, and not to be hidden by it.
+            # Only the clone's removal failed. It must not hide that the snapshot does not restore, which is worse.
             if not trial.failures:
                 raise
-            ctx.tell(f"warning: its clone could not be removed now: {error.message}")
+            ctx.tell(f"warning: the clone of {manifest.id} could not be removed: {error.message}")
         elif isinstance(error, NotFoundError | AlteredError):
             gone = "its storage is gone: " if isinstance(error, NotFoundError) else ""
             trial.failures.append(gone + error.message)
@@ -85,13 +85,13 @@ def verify(ctx: Context, entry: Entry, how: Verify | None = None) -> Verificatio
         raise VerificationError(
             f"snapshot {manifest.id} failed its verification: {'; '.join(trial.failures[:_FAILURES_SHOWN])}"
             + (f"; and {more} more (snapmgr show {manifest.short_id})" if more > 0 else ""),
-            hint=f"look at it with: snapmgr mount {manifest.short_id}; rely on another until this is understood",
+            hint=f"examine it: snapmgr mount {manifest.short_id}; rely on another snapshot until the cause is known",
         )
     return verification
 
 
 class _Trial:
-    """One try of one snapshot, and what it found so far."""
+    """One trial of one snapshot, and its findings so far."""
 
     def __init__(self, ctx: Context, manifest: Manifest, how: Verify) -> None:
         self.found = BinlogFindings()
@@ -103,7 +103,7 @@ class _Trial:
         self._deadline = time.monotonic() + how.time_limit_s
 
     def record(self, duration_s: float) -> Verification:
-        """Store what was found so far as the snapshot's verification, and return it."""
+        """Store the findings so far as the snapshot's verification, and return it."""
         verification = Verification(
             at=datetime.now(UTC),
             result="failed" if self.failures else "passed",
@@ -113,23 +113,23 @@ class _Trial:
         )
         self._ctx.catalog.write_verification(self._manifest.id, verification)
         try:
-            # Beside the snapshot too, should the state directory be lost: prune keeps the newest that is verified.
+            # Also beside the snapshot, in case the state directory is lost: prune keeps the newest VERIFIED one.
             store_note(self._ctx, self._ctx.catalog.load(self._manifest.id))
         except SnapmgrError as error:
-            self._ctx.tell(f"warning: the result could not be stored beside the snapshot: {error.message}")
+            self._ctx.tell(f"warning: the result could not be stored beside {self._manifest.id}: {error.message}")
         return verification
 
     def run(self, lease: Lease) -> None:
-        """Try what is attached by `lease`."""
+        """Check the clone that `lease` has attached."""
         data = data_path(lease)
         if not data.is_dir():
             self.failures.append(f"the clone has no folder {lease.parts[0].subpath!r}")
         elif self._manifest.source == "directory":
             self._run_command(data)
         else:
-            there = copies(lease, self._manifest)
-            check_binlog(self._manifest, there, self.found)
-            self._run_server(there, data)
+            folders = copies(lease, self._manifest)
+            check_binlog(self._manifest, folders, self.found)
+            self._run_server(folders, data)
 
     def _run_command(self, data: Path) -> None:
         argv = [word.replace("{}", str(data)) for word in self._how.command]
@@ -139,9 +139,9 @@ class _Trial:
         except CommandError as error:
             self.failures.append(error.message)
         else:
-            self.checks.append(f"{shlex.join(self._how.command)} ended with 0")
+            self.checks.append(f"{shlex.join(self._how.command)} exited with status 0")
 
-    def _run_server(self, there: dict[str, Path], data: Path) -> None:
+    def _run_server(self, folders: dict[str, Path], data: Path) -> None:
         recorded = self._manifest.server
         left_s = self._deadline - time.monotonic()
         if make_ready(self._ctx, self._manifest, data, memory_bytes=self._how.memory_bytes, time_limit_s=left_s):
@@ -152,8 +152,8 @@ class _Trial:
             program=self._how.server,
             memory_bytes=self._how.memory_bytes,
             options=self._how.options,
-            # Absolute paths in the data lead to the live files, unless the clone's are put in their place.
-            originals=there,
+            # Absolute paths in the data lead to the live files, unless the clone's folders are mounted over those.
+            originals=folders,
             scratch_dir=self._ctx.config.scratch_dir,
             time_limit_s=self._deadline - time.monotonic(),
             tell=self._ctx.tell,
@@ -162,8 +162,8 @@ class _Trial:
             with server.connect() as connection:
                 compare_gtid(self._manifest, connection, self.found)
                 self._check_tables(server, connection)
-            if self.failures and (lacking := server.missing_keys("what is encrypted could not be judged")):
-                raise lacking
+            if self.failures and (missing := server.missing_keys("encrypted data could not be checked")):
+                raise missing
             if not server.shutdown():
                 self.failures.append("the server on the clone did not shut down cleanly")
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from snapmgr_lvm import kernel
+from snapmgr_lvm import dm
 
 _ROOT = Path(__file__).parents[2]
 _TIME_LIMIT_S = 7200
@@ -22,7 +22,7 @@ def enter_guest(script: str, folder: Path | None) -> None:
         script: the benchmark's file.
         folder: where it writes results, if it does; the guest sees nothing else of ours but the checkout.
     """
-    if kernel.has_device_mapper():
+    if dm.has_device_mapper():
         # Refuses a disk that is somebody's, and says why.
         refused = subprocess.run([_ROOT / "vagrant/guest-test", "--version"], check=False, stdout=subprocess.DEVNULL)
         if refused.returncode:

@@ -222,7 +222,7 @@ def test_a_thin_pool_is_guarded_before_it_is_full_and_its_state_is_told(
     with pytest.raises(OSError, match="error|space"):
         snapmgr.write(40, "more")
     assert snapmgr("doctor") == 1
-    assert f"data of the thin pool {vg.name}/pool ran full or is damaged" in snapmgr.said
+    assert f"data of the thin pool {vg.name}/pool is full or damaged" in snapmgr.said
     run("lvextend", "--yes", "--size", "+128m", f"{vg.name}/pool")
     snapmgr("doctor")
-    assert "ran full or is damaged" not in snapmgr.said
+    assert "is full or damaged" not in snapmgr.said

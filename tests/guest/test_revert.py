@@ -202,7 +202,7 @@ def test_siblings_of_a_classic_snapshot_stay_valid_or_are_named(vg):
         lvm.run("dmsetup", "create", "above", "--table", f"0 8192 linear {scene.origin.device} 0")
         stacked = scene.run("restore", older.id, "--in-place", "--yes")
         assert stacked.returncode == 1
-        assert "other devices stand on the volume: above" in stacked.stderr
+        assert "other devices use the volume: above" in stacked.stderr
         lvm.run("dmsetup", "remove", "--retry", "above")
         lvm.run("mount", scene.origin.device, scene.origin.point)
         lvm.run("lvremove", "--yes", f"{vg.name}/foreign")
@@ -265,7 +265,7 @@ def test_whoever_kills_it_the_next_call_or_doctor_converges(vg, kind, points):
             else:
                 done = scene.run("doctor", "--fix")
                 assert done.returncode == 0, done.stdout + done.stderr
-                undone = f"the restore in place of {taken} is undone" in done.stderr
+                undone = f"the in-place restore of {taken} is undone" in done.stderr
                 assert undone == (point == "lvconvert")
                 assert undone == (record.step == "merging")
                 assert undone or f"{taken} is completed" in done.stderr

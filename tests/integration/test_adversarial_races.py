@@ -233,6 +233,6 @@ def test_a_copy_is_no_place_to_restore_to() -> None:
         taken = backup(ctx, ctx.config.job("demo"))
         store = Path(taken.members[0].ref.pool.id)
         for dest in (store / taken.id / "data" / "x", store / "x", store):
-            with pytest.raises(ConfigError, match="lies in the folder of copies"):
+            with pytest.raises(ConfigError, match="is in the folder of copies"):
                 restore(ctx, ctx.catalog.load(taken.id), str(dest))
         assert restore(ctx, ctx.catalog.load(taken.id), f"{scene.file_system.point}/x").differences == ()

@@ -152,7 +152,7 @@ def test_the_walk_of_the_table_agrees_with_the_kernel():
         output = isolated(
             """
             import os, sys
-            from snapmgr.system.blockdev import _mount_id, MountTree, read_mounts
+            from snapmgr.system.blockdev import MountTree, mount_id_of, read_mounts
             from snapmgr.system.command import CommandRunner
             run = CommandRunner().run
             base = sys.argv[1] + "/t"
@@ -183,7 +183,7 @@ def test_the_walk_of_the_table_agrees_with_the_kernel():
                     folders.clear()
                     continue
                 descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
-                real = _mount_id(descriptor)
+                real = mount_id_of(descriptor)
                 os.close(descriptor)
                 found = MountTree(table).find(path)
                 assert found.id == real, (path, found, real)

@@ -289,7 +289,7 @@ def test_doctor_finds_what_dead_runs_and_strangers_left(scene: Scene) -> None:
     time.sleep(0.6)
     done = scene.run("doctor")
     assert done.returncode == 1
-    assert "is PENDING, left by a run that was cut short" in done.stdout
+    assert "is PENDING, left by a run that was interrupted" in done.stdout
     assert scene.run("prune", "demo").returncode == 0
     assert scene.run("doctor").returncode == 0
     # Somebody deletes the storage behind our back.

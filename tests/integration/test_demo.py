@@ -47,7 +47,7 @@ def test_demonstration_from_end_to_end(pytestconfig):
 
 MOMENTS = (
     *("MariaDB ", "$ snapmgr backup", "arming", "$ snapmgr mount"),
-    *("$ ls ", "starting mariadb", "$ mariadbd", "mending"),
+    *("$ ls ", "starting mariadb", "$ mariadbd", "repairing"),
 )
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

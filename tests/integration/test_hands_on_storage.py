@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from snapmgr.backup.directory import fingerprint
+from snapmgr.backup.fire import fingerprint
 from snapmgr.contract.errors import InUseError
 from support import faults
 from support.btrfs import run

@@ -266,7 +266,7 @@ def _try_status_unprivileged(folder):
 
     done = as_nobody()
     assert done.returncode == 7, done.stdout + done.stderr
-    assert "no right" in done.stderr
+    assert "no permission to read" in done.stderr
     for path in (folder / "state", *(folder / "state").rglob("*")):
         path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
     done = as_nobody()

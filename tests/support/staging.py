@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from snapmgr.contract.errors import MissingRequirementError
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import ServerIdentity, identify
-from snapmgr.physical.tools.choose import ApplyRequest, CopyRequest, Tool, ToolBackup, choose_tool
+from snapmgr.physical.tools.choose import choose_tool
+from snapmgr.physical.tools.request import ApplyRequest, CopyRequest, Tool, ToolBackup
 from support.kinds import KINDS
 
 if TYPE_CHECKING:

@@ -90,6 +90,27 @@ def test_backend_contract_names_every_module_but_the_api():
     }
 
 
+def test_a_backup_loads_few_modules():
+    code = "import sys, snapmgr.backup.run; print(*[name for name in sys.modules if name.startswith('snapmgr')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "snapmgr.backup.run" in loaded
+    assert len(loaded) <= 80, loaded
+    others = (
+        "bench",
+        "cli",
+        "doctor",
+        "keep",
+        "restore",
+        "trace",
+        "verify",
+        "physical",
+        "mysql.server",
+        "mysql.binlog",
+    )
+    assert [name for name in loaded if name.startswith(tuple(f"snapmgr.{room}" for room in others))] == []
+
+
 def test_no_room_is_a_drawer():
     for folder in [ROOT / "snapmgr", *(path.parent for path in (ROOT / "snapmgr").rglob("__init__.py"))]:
         files = list(folder.glob("*.py"))
@@ -100,7 +121,7 @@ def test_no_room_is_a_drawer():
 
 
 def test_no_file_is_over_400_lines():
-    sources = [*(ROOT / "snapmgr").rglob("*.py")]
+    sources = [*(ROOT / "snapmgr").rglob("*.py"), *(ROOT / "backends").rglob("*.py")]
     long = {str(path.relative_to(ROOT)): n for path in sources if (n := len(path.read_text().splitlines())) > 400}
     assert long == {}
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import snapmgr_btrfs
 from snapmgr.api import MissingRequirementError, Mount, NotMine, Pool, StorageError, Target, Volume
-from snapmgr_btrfs import backend, cost, filesystem, folder, inventory, library, locating, space
+from snapmgr_btrfs import backend, filesystem, folder, inventory, library, locating, space
 
 POOL = Pool(backend="btrfs", id=str(uuid.UUID(int=99)), hint="/dev/x")
 ORIGIN = uuid.UUID(int=1).bytes
@@ -176,16 +176,16 @@ def test_a_quota_group_is_believed_only_while_it_is_consistent(tmp_path):
     group = tmp_path / "qgroups" / "0_257"
     group.mkdir(parents=True)
     (group / "exclusive").write_text("12345\n")
-    assert cost.quota_exclusive(tmp_path, 257) is None
+    assert space.quota_exclusive(tmp_path, 257) is None
     (tmp_path / "qgroups" / "inconsistent").write_text("0\n")
-    assert cost.quota_exclusive(tmp_path, 257) == 12345
-    assert cost.quota_exclusive(tmp_path, 258) is None
+    assert space.quota_exclusive(tmp_path, 257) == 12345
+    assert space.quota_exclusive(tmp_path, 258) is None
     (tmp_path / "qgroups" / "mode").write_text("squota\n")
-    assert cost.quota_exclusive(tmp_path, 257) is None
+    assert space.quota_exclusive(tmp_path, 257) is None
     (tmp_path / "qgroups" / "mode").write_text("qgroup\n")
-    assert cost.quota_exclusive(tmp_path, 257) == 12345
+    assert space.quota_exclusive(tmp_path, 257) == 12345
     (tmp_path / "qgroups" / "inconsistent").write_text("1\n")
-    assert cost.quota_exclusive(tmp_path, 257) is None
+    assert space.quota_exclusive(tmp_path, 257) is None
 
 
 def test_a_missing_library_is_named_with_what_to_install(monkeypatch):

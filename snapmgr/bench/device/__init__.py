@@ -1,4 +1,4 @@
-"""Chooses, examines and claims the device that a run writes to, and says what hardware it is.
+"""Chooses, examines and claims the device that a run writes to, and describes its hardware.
 
 Others import `target` (open or preview one), `precondition`, `hostfacts`, `identity` and `mark`.
 """

@@ -1,4 +1,4 @@
-"""Checks whether a block device may be formatted: who uses it, and which data it holds.
+"""Checks whether a block device may be formatted: finds its users and its data.
 
 Users are found through the kernel: an exclusive open, sysfs, the mount tables of all namespaces, open descriptors. Data
 are found by ``blkid -p`` and ``wipefs``, which probe in different ways, and by reading the device.
@@ -36,22 +36,22 @@ _PROCESSES_SHOWN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class FoundSignature:
-    """One signature, or the table of partitions, on a device or on one of its partitions."""
+    """One signature, or the partition table, on a device or on one of its partitions."""
 
     signature: Signature
     shown: str
-    """In words: "btrfs (UUID 3f…, label srv)"."""
+    """Description: "btrfs (UUID 3f…, label srv)"."""
     partition: bool = False
-    """It is a partition, or lies in one."""
+    """Whether it is a partition, or lies in one."""
 
 
 # ------------------------------------------------------------------------------------------------------ who uses it
 
 
 def uses(device: BlockDevice, *, sysfs: Path = _SYSFS, proc: Path = _PROC) -> tuple[str, ...]:
-    """Given a device, return all that forbids to write to it, each as a sentence without a full stop.
+    """Return everything that forbids writing to a device, each as a sentence without a full stop.
 
-    None of it is ever overruled by --wipe. Descriptors of this process do not count.
+    --wipe never overrules any of it. Descriptors of this process do not count.
     """
     parts = partitions(device, sysfs=sysfs)
     found = [*_state(device, sysfs), *_uses_of(device.number, device.path, sysfs, proc)]
@@ -63,16 +63,16 @@ def uses(device: BlockDevice, *, sysfs: Path = _SYSFS, proc: Path = _PROC) -> tu
         found.append("multipathd has it: it is one path of several to a disk")
     if not found and (held := refused_exclusively(device.path)):
         found.append(held)
-    # Who writes to it without the kernel's knowing it as a user: a virtual machine, a database on a raw device.
+    # Writers that the kernel does not know as users: a virtual machine, a database on a raw device.
     if not found:
         found += _writers({device.number: device.path} | dict(parts), proc)
     return tuple(found)
 
 
 def refused_exclusively(path: str) -> str:
-    """Return why the kernel does not let us have the device for ourselves; "" if it does.
+    """Return why the kernel refuses us an exclusive open of the device; "" if it grants one.
 
-    A mount in any namespace, swap, and what device-mapper, md, bcache or ZFS built on it all hold it so.
+    A mount in any namespace, swap, and any device-mapper, md, bcache or ZFS device on top hold it exclusively.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC))
@@ -86,7 +86,7 @@ def refused_exclusively(path: str) -> str:
 
 
 def partitions(device: BlockDevice, *, sysfs: Path = _SYSFS) -> tuple[tuple[str, str], ...]:
-    """Return number and path of each partition that the kernel knows on a device."""
+    """Return the number and path of each partition that the kernel knows on a device."""
     found = []
     folder = (sysfs / "dev/block" / device.number).resolve()
     for entry in sorted(folder.glob("*/partition")):
@@ -109,7 +109,7 @@ def _state(device: BlockDevice, sysfs: Path) -> Iterator[str]:
 
 
 def _uses_of(number: str, path: str, sysfs: Path, proc: Path) -> Iterator[str]:
-    """Yield how the kernel and other processes use a device or partition, its own partitions left out."""
+    """Yield the uses of a device or partition by the kernel and other processes, without its own partitions."""
     yield from (f"mounted at {where}" for where in _mounted(number, proc))
     if any(_number_of(line.split()[0]) == number for line in _lines(proc / "swaps")[1:]):
         yield "it is active swap space"
@@ -124,14 +124,14 @@ def _uses_of(number: str, path: str, sysfs: Path, proc: Path) -> Iterator[str]:
     for backing in (sysfs / "block").glob("loop*/loop/backing_file"):
         if _number_of(_read(backing)) == number:
             yield f"the loop device /dev/{backing.parts[-3]} lies on {path}"
-    # The one user in the kernel that does not claim its devices.
+    # This is the only user in the kernel that does not claim its devices.
     for exported in (sysfs / "kernel/config/nvmet/subsystems").glob("*/namespaces/*/device_path"):
         if _number_of(_read(exported)) == number:
             yield f"exported over NVMe, by {exported.parts[-4]}"
 
 
 def _mounted(number: str, proc: Path) -> Iterator[str]:
-    """Yield where a device is mounted, in all mount namespaces that we may look into."""
+    """Yield the mounts of a device in all mount namespaces that we may read."""
     seen: set[str] = set()
     told: set[str] = set()
     for process in (proc / "self", *sorted(proc.glob("[0-9]*"))):
@@ -148,7 +148,7 @@ def _mounted(number: str, proc: Path) -> Iterator[str]:
 
 
 def _writers(numbers: dict[str, str], proc: Path) -> list[str]:
-    """Return who has one of some devices open for writing, ourselves left out."""
+    """Return the processes other than ours that have one of some devices open for writing."""
     found: list[str] = []
     for process in proc.glob("[0-9]*"):
         if process.name == str(os.getpid()) or len(found) >= _PROCESSES_SHOWN:
@@ -156,7 +156,7 @@ def _writers(numbers: dict[str, str], proc: Path) -> list[str]:
         with suppress(OSError):
             for link in (process / "fd").iterdir():
                 with suppress(OSError):
-                    # Only what looks like a device node is followed: a stat of anything else could hang.
+                    # Only paths like device nodes are followed: a stat of anything else could hang.
                     if not os.readlink(link).startswith("/dev/"):
                         continue
                     number = _number_of(str(link))
@@ -173,7 +173,7 @@ def _writes(info: Path) -> bool:
 
 
 def _number_of(path: str) -> str:
-    """Return the number of the block device at a path; "" if there is none."""
+    """Return the number of the block device at a path; "" if the path is none."""
     with suppress(OSError, ValueError):
         found = os.stat(path)
         if stat.S_ISBLK(found.st_mode):
@@ -199,7 +199,7 @@ def signatures(device: BlockDevice, *, runner: Runner, sysfs: Path = _SYSFS) -> 
 def _probed(path: str, runner: Runner) -> list[FoundSignature]:
     found: dict[Signature, FoundSignature] = {}
     for kind, uuid, label in (*_by_blkid(path, runner), *_by_wipefs(path, runner)):
-        # wipefs finds what blkid found once more, some of it at several places, and no UUID of a partition table.
+        # wipefs repeats blkid's findings, some of them at several places, and reports no UUID of a partition table.
         if uuid or all(kind != other for other, _uuid in found):
             found.setdefault((kind, uuid), FoundSignature(signature=(kind, uuid), shown=_shown(kind, uuid, label)))
     return list(found.values())
@@ -216,7 +216,7 @@ def _by_blkid(path: str, runner: Runner) -> Iterator[tuple[str, str, str]]:
     if answer.returncode == _SEVERAL_FOUND:
         yield "several signatures that contradict each other", "", ""
     facts = parse_blkid(answer.stdout)
-    # A file system may show a UUID_SUB besides: of one device among several.
+    # A file system may also show a UUID_SUB, that of one device among several.
     if "TYPE" in facts:
         yield facts["TYPE"], facts.get("UUID", ""), facts.get("LABEL", "")
     if "PTTYPE" in facts:

@@ -42,7 +42,7 @@ _WIPE_TIMEOUT_S = 120.0
 
 
 def require_size(what: str, size: int, needed: int | None) -> None:
-    """Raise ConfigError unless `size` bytes are enough for the data, and for any file system at all."""
+    """Raise ConfigError unless `size` bytes are enough for the data and for any file system."""
     least = max(MIN_BYTES, needed or 0)
     if size < least:
         raise ConfigError(
@@ -54,7 +54,7 @@ def require_size(what: str, size: int, needed: int | None) -> None:
 def node_of(path: str) -> str:
     """Given any node of a block device, return the kernel's own: a lock on another node excludes no other program.
 
-    Raises ConfigError if that is not there.
+    Raises ConfigError if that is missing.
     """
     number = os.stat(path).st_rdev
     own = device_stack(f"{os.major(number)}:{os.minor(number)}").path
@@ -86,7 +86,7 @@ class DeviceTarget:
         self._noted = True
 
     def check(self) -> None:
-        """Raise StorageError unless the node still leads to the same device, and it is unused."""
+        """Raise StorageError unless the node still leads to the same device and that is unused."""
         why = self._changed()
         if not why and refused_exclusively(self.device):
             why = "; ".join(uses(self._record))
@@ -113,7 +113,7 @@ class DeviceTarget:
         return "it is a second path to a disk" if identity.twin else ""
 
     def blank(self) -> None:
-        """Remove all signatures, and discard what may be used where the device can."""
+        """Remove all signatures, and discard the usable part if the device supports that."""
         self.check()
         _forget_cached(self._fd)
         self._runner.run(["wipefs", "--quiet", "--all", self.device], timeout_s=_WIPE_TIMEOUT_S)
@@ -127,7 +127,7 @@ class DeviceTarget:
         self._mark(Mark(identity=self._identity.text, size_bytes=self._record.size_bytes))
 
     def made(self) -> None:
-        """Note the signatures that are there now in the mark."""
+        """Record the current signatures in the mark."""
         found = signatures(self._record, runner=self._runner)
         own = tuple(one.signature for one in found if not one.partition)
         self._mark(Mark(identity=self._identity.text, size_bytes=self._record.size_bytes, signatures=own))
@@ -181,12 +181,12 @@ def opened_device(
         target = DeviceTarget(fd, device, identity, runner)
         target.blank()
         if any(one.partition for one in found):
-            # The kernel forgets them with their table, unless they were told to it by hand.
+            # The kernel forgets partitions with their table, unless they were added manually.
             runner.run(["partx", "--delete", device.path], ok=(0, 1), timeout_s=_WIPE_TIMEOUT_S)
         try:
             yield target
         except BaseException:
-            # Report the failure itself, not that something still holds the device because of it.
+            # Report the failure itself, not its consequence that something still holds the device.
             with suppress(SnapmgrError, OSError):
                 target.leave()
             raise
@@ -197,8 +197,8 @@ def opened_device(
 def claimed(path: str) -> Iterator[int]:
     """Open a device and lock it for us (systemd.io/BLOCK_DEVICE_LOCKING): udev ignores it while it is locked.
 
-    The descriptor also keeps its name from going to another disk when it is pulled out. It is not open for writing: a
-    kernel may refuse to mount what somebody could write to.
+    The descriptor also keeps its name from going to another disk when it is pulled out. It is not open for writing,
+    because a kernel may refuse to mount a device that is.
     """
     with ExitStack() as stack:
         fd = stack.enter_context(_opened(path))
@@ -213,7 +213,7 @@ def claimed(path: str) -> Iterator[int]:
 
 
 def _have_udev_look_again(path: str) -> None:
-    """Open and close it for writing: what udev could not look at while it was locked it looks at then."""
+    """Open it for writing and close it, so that udev examines changes that it ignored during the lock."""
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
@@ -238,7 +238,7 @@ def _lock(fd: int, how: int, path: str) -> None:
         try:
             fcntl.flock(fd, how | fcntl.LOCK_NB)
         except BlockingIOError:
-            # udev holds it while it looks at a device, which does not take long.
+            # udev holds a device while it examines it, which does not take long.
             if time.monotonic() > deadline:
                 raise BusyError(
                     f"{path} is locked: another run of the benchmark, or a partitioning program, is at work on it",
@@ -255,7 +255,7 @@ def examined(
     """Return the identity and the contents of an open device. Raises ConfigError unless it may be formatted."""
     number = os.fstat(fd).st_rdev
     device = device_stack(f"{os.major(number)}:{os.minor(number)}", properties=udev_properties)
-    # Without udev the nodes of device-mapper have only the names that LVM gave them.
+    # Without udev, device-mapper nodes have only the names that LVM gave them.
     device = replace(device, path=path)
     identity = identify(device)
     title = title_of(device, identity)
@@ -291,7 +291,7 @@ def examined(
 def _contents(
     device: BlockDevice, fd: int, identity: Identity, runner: Runner
 ) -> tuple[tuple[FoundSignature, ...], str]:
-    """Return the contents of a device, and why they are not only our own leftovers ("" if they are)."""
+    """Return the contents of a device, and the reason why they are not just our leftovers ("" if they are)."""
     try:
         _forget_cached(fd)
         found = signatures(device, runner=runner)
@@ -315,7 +315,7 @@ def title_of(device: BlockDevice, identity: Identity) -> str:
 
 
 def _sequence(number: str) -> str:
-    """Return the kernel's sequence number of a disk, which no other gets until the next boot; "" before Linux 5.15."""
+    """Return the kernel's sequence number of a disk, unique until the next boot; "" before Linux 5.15."""
     folder = Path("/sys/dev/block", number).resolve()
     whole = folder.parent if (folder / "partition").exists() else folder
     with suppress(OSError):

@@ -40,7 +40,7 @@ _QUEUE = {
     "wbt_lat_usec": "writeback_throttle_us",
     "zoned": "zoned",
 }
-# Each with the arguments that have it print its version, on stdout or stderr.
+# Each program with the arguments that print its version, on stdout or stderr.
 _TOOLS: Mapping[str, tuple[str, ...]] = {
     "mkfs.btrfs": ("--version",),
     "mkfs.xfs": ("-V",),
@@ -62,9 +62,9 @@ _BACKING_DELETED = " (deleted)"
 
 
 def host_facts(device: str, *, name: bool = False, runner: Runner | None = None) -> dict[str, Any]:
-    """Given the device node that is measured on, return facts about it and this machine, ready for JSON.
+    """Return facts about the measured device node and this machine, ready for JSON.
 
-    What cannot be found out is absent or None, never guessed. With `name` the host's name is among them. Raises
+    Unknown facts are absent or None, never guessed. With `name` they include the host's name. Raises
     StorageError if the device is gone.
     """
     runner = runner or CommandRunner()
@@ -91,7 +91,7 @@ def host_facts(device: str, *, name: bool = False, runner: Runner | None = None)
 
 # /proc/cpuinfo of User Mode Linux has a line with the host's name: only the needed fields are read from it.
 def cpu_facts(*, proc: Path = _PROC, sysfs: Path = _SYSFS) -> dict[str, Any]:
-    """Return model, how many this process may use of how many, what slows them (governor, mitigations)."""
+    """Return the processors' model and number, the number usable by us, and slowdowns (governor, mitigations)."""
     text = _read(proc / "cpuinfo")
     model = re.search(r"^(?:model name|Model|cpu model|Hardware)\s*:\s*(.+)$", text, re.MULTILINE)
     cpus = sysfs / "devices/system/cpu"
@@ -112,21 +112,21 @@ def cpu_facts(*, proc: Path = _PROC, sysfs: Path = _SYSFS) -> dict[str, Any]:
 
 
 def virtualisation(runner: Runner, *, proc: Path = _PROC, sysfs: Path = _SYSFS) -> dict[str, Any]:
-    """Return the hypervisor and the container this runs in; "none", or None where that is unknown."""
+    """Return the hypervisor and the container that we run in; "none", or None if unknown."""
     vm, container = _detected(runner, "--vm"), _detected(runner, "--container")
     cpu = _read(proc / "cpuinfo")
     if re.search(r"^vendor_id\s*:\s*User Mode Linux", cpu, re.MULTILINE):
         vm = "uml"
     dmi = " ".join(text for word in ("sys_vendor", "product_name") if (text := _read(sysfs / "class/dmi/id" / word)))
     if vm in (None, "none") and re.search(r"^flags\s*:.*\bhypervisor\b", cpu, re.MULTILINE):
-        # The processor says so where nothing else does (small hypervisors have no DMI).
+        # The processor shows it even if nothing else does (small hypervisors have no DMI).
         vm = "unknown hypervisor"
     return {"vm": vm, "container": container, "dmi": dmi or None}
 
 
 def _detected(runner: Runner, which: str) -> str | None:
     with suppress(CommandError, MissingRequirementError):
-        # Exit code 1 with "none".
+        # It prints "none" with exit status 1.
         return runner.run(["systemd-detect-virt", which], ok=(0, 1), timeout_s=_TIMEOUT_S).stdout.strip() or None
     return None
 
@@ -143,7 +143,7 @@ def _system() -> str | None:
 
 
 def tool_versions(runner: Runner) -> dict[str, str]:
-    """Return the versions of the programs that are installed, by name; "unknown" for one that does not tell."""
+    """Return the versions of the installed programs by name; "unknown" if a program does not report it."""
     found = {}
     for tool, arguments in _TOOLS.items():
         with suppress(CommandError, MissingRequirementError):
@@ -167,7 +167,7 @@ def _packages() -> dict[str, str]:
 def device_facts(path: str, *, sysfs: Path = _SYSFS) -> dict[str, Any]:
     """Given a device node, return the facts that determine its speed, also for the devices below it.
 
-    A loop device's file system is told too, with the devices that hold that. Raises StorageError if it is gone.
+    They include a loop device's file system and the devices below that. Raises StorageError if the device is gone.
     """
     number = os.stat(path).st_rdev
     device = device_stack(f"{os.major(number)}:{os.minor(number)}", sysfs=sysfs, properties=udev_properties)
@@ -200,7 +200,7 @@ def _loop(device: BlockDevice, sysfs: Path) -> dict[str, Any]:
     file = backing_file(device, sysfs=sysfs)
     if file is None:
         return facts
-    # The path itself stays out; so does a file without a name, which the kernel shows as "FOLDER/#INODE (deleted)".
+    # The path is left out; so is a file without a name, which the kernel shows as "FOLDER/#INODE (deleted)".
     folder = os.path.dirname(file.removesuffix(_BACKING_DELETED))
     with suppress(SnapmgrError, OSError):
         target = find_target(folder)
@@ -213,7 +213,7 @@ def _loop(device: BlockDevice, sysfs: Path) -> dict[str, Any]:
 
 
 def _chosen(text: str) -> str | None:
-    """Return the scheduler in brackets: "mq-deadline" of "none [mq-deadline] kyber"."""
+    """Return the scheduler in brackets: "mq-deadline" from "none [mq-deadline] kyber"."""
     found = re.search(r"\[(.+?)\]", text)
     return found[1] if found else text or None
 

@@ -1,6 +1,6 @@
 """Identifies a device by a word that stays with the hardware and that a person can type: the value of --wipe.
 
-A name such as /dev/sdb is no identity: another disk may have it after the next boot.
+A name such as /dev/sdb does not identify a disk: another disk may have it after the next boot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SYSFS = Path("/sys")
 _BY_ID = Path("/dev/disk/by-id")
-# Names that come from the contents of a device or from a configuration, not from the device itself.
+# These names come from the contents of a device or from a configuration, not from the device itself.
 _NOT_HARDWARE = ("dm-name-", "lvm-pv-uuid-")
 _MADE_BY_KERNEL = ("loop", "ram", "zram", "dm-", "md", "nbd")
 _VPD_HEADER_BYTES = 4
@@ -33,20 +33,20 @@ class Identity:
     """The identity of a device."""
 
     text: str
-    """As --wipe takes it; "" if there is none."""
+    """The value for --wipe; "" if unknown."""
     source: Source
     model: str
-    """For people; "" where it is not known."""
+    """Model for messages; "" if unknown."""
     why_not: str = ""
-    """Why there is none, as the end of a sentence."""
+    """Why the identity is unknown, as the end of a sentence."""
     twin: str = ""
-    """Another device with the same WWN: it is a second path to the same disk."""
+    """Another device with the same WWN, which is a second path to the same disk."""
 
 
 def identify(device: BlockDevice, *, sysfs: Path = _SYSFS, by_id: Path = _BY_ID) -> Identity:
     """Given a device, return its identity: its serial number, else its WWN, else its name in /dev/disk/by-id.
 
-    A partition has its disk's, with "-partN". One that another device here shares is none.
+    A partition has its disk's identity with "-partN". An identity shared by another device here does not count.
     """
     if device.kind == "part" and device.below:
         whole = identify(device.below[0], sysfs=sysfs, by_id=by_id)
@@ -87,12 +87,12 @@ def _identify_disk(device: BlockDevice, sysfs: Path, by_id: Path) -> Identity:
 
 
 def normal(text: str) -> str:
-    """Return an identity as it is compared: disks pad their serial numbers with spaces."""
+    """Return an identity in a form for comparison: disks pad their serial numbers with spaces."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def _candidates(folder: Path, number: str) -> Iterator[tuple[Source, str]]:
-    """Yield serial number and WWN of a whole disk, as far as sysfs and udev know them."""
+    """Yield the serial number and WWN of a whole disk, as far as sysfs and udev know them."""
     facts = udev_properties(number)
     serial = (
         _attribute(folder / "serial")
@@ -101,7 +101,7 @@ def _candidates(folder: Path, number: str) -> Iterator[tuple[Source, str]]:
         or _vpd_serial(folder / "device/vpd_pg80")
     )
     wwn = _attribute(folder / "wwid") or _attribute(folder / "device/wwid") or facts.get("ID_WWN_WITH_EXTENSION")
-    # All zeros (cheap USB bridges) is no serial number.
+    # All zeros (cheap USB bridges) do not count as a serial number.
     if serial and normal(serial).strip("0 "):
         yield "serial", normal(serial)
     if wwn and normal(wwn):
@@ -123,7 +123,7 @@ def _model(folder: Path, number: str) -> str:
     told = [_attribute(folder / "device/vendor"), _attribute(folder / "device/model")]
     # A virtio disk's "vendor" is a PCI number.
     words = [word for word in told if word and not word.startswith("0x")]
-    # Linux writes "ATA" where a vendor would stand.
+    # Linux writes "ATA" instead of a vendor.
     text = " ".join(word for word in words if word != "ATA")
     return normal(text or udev_properties(number).get("ID_MODEL", "").replace("_", " "))
 

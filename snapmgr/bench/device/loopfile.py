@@ -1,4 +1,4 @@
-"""Makes a file a block device, for machines without a spare disk; it disappears with this process.
+"""Turns a file into a block device, for machines without a spare disk; it disappears with this process.
 
 The file has no name while it holds data: it is opened without one, or loses it while it is empty. So the kernel frees
 it when the last descriptor is closed. The loop device detaches itself ("autoclear") at the same moment.
@@ -58,7 +58,7 @@ class LoopTarget:
         self._runner = runner
 
     def check(self) -> None:
-        """Raise StorageError unless the loop device still has our file; holes that a discard made in it are filled."""
+        """Fill holes that a discard made. Raises StorageError unless the loop device still has our file."""
         own = os.fstat(self._file_fd)
         try:
             found = _backing(self.device)
@@ -74,12 +74,12 @@ class LoopTarget:
         _reserve(self._file_fd, self.size_bytes)
 
     def blank(self) -> None:
-        """Remove all signatures. Nothing is discarded: the file keeps its blocks, and each sample finds the same."""
+        """Remove all signatures. Discards nothing: the file keeps its blocks, so all samples find the same ones."""
         self.check()
         self._runner.run(["wipefs", "--quiet", "--all", self.device])
 
     def made(self) -> None:
-        """Nothing to note: the file goes with us."""
+        """Do nothing: the file disappears with this process."""
 
     def facts(self) -> dict[str, Any]:
         """Return its description for the samples: see `docs/reference/benchmark-devices.md`."""
@@ -92,9 +92,9 @@ def loop_target(
 ) -> Iterator[LoopTarget]:
     """Yield a loop device of `size_bytes` on a preallocated file in `folder`; both go with the context or the process.
 
-    `written`: the file's blocks are written once, or the file system below it would convert each at its first use,
-    which costs storage that writes elsewhere (copy-on-write) more than storage that writes in place. Raises ConfigError
-    without room, MissingRequirementError without the right or loop devices, StorageError.
+    `written`: write the file's blocks once. Otherwise the file system below would convert each at its first use, which
+    costs storage that writes elsewhere (copy-on-write) more than storage that writes in place. Raises ConfigError
+    without room, MissingRequirementError without permission or loop devices, StorageError.
     """
     fs_type = require_room(folder, size_bytes)
     file_fd = _nameless(folder)
@@ -165,7 +165,7 @@ def _nameless(folder: Path) -> int:
             raise ConfigError(
                 f"cannot make a file in {folder}: {error.strerror}", hint="name another FOLDER: --on loop:SIZE:FOLDER"
             ) from None
-    # A file system without O_TMPFILE (NFS, some FUSE): it has a name while it is empty.
+    # On a file system without O_TMPFILE (NFS, some FUSE) the file has a name while it is empty.
     try:
         fd, name = tempfile.mkstemp(prefix=".snapmgr-bench-", dir=folder)
     except OSError as error:
@@ -177,7 +177,7 @@ def _nameless(folder: Path) -> int:
 
 
 def _without_cow(fd: int) -> bool:
-    """On btrfs: have the file written in place, or it is the file system below that would be measured."""
+    """Make btrfs write the file in place; otherwise a run would measure the file system below."""
     flags = bytearray(8)
     with suppress(OSError):
         fcntl.ioctl(fd, _FS_IOC_GETFLAGS, flags)
@@ -189,9 +189,9 @@ def _without_cow(fd: int) -> bool:
 
 
 def _reserve(fd: int, size_bytes: int) -> bool:
-    """Allocate all blocks of a file; False where the file system cannot. Raises OSError if there is no space.
+    """Allocate all blocks of a file; False if the file system cannot. Raises OSError if the space is not enough.
 
-    Not `os.posix_fallocate`: where the file system cannot, that writes each block, over data.
+    `os.posix_fallocate` is unsuitable: if the file system cannot allocate, it writes each block, over data.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -211,19 +211,19 @@ def _write_once(fd: int, size_bytes: int) -> None:
         at = start
         while at < end:
             at += os.pwrite(fd, zeros[: end - at], at)
-        # So that neither dirty data nor the cache grows beyond bounds.
+        # This limits dirty data and the cache.
         if end % _FLUSH_BYTES == 0 or end == size_bytes:
             os.fdatasync(fd)
             os.posix_fadvise(fd, 0, end, os.POSIX_FADV_DONTNEED)
 
 
 def _attached(file_fd: int) -> tuple[int, str]:
-    """Return a read-only descriptor, which keeps it alive, and the path of a fresh loop device on a file."""
+    """Return a read-only descriptor of a fresh loop device on a file, which keeps it alive, and its path."""
     with ExitStack() as opened:
         loop_fd, device = attach_loop(file_fd, _NAME)
         opened.callback(os.close, loop_fd)
         try:
-            # A disk with blocks of 4,096 bytes below: direct I/O needs blocks as large.
+            # The disk below has blocks of 4,096 bytes: direct I/O needs blocks of that size.
             if Path(f"/sys/block/{os.path.basename(device)}/loop/dio").read_text().strip() != "1":
                 opened.close()
                 loop_fd, device = attach_loop(file_fd, _NAME, block_bytes=4096)
@@ -235,7 +235,7 @@ def _attached(file_fd: int) -> tuple[int, str]:
 
 
 def _backing(device: str) -> tuple[int, int]:
-    """Return device number and inode of the file behind a loop device. Raises OSError if it has none."""
+    """Return the device number and inode of the file behind a loop device. Raises OSError if it has none."""
     fd = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
     try:
         info = bytearray(_INFO_BYTES)
@@ -243,5 +243,5 @@ def _backing(device: str) -> tuple[int, int]:
     finally:
         os.close(fd)
     number, inode = struct.unpack_from("=2Q", info)
-    # The kernel's huge_encode_dev, which os.makedev undoes: 20 bits of minor split round 12 of major.
+    # Undoes the kernel's huge_encode_dev: 20 bits of the minor around 12 bits of the major.
     return os.makedev((number >> 8) & 0xFFF, (number & 0xFF) | ((number >> 12) & 0xFFF00)), inode

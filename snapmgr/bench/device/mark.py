@@ -26,7 +26,7 @@ _PIECES = 64
 _ENDS_BYTES = MIB
 
 Signature = tuple[str, str]
-"""Type and UUID ("" where it has none) of something that blkid or wipefs found."""
+"""Type and UUID ("" if it has none) of a signature that blkid or wipefs found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +36,26 @@ class Mark:
     identity: str
     size_bytes: int
     signatures: tuple[Signature, ...] = ()
-    """What we made and had not removed yet."""
+    """The signatures that we made and have not removed yet."""
     content: str = ""
-    """`digest` of the device as a run left it; "" while one is under way."""
+    """`digest` of the device as the last run left it; "" during a run."""
 
 
 def usable_bytes(size_bytes: int) -> int:
-    """Return how much of a device may be formatted; the mark comes right behind. 0 or less: nothing."""
+    """Return the number of bytes that may be formatted; the mark follows directly. 0 or less: nothing."""
     return (size_bytes - MIB) // MIB * MIB
 
 
 def pack(mark: Mark) -> bytes:
     """Return the record, `MARK_BYTES` long."""
-    # A device has a handful; those that do not fit are not recognised as ours, which is the safe way.
+    # A device has a handful; those that do not fit are not recognised as ours, which is safe.
     body = msgspec.json.encode(replace(mark, signatures=mark.signatures[:16]))
     head = _HEAD.pack(_MAGIC, len(body))
     return (head + body + hashlib.sha256(head + body).digest()).ljust(MARK_BYTES, b"\0")
 
 
 def unpack(data: bytes) -> Mark | None:
-    """Return the mark in a record; None if there is none, or a damaged one."""
+    """Return the mark in a record; None if it is missing or damaged."""
     try:
         magic, length = _HEAD.unpack_from(data)
         end = _HEAD.size + length
@@ -83,9 +83,9 @@ def write_mark(path: str, mark: Mark) -> None:
 
 
 def ours(mark: Mark | None, *, identity: str, size_bytes: int, found: tuple[Signature, ...], content: str) -> bool:
-    """Return whether all that was `found` on a device is what we left there ourselves.
+    """Return whether we left everything that was `found` on a device.
 
-    `content` is its `digest` now. Signatures without a UUID cannot be told from somebody else's.
+    `content` is its current `digest`. Signatures without a UUID cannot be distinguished from somebody else's.
     """
     if mark is None or not identity or (mark.identity, mark.size_bytes) != (identity, size_bytes):
         return False
@@ -96,15 +96,15 @@ def ours(mark: Mark | None, *, identity: str, size_bytes: int, found: tuple[Sign
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What samples of a device showed: its beginning, its end, and pieces all over it."""
+    """The result of sampling a device: its beginning, its end, and pieces all over it."""
 
     digest: str
     data_at: int | None
-    """Where the first byte is that is neither 0x00 nor, as erased flash reads, 0xFF; None: it looks empty."""
+    """Place of the first byte that is neither 0x00 nor 0xFF (the value of erased flash); None: it looks empty."""
 
     @property
     def shown(self) -> str:
-        """In words, for a refusal; "" if it looks empty."""
+        """Describe it for a refusal; "" if it looks empty."""
         if self.data_at is None:
             return ""
         return (
@@ -136,6 +136,6 @@ def _pieces(size_bytes: int) -> list[tuple[int, int]]:
     ends = min(_ENDS_BYTES, size_bytes)
     step = max(size_bytes // _PIECES // _PIECE_BYTES, 1) * _PIECE_BYTES
     middle = [(at, _PIECE_BYTES) for at in range(ends, size_bytes - 2 * ends, step)]
-    # The last piece takes in all that is behind the mark, which begins up to 2 MiB before the end.
+    # The last piece includes everything behind the mark, which begins up to 2 MiB before the end.
     tail = max(size_bytes - 2 * ends, 0)
     return [(0, ends), *middle, (tail, size_bytes - tail)]

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from snapmgr.contract.backend import Runner
 
 TIMES = 2
-"""So often all of it is written in order."""
+"""Number of sequential writes of the whole device."""
 WINDOW = 5
-"""Rounds."""
+"""Number of rounds in the window."""
 SCATTER = 0.20
-"""How far apart the fastest and the slowest of a window may be, as a share of its mean."""
+"""Maximum distance between a window's fastest and slowest round, as a share of its mean."""
 SLOPE = 0.10
-"""How much the line fitted to a window may rise or fall over it, as a share of its mean."""
+"""Maximum rise or fall of the line fitted to a window, as a share of its mean."""
 ROUND_S = 60.0
-"""Or shorter, so that `ROUNDS` fit into the time that there is."""
+"""Length of a round; shorter if `ROUNDS` would not fit into the available time."""
 ROUNDS = 25
-"""At most."""
-# What random-update writes, too.
+"""Maximum number of rounds."""
+# The same as random-update writes.
 _UNIT = "16k"
 _BLOCK = 128 << 10
 _PROBE_S = 5.0
@@ -48,16 +48,16 @@ class Conditioning:
 
     steady: bool
     why: str
-    """In words."""
+    """The reason in words."""
     seconds: float
     written_bytes: int
-    """In order."""
+    """Bytes written sequentially."""
     rounds: tuple[float, ...]
-    """Writes per second in each."""
+    """Writes per second in each round."""
 
 
 def is_steady(rounds: Sequence[float]) -> bool:
-    """Whether the last `WINDOW` of some rounds (writes per second) keep within `SCATTER` and `SLOPE`."""
+    """Return whether the last `WINDOW` rounds (writes per second) keep within `SCATTER` and `SLOPE`."""
     last = rounds[-WINDOW:]
     if len(last) < WINDOW or min(last) <= 0:
         return False
@@ -116,13 +116,13 @@ def make_steady(
     whole = TIMES * target.size_bytes
     rate, moved = in_order("probe", _PROBE_S)
     if whole > rate * within_s:
-        # Not worth the wear.
+        # The gain is not worth the wear.
         return ended(
             f"at {format_size(int(rate))} a second, {TIMES} × {size} are too much for {format_duration(within_s)}"
         )
     tell(f"writing the {size} of {target.device} {TIMES} times (at most {format_duration(within_s)})")
     _, moved = in_order("in-order", left_s())
-    # A last piece that is smaller than a block is left out.
+    # A last piece smaller than a block is left out.
     if moved < whole - TIMES * _BLOCK:
         return ended(f"{format_size(moved)} of {TIMES} × {size} were written in {format_duration(within_s)}")
     while left_s() >= round_s and len(rounds) < ROUNDS:
@@ -136,5 +136,5 @@ def make_steady(
 
 
 def _whole(seconds: float) -> int:
-    """Return seconds as fio takes them; it takes 0 for no limit."""
+    """Return whole seconds for fio, which treats 0 as no limit."""
     return max(int(seconds), 1)

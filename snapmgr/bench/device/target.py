@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
     from snapmgr.contract.backend import Runner
 
-DEFAULT_FOLDER = "/var/tmp"  # noqa: S108 - on a disk, where /tmp and /run often are memory; the file gets no name there
+DEFAULT_FOLDER = "/var/tmp"  # noqa: S108 - on a disk, unlike /tmp and /run, which often are memory; the file has no name
 _FORMS = "--on takes loop:SIZE, loop:SIZE:FOLDER, a block device or a folder"
 
 
 class OpenTarget(Protocol):
-    """A target that is ours while its context lasts."""
+    """A target that belongs to us while its context lasts."""
 
     device: str
     """Device node: "/dev/loop3"."""
     size_bytes: int
-    """How much of it may be used, from its beginning; what lies behind is not."""
+    """Size of its usable part, from its beginning; the rest is not written."""
     kind: Literal["loop", "device"]
     title: str
     """For people: model, serial number and size."""
     discard: bool
-    """Whether its blocks are discarded between samples, where it can: not once it is in a steady state."""
+    """Whether its blocks are discarded between samples if possible; a device in a steady state is not discarded."""
 
     def check(self) -> None:
-        """Raise StorageError unless it is still what it was and nobody uses it. Before each mkfs."""
+        """Raise StorageError if the target has changed or is in use. Called before each mkfs."""
 
     def blank(self) -> None:
-        """Check it and remove all signatures; a device's blocks are discarded where it can. Between samples."""
+        """Check it, remove all signatures, and discard a device's blocks if possible. Called between samples."""
 
     def made(self) -> None:
         """Mark its contents as ours, so that after a SIGKILL the next run accepts them without --wipe."""
@@ -61,16 +61,16 @@ class TargetSpec:
 
     kind: Literal["loop", "device"]
     path: str
-    """Of the folder or the device, real and absolute."""
+    """Real, absolute path of the folder or the device."""
     size_bytes: int | None
-    """Of the loop device's file; None for a device."""
+    """Size of the loop device's file; None for a device."""
 
 
 def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFAULT_FOLDER) -> TargetSpec:
     """Parse the value of --on. Raises ConfigError.
 
-    `size_bytes` is what the caller needs: a file in a FOLDER gets this size, and a smaller SIZE is refused. `folder` is
-    where a file lies whose FOLDER is not given.
+    The caller needs `size_bytes`: a file in a FOLDER gets this size, and a smaller SIZE is refused. `folder` is the
+    default FOLDER.
     """
     if text.startswith("loop:"):
         size_text, _, given = text.removeprefix("loop:").partition(":")
@@ -113,18 +113,18 @@ def opened_target(
     runner: Runner | None = None,
     tell: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[OpenTarget]:
-    """Yield the target that `text`, the value of --on, names; it is blank, and ours until the context ends.
+    """Yield the target named by `text`, the value of --on; it is blank, and ours until the context ends.
 
     Args:
         text: loop:SIZE[:FOLDER], a block device or a folder.
-        size_bytes: what is needed at least, and the size of a file in a folder.
-        wipe: the serial number (or what a refusal showed in its place) of a device whose content may be destroyed.
-        written: whether each block of such a file is written before; see `loopfile.loop_target`.
+        size_bytes: minimum size, and the size of a file in a folder.
+        wipe: the serial number (or its substitute from a refusal) of a device whose content may be destroyed.
+        written: whether each block of such a file is written beforehand; see `loopfile.loop_target`.
         line: the user's command without --on and --wipe, for the line to paste that a refusal shows.
         runner: runs wipefs, blkid and blkdiscard.
-        tell: reports steps that take long.
+        tell: receives a message about each slow step.
 
-    Raises ConfigError (2) for whatever must not be formatted, BusyError (3) if another run has it,
+    Raises ConfigError (2) for a target that must not be formatted, BusyError (3) if another run uses it,
     MissingRequirementError (7) without root or loop devices, StorageError and CommandError.
     """
     spec = parse_target(text, size_bytes=size_bytes)

@@ -1,4 +1,4 @@
-"""Programs that put load on a file system: fio passes, sysbench, blogbench, and a private MariaDB.
+"""Runs programs that put load on a file system: fio passes, sysbench, blogbench, and a private MariaDB.
 
-Scenarios import any of them; none knows the storage that it runs on.
+Scenarios may import any module here; none of them knows the storage that it runs on.
 """

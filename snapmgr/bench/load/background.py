@@ -24,13 +24,13 @@ _RUNTIME_S = 7 * 86400
 
 
 def command(file: Path, *, block_bytes: int, writes_per_s: int, seed: int) -> tuple[str, ...]:
-    """Return fio's command line: random buffered overwrites with an fdatasync after each 32, at that rate at most."""
+    """Return fio's command line: random buffered overwrites, an fdatasync after every 32, at most at that rate."""
     return (
         "fio",
         "--name=load",
-        # Jobs that are processes have sessions of their own: what stops or ends fio would not reach them.
+        # Jobs that are processes have their own sessions: signals that stop or end fio would not reach them.
         "--thread",
-        # fio takes a colon for the end of one of several names.
+        # fio treats a colon as the end of one of several names.
         "--filename=" + str(file).replace(":", r"\:"),
         "--rw=randwrite",
         f"--bs={block_bytes}",
@@ -47,23 +47,23 @@ def command(file: Path, *, block_bytes: int, writes_per_s: int, seed: int) -> tu
 
 
 class Load:
-    """Writes that go on."""
+    """Writes in the background."""
 
     def __init__(self, process: Process, log: Path) -> None:
         self._process = process
         self._log = log
 
     def check(self) -> None:
-        """Raise CommandError, with fio's own words, if they do not go on any more."""
+        """Raise CommandError with fio's message if they have ended."""
         if self._process.poll() is not None:
             said = self._log.read_text(encoding="utf-8", errors="replace").strip()[-2000:]
             raise CommandError(f"the writes in the background ended (exit code {self._process.returncode}): {said}")
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Hold them still while the context lasts, as a backup does with a server whose files are copied one by one.
+        """Stop them while the context lasts, as a backup does with a server whose files are copied one by one.
 
-        Raises CommandError if they do not stand still.
+        Raises CommandError if they do not pause.
         """
         os.killpg(self._process.pid, signal.SIGSTOP)
         try:
@@ -77,7 +77,7 @@ class Load:
         deadline = time.monotonic() + _STOP_S
         while time.monotonic() < deadline:
             with suppress(FileNotFoundError, ProcessLookupError):
-                # A thread that has just ended: the next look is without it.
+                # A thread that has just ended is absent from the next look.
                 stats = [path.read_text() for path in Path(f"/proc/{self._process.pid}/task").glob("*/stat")]
                 # proc_pid_stat(5): the state follows the name, which is in parentheses.
                 if stats and all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
@@ -89,9 +89,9 @@ class Load:
 
 @contextmanager
 def written_to(argv: Sequence[str], file: Path, log: Path) -> Iterator[Load]:
-    """Run `command` while the context lasts, which begins with its first write; its output goes to `log`.
+    """Run `command` while the context lasts, which begins after its first write; its output goes to `log`.
 
-    Raises CommandError if it writes nothing, MissingRequirementError without fio. It is ended and reaped in any case.
+    Raises CommandError if it writes nothing, MissingRequirementError without fio. It always ends with the context.
     """
     before = file.stat().st_mtime_ns
     with log.open("wb") as output, running(argv, output=output, grace_s=5.0) as process:

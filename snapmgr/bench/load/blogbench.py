@@ -24,7 +24,7 @@ _COLUMNS = (
     "comments_read",
     "comments_written",
 )
-# An error message that it prints has no end of line: a row may stand behind one.
+# Its error messages have no end of line, so a row may follow one on the same line.
 _ROW = re.compile(r"(\d+)[ \t]+(\d+)[ \t]+(\d+)[ \t]+(\d+)[ \t]+(\d+)[ \t]+(\d+)[ \t]+(\d+)[ \t]*$", re.MULTILINE)
 _SCORE = re.compile(r"^Final score for (writes|reads) ?:\s*(\d+)\s*$", re.MULTILINE)
 _TROUBLE = re.compile(r"(?:write|read|open|close|mkdir)\((?:\"[^\"]*\")?\): ([^:\d\n]+)")
@@ -32,7 +32,7 @@ _FULL = "No space left on device"
 
 
 def command(folder: Path, crew: Mapping[str, int], *, window_s: int, windows: int) -> tuple[str, ...]:
-    """Return its command line; `crew` says how many "writers", "rewriters", "commenters" and "readers" there are."""
+    """Return its command line; `crew` is the number of "writers", "rewriters", "commenters" and "readers"."""
     return (
         PROGRAM,
         f"--directory={folder}",
@@ -46,10 +46,10 @@ def command(folder: Path, crew: Mapping[str, int], *, window_s: int, windows: in
 
 
 def parse(text: str, *, window_s: float) -> BlogRun:
-    """Parse its output, with a row each `window_s` seconds.
+    """Parse its output, which has a row every `window_s` seconds.
 
-    It goes on when a write fails, with a line and a pause of a second: a full disk looks like a stall. Raises
-    StorageError if the disk was full, CommandError if the text is cut short or is none of its own.
+    After a failed write it prints a line, pauses for a second and continues: a full disk looks like a stall. Raises
+    StorageError if the disk was full, CommandError if the text is truncated or not from blogbench.
     """
     if _FULL in text:
         raise StorageError(

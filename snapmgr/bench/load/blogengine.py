@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ROLES = ("writer", "rewriter", "commenter", "reader")
 _MOST = 100
-"""A blog has 1 to so many articles, pictures and comments."""
+"""A blog has 1 to this many articles, pictures and comments."""
 _ARTICLE, _PICTURE, _COMMENT = (1 << 10, 32 << 10), (8 << 10, 64 << 10), (2 << 10, 10 << 10)
 _WRITE, _READ = 8 << 10, 64 << 10
 BLOG_BYTES = _MOST * sum((low + high) // 2 for low, high in (_ARTICLE, _PICTURE, _COMMENT))
@@ -41,7 +41,7 @@ BLOG_BYTES = _MOST * sum((low + high) // 2 for low, high in (_ARTICLE, _PICTURE,
 # A worker's cells in the table.
 _BEGUN, _BLOGS, _ARTICLES, _PICTURES, _COMMENTS, _BYTES, _CELLS = range(7)
 _NOISE_BYTES = 8 << 20
-# How long a worker may hang in a storage call after the time is up before the run counts as failed.
+# Time that a worker may hang in a storage call after the end before the run counts as failed.
 _PATIENCE_S = 300.0
 _NAP_S = 0.05
 
@@ -75,11 +75,11 @@ class BlogLoad:
     commenters: int
     readers: int
     blogs: int
-    """How many the tree has at most."""
+    """Maximum number of blogs in the tree."""
     filled: bool
-    """Whether all of them are there already."""
+    """Whether all blogs exist already."""
     fill: bool
-    """Only write each of them once, with comments; however long that takes."""
+    """Only write each blog once, with comments, however long that takes."""
     seed: int
     zeros: bool
 
@@ -91,9 +91,9 @@ class BlogLoad:
 
 
 class _Worker:
-    """One of them, in its process."""
+    """One worker, in its own process."""
 
-    def __init__(self, load: BlogLoad, table: _Table, number: int, noise: memoryview) -> None:
+    def __init__(self, load: BlogLoad, table: _Table, number: int, noise: memoryview, parent: int) -> None:
         self._load = load
         self._table = table
         self._row = table.row(number)
@@ -102,7 +102,8 @@ class _Worker:
         self._noise = noise
         self._random = random.Random(f"{load.seed}-{number}")  # noqa: S311 - a load, no secret
         self._buffers = [bytearray(_READ)]
-        self._parent = os.getppid()
+        # From before the fork: the parent may be killed before this process runs for the first time.
+        self._parent = parent
 
     def run(self, role: str) -> None:
         """Work until the time is up, or the parent is gone."""
@@ -115,7 +116,7 @@ class _Worker:
         return self._table.stopped() or os.getppid() != self._parent
 
     def _existing(self) -> int | None:
-        """Return one of the blogs that are there or being written."""
+        """Return a blog that exists or is being written."""
         if self._load.filled:
             return self._random.randrange(self._load.blogs)
         writers = len(self._writer_rows)
@@ -151,7 +152,7 @@ class _Worker:
         return True
 
     def _rewriter(self) -> bool:
-        # As blogbench: always an article, and in half of the cases a picture before.
+        # Like blogbench: always an article, preceded by a picture in half of the cases.
         if (blog := self._existing()) is None:
             return False
         folder = self._folder(blog)
@@ -195,7 +196,7 @@ class _Worker:
     def _write(self, path: str, sizes: tuple[int, int], cell: int) -> None:
         size = self._random.randrange(*sizes)
         start = self._random.randrange(_NOISE_BYTES - size)
-        # The worker's number: two that write the same file must not take each other's.
+        # With the worker's number, two workers that write the same file do not take each other's temporary file.
         temporary = f"{path}.{self._number}.tmp"
         fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
@@ -224,26 +225,27 @@ class _Worker:
 
 
 class EngineError(Exception):
-    """The load could not be kept up; the text says why."""
+    """The load could not continue; the text gives the reason."""
 
 
 def run(load: BlogLoad) -> dict[str, Any]:
-    """Run the workers and return the counts of each window. Raises EngineError; it never leaves a worker behind."""
+    """Run the workers and return the counts of each window. Raises EngineError; never leaves a worker running."""
     crew = load.crew
     table = _Table(len(crew))
     noise = memoryview(bytes(_NOISE_BYTES) if load.zeros else random.Random(load.seed).randbytes(_NOISE_BYTES))  # noqa: S311 - a load, no secret
     troubles, said = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    # All workers begin together: the first ones would leave the parent no time to start the others.
+    # All workers begin together: otherwise the first ones would leave the parent no time to start the others.
     gate, barrier = os.pipe2(os.O_CLOEXEC)
     # No garbage collection here: it would copy the memory that workers share with the parent.
     gc.freeze()
     workers: list[int] = []
+    parent = os.getpid()
     try:
         for number, role in enumerate(crew):
             pid = os.fork()
             if pid == 0:
                 os.close(barrier)
-                _work(_Worker(load, table, number, noise), role, table, said, gate)
+                _work(_Worker(load, table, number, noise, parent), role, table, said, gate)
             workers.append(pid)
         os.close(gate)
         os.close(barrier)
@@ -261,7 +263,7 @@ def run(load: BlogLoad) -> dict[str, Any]:
 
 
 def _work(worker: _Worker, role: str, table: _Table, said: int, gate: int) -> None:
-    """Be a worker, to the end of this process; begin when the other end of `gate` is closed."""
+    """Work until the end of this process; begin when the other end of `gate` is closed."""
     try:
         # The parent handles Ctrl-C at a terminal, and stops the workers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -272,7 +274,7 @@ def _work(worker: _Worker, role: str, table: _Table, said: int, gate: int) -> No
         table.stop()
         what = "the disk is full" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "a file could not be used"
         os.write(said, f"{what}: {error}\n".encode())
-    except BaseException as error:  # noqa: BLE001 - the parent tells of it
+    except BaseException as error:  # noqa: BLE001 - the parent reports it
         table.stop()
         os.write(said, f"a {role} ended: {error!r}\n".encode())
     finally:
@@ -280,7 +282,7 @@ def _work(worker: _Worker, role: str, table: _Table, said: int, gate: int) -> No
 
 
 def _watch(load: BlogLoad, table: _Table, crew: Sequence[str]) -> list[tuple[float, dict[str, int]]]:
-    """Read the counters at the end of each window until the time is up; the first reading is the beginning's."""
+    """Read the counters at the start, then at the end of each window until the time is up."""
     rows = [table.row(number) for number in range(len(crew))]
     begun = time.monotonic()
     samples = [(0.0, _sums(crew, rows))]
@@ -318,7 +320,7 @@ def _sums(crew: Sequence[str], rows: Sequence[memoryview]) -> dict[str, int]:
 
 
 def _reap(workers: Sequence[int]) -> int:
-    """Wait for the workers, and end those that do not; return how many could not be ended."""
+    """Wait for the workers, and kill those that do not end; return the number of those that remain."""
     left = set(workers)
     deadline = time.monotonic() + _PATIENCE_S
     while left and time.monotonic() < deadline:
@@ -371,7 +373,7 @@ def _interrupt(number: int, _frame: object) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run as a program; return its exit code: 1 with a message if it could not go on, 130 if it was ended."""
+    """Run as a program and return its exit status: 1 with a message if it could not continue, 130 if it was ended."""
     load = _parsed(argv)
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)

@@ -19,7 +19,7 @@ ALL_WRITTEN = WRITTEN + REWRITTEN + COMMENTED
 
 @dataclass(frozen=True, kw_only=True)
 class Stalls:
-    """Windows in which nothing was done."""
+    """Counts of windows without any work."""
 
     windows: int
     without_write: int
@@ -45,7 +45,7 @@ class BlogRun:
     reads: int
     """Score: blogs read in all."""
     bytes_written: int | None = None
-    """Into files; None where that is not known."""
+    """Bytes written into files; None if unknown."""
     notes: tuple[str, ...] = field(default=())
 
     def files(self, names: Sequence[str]) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class BlogRun:
         return tuple(sum(each[start : start + windows]) for start in range(0, len(each) - windows + 1, windows))
 
     def stalls(self) -> Stalls:
-        """Return how often and how long nothing was written, read, or done at all."""
+        """Return the number and length of windows without writes, without reads, and without any work."""
         no_write = [count == 0 for count in self.files(ALL_WRITTEN)]
         no_read = [count == 0 for count in self.files(READ)]
         neither = [write and read for write, read in zip(no_write, no_read, strict=True)]

@@ -1,4 +1,4 @@
-"""Installs and runs a private MariaDB on the measured storage, without network, and holds it still."""
+"""Installs and runs a private MariaDB on the measured storage, without network, and blocks its writers on request."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _LOG_TAIL = 20
 
 @dataclass
 class Hold:
-    """How long a server was held still, for its clients."""
+    """Time that a server's clients were blocked."""
 
     seconds: float = 0.0
 
 
 class PrivateMariadb:
-    """A running server. Made by `private_mariadb`."""
+    """A running server, made by `private_mariadb`."""
 
     def __init__(self, child: Child, folder: Path) -> None:
         self._child = child
@@ -52,15 +52,15 @@ class PrivateMariadb:
 
     @property
     def credentials(self) -> Credentials:
-        """Of an account with all rights."""
+        """Credentials of an account with all privileges."""
         return Credentials(socket=self.socket, user="root")
 
     def connect(self) -> Connection:
-        """Return a connection with all rights."""
+        """Return a connection with all privileges."""
         return connect(self.credentials)
 
     def wait(self) -> None:
-        """Return when it answers. Raises CommandError with the end of its log."""
+        """Wait until it answers. Raises CommandError with the end of its log."""
         deadline = time.monotonic() + _START_S
         while True:
             try:
@@ -80,9 +80,9 @@ class PrivateMariadb:
 
     @contextmanager
     def held(self, hold: Hold, *, at_once: bool) -> Iterator[None]:
-        """Hold it as a backup does while the context lasts: its lock, and where files are copied singly, its process.
+        """Block it as a backup does while the context lasts: lock it, and freeze it if files are copied singly.
 
-        Sets `hold` to how long its writers waited.
+        `hold` receives the time that its writers were blocked.
         """
         with self.connect() as connection:
             identity = identify(connection)
@@ -91,7 +91,7 @@ class PrivateMariadb:
             "auto" if at_once else "freeze-process", abilities, LockNeeds(engines={"InnoDB": 1}, atomic=at_once)
         )
         with ExitStack() as stack:
-            # All was flushed just before.
+            # Everything was flushed just before.
             lock = stack.enter_context(
                 locked(self.credentials, abilities, choice, _BOUNDS, check=lambda _connection: None, sync=lambda: None)
             )
@@ -109,18 +109,18 @@ class PrivateMariadb:
             hold.seconds = time.monotonic() - start
 
     def stop(self) -> None:
-        """Shut it down, all written."""
+        """Shut it down cleanly, with all data written."""
         self._child.terminate()
         self._child.wait(_STOP_S)
 
     def kill(self) -> None:
-        """Kill it; it writes nothing more."""
+        """Kill it, so that it writes nothing more."""
         self._child.kill()
         self._child.wait(_STOP_S)
 
 
 def install(datadir: Path, runner: Runner) -> None:
-    """Make an empty datadir, which must not exist."""
+    """Make an empty datadir; the folder must not exist yet."""
     datadir.mkdir()
     runner.run(
         [
@@ -136,8 +136,8 @@ def install(datadir: Path, runner: Runner) -> None:
 
 
 def _as_root() -> list[str]:
-    # In a folder that no other user can enter, and without network: no other user is needed, and none could reach the
-    # private mounts of the benchmark.
+    # Another user is unnecessary: the folder is closed to other users, and the server has no network. It is also
+    # impossible: another user could not reach the private mounts of the benchmark.
     return ["--user=root"] if os.geteuid() == 0 else []
 
 
@@ -145,7 +145,7 @@ def _as_root() -> list[str]:
 def private_mariadb(datadir: Path, folder: Path, options: Sequence[str]) -> Iterator[PrivateMariadb]:
     """Run a server on `datadir` while the context lasts; socket and log are in `folder`, closed to other users.
 
-    Raises MissingRequirementError if there is none, CommandError if it does not come up.
+    Raises MissingRequirementError if MariaDB is missing, CommandError if it does not start.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     if len(os.fsencode(folder)) > 90:  # noqa: PLR2004 - sun_path has 108 bytes

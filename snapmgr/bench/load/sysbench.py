@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _TEST = "oltp_read_write"
 _DATABASE = "sbtest"
-# Each second has a line with its number, transactions, queries by kind, the latency's percentile in ms, and errors.
+# Each second has a line with number, transactions, queries by kind, the latency's percentile in ms, and errors.
 _SECOND = re.compile(r"^\[ (\d+)s \] thds: \d+ tps: ([\d.]+) .*lat \(ms,95%\): ([\d.]+)", re.MULTILINE)
 _TRANSACTIONS = re.compile(r"^\s*transactions:\s+(\d+)\s+\(([\d.]+) per sec\.\)", re.MULTILINE)
 _PERCENTILE = re.compile(r"^\s*95th percentile:\s+([\d.]+)", re.MULTILINE)
@@ -27,12 +27,12 @@ class Report:
     """The result of one run."""
 
     tps: float
-    """Transactions a second."""
+    """Transactions per second."""
     p95_s: float
     """Latency of a transaction."""
     max_s: float
     seconds_tps: tuple[float, ...]
-    """Of each second."""
+    """Transactions in each second."""
     seconds_p95_s: tuple[float, ...]
 
 
@@ -53,14 +53,14 @@ def parse(text: str) -> Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Sysbench:
-    """The read-write test of sysbench on a server: its tables, and how many clients there are."""
+    """The read-write test of sysbench on a server: its tables and the number of clients."""
 
     run_program: Callable[..., Completed]
     """`Workbench.run`."""
     socket: str
     tables: int
     rows: int
-    """Of each table."""
+    """Rows per table."""
     threads: int
     seed: int
 
@@ -72,7 +72,7 @@ class Sysbench:
         ]
 
     def prepare(self) -> None:
-        """Make the tables; their database must be there."""
+        """Make the tables; their database must exist."""
         self.run_program(self._words(f"--threads={self.tables}", "prepare"), timeout_s=None)
 
     def run(self, seconds: float) -> Report:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from snapmgr.bench.fio import FioRun, Section, Windows
     from snapmgr.bench.model import MetricInfo, Outcome, Spent, Workbench
 
-# InnoDB hands its asynchronous writes over in batches, and syncs the file after each, as its page cleaner does.
+# As InnoDB's page cleaner: asynchronous writes are submitted in batches, and the file is synced after each.
 BATCH = 64
 BATCHED: Section = {
     "ioengine": "libaio",
@@ -36,11 +36,11 @@ class WritePass:
     """The cost of a pass of writes."""
 
     seconds: float
-    """Until the last write had returned; without the sync at its end."""
+    """Seconds until the last write had returned, without the final sync."""
     sync_s: float
-    """Duration of the sync at its end."""
+    """Duration of the final sync."""
     asked_bytes: int
-    """Bytes written by the load; `spent` has those written to the device."""
+    """Bytes written by the load; `spent` counts those written to the device."""
     spent: Spent
     """Until all of the file system was on the device, metadata included."""
     latencies_s: Mapping[str, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class WritePass:
 
 
 def settle(bench: Workbench) -> float:
-    """Let each pass begin alike: nothing to do in the background, nothing cached; return the seconds waited."""
+    """Wait for background work and drop caches, so that all passes begin alike; return the seconds waited."""
     seconds = bench.quiet()
     bench.cold()
     return seconds
@@ -88,7 +88,7 @@ def timed_pass(bench: Workbench, file: Path, load: Callable[[], tuple[float, int
         with open(file, "rb") as written:
             os.fsync(written.fileno())
         sync_s = time.monotonic() - start
-        # Counted but not timed: later writes of the file system itself (btrfs: its trees).
+        # Later writes of the file system itself (btrfs: its trees) are counted but not timed.
         bench.run(("sync", "--file-system", str(file)))
     return WritePass(seconds=seconds, sync_s=sync_s, asked_bytes=asked_bytes, spent=part.spent)
 
@@ -118,7 +118,7 @@ def write_figures(name: str, done: WritePass) -> dict[str, float]:
         found[f"{name}_sync_p99_s"] = done.sync_latencies_s["p99"]
     if done.windows is not None and done.windows.write:
         found[f"{name}_windows_without_write"] = float(done.windows.without_write)
-    # 0: a storage without a device of its own here, or one that has put all of it off.
+    # 0: the storage has no own device here, or has deferred all writes.
     if done.asked_bytes and done.spent.written_bytes:
         found[f"{name}_written_per_byte"] = done.spent.written_bytes / done.asked_bytes
         found[f"{name}_read_per_byte"] = done.spent.read_bytes / done.asked_bytes
@@ -135,7 +135,7 @@ def add_write_curve(outcome: Outcome, name: str, words: str, done: WritePass) ->
 
 
 def linear_read(bench: Workbench, name: str, file: Path, *, direct: bool) -> float:
-    """Read a file from its beginning to its end with cold caches, 1 MiB a call; return the seconds."""
+    """Read a file from beginning to end with cold caches, 1 MiB per call; return the seconds."""
     bench.cold()
     job: Section = {
         "rw": "read",

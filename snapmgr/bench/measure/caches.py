@@ -1,4 +1,4 @@
-"""Drops the caches that would answer reads instead of the storage: those of the kernel, and folders of clients."""
+"""Drops the caches that would answer reads instead of the storage: the kernel's, and cache folders of clients."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def drop_caches(folders: Sequence[str] = ()) -> None:
 
     Raises MissingRequirementError where these cannot be dropped (a container).
     """
-    # Twice: the first may miss concurrent writes. All file systems: a loop device's file is on another one. And
-    # first: a client may cache the data that it writes back.
+    # Sync twice, because the first may miss concurrent writes; all file systems, because a loop device's file is on
+    # another one; and first of all, because a client may cache the data that it writes back.
     os.sync()
     os.sync()
     deadline = time.monotonic() + _AT_MOST_S
@@ -45,10 +45,10 @@ def drop_caches(folders: Sequence[str] = ()) -> None:
 
 
 def empty(folders: Sequence[str]) -> int:
-    """Remove all files below some folders, and return how many they were. The folders stay; a link is not followed."""
+    """Remove all files below some folders, and return their number. The folders stay; links are not followed."""
     found = 0
     for folder in folders:
-        # It is made with the first block.
+        # The client makes it with the first block.
         with suppress(FileNotFoundError):
             for _, _, names, fd in os.fwalk(folder):
                 for name in names:

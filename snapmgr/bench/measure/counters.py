@@ -16,7 +16,7 @@ from snapmgr.contract.errors import StorageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# /proc/diskstats counts these, whatever the device's own sector is (Documentation/admin-guide/iostats.rst).
+# The unit of /proc/diskstats, independent of the device's own sectors (Documentation/admin-guide/iostats.rst).
 _SECTOR = 512
 _NUMBERS = 11
 _ABSENT = "the device {} is gone: the kernel counts nothing for it"
@@ -24,7 +24,7 @@ _ABSENT = "the device {} is gone: the kernel counts nothing for it"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceCounts:
-    """The counters of a device since it exists, without discards and flushes."""
+    """The counters of a device since its creation, without discards and flushes."""
 
     reads: int
     read_bytes: int
@@ -37,13 +37,13 @@ class CpuCounts:
     """Seconds since boot, of all processors together."""
 
     busy_s: float
-    """All but idle, iowait and steal."""
+    """Everything but idle, iowait and steal."""
     steal_s: float
 
 
 @dataclass(kw_only=True)
 class MeasuredPart:
-    """A part that is being measured; `spent` is there once its context has ended, however it ended."""
+    """A part under measurement; `spent` is available once its context has ended, even by an exception."""
 
     _spent: Spent | None = None
 
@@ -63,9 +63,9 @@ class Counters:
     """Counts the work of given devices and of the machine's processors during a part.
 
     Args:
-        devices: nodes ("/dev/loop3", "/dev/mapper/vg-lv"), each counted once even if named twice; none: no bytes.
+        devices: nodes ("/dev/loop3", "/dev/mapper/vg-lv"), each counted once even if named twice; may be empty.
 
-    Raises StorageError if one is no block device.
+    Raises StorageError if one is not a block device.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -75,8 +75,8 @@ class Counters:
     def measured(self) -> Iterator[MeasuredPart]:
         """Count from here to the context's end.
 
-        The kernel counts what reached the device: who wants all that was written syncs before the end. Raises
-        StorageError if a device vanishes.
+        The kernel counts data that reached the device: sync before the end to count all writes. Raises StorageError if
+        a device vanishes.
         """
         part = MeasuredPart()
         before, cpu_before, start = self._counts(), read_cpu(), time.monotonic()
@@ -93,7 +93,7 @@ class Counters:
         )
 
     def _counts(self) -> DeviceCounts:
-        # Every open of /proc/diskstats walks all devices: not done where there is nothing to ask for.
+        # Every open of /proc/diskstats walks all devices, so it is skipped without devices.
         found = parse_diskstats(Path("/proc/diskstats").read_text(encoding="ascii")) if self._numbers else {}
         for number, device in self._numbers.items():
             if number not in found:
@@ -108,7 +108,7 @@ class Counters:
 
 
 def device_number(device: str) -> str:
-    """Given a device node, return its major and minor: "7:3". Raises StorageError if it is no block device."""
+    """Given a device node, return its major and minor: "7:3". Raises StorageError if it is not one."""
     try:
         status = os.stat(device)
     except OSError as error:
@@ -136,7 +136,7 @@ def parse_diskstats(text: str) -> Mapping[str, DeviceCounts]:
 
 def parse_cpu(text: str, *, ticks_per_s: int) -> CpuCounts:
     """Given the text of /proc/stat (proc_stat(5)) and its unit, return the time of all processors."""
-    # A guest's time is part of "user" already.
+    # "user" already includes guest time.
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, text.splitlines()[0].split()[1:9])
     return CpuCounts(
         busy_s=(user + nice + system + irq + softirq) / ticks_per_s,
@@ -145,5 +145,5 @@ def parse_cpu(text: str, *, ticks_per_s: int) -> CpuCounts:
 
 
 def read_cpu() -> CpuCounts:
-    """Return the time of all processors until now; the kernel counts in hundredths of a second."""
+    """Return the time of all processors so far; the kernel counts hundredths of a second."""
     return parse_cpu(Path("/proc/stat").read_text(encoding="ascii"), ticks_per_s=os.sysconf("SC_CLK_TCK"))

@@ -35,7 +35,7 @@ def digest_units(file: Path, unit_bytes: int) -> UnitDigests:
 
 def _digests(file: Path, unit_bytes: int) -> Iterator[int]:
     read_bytes = max(_READ_BYTES // unit_bytes, 1) * unit_bytes
-    # Buffered: `readinto` then returns less than was asked for at the file's end only.
+    # Buffered: `readinto` then returns less than requested only at the file's end.
     with open(file, "rb") as opened:
         buffer = memoryview(bytearray(read_bytes))
         while filled := opened.readinto(buffer):

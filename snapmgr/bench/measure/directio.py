@@ -14,10 +14,10 @@ _VMSTAT = Path("/proc/vmstat")
 
 
 def buffers_direct_writes(folder: Path) -> bool | None:
-    """Try it in a folder; None where O_DIRECT is refused.
+    """Return whether direct writes in a folder are buffered; None if O_DIRECT is refused.
 
-    btrfs does so for files with checksums since Linux 6.15: the page might change while its checksum is computed. It
-    throws the pages away afterwards, so only the kernel's count of pages that became dirty shows it (vmstat's
+    btrfs buffers them for files with checksums since Linux 6.15, because the page might change while its checksum is
+    computed. It drops the pages afterwards, so only the kernel's count of pages that became dirty shows it (vmstat's
     nr_dirtied, of the whole machine: hence the least of some tries). Raises OSError for anything but a refusal.
     """
     path = folder / f".probe-{secrets.token_hex(4)}"
@@ -32,19 +32,19 @@ def buffers_direct_writes(folder: Path) -> bool | None:
 
 
 class _RefusedError(Exception):
-    """The file system has no O_DIRECT."""
+    """The file system does not support O_DIRECT."""
 
 
 def _dirtied(path: Path) -> int:
-    """Return how many pages of the machine became dirty while the probe was written."""
+    """Return the number of pages on the machine that became dirty while the probe was written."""
     try:
         fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _RefusedError from error
     try:
-        # Anonymous maps are aligned as O_DIRECT wants it.
+        # Anonymous maps are aligned as O_DIRECT requires.
         with mmap.mmap(-1, _PROBE_BYTES) as data:
-            # Pages that are not there yet make btrfs give up direct I/O whatever the file.
+            # Absent pages make btrfs give up direct I/O for any file.
             data.write(os.urandom(_PROBE_BYTES))
             before = _counted()
             os.pwrite(fd, data, 0)

@@ -1,4 +1,4 @@
-"""Where the blocks of a file are, by FIEMAP: its extents as filefrag counts them, and how often a reader must jump."""
+"""Reads the block layout of a file by FIEMAP: its extents as filefrag counts them, and the jumps of a reader."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 POINTS = 2000
-"""Most extents that a document has, for a map."""
+"""Maximum number of extents that a document holds for a map."""
 
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockLayout:
-    """How a file lies on its device."""
+    """The layout of a file on its device."""
 
     size_bytes: int
     """The file's length."""
     mapped_bytes: int
-    """Of that, without holes."""
+    """Part of `size_bytes` without holes."""
     unwritten_bytes: int
-    """Of `mapped_bytes`, allocated but never written: it reads as zeros, without the device."""
+    """Part of `mapped_bytes` that is allocated but never written: it reads as zeros without the device."""
     shared_bytes: int
-    """Of `mapped_bytes`, shared with snapshots or clones according to the file system; it cannot see sharing by LVM."""
+    """Part of `mapped_bytes` that the file system shares with snapshots or clones; it cannot see sharing by LVM."""
     encoded: int
     """Extents that are compressed or encrypted."""
     extents: int
-    """As filefrag counts them: neighbours that touch are merged, or lie as far apart as in the file."""
+    """Number of extents, counted as filefrag does: merged if adjacent, or as far apart on the device as in the file."""
     gaps: int
     """Physical jumps of a reader from the beginning to the end of the file."""
     runs: tuple[tuple[int, int, int], ...]
@@ -46,7 +46,7 @@ class BlockLayout:
 
     @property
     def gaps_per_gib(self) -> float:
-        """Physical jumps per GiB that is there to be read; compares compressed files too."""
+        """Physical jumps per GiB of readable data; compares compressed files too."""
         return self.gaps * _GIB / self.mapped_bytes if self.mapped_bytes else 0.0
 
     def caveats(self) -> list[str]:
@@ -87,20 +87,20 @@ class BlockLayout:
 def read_layout(path: Path) -> BlockLayout:
     """Flush a file, which must not change during the call, and return where its blocks are.
 
-    Raises StorageError if its file system does not tell (tmpfs), OSError if it cannot be opened.
+    Raises StorageError if its file system cannot report this (tmpfs), OSError if it cannot be opened.
     """
     with open(path, "rb", buffering=0) as file:
         found = read_extents(file.fileno())
         status = os.fstat(file.fileno())
-    # btrfs has no device of its own here, but a number with the major 0.
+    # On btrfs this is not a real device but a number with the major 0.
     device = Path(f"/sys/dev/block/{os.major(status.st_dev)}:{os.minor(status.st_dev)}/dm")
     return lay_out(found, size_bytes=status.st_size, mapped=device.exists())
 
 
 def read_extents(fd: int) -> list[Extent]:
-    """Flush a file and return its extents as the file system reports them, by their place in the file.
+    """Flush a file and return its extents as the file system reports them, in the order of the file.
 
-    Raises StorageError where it does not tell.
+    Raises StorageError if the file system cannot report them.
     """
     try:
         return list(extents(fd))
@@ -128,20 +128,20 @@ def lay_out(extents: Sequence[Extent], *, size_bytes: int, mapped: bool = False)
 
 
 def _touch(before: Extent, after: Extent) -> bool:
-    """Whether the device continues, or jumps only as far as the file does (a hole in place)."""
+    """Return whether the device continues, or jumps only as far as the file does (a hole in place)."""
     distance = after.physical - before.physical
     return distance in {before.length, after.logical - before.logical}
 
 
 def _filefrag_extents(extents: Sequence[Extent]) -> int:
-    """Count as filefrag(8): the first counts, and each that is not where the one before lets expect it."""
+    """Count like filefrag(8): the first extent, and each one that does not follow the previous one as expected."""
     if not extents:
         return 0
     return 1 + sum(1 for before, after in pairwise(extents) if not _touch(before, after))
 
 
 def _runs(extents: Sequence[Extent]) -> list[tuple[int, int, int]]:
-    """Join pieces that are read without a jump."""
+    """Join pieces that a reader reads without a jump."""
     runs: list[tuple[int, int, int]] = []
     before: Extent | None = None
     for one in extents:
@@ -155,12 +155,12 @@ def _runs(extents: Sequence[Extent]) -> list[tuple[int, int, int]]:
 
 
 def _follows(before: Extent, after: Extent) -> bool:
-    """Whether a compressed extent may end just where the next begins: it takes less room than its length says."""
+    """Return whether a compressed extent may end where the next begins: it takes less room than its length."""
     return before.encoded and 0 < after.physical - before.physical <= before.length
 
 
 def thin(runs: Sequence[tuple[int, int, int]], count: int) -> list[tuple[int, int, int]]:
-    """Return at most `count` of the runs, spread evenly over the file: all of them if they are few enough."""
+    """Return at most `count` of the runs, spread evenly over the file."""
     if len(runs) <= count:
         return list(runs)
     end = runs[-1][0] + runs[-1][2]

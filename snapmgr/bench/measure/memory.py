@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path("/sys/fs/cgroup")
-"""Where control groups of version 2 are."""
+"""Mount point of control groups version 2."""
 _PREFIX = "snapmgr-bench-"
 # For Python and fio themselves.
 _LEAST_BYTES = 64 << 20
@@ -38,14 +38,14 @@ def memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
 def nominal_bytes(found_bytes: int) -> int:
     """Return found_bytes for output and comparison, rounded up to a quarter of the power of two below it.
 
-    What the kernel keeps for itself differs by some MiB from boot to boot: a run goes on after one all the same.
+    The kernel reserves an amount that differs by some MiB from boot to boot; a run must still continue after a reboot.
     """
     step = 1 << max(found_bytes.bit_length() - 3, 0)
     return -(-found_bytes // step) * step
 
 
 def missing_requirement(root: Path | None = None) -> Reason | None:
-    """Return why memory cannot be bounded here; None if it can. Enables the controller if need be."""
+    """Return why memory cannot be limited here; None if it can. Enables the controller if necessary."""
     root = root or ROOT
     if not (root / "cgroup.controllers").exists():
         return Reason(
@@ -70,10 +70,10 @@ def missing_requirement(root: Path | None = None) -> Reason | None:
 
 @contextmanager
 def bounded(name: str, limit_bytes: int, *, root: Path | None = None) -> Iterator[bool]:
-    """Keep this process and its children within `limit_bytes` of memory; yield whether a bound was needed.
+    """Keep this process and its children within `limit_bytes` of memory; yield whether a limit was needed.
 
-    None is for a limit of as much as the machine has. Swap is not allowed. `name` is unique; `remove_group` removes
-    what a SIGKILL leaves. Raises MissingRequirementError where memory cannot be bounded, StorageError for too little.
+    A limit of the machine's memory or more needs none. Swap is not allowed. `name` is unique; `remove_group` removes
+    the group after a SIGKILL. Raises MissingRequirementError if memory cannot be limited, StorageError for too little.
     """
     root = root or ROOT
     if limit_bytes >= memory_bytes():
@@ -106,14 +106,14 @@ def bounded(name: str, limit_bytes: int, *, root: Path | None = None) -> Iterato
 
 
 def remove_group(name: str, *, root: Path | None = None) -> None:
-    """Remove the group of `bounded` once it has no process; its charges go to its parent. Idempotent."""
+    """Remove the group of `bounded` once it is empty; its charges go to its parent. Idempotent."""
     group = (root or ROOT) / f"{_PREFIX}{name}"
     deadline = time.monotonic() + _EMPTY_S
     while group.exists():
         try:
             group.rmdir()
         except OSError:
-            # A process that was killed is in it until it is gone.
+            # A killed process stays in the group until it is reaped.
             if time.monotonic() > deadline:
                 return
             time.sleep(0.01)
@@ -121,7 +121,7 @@ def remove_group(name: str, *, root: Path | None = None) -> None:
 
 def _group_of_this_process(root: Path) -> Path:
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-        # cgroups(7): "0::/user.slice/…" is the one of version 2.
+        # cgroups(7): the line "0::/user.slice/…" is that of version 2.
         if line.startswith("0::"):
             return root / line.removeprefix("0::").lstrip("/")
     return root

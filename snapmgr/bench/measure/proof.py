@@ -23,7 +23,7 @@ class TreeFacts:
     listing: str
     """Digest of all files' names and sizes."""
     contents: Mapping[str, str]
-    """Digest by name of a sample of them."""
+    """Digests of a sample of the files, by name."""
 
     def differences(self, other: TreeFacts) -> list[str]:
         """Return the differences of `other` in words; empty if no recorded fact differs."""
@@ -57,7 +57,7 @@ def tree_facts(folder: Path, *, seed: int, sample: int, names: Sequence[str] | N
 
 
 def flush(folder: Path) -> None:
-    """Write all dirty data of the file system that holds a folder. Raises OSError, also for lost writes."""
+    """Write all dirty data of a folder's file system. Raises OSError, also for lost writes."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sync_file_system(fd)
@@ -66,7 +66,7 @@ def flush(folder: Path) -> None:
 
 
 def block_digests(file: Path, *, seed: int, sample: int, block_bytes: int) -> tuple[str, ...]:
-    """Return the digests of `sample` blocks of a file; `seed` and its size decide which. Raises OSError."""
+    """Return the digests of `sample` blocks of a file, chosen by `seed` and its size. Raises OSError."""
     with open(file, "rb", buffering=0) as opened:
         blocks = max(1, os.fstat(opened.fileno()).st_size // block_bytes)
         places = random.Random(seed).sample(range(blocks), min(sample, blocks))  # noqa: S311 - a sample, no secret

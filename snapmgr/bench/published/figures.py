@@ -1,4 +1,4 @@
-"""Holds the published experiments: their figures, their hardware, their conclusions. Data; `judgement` judges."""
+"""Holds the published experiments as data: figures, hardware, conclusions; `judgement` evaluates them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from snapmgr.physical.tuning.outcome import PUBLISHED as PREPARE_LADDER
 Want = Literal[
     "published variant", "real device", "spinning disk", "solid-state disk", "regressed kernel", "object store"
 ]
-"""What results must have been measured on, or in, to be comparable."""
+"""Conditions under which results must have been measured to be comparable."""
 
 SPINNING = "one spinning disk, 100 GB of data: LVM + ext4 (75 % of the group, the rest for the snapshot) and btrfs"
 BLOGBENCH = "the same disk: blogbench 1.1, 30 intervals of 10 s, 3 writers, 1 rewriter, 5 commenters, 100 readers"
@@ -29,9 +29,9 @@ class Side:
     """The storage: "LVM + ext4"."""
     stack: str
     metric: str
-    """Ours; "" where no scenario has that figure."""
+    """Name of our metric; "" if no scenario has that figure."""
     value: float | None = None
-    """As published, in `Claim.unit`; None where only the ratio was."""
+    """The published figure, in `Claim.unit`; None if only the ratio was published."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Claim(_Published):
     """The ratio is `over` ÷ `under`."""
     unit: str
     ratio: tuple[float, float]
-    """As published: twice the same, or the ends of a published range."""
+    """The published ratio: the same number twice, or the ends of a published range."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class StallClaim(_Published):
 
     stack: str
     curves: tuple[str, ...]
-    """Ours for each second, which are added up, with a star where the moment stands."""
+    """Our curves per second, to be added up; a star stands for the moment in their names."""
     interval_s: int
     stalled: int
     intervals: int
@@ -98,7 +98,7 @@ def _against(
 def _within(
     key: str, title: str, metric: str, values: tuple[float, float], *, stack: str, so: str, remark: str = ""
 ) -> Claim:
-    """Return a claim of one stack, after ÷ before; `metric` has a star where the moment stands."""
+    """Return a claim of one stack, after ÷ before; a star in `metric` stands for the moment."""
     return Claim(
         key=key,
         title=title,
@@ -126,7 +126,7 @@ def _innodb(key: str, title: str, over: Side, under: Side, ratio: tuple[float, f
     )
 
 
-# Ours for each rung above the first; 64 threads come with the cache there, and have no figure of their own.
+# Our metric for each rung above the first; there, 64 threads come together with the cache and have no own figure.
 _RUNGS = ("memory_s", "threads_s", "writeback_s", "", "cache_s")
 
 
@@ -297,7 +297,7 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 STALLS: tuple[StallClaim, ...] = (
-    # Of the published intervals after the snapshot these had no write: 5-9, 11, 23-25, 28-30.
+    # These published intervals after the snapshot had no write: 5-9, 11, 23-25, 28-30.
     StallClaim(
         key="blog/stalls-lvm",
         title="Intervals without a write on LVM + ext4 after the snapshot",

@@ -27,8 +27,8 @@ _ALIKE = 1.1
 def compare_published(samples: Sequence[Sample], *, seed: int = 1) -> dict[str, Any]:
     """Return the published figures beside ours as a document that can be written as JSON.
 
-    {"schema", "level", "comparisons", "rows": […], "counts": {verdict: rows}}. A row: {"key", "experiment" ("" if
-    nothing of it was measured), "title", "over" and "under" ({"words", "stack", "metric", "value"}), "unit",
+    {"schema", "level", "comparisons", "rows": […], "counts": {verdict: rows}}. A row: {"key", "experiment" ("" if it
+    was not measured), "title", "over" and "under" ({"words", "stack", "metric", "value"}), "unit",
     "published": [low, high], "published_text", "ours" (see `comparison.ratio_document`; None), "ours_text", "verdict",
     "words", "conclusion", "measured_on", "obstacles": [why not comparable…], "remark"}. A count of stalls has one side
     and no ratio. A claim has a row for each variant that was measured. The level is for all intervals together.
@@ -88,8 +88,8 @@ def _judged(
 def judge(published: tuple[float, float], ours: Ratio) -> tuple[Verdict, str]:
     """Given a published ratio (or the ends of its range) and ours, return the verdict and its extent.
 
-    It holds if ours is shown to be on the same side of 1, whatever its size. It does not if ours is shown to be on the
-    other side, or next to 1 and not the published one.
+    The claim holds if our ratio is shown to be on the same side of 1, whatever its size. It fails if our ratio is shown
+    to be on the other side, or close to 1 and different from the published one.
     """
     if ours.n < LEAST_PAIRS:
         return "not shown", f"too few pairs to say: {ours.n} of {LEAST_PAIRS}"
@@ -109,7 +109,7 @@ def judge(published: tuple[float, float], ours: Ratio) -> tuple[Verdict, str]:
 
 
 def _stalls(stall: StallClaim, group: Group) -> list[tuple[int, int, int]]:
-    """Return for each sample how many intervals after and before the snapshot had no write, and how many there were."""
+    """Return each sample's numbers of intervals without a write after and before the snapshot, and of all intervals."""
     found = []
     for sample in group.counted:
         if sample["stack"] != stall.stack:
@@ -129,7 +129,7 @@ def _stalls(stall: StallClaim, group: Group) -> list[tuple[int, int, int]]:
 
 
 def _without(curves: Sequence[Sequence[float]], interval_s: int) -> list[bool]:
-    """Given the work of each second, return for each whole interval whether nothing was done."""
+    """Given the work of each second, return for each whole interval whether it was idle."""
     each = [sum(second) for second in zip(*curves, strict=False)]
     return [not any(each[at : at + interval_s]) for at in range(0, len(each) - interval_s + 1, interval_s)]
 
@@ -137,7 +137,7 @@ def _without(curves: Sequence[Sequence[float]], interval_s: int) -> list[bool]:
 def _stalled(
     stall: StallClaim, group: Group | None, counts: Sequence[tuple[int, int, int]], *, error: float = 1.0
 ) -> dict[str, Any]:
-    """Return the row of a count of stalls: they hold if shown to be more after the snapshot than before (sign test)."""
+    """Return the row of a count of stalls; it holds if more are shown after the snapshot than before (sign test)."""
     more = sum(1 for after, before, _ in counts if after > before)
     fewer = sum(1 for after, before, _ in counts if after < before)
     verdict: Verdict = "not measured"
@@ -208,17 +208,17 @@ def _why_not(claim: Claim, experiments: Sequence[Group]) -> str:
         return "no scenario measures this figure alone"
     if not experiments:
         return f"no sample of {claim.scenario}"
-    missing = [
+    absent = [
         side.stack
         for side in (claim.over, claim.under)
         if not any(by_block(group.counted, side.stack, side.metric) for group in experiments)
     ]
-    stacks = " and ".join(dict.fromkeys(missing))
+    stacks = " and ".join(dict.fromkeys(absent))
     return f"no sample of {claim.scenario} on {stacks} with that figure" if stacks else "no block has both"
 
 
 def obstacles(claim: Claim | StallClaim, group: Group) -> list[str]:
-    """Return why our figure is not comparable with the published one, whatever it is; empty if nothing is known."""
+    """Return the reasons why our figure is not comparable with the published one; empty if none is known."""
     hosts = [sample["host"] for sample in group.counted]
     variant, parameters = group.counted[0]["variant"], group.parameters[0]
     found = []
@@ -245,5 +245,5 @@ def _regressed(host: Mapping[str, Any]) -> bool:
     try:
         return regression_side(str(host.get("kernel"))) == "within"
     except ValueError:
-        # It does not tell its version.
+        # It does not report its version.
         return False

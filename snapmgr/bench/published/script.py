@@ -1,15 +1,16 @@
-"""The published random-update script, with what is wrong in it kept: only what stops it is repaired.
+"""Repeats the published random-update script with its errors; only those that stop it are repaired.
 
     python3 script.py fill|update|read FILE FILE_BYTES UPDATES SEED
 
-Kept, because it is what was measured: all workers share one file offset, since the file is opened once, before they are
-forked, so that a worker writes wherever another one has just sought to; the file is opened by "w+b", which empties it;
-extents of 4,000 bytes do not fit pages of 4,096; the data are drawn from the kernel's random numbers in the timed loop;
-nothing is synced and no cache is dropped. So a fill ends nearly twice as long as it should be, with holes.
+These errors are kept because the published figures include them. All workers share one file offset, because the file is
+opened once before they are forked; so a worker writes wherever another one has just moved the offset, and a filled file
+is nearly twice as long as it should be, with holes. The file is opened with "w+b", which empties it. Extents of 4,000
+bytes do not fit pages of 4,096. The data come from the kernel's random numbers in the timed loop. Nothing is synced and
+no cache is dropped.
 
-Repaired: the number of extents is a whole number; each worker gets a list of extents; and, since a snapshot has to be
-taken between them, fill and update are two starts of the program, of which the second does not empty the file. Workers
-are forked rather than taken from a pool. Prints {"seconds": …} for its phase.
+These are repaired: the number of extents is a whole number; each worker gets a list of extents; fill and update are two
+starts of the program, because a snapshot is taken between them, and the second start does not empty the file. Workers
+are forked, not taken from a pool. Prints {"seconds": …} for its phase.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ READ_SIZE = 1 << 20
 
 
 def fill(file: BinaryIO, extents: Sequence[int]) -> None:
-    """Seek to the first extent of a worker's part, and write from the offset, which others may have moved by then."""
+    """Seek to the first extent of a worker's part, then write at the offset, which others may have moved by then."""
     file.seek(extents[0] * EXTENT_SIZE)
     file.writelines(os.urandom(EXTENT_SIZE) for _ in extents)
 
@@ -44,7 +45,7 @@ def update(file: BinaryIO, extents: Sequence[int]) -> None:
 
 
 def in_workers(work: Callable[[BinaryIO, Sequence[int]], None], file: BinaryIO, parts: Sequence[Sequence[int]]) -> None:
-    """Do the parts in as many processes, which share the file's offset. Ends the program if one of them fails."""
+    """Run each part in its own process; all share the file's offset. Ends the program if one of them fails."""
     children = []
     for part in parts:
         child = os.fork()

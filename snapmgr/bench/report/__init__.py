@@ -25,7 +25,7 @@ __all__ = ["COLUMNS", "SCHEMA", "document", "render", "rows"]
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """Return the page of a `document`; it shows that and nothing else."""
+    """Return the page that shows a `document` and nothing else."""
     environment = Environment(
         loader=DictLoader({name: _part(f"{name}.html") for name in ("page", "experiment")}),
         autoescape=True,

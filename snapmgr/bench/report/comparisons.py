@@ -21,14 +21,14 @@ _KINDS: Mapping[str, Kind] = {"better": "better", "worse": "worse", "differs": "
 
 
 def ratio_rows(findings: Sequence[Finding], *, baseline: str, stacks: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the findings of one experiment, those against `baseline` first: they are drawn."""
+    """Return the findings of one experiment, those against `baseline` first, because the chart shows these."""
     rows = []
     for one in findings:
         if baseline in {one.stack, one.against}:
             other = one.against if one.stack == baseline else one.stack
             rows.append(_ratio_row(one.seen_from(other), drawn=True))
         else:
-            # The later one of the order is seen from its own side, as those against the baseline are.
+            # Findings are seen from the side of the later stack, like those against the baseline.
             later = max((one.stack, one.against), key=stacks.index)
             rows.append(_ratio_row(one.seen_from(later), drawn=False))
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
@@ -73,8 +73,8 @@ def moment_families(
 ) -> list[dict[str, Any]]:
     """Return each figure that was taken at several moments, for every stack: medians, and ratios within each sample.
 
-    Only those with a headline are drawn and have intervals, corrected for their number: of dozens one would always be
-    shown. A figure that is 0 has no ratio.
+    Only headline figures are drawn and have intervals, corrected for their number: among dozens, one would always be
+    shown. A figure of 0 has no ratio.
     """
     infos = {row["metric"]: row for row in metrics}
     found = families(infos)
@@ -90,7 +90,7 @@ def moment_families(
             for stack, ours in stacks.items()
         ]
         rows = [row for row in rows if row]
-        # A figure that is 0 everywhere appears only in the table of all figures.
+        # Only the table of all figures shows a figure that is 0 everywhere.
         if not any(bar["median"] for row in rows for bar in row["bars"]):
             continue
         shown.append(

@@ -1,4 +1,4 @@
-"""Builds the document of the report; the page shows it and adds nothing."""
+"""Builds the report's document; the page shows it and adds nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _COMMANDS, _CHARACTERS = 80, 1000
-"""Of one sample and of one command that the report shows: thousands of calls are listed in the sample alone."""
+"""Commands of one sample, and characters of one command, in the report; only the sample lists thousands of calls."""
 _CONTROLS = tuple(stack.name for stack in STACKS.values() if stack.backend is None)
 
 
@@ -46,13 +46,13 @@ def document(
     """Return the report of some samples; the same samples give the same report.
 
     Args:
-        samples: their documents, of one or of several runs.
-        made_at: for its head.
-        runs: the documents of their runs.
-        problems: files of results that could not be read, as sentences.
-        title: its headline.
-        questions: what each scenario asks, by its name: `Scenario.title`.
-        seed: of the bootstrap.
+        samples: documents of samples, of one or of several runs.
+        made_at: time shown in the report's head.
+        runs: documents of the samples' runs.
+        problems: sentences about result files that could not be read.
+        title: headline of the report.
+        questions: the question of each scenario (`Scenario.title`), by its name.
+        seed: seed of the bootstrap.
     """
     experiments = [_sorted(group) for group in groups(samples)]
     found = findings(samples, seed=seed)
@@ -89,7 +89,7 @@ def document(
 
 
 def _sorted(group: Group) -> Group:
-    """Return it with the stacks in their usual order."""
+    """Return the group with its stacks in their usual order."""
     rank = {name: number for number, name in enumerate(STACKS)}
     return replace(group, samples=tuple(sorted(group.samples, key=lambda one: rank.get(one["stack"], len(rank)))))
 
@@ -111,14 +111,14 @@ def _conditions(samples: Sequence[Sample]) -> Conditions:
 
 
 def _failed(samples: Iterable[Sample]) -> Iterator[tuple[str, str]]:
-    """Yield each stack of which samples failed, with how many and the last reason."""
+    """Yield each stack with failed samples, with their number and the last reason."""
     for stack, ours in by_stack([one for one in samples if one["kind"] != "absent"]).items():
         if why := [failure_of(one) for one in ours if failure_of(one)]:
             yield stack, f"{len(why)} of {_count(len(ours), 'sample')} failed, at last with: {why[-1].rstrip('.')}"
 
 
 def _recommendation(advice: Advice, problems: Iterable[str]) -> dict[str, Any]:
-    """Return the advice with links: each sentence with the findings that it stands on."""
+    """Return the advice with links from each sentence to the findings that support it."""
     parts: list[tuple[str, Sequence[Sentence]]] = [
         ("lead", advice.sentences[:1]),
         ("because", advice.sentences[1:]),
@@ -203,7 +203,7 @@ def _scenario(
 
 
 def _baseline(stacks: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the stack that the others are drawn against: the first one requested, else a control, else the first."""
+    """Return the stack to draw the others against: the first one requested, else a control, else the first."""
     asked: list[str] = [stack for run in runs for stack in (run.get("arguments") or {}).get("stacks") or ()]
     return next(stack for stack in (*asked, *_CONTROLS, *stacks) if stack in stacks)
 
@@ -223,7 +223,7 @@ def _about(group: Group, stacks: Sequence[str]) -> str:
 
 
 def _notes(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return the notes of the samples, each once: with the stacks, the number of samples, and of how many."""
+    """Return the notes of the samples, each once, with its stacks, its number of samples, and the total number."""
     rows: dict[str, dict[str, Any]] = {}
     for stack, ours in by_stack(samples).items():
         for text, n in Counter(note for one in ours for note in dict.fromkeys(one["notes"])).items():
@@ -266,7 +266,7 @@ def _sentence(text: str) -> str:
 
 
 def _example(group: Group) -> dict[str, Any]:
-    """Return the commands of one sample of each stack, so that anyone can repeat them by hand."""
+    """Return the commands of one sample of each stack, so that anyone can repeat them manually."""
     firsts = [ours[0] for ours in by_stack(group.counted).values()]
     # Most job files are the same on all stacks.
     jobs: dict[tuple[str, str], list[str]] = {}

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 _QUANTILES = ("min", "p1", "p5", "p50", "p90", "p95", "p99", "p999", "p9999", "max")
 _MOMENTS = (("before", "during", "after"), ("none", "first", "second"), ("none", "many"))
-"""Words in the names of metrics and series that stand for moments, in the order of time."""
+"""Words for moments in the names of metrics and series, in chronological order."""
 _LANES, _CURVES = 4, 8
-"""That are drawn: lanes of one run, curves of one experiment. All are in the tables."""
+"""Maximum number of drawn lanes of one run, and curves of one experiment. The tables have all of them."""
 
 
 def by_stack(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
@@ -30,12 +30,12 @@ def by_stack(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
 
 
 def anchor_of(*words: str) -> str:
-    """Return a name for a link made of some words."""
+    """Return the name of a link, made of some words."""
     return "-".join(re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-") for word in words if word)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median, the quartiles and the ends of some values, at least one."""
+    """Return the median, the quartiles and the ends of at least one value."""
     lower, _, upper = quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
     return {
         "n": len(values),
@@ -48,7 +48,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def metric_table(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return each metric with what every stack found, the headlines first."""
+    """Return each metric with the figures of every stack, headlines first."""
     infos: dict[str, Mapping[str, Any]] = {}
     for sample in samples:
         infos.update({name: info for name, info in sample["infos"].items() if name not in infos})
@@ -74,7 +74,7 @@ def metric_table(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def moment_of(name: str) -> tuple[str, int, tuple[str, ...]] | None:
-    """Given "read_after_s", return what it is at any moment ("read_*_s"), which one it is, and the words of all."""
+    """Given "read_after_s", return its name for any moment ("read_*_s"), its moment's number and all moments' words."""
     words = name.split("_")
     for moments in _MOMENTS:
         for place, word in enumerate(words):
@@ -84,7 +84,7 @@ def moment_of(name: str) -> tuple[str, int, tuple[str, ...]] | None:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names that are one figure at several moments, at least two, in the order of time."""
+    """Return the names of each figure that has at least two moments, in chronological order."""
     found: dict[str, dict[int, str]] = {}
     for name in names:
         moment = moment_of(name)
@@ -110,7 +110,7 @@ def common_title(titles: Sequence[str]) -> str:
 
 
 def differing_titles(titles: Sequence[str]) -> list[str]:
-    """Return the part of each title that is not common to all: "before the snapshot"; "" where there is none."""
+    """Return the part of each title that the others do not share: "before the snapshot"; may be ""."""
     split, head, tail = _parted(titles)
     return [_joined(words[head : len(words) - tail]).strip(",: ") for words in split]
 
@@ -125,7 +125,7 @@ def moment_titles(names: Sequence[str], titles: Sequence[str]) -> list[str]:
 
 
 def _parted(titles: Sequence[str]) -> tuple[list[list[str]], int, int]:
-    """Return the words of the titles, commas and colons too, and how many at the beginning and end are common."""
+    """Return the words of the titles, with commas and colons, and the numbers of common words at beginning and end."""
     split = [re.sub(r"([,:])", r" \1", title).split() for title in titles]
     shortest = min(map(len, split))
     head = len(list(takewhile(_alike, zip(*split, strict=False))))
@@ -146,7 +146,7 @@ def _alike(words: tuple[str, ...]) -> bool:
 
 
 def curves(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return each series over something swept (not over time): medians, least and most at each x, for every stack."""
+    """Return each series over a swept parameter (not time): median, minimum and maximum at each x, for every stack."""
     rows: list[dict[str, Any]] = []
     for name, axis in _axes(samples, over_time=False).items():
         lines = []
@@ -165,7 +165,7 @@ def curves(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def _drawn(names: Sequence[str]) -> list[str]:
-    """Return which curves are drawn: of several quantiles of a figure the median and the highest but the maximum."""
+    """Return the curves to draw: of a figure's quantiles only the median and the highest one below the maximum."""
     kinds: dict[str, dict[str, str]] = {}
     for name in names:
         words = name.split("_")
@@ -181,7 +181,7 @@ def _drawn(names: Sequence[str]) -> list[str]:
 
 
 def timelines(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return each stack's run over time: the sample in the middle, and the stalls of all."""
+    """Return each stack's run over time: the median sample, and the stalls of all samples."""
     axes = _axes(samples, over_time=True)
     if not axes:
         return []
@@ -195,7 +195,7 @@ def timelines(samples: Sequence[Sample]) -> list[dict[str, Any]]:
         shown = _middle(having, lambda sample: sum(sum(sample["series"].get(name, ())) for name in axes))
         made = [_lane(names, axes, shown, having) for names in lanes]
         widest = max(lane["interval_s"] for lane in made)
-        # A figure may exist for intervals and, finer, for each second: intervals are drawn, both are counted.
+        # A figure may exist per interval and, finer, per second: only intervals are drawn, both are counted.
         wide = [lane for lane in made if lane["interval_s"] == widest and any(one["values"] for one in lane["moments"])]
         rows.append(
             {
@@ -237,7 +237,7 @@ def _idle(values: Sequence[float]) -> int:
 
 
 def layouts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return each stack's file at its moments: the sample in the middle by its last jumps, and all figures."""
+    """Return each stack's file at its moments: the sample with the median number of final jumps, and all figures."""
     rows = []
     for stack, ours in by_stack(samples).items():
         having = [sample for sample in ours if sample["layouts"]]

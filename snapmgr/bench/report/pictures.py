@@ -95,13 +95,13 @@ def curve(scenario: Mapping[str, Any], chart: Mapping[str, Any], colours: Mappin
         lines,
         x_title=chart["x_title"],
         unit=chart["unit"],
-        # There are many of these: side by side, where there is room.
+        # These are many, so they are drawn side by side if there is room.
         width=NARROW,
         title=chart["title"],
         description="Medians, within the span of all samples; the table below has the same figures.",
         ident=f"{scenario['anchor']}-{chart['series']}",
     )
-    return Markup(svg)  # noqa: S704 - SVG whose texts are escaped where it is made
+    return Markup(svg)  # noqa: S704 - the drawing code escapes its texts
 
 
 def timeline(scenario: Mapping[str, Any], row: Mapping[str, Any]) -> Markup:
@@ -131,7 +131,7 @@ def layout_maps(scenario: Mapping[str, Any], row: Mapping[str, Any]) -> list[dic
     return [
         {
             "moment": moment["moment"],
-            "svg": Markup(  # noqa: S704 - SVG whose texts are escaped where it is made
+            "svg": Markup(  # noqa: S704 - the drawing code escapes its texts
                 layout_map(
                     extents,
                     window=window,
@@ -156,5 +156,5 @@ def _both(draw: Callable[..., str], *, title: str, description: str, ident: str)
         (kind, draw(width, title=title, description=description, ident=ident))
         for kind, width in (("wide", WIDE), ("narrow", NARROW))
     ]
-    # SVG whose texts are escaped where it is made.
+    # The drawing code escapes its texts.
     return Markup("".join(f'<div class="{kind}">{svg}</div>' for kind, svg in drawn if svg))  # noqa: S704

@@ -18,7 +18,7 @@ COLUMNS = (
 
 
 def rows(samples: Iterable[Sample]) -> list[tuple[str | int | float, ...]]:
-    """Return the rows below `COLUMNS`; a sample without a figure (failed, could not run) has one, without a metric."""
+    """Return the rows below `COLUMNS`; a sample without figures (failed, could not run) has a row without metric."""
     found: list[tuple[str | int | float, ...]] = []
     for one in samples:
         parameters = one["parameters"]

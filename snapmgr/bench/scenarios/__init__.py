@@ -1,6 +1,6 @@
-"""The experiments: each module here has an instance called `scenario`.
+"""Holds the experiments: each module here has an instance called `scenario`.
 
-`scenarios` and `chosen` return them; other rooms import nothing else from here.
+`scenarios` and `chosen` return them; other packages import nothing else from here.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from snapmgr.bench.model import Scenario
 
-# The order in which they are listed and run: what everybody wants to know first. Others follow by name.
+# The order in which they are listed and run, the most important first. Others follow by name.
 _FIRST = ("random-update", "snapshot-ops", "blog", "innodb-io", "aging", "oltp", "prepare")
 
 
 @cache
 def scenarios() -> tuple[Scenario, ...]:
-    """Return all of them, imported now."""
+    """Import and return all scenarios."""
     found = []
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         scenario: Scenario | None = getattr(import_module(module.name), "scenario", None)
@@ -37,7 +37,7 @@ def _rank(scenario: Scenario) -> tuple[int, str]:
 
 
 def chosen(names: Sequence[str]) -> tuple[Scenario, ...]:
-    """Return the scenarios of these names, each once and in the order of the list. Raises ConfigError for others."""
+    """Return the scenarios of these names, each once and in list order. Raises ConfigError for other names."""
     known = {scenario.name: scenario for scenario in scenarios()}
     for name in names:
         if name not in known:

@@ -108,8 +108,8 @@ class Aging(Scenario):
     def needs(self, parameters: Parameters) -> Needs:
         """Return the needs of a sample.
 
-        On classic LVM a quarter of the space is shared out evenly to all snapshots, and the oldest has to keep what
-        changed on all days. Elsewhere btrfs is the hungriest: a snapshot pins whole extents.
+        On classic LVM a quarter of the space is divided evenly among all snapshots, and the oldest has to keep the
+        changes of all days. Of the other storages btrfs needs most: a snapshot pins whole extents.
         """
         extra, size = parameters.extra, parameters.size_bytes
         most, classic = max(extra["levels"]), extra["snapshots"]
@@ -167,7 +167,7 @@ class Aging(Scenario):
 
 
 class _Load:
-    """What fio does to the file."""
+    """The load that fio puts on the file."""
 
     def __init__(self, bench: Workbench, data: Path, *, direct: bool) -> None:
         self.bench = bench
@@ -175,12 +175,12 @@ class _Load:
         self.direct = direct
 
     def fill(self) -> None:
-        """Write all of it in order."""
+        """Write the whole file in order."""
         # Not preallocated: on btrfs the first write to a preallocated extent is not copy-on-write.
         self._fio("fill", {"rw": "write", "bs": "1M", "ioengine": "psync", "fallocate": "none", "end_fsync": 1}, day=0)
 
     def churn(self, day: int) -> WritePass:
-        """Write a day's share of it, each page at most once."""
+        """Write a day's share of the file, each page at most once."""
         extra = self.bench.parameters.extra
         pages = int(self.bench.parameters.size_bytes * extra["churn"]) // _PAGE
         job: Section = {
@@ -196,7 +196,7 @@ class _Load:
             "filename": _DATA,
             "size": self.bench.parameters.size_bytes,
             "direct": int(self.direct),
-            # Each day other pages.
+            # Each day changes other pages.
             "randseed": self.bench.parameters.seed * 1000 + day,
         }
         return self.bench.fio(name, {"global": whole, "job": job})
@@ -242,7 +242,7 @@ def _write(load: _Load, found: _Found, day: int) -> None:
     found.figures["per_write_s"][day] = done.durable_s / (done.asked_bytes / _PAGE)
     if "p99" in done.latencies_s:
         found.figures["write_p99_s"][day] = done.latencies_s["p99"]
-    # 0: a storage without a device of its own here.
+    # 0: the storage has no own device here.
     if done.spent.written_bytes:
         found.figures["written_per_byte"][day] = done.spent.written_bytes / done.asked_bytes
         found.figures["read_per_byte"][day] = done.spent.read_bytes / done.asked_bytes

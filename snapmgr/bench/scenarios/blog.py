@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _WINDOW_S = 1
-"""Stalls are looked for in windows of this length; an interval is some of them."""
+"""Length of the windows in which stalls are counted; an interval consists of several windows."""
 _CREW = {"writers": 3, "rewriters": 1, "commenters": 5, "readers": 100}
 _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
     "smoke": {"size_bytes": 32 * _MIB, "interval_s": 1, "intervals": 1, "writers": 1, "commenters": 2, "readers": 5},
@@ -34,7 +34,7 @@ _PROFILES: Mapping[ProfileName, Mapping[str, Any]] = {
     "paper": {"size_bytes": 10_000_000_000, "interval_s": 10, "intervals": 30},
 }
 _SAMPLED_FILES = 64
-# Time for operations that hang at the end of a run: a stall must be reported, not cut short.
+# Time for operations that hang at the end of a run: a stall must be reported, not truncated.
 _PATIENCE_S = 900.0
 _MOMENTS = ("before", "after")
 _WHEN = {"before": "before the snapshot", "after": "after the snapshot"}
@@ -79,9 +79,9 @@ class _Phase:
 class Blog(Scenario):
     """See `snapmgr.bench.model.Scenario`.
 
-    Variants: "repaired" runs both loads on a tree that was filled before, with cold caches, so that nothing but the
-    snapshot is between them. "printed" is as published: the first load begins on an empty folder. A control's second
-    load shows what a second load alone changes.
+    Variants: "repaired" runs both loads on a tree that was filled before, with cold caches, so that they differ only in
+    the snapshot. "printed" is as published: the first load begins on an empty folder. A control shows the effect of a
+    second load alone.
     """
 
     name = "blog"
@@ -109,7 +109,7 @@ class Blog(Scenario):
     def needs(self, parameters: Parameters) -> Needs:
         """Return the needs of a sample: the tree, and the snapshot's version of all of it.
 
-        On classic LVM a quarter of the space is the snapshot's, and files written anew also take it where no file was.
+        On classic LVM a quarter of the space belongs to the snapshot, and new files consume it even in free places.
         """
         load_s = parameters.extra["interval_s"] * parameters.extra["intervals"]
         fill_s = parameters.size_bytes / 100e6 if parameters.variant == "repaired" else 0.0
@@ -175,7 +175,7 @@ class _Own:
         self._run("--fill", f"--writers={self._bench.parameters.extra['writers']}", turn=0, seconds=None)
 
     def run(self, turn: int) -> BlogRun:
-        """Keep the load up for the scenario's time."""
+        """Run the load for the scenario's time."""
         extra = self._bench.parameters.extra
         filled = ("--filled",) if self._bench.parameters.variant == "repaired" else ()
         crew = [f"--{role}={extra[role]}" for role in _CREW]
@@ -226,7 +226,7 @@ class _Blogbench:
         self._tree = tree
 
     def fill(self) -> None:
-        """Run it once as long as it is measured later."""
+        """Run it once for as long as the later measurement."""
         self.run(0)
 
     def run(self, turn: int) -> BlogRun:  # noqa: ARG002 - it takes no seed
@@ -258,7 +258,7 @@ def _phase(bench: Workbench, load: _Own | _Blogbench, turn: int) -> _Phase:
 
 
 def _figures(moment: str, phase: _Phase, interval: int) -> dict[str, float]:
-    """Given also how many windows an interval has, return the figures of one load."""
+    """Return the figures of one load; `interval` is the number of windows in an interval."""
     stalls = phase.run.stalls()
     written = phase.run.intervals(ALL_WRITTEN, interval)
     figures = {
@@ -269,7 +269,7 @@ def _figures(moment: str, phase: _Phase, interval: int) -> dict[str, float]:
         f"windows_without_read_{moment}": stalls.without_read,
         f"windows_without_either_{moment}": stalls.without_either,
         f"intervals_without_write_{moment}": written.count(0),
-        # Stalls shorter than a window are not seen, and without any stall there would be no ratio.
+        # Stalls shorter than a window are invisible, and 0 stalls have no ratio.
         f"longest_without_write_{moment}_s": max(stalls.longest_write_s, _WINDOW_S),
         f"longest_without_read_{moment}_s": max(stalls.longest_read_s, _WINDOW_S),
         f"longest_without_either_{moment}_s": max(stalls.longest_either_s, _WINDOW_S),

@@ -24,7 +24,7 @@ _EXTEND_EVERY_S = 0.25
 _LOG_BYTES = 16 * _MIB
 _TABLESPACES = 8
 _WRITERS = 4
-"""As InnoDB's page cleaners."""
+"""The number of InnoDB's page cleaners."""
 _BATCH = 16
 _SYNC_EVERY = 64
 _ALL_THREADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -95,11 +95,11 @@ def _metrics() -> Iterator[MetricInfo]:
 class InnodbIo(Scenario):
     """See `snapmgr.bench.model.Scenario`.
 
-    At the same time: as many threads as are swept read pages of random tablespaces, one after another; four write pages
-    asynchronously in batches, with an fsync after every 64; one extends a tablespace by posix_fallocate four times a
-    second while another writes its first page and syncs it; one writes 4 KiB of the log after another and makes each
-    durable. The flush methods are InnoDB's: O_DIRECT opens tablespaces so, and syncs the log by fsync; O_DSYNC opens
-    the log with O_DSYNC, and leaves tablespaces to the page cache and fsync.
+    All of this runs at the same time: a swept number of threads read pages of random tablespaces, one after another;
+    four write pages asynchronously in batches, with an fsync after every 64; one extends a tablespace by
+    posix_fallocate four times a second while another writes its first page and syncs it; one appends 4 KiB blocks to
+    the log and makes each durable. The flush methods are InnoDB's: O_DIRECT opens tablespaces with that flag, and syncs
+    the log by fsync; O_DSYNC opens the log with O_DSYNC, and leaves tablespaces to the page cache and fsync.
     """
 
     name = "innodb-io"
@@ -108,13 +108,13 @@ class InnodbIo(Scenario):
     programs = ("fio",)
 
     def suits(self, stack: Stack) -> str | None:
-        """The controls: nothing here has to do with snapshots."""
+        """Accept only controls: nothing here involves snapshots."""
         return None if stack.backend is None else "it compares file systems as such, without snapshots: ext4 and XFS"
 
     def parameters(self, given: Parameters) -> Parameters:
         """Complete them: {"threads", "point_s", "methods"}. Raises ConfigError for invalid values.
 
-        O_DSYNC, where reads go through the page cache, is left out by default if the data fit into memory.
+        O_DSYNC reads through the page cache; it is left out by default if the data fit into memory.
         """
         size_bytes, extra = given.over(_PROFILES[given.profile])
         fits = size_bytes <= given.memory_bytes
@@ -179,7 +179,7 @@ def _fill(bench: Workbench) -> None:
         (bench.path / f"tablespace{number}").touch()
     whole: Section = {"rw": "write", "bs": "1M", "direct": 1, "end_fsync": 1, "fallocate": "none"}
     whole["randseed"] = bench.parameters.seed
-    # One after another: each file in one piece.
+    # The files are written one after another, so that each is in one piece.
     bench.fio(
         "fill",
         {
@@ -208,7 +208,7 @@ def _sections(bench: Workbench, method: str, threads: int) -> Sections:
         "file_service_type": "random",
         "bs": _PAGE,
         "direct": direct,
-        # A page may be asked for twice.
+        # A page may be requested twice.
         "norandommap": 1,
     }
     log: Section = {"filename": "log", "size": _LOG_BYTES, "rw": "write", "bs": "4k"}
@@ -271,7 +271,7 @@ def _sweep(bench: Workbench, found: Outcome, method: str) -> None:
             run = bench.fio(f"{method}-{count}", _sections(bench, method, count))
         _check(bench, found, run, f"{_METHODS[method]}, {count} threads")
         for curve in _CURVES:
-            # No operation in all that time: it has no latency but the time itself.
+            # Without any operation the latency is at least the whole time.
             value = curve.of(run)
             curves[curve.name].append(run.seconds() if value is None else value)
         pages += run.ios("read", "readers") + run.ios("write", "writers")

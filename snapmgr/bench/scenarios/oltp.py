@@ -28,7 +28,7 @@ _THREADS = 8
 # Data this many times as large as the buffer pool: most pages come from the storage.
 _POOL_SHARE = 4
 _LEAST_POOL_BYTES = 16 * _MIB
-# Where memory is bounded: such data must not fit into it.
+# Such data must not fit into limited memory.
 _BUFFERED_SMOKE = 192 * _MIB
 # Redo and binary logs, system tables, and new data of the run.
 _AROUND_BYTES = 512 * _MIB
@@ -79,7 +79,7 @@ class Oltp(Scenario):
     def parameters(self, given: Parameters) -> Parameters:
         """Complete: sizes, seconds, clients, and the buffer pool.
 
-        Raises ConfigError for a variant that is not known, and for a buffered one of data that the cache would hold.
+        Raises ConfigError for an unknown variant, and for a buffered one with data that fit into the cache.
         """
         if given.variant not in _METHODS:
             raise ConfigError(f"oltp has no variant {given.variant!r}", hint=f"there are: {', '.join(_METHODS)}")
@@ -107,7 +107,7 @@ class Oltp(Scenario):
         return replace(given, size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
-        """The data, rewritten once beside the snapshot, and logs."""
+        """Return the needs of a sample: the data, rewritten once beside the snapshot, and logs."""
         extra = parameters.extra
         loaded_s = parameters.size_bytes / 15e6
         return Needs(
@@ -206,7 +206,7 @@ def _wait_for(running: Any, seconds: float) -> None:  # noqa: ANN401 - a Future
 
 
 def _recovered(bench: Workbench, snapshot: Snapshot, extra: Any) -> tuple[float, Check]:  # noqa: ANN401
-    """Start a server on a clone of the snapshot; each transaction deletes a row and inserts one, so all are there."""
+    """Start a server on a clone of the snapshot, and count rows: each transaction deletes one and inserts one."""
     wanted = extra["tables"] * extra["rows"]
     found, damaged = 0, list[str]()
     with snapshot.opened(writable=True) as folder, bench.measured() as measuring:

@@ -1,4 +1,4 @@
-"""How long a physical backup takes to prepare: the ways that a storage allows, and the published ladder of settings."""
+"""Measures the time to prepare a physical backup: in the ways that a storage allows, and on the published ladder."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ _SIZES: Mapping[ProfileName, int] = {
 }
 _DATA_PER_REDO = 16
 _LEAST_REDO_BYTES = 8 * _MIB
-# The server's own tables, undo log and system tablespace, and what its files have in reserve.
+# The server's own tables, undo log and system tablespace, and the reserve in its files.
 _AROUND_BYTES = 128 * _MIB
-# Of the machine's memory, for the pool of the server that makes the backup.
+# Share of the machine's memory for the buffer pool of the server that makes the backup.
 _POOL_SHARE = 0.5
 _REDO_OFF = 2.0
-"""The redo log may be so many times as large as asked for, or as small."""
+"""The redo log may be larger or smaller than requested by this factor."""
 _START_S = 600.0
-# Until a server has returned its tables' checksums, for all ways together.
+# Time until servers have reported their tables' checksums, for all ways together.
 _SERVERS_S = 4.0
 _WAYS = {
     "copy": "copied file by file, and prepared there",
@@ -67,7 +67,7 @@ _WAYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """The backup of one sample, and how it is prepared."""
+    """The backup of one sample, and the means to prepare it."""
 
     bench: Workbench
     base: Path
@@ -77,7 +77,7 @@ class Site:
 
     @property
     def local(self) -> bool:
-        """Whether no client program is between the storage and its disk."""
+        """Return whether the storage uses its disk directly, without a client program."""
         return not isinstance(self.cloning, Remounting)
 
 
@@ -120,10 +120,10 @@ class Prepare(Scenario):
         self._turns: dict[str, int] = {}
 
     def parameters(self, given: Parameters) -> Parameters:
-        """Complete them: how much redo log, and the tool's buffer pool. Raises ConfigError for too little memory."""
+        """Complete them: size of the redo log and the tool's buffer pool. Raises ConfigError for too little memory."""
         size_bytes = given.size_bytes or _SIZES[given.profile]
         extra: dict[str, Any] = {"redo_bytes": max(size_bytes // _DATA_PER_REDO, _LEAST_REDO_BYTES)} | dict(given.extra)
-        # The same on every stack and in every way: it is no strategy.
+        # It is not part of a strategy, so it is the same on every stack and in every way.
         extra.setdefault("use_memory_bytes", choose_memory(extra["redo_bytes"], given.memory_bytes))
         pool_bytes = RedoLoad(data_bytes=size_bytes, redo_bytes=extra["redo_bytes"]).pool_bytes
         if pool_bytes > given.memory_bytes * _POOL_SHARE:
@@ -136,9 +136,9 @@ class Prepare(Scenario):
         return replace(given, size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
-        """Return what a sample takes; the first one of a run makes the backup as well."""
+        """Return the needs of a sample; the first one of a run also makes the backup."""
         data_bytes, redo_bytes = parameters.size_bytes + _AROUND_BYTES, parameters.extra["redo_bytes"]
-        # The server beside its backup, or the backup with a copy and the changed part of another.
+        # The server beside its backup, or the backup with a copy and the changes of another.
         space_bytes = 3 * data_bytes + 4 * redo_bytes + _AROUND_BYTES
         return Needs(space_bytes=space_bytes, seconds=_SERVERS_S + 3 * (data_bytes + redo_bytes) / 100e6)
 
@@ -178,7 +178,7 @@ class Prepare(Scenario):
         self._kept.clear()
 
     def _put(self, bench: Workbench, load: RedoLoad, base: Path) -> list[str]:
-        """Put the backup into the storage: all samples of a run have the same one. Return notes for the sample."""
+        """Put the backup, the same for all samples of a run, into the storage. Return notes about it."""
         if load in self._kept:
             bench.tell("copies the backup into the storage")
             self._kept[load].put(base)
@@ -190,7 +190,7 @@ class Prepare(Scenario):
         kept = self._keep(base)
         if kept is None:
             return ["there was no room to keep the backup for other samples: each has one of its own"]
-        # Written once more, as it is for the other samples: by one writer, file after file.
+        # Written again, as for the other samples: by one writer, file after file.
         self._kept[load] = kept
         shutil.rmtree(base)
         kept.put(base)
@@ -220,7 +220,7 @@ class Prepare(Scenario):
                 ways["overlay"] = partial(prepared, site, "overlay")
             else:
                 found.notes.append(f"no overlay: {refused}")
-        # Another way comes first each time, the same one on all stacks that have as many.
+        # The first way changes each time; it is the same on all stacks with the same number of ways.
         turn = self._turns.get(bench.stack.name, 0)
         self._turns[bench.stack.name] = turn + 1
         names = [*ways][turn % len(ways) :] + [*ways][: turn % len(ways)]
@@ -254,7 +254,7 @@ def prepared(site: Site, strategy: Strategy, work: Path) -> tuple[Path, float]:
             target=None if strategy == "scratch" else str(work / "data"),
             strategy=strategy,
             result="scratch" if strategy == "scratch" else "storage",
-            # Behind a client it is elsewhere: scratch space is local.
+            # Scratch space is local, so behind a client it is elsewhere.
             scratch=str(work / "scratch" if site.local else site.bench.folder),
             settings=site.settings,
         ),
@@ -264,7 +264,7 @@ def prepared(site: Site, strategy: Strategy, work: Path) -> tuple[Path, float]:
 
 
 def _overlay_refused(site: Site) -> str | None:
-    """Return why the kernel overlays nothing there; None if it does."""
+    """Return why the kernel refuses an overlay there; None if it accepts one."""
     probe = site.bench.path / "probe"
     probe.mkdir(mode=0o700)
     try:
@@ -280,7 +280,7 @@ def _overlay_refused(site: Site) -> str | None:
 def _measured(
     site: Site, name: str, act: Callable[[Path], tuple[Path, float]]
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Go one way from a cold cache until all is durable, and remove the result; return figures and tables."""
+    """Prepare in one way from a cold cache until all is durable, and remove the result; return figures and tables."""
     bench, work = site.bench, site.bench.path / "work"
     bench.quiet()
     work.mkdir(mode=0o700)
@@ -293,7 +293,7 @@ def _measured(
         result, tool_s = act(work)
         flush(work)
         seconds = time.monotonic() - start
-        # What a client has written to a file system below its own is not flushed with that.
+        # Flushing a client's file system does not flush its writes to the file system below.
         os.sync()
     figures = {
         f"{name}_s": seconds,
@@ -301,7 +301,7 @@ def _measured(
         f"{name}_written_bytes": float(measuring.spent.written_bytes),
     }
     if site.local:
-        # XFS reserves 128 KiB around each page that a clone is written, for about five minutes.
+        # XFS reserves 128 KiB around each page written in a clone, for about five minutes.
         figures[f"{name}_taken_bytes"] = float(max(before - _free_bytes(work), 0))
         figures[f"{name}_space_bytes"] = float(_own_bytes(result))
     tables = _tables(site, result)
@@ -315,13 +315,13 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _own_bytes(folder: Path) -> int:
-    """Return what the files of a folder have on the device that no other file shares."""
+    """Return the bytes of a folder's files on the device that no other file shares."""
     layouts = [read_layout(path) for path in folder.rglob("*") if path.is_file()]
     return sum(layout.mapped_bytes - layout.shared_bytes for layout in layouts)
 
 
 def _tables(site: Site, result: Path) -> dict[str, str]:
-    """Return the tables' checksums as a server on the result says; none, with the reason, if it does not start."""
+    """Return the tables' checksums from a server on the result; nothing, with a note, if it does not start."""
     info = site.backup.info
     try:
         return table_checksums(
@@ -354,7 +354,7 @@ def tables_agree(tables: Mapping[str, Mapping[str, str]]) -> Check:
 
 
 def derived(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Given the seconds of each way, return what follows from them. Pure."""
+    """Given the seconds of each way, return the derived figures. Pure."""
     seconds = {name: metrics[f"{name}_s"] for name in (*_WAYS, *TITLES) if f"{name}_s" in metrics}
     found = {"best_s": min(seconds.values())}
     if "storage" in seconds:

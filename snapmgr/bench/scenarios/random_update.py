@@ -42,7 +42,7 @@ _SIZES: Mapping[ProfileName, int] = {
     "standard": 4096 * _MIB,
     "paper": 100_000_000_000,
 }
-# Where memory is bounded: two of them must not fit into it.
+# Two of them must not fit into limited memory.
 _BUFFERED_SMOKE = 192 * _MIB
 _PUBLISHED_UPDATES = 250_000
 _LEAST_UNITS = 256
@@ -79,9 +79,9 @@ class RandomUpdate(Scenario):
     """See `snapmgr.bench.model.Scenario`.
 
     Variants: "database": pages of 16 KiB in InnoDB's way (O_DIRECT, asynchronous, in batches with an fsync after each,
-    by one thread, as the page cleaner is), each updated once in a pass; the second pass updates the same ones. Half of
-    the data is a second file, updated before the snapshot: what the same pass costs with no snapshot there.
-    "repaired": what the published script means to do: 4,000-byte extents, 8 workers, buffered, one pass. "printed":
+    by one thread, like the page cleaner), each updated once in a pass; the second pass updates the same ones. Half of
+    the data is a second file, updated before the snapshot: it shows the cost of the same pass without a snapshot.
+    "repaired": the intention of the published script: 4,000-byte extents, 8 workers, buffered, one pass. "printed":
     that script, see `snapmgr.bench.published.script`.
     """
 
@@ -94,8 +94,8 @@ class RandomUpdate(Scenario):
     def parameters(self, given: Parameters) -> Parameters:
         """Complete them: {"data_bytes", "unit_bytes", "updates", "workers"}.
 
-        Raises ConfigError for a variant that is not known, for too few data, and for a buffered variant of data that
-        the page cache would hold.
+        Raises ConfigError for an unknown variant, for too little data, and for a buffered variant with data that fit
+        into the page cache.
         """
         variant = given.variant or self.variants[0]
         if variant not in self.variants:
@@ -105,7 +105,7 @@ class RandomUpdate(Scenario):
         if not given.size_bytes and not database:
             size_bytes = max(size_bytes, _BUFFERED_SMOKE)
         unit_bytes, workers = (_PAGE, 1) if database else (script.EXTENT_SIZE, script.THREADS)
-        # Each worker has as many whole units, and each file as many as each other. fio fills whole MiB only.
+        # All workers have the same number of whole units, and so have all files. fio fills whole MiB only.
         grain = _MIB // unit_bytes if database else workers
         units = size_bytes // ((2 if database else 1) * unit_bytes * grain) * grain
         share = 4 if database else 100
@@ -128,7 +128,7 @@ class RandomUpdate(Scenario):
         return replace(given, variant=variant, size_bytes=size_bytes, extra=extra)
 
     def needs(self, parameters: Parameters) -> Needs:
-        """Return the needs of a sample: the data, and the same again, pinned by a snapshot (btrfs: whole extents)."""
+        """Return the needs of a sample: twice the data, because a snapshot pins the old ones (btrfs: whole extents)."""
         extra = parameters.extra
         passes = 3 if parameters.variant == "database" else 1
         moved = parameters.size_bytes + 7 * extra["data_bytes"]
@@ -171,11 +171,11 @@ class RandomUpdate(Scenario):
             background_s += settle(bench)
             _add_pass(found, "update_second", load.update(data, "update-second"))
         found.metrics["background_s"] = background_s + bench.quiet()
-        # More than the written bytes where the file system cannot free parts of an extent (btrfs).
+        # This exceeds the written bytes if the file system cannot free parts of an extent (btrfs).
         found.metrics["grown_bytes"] = float(_used_bytes(bench.path) - used_bytes)
         _look(bench, found, data, "after", direct=direct)
         if database:
-            # The same pages: the second pass has not touched any other.
+            # The second pass has touched the same pages and no others.
             _check_origin(found, before, data, bench.parameters, expected=first)
         if snapshot is None:
             found.notes.append("a control: no snapshot was taken, both passes show what it costs without one")
@@ -187,7 +187,7 @@ class RandomUpdate(Scenario):
 
 
 class _Fio:
-    """The variants that fio does."""
+    """The variants that fio runs."""
 
     def __init__(self, bench: Workbench, *, direct: bool) -> None:
         self._bench = bench
@@ -196,7 +196,7 @@ class _Fio:
         self._seed = bench.parameters.seed
 
     def fill(self, file: Path) -> WritePass:
-        """Write it in order."""
+        """Write the file in order."""
         data_bytes = self._extra["data_bytes"]
         if self._bench.parameters.variant == "database":
             job: Section = {"bs": "1M", "direct": self._direct, "size": data_bytes}
@@ -207,7 +207,7 @@ class _Fio:
         return self._pass(file, f"fill-{file.name}", job, seed=self._seed)
 
     def update(self, file: Path, name: str) -> WritePass:
-        """Write as many units as asked for, each at most once, at random places that the seed alone decides."""
+        """Write the requested number of units, each at most once, at random places that depend only on the seed."""
         unit_bytes, workers = self._extra["unit_bytes"], self._extra["workers"]
         each = self._extra["updates"] // workers * unit_bytes
         if self._bench.parameters.variant == "database":
@@ -223,7 +223,7 @@ class _Fio:
         return self._pass(file, name, job, seed=self._seed + 1)
 
     def _shares(self) -> Section:
-        # Each fio job has its own map of written blocks: so each has a part of the file for itself.
+        # Each fio job has its own map of written blocks, so each gets its own part of the file.
         share = self._extra["data_bytes"] // self._extra["workers"]
         return {
             "bs": self._extra["unit_bytes"],
@@ -242,19 +242,19 @@ class _Fio:
 
 
 class _Printed:
-    """The published script; its text is in the sample's commands."""
+    """The published script; the sample's commands contain its text."""
 
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
         self._text = Path(script.__file__).read_text(encoding="utf-8")
 
     def fill(self, file: Path) -> WritePass:
-        """Write the file, as the script does it."""
+        """Write the file as the script does."""
         extra = self._bench.parameters.extra
         return timed_pass(self._bench, file, lambda: (self._run("fill", file), extra["data_bytes"]))
 
     def update(self, file: Path, name: str) -> WritePass:  # noqa: ARG002 - as _Fio has it
-        """Update it, as the script does it."""
+        """Update the file as the script does."""
         asked_bytes = self._bench.parameters.extra["updates"] * self._bench.parameters.extra["unit_bytes"]
         return timed_pass(self._bench, file, lambda: (self._run("update", file), asked_bytes))
 
@@ -268,7 +268,7 @@ class _Printed:
 def _look(bench: Workbench, found: Outcome, data: Path, moment: str, *, direct: bool) -> None:
     """Read the file in order, cold, and see where it is."""
     bench.tell(f"random-update: reads in order, {moment} the update")
-    # A start of fio takes as long as such a read takes in the smallest profile: there only the one that matters.
+    # In the smallest profile fio takes as long to start as to read, so only the important read is done there.
     database, all_of_them = bench.parameters.variant == "database", bench.parameters.profile != "smoke"
     if direct and (database or all_of_them):
         seconds = linear_read(bench, f"read-{moment}", data, direct=True)
@@ -288,7 +288,7 @@ def _look(bench: Workbench, found: Outcome, data: Path, moment: str, *, direct: 
 def _check_origin(
     found: Outcome, before: UnitDigests, data: Path, parameters: Parameters, *, expected: int | None = None
 ) -> int:
-    """Check that the origin holds new data where they were written, and the old ones elsewhere."""
+    """Check that the origin holds new data in the written places, and old data elsewhere."""
     changed, updates = before.changed(data), parameters.extra["updates"]
     exact = parameters.variant != "printed"
     wanted = updates if expected is None else expected

@@ -39,14 +39,14 @@ _LOAD_SHARE = 16
 _BLOCK = 16 << 10
 _LOAD_PER_S = 1000
 _COMMON_LEVEL = 10
-"""The number of snapshots that figures refer to: each storage can have so many."""
+"""The number of snapshots that figures refer to: every storage can have this many."""
 _CLASSIC_LEVEL = 10
 """A classic LVM snapshot costs each write of its origin a copy: more than these are not used in practice."""
 _CLASSIC_AT_ONCE = _CLASSIC_LEVEL + 3
-"""With one of ours that is measured, and room for the program's."""
+"""Includes our measured snapshot, and room for those of the program."""
 _LEAST_BYTES = 16 * _MIB
 _SAMPLED = 256
-# Of one snapshot with all that is done to it, on a slow storage (LVM): for the estimate.
+# Estimated time of one snapshot with all its operations, on a slow storage (LVM).
 _ONE_S = 0.25
 _TITLES = {
     "create": "Snapshot call",
@@ -92,7 +92,7 @@ class SnapshotOps(Scenario):
     )
 
     def suits(self, stack: Stack) -> str | None:
-        """Return why not: a control."""
+        """Refuse a control."""
         return "it has no snapshots" if stack.backend is None else None
 
     def parameters(self, given: Parameters) -> Parameters:
@@ -108,8 +108,8 @@ class SnapshotOps(Scenario):
     def needs(self, parameters: Parameters) -> Needs:
         """Return the needs of a sample.
 
-        On classic LVM a quarter of the space is shared out to all snapshots, and each has to hold what the load changes
-        in its life: its file, made anew for each number of snapshots, and some of the file system's own.
+        On classic LVM a quarter of the space is divided among all snapshots, and each has to hold all changes by the
+        load in its lifetime: its file, made again for each number of snapshots, and some of the file system's own.
         """
         levels, repeats = parameters.extra["levels"], parameters.extra["repeats"]
         snapshots = max(levels) + 3 * repeats * len(levels)
@@ -134,7 +134,7 @@ class SnapshotOps(Scenario):
         )
         for number, level in enumerate(levels):
             if number:
-                # The fragmented file is made anew: otherwise fragmentation would affect the next operations too.
+                # The fragmented file is made again: otherwise fragmentation would affect the next operations too.
                 (bench.path / _LOAD).unlink()
                 _fill_load(bench, number)
             while len(kept) < level:
@@ -212,9 +212,9 @@ class _Stopwatch:
         self.times: Times = defaultdict(lambda: defaultdict(list))
 
     def idle(self, level: int, turn: int) -> None:
-        """Do everything once, our way and the others', in an order that turns with each time.
+        """Run each operation once, our way and the others', in an order that rotates each time.
 
-        Most storages' snapshot calls write what is dirty first: a backup flushes before, so here it is done for all.
+        Most storages' snapshot calls first write dirty data. A backup flushes before that, so all ways flush here.
         """
         actions = [partial(self._own, level), *(partial(self._raw, way, level, turn) for way in self.ways)]
         for action in actions if turn % 2 == 0 else reversed(actions):
@@ -222,7 +222,7 @@ class _Stopwatch:
             action()
 
     def loaded(self, load: Load, level: int, turn: int) -> None:
-        """Take one while there are writes, our way and by the storage's first one, each after a flush."""
+        """Take a snapshot during writes, our way and by the storage's first call, each after a flush."""
         actions = [partial(self._own_loaded, load, level)]
         actions += [partial(self._raw_loaded, way, load, f"raw-loaded-{level}-{turn}", level) for way in self.ways[:1]]
         for action in actions if turn % 2 == 0 else reversed(actions):
@@ -281,14 +281,14 @@ def _proof(bench: Workbench, oldest: Snapshot, old: Mapping[str, tuple[str, ...]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value that `share` of all keep within, by nearest rank."""
+    """Return the quantile `share` of the values, by nearest rank."""
     return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
 
 
 def _figures(times: Times, levels: Sequence[int]) -> dict[str, float]:
     level = max(one for one in levels if one <= _COMMON_LEVEL)
     figures = {f"{name}_s": quantile(times[name][level], 0.5) for name in _TITLES}
-    # At a number that all storages reach: otherwise one that can have a thousand would look slower.
+    # Compared at a number that all storages reach: otherwise a storage with a thousand snapshots would look slower.
     figures["loaded_max_s"] = max(times["loaded"][level])
     if "call_create" in times:
         figures["create_over_call"] = figures["create_s"] / quantile(times["call_create"][level], 0.5)

@@ -1,6 +1,7 @@
-"""Computes from samples: ratios with intervals, findings, comparisons, changes between runs, advice. Pure.
+"""Computes ratios with intervals, findings, comparisons, changes between runs, and advice from samples. Pure.
 
-Reports, the run (to decide when to stop) and `published` import any of them. scipy and numpy are imported only here.
+Reports, the run (to decide when to stop) and `published` may import any module here. No other package imports scipy
+or numpy.
 """
 
 from importlib.util import find_spec

@@ -2,10 +2,9 @@
 
 A stack is recommended if, compared with each other stack that has snapshots, it is shown better in at least one
 headline metric and shown worse in none. At most one stack meets this, and often none does; then the text names the best
-stack for each metric. There is no recommendation where no difference was shown, for fewer than `LEAST_PAIRS` pairs, on
-a loop device, in a guest, or for samples from different machines. A stack with a failed sample is not recommended
-either: its figures come from the remaining samples, and a storage that sometimes loses snapshots or runs full may well
-be fastest.
+stack for each metric. Nothing is recommended if no difference was shown, for fewer than `LEAST_PAIRS` pairs, on a loop
+device, in a guest, or for samples from different machines. A stack with a failed sample is not recommended either: its
+figures come from the remaining samples, and a storage that sometimes loses snapshots or runs full may well be fastest.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """Facts about where it was measured that decide about what may be said."""
+    """Facts about the measured machine that limit the advice."""
 
     loop: bool
     """Whether the target is a loop device."""
     guest: bool
     """Whether the target is a host's file, seen from a guest."""
     steady: bool | None = None
-    """Whether the device was brought to a steady state; None: it need not be (a spinning disk)."""
+    """Whether the device was brought to a steady state; None if that is unnecessary (a spinning disk)."""
     controls: Collection[str] = ()
     """Stacks without snapshots: they show the cost of snapshots, and are never recommended."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """Stacks that could not be measured, and why."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Stacks of which samples failed, and how many and why: "3 of 12 samples failed, at last with: …"."""
+    """Stacks with failed samples, with number and reason: "3 of 12 samples failed, at last with: …"."""
     mixed: bool = False
-    """Whether the samples come from machines, or from states of one, that differ."""
+    """Whether the samples come from different machines, or from different states of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +58,12 @@ class Advice:
 
     recommended: str | None
     sentences: tuple[Sentence, ...]
-    """The first one is the recommendation, or says that there is none."""
+    """The first sentence gives the recommendation, or says that nothing is recommended."""
     costs: tuple[Sentence, ...] = ()
     """Costs of the recommended stack, compared with the controls."""
     not_shown: tuple[Sentence, ...] = ()
     caveats: tuple[Sentence, ...] = ()
-    """What limits all this: noise, a device that is not steady, stacks that are absent."""
+    """Limits of the advice: noise, a device that is not steady, absent stacks."""
 
 
 def advise(findings: Sequence[Finding], conditions: Conditions) -> Advice:
@@ -110,7 +109,7 @@ def advise(findings: Sequence[Finding], conditions: Conditions) -> Advice:
 
 
 def _refusal(among: Sequence[Finding], candidates: Sequence[str], conditions: Conditions) -> Sentence | None:
-    """Return why there can be no advice, whatever was measured."""
+    """Return why advice is impossible, whatever the results."""
     if conditions.loop:
         return Sentence(
             text="No advice: the target is a loop device, a file on another file system, which is measured too. "
@@ -135,7 +134,7 @@ def _refusal(among: Sequence[Finding], candidates: Sequence[str], conditions: Co
 
 
 def _better(stack: str, other: str, among: Iterable[Finding]) -> list[Finding]:
-    """Return in what `stack` is shown better than `other`, seen from it."""
+    """Return the findings that show `stack` better than `other`, seen from `stack`."""
     return [
         one.seen_from(stack)
         for one in among
@@ -160,7 +159,7 @@ def _no_leader(among: Sequence[Finding]) -> Sentence:
 
 
 def _strengths(candidates: Sequence[str], among: Sequence[Finding]) -> list[Sentence]:
-    """Return for each metric which stack is shown better in it than all the others, if one is."""
+    """Return for each metric the stack that is shown better than all the others, if there is one."""
     sentences = []
     for ours in _by_metric(among):
         for stack in candidates:
@@ -174,7 +173,7 @@ def _strengths(candidates: Sequence[str], among: Sequence[Finding]) -> list[Sent
 
 
 def _beaten(candidates: Sequence[str], among: Sequence[Finding]) -> list[Sentence]:
-    """Return for each pair in which one is better in something and the other in nothing, that this is so."""
+    """Return a sentence for each pair in which one stack is better in something and the other in nothing."""
     sentences = []
     for first, second in combinations(candidates, 2):
         for stack, other in ((first, second), (second, first)):

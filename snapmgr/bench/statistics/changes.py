@@ -1,4 +1,4 @@
-"""Compares two sets of results and names regressions, where that is possible. Pure.
+"""Compares two sets of results and names regressions if that is possible. Pure.
 
 A regression requires that the whole interval of new ÷ old lies beyond the tolerance, and that the machine is the same:
 equal facts about the host, and unchanged controls (stacks without snapshots, which no change of a backend affects).
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from snapmgr.bench.statistics.comparison import Group, Sample
 
 TOLERANCE = 0.1
-"""By how much a figure may become worse before that is a regression."""
+"""The relative worsening of a figure that does not yet count as a regression."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +37,11 @@ class Change:
     old: Sequence[float]
     new: Sequence[float]
     ratio: Ratio | None
-    """New ÷ old; None where a figure is 0."""
+    """New ÷ old; None if a figure is 0."""
 
     def beyond(self, tolerance: float) -> str:
-        """Return "worse" or "better" if that is shown to be so by more than `tolerance`, "same" if both are shown to be
-        out of the question, else "not shown"."""
+        """Return "worse" or "better" if a change by more than `tolerance` is shown, "same" if both are shown to be
+        impossible, else "not shown"."""
         if self.ratio is None or self.ratio.n < LEAST_PAIRS:
             return "not shown"
         most = 1 + tolerance
@@ -56,7 +56,7 @@ class Change:
 def changes(old: Iterable[Sample], new: Iterable[Sample], *, seed: int = 1) -> list[Change]:
     """Return the headline figures that both have, in the order of `new`; `LEVEL` holds for a whole experiment.
 
-    What was measured with other parameters is no change of the storage: such experiments are left out, see `obstacles`.
+    Experiments with other parameters are left out, because they do not show a change of the storage; see `obstacles`.
     """
     before = {group.name: group for group in groups(old)}
     found = []
@@ -101,7 +101,7 @@ def _figures(group: Group, stack: str, metric: str) -> list[float]:
 def obstacles(
     old: Sequence[Sample], new: Sequence[Sample], found: Sequence[Change], *, tolerance: float = TOLERANCE
 ) -> list[str]:
-    """Return why the two may not be compared, as sentences; empty if they may."""
+    """Return the reasons against a comparison of the two, as sentences; empty if they are comparable."""
     said = []
     before, now = _hosts(old), _hosts(new)
     if before != now:
@@ -170,7 +170,7 @@ def _row(one: Change, *, tolerance: float, comparable: bool) -> dict[str, Any]:
 
 
 def _left_out(old: Sequence[Group], new: Sequence[Group]) -> list[str]:
-    """Return the experiments that are not compared, and why."""
+    """Return the experiments that are not compared, with reasons."""
     before, now = ({group.name: group for group in groups_ if group.counted} for groups_ in (old, new))
     said = [f"{name}: only the old results have it." for name in before if name not in now]
     said += [f"{name}: only the new results have it." for name in now if name not in before]

@@ -1,4 +1,4 @@
-"""Groups samples for a comparison: which count, which belong together, and their pairs. Pure.
+"""Groups samples for a comparison: selects those that count, and pairs those that belong together. Pure.
 
 `findings` computes the ratios for the advice; the report, `published` and `changes` use these functions in addition.
 """
@@ -18,7 +18,7 @@ Sample = Mapping[str, Any]
 """A sample's document: see `snapmgr.bench.results.samples`."""
 Block = tuple[str, int]
 """Run and block: samples of one block were measured minutes apart."""
-# The interval of two pairs may span a hundred powers of ten, whose digits say nothing.
+# The interval of two pairs may span a hundred powers of ten, whose digits are meaningless.
 _FARTHEST = 10_000
 
 
@@ -29,7 +29,7 @@ class Group:
     name: str
     """"random-update database"."""
     samples: tuple[Sample, ...]
-    """Pilots, A/A twins and failures too."""
+    """Includes pilots, A/A twins and failures."""
 
     @property
     def scenario(self) -> str:
@@ -38,18 +38,18 @@ class Group:
 
     @property
     def counted(self) -> list[Sample]:
-        """Return the samples that figures are made of."""
+        """Return the samples that count for figures."""
         return [sample for sample in self.samples if sample["kind"] == "measured" and usable(sample)]
 
     @property
     def parameters(self) -> list[Mapping[str, Any]]:
-        """Return how large and how long its counted samples were, seeds aside; several should not be mixed."""
+        """Return the distinct parameters of its counted samples without seeds; several should not be mixed."""
         found = {json.dumps(_parameters(sample), sort_keys=True): _parameters(sample) for sample in self.counted}
         return list(found.values())
 
 
 def groups(samples: Iterable[Sample]) -> list[Group]:
-    """Return the experiments in the order in which each first came; what could not run is in none."""
+    """Return the experiments in the order of their first samples; samples that could not run are left out."""
     found: dict[str, list[Sample]] = {}
     for sample in samples:
         if sample["kind"] != "absent":
@@ -58,7 +58,7 @@ def groups(samples: Iterable[Sample]) -> list[Group]:
 
 
 def failure_of(sample: Sample) -> str:
-    """Return why a sample counts for nothing: its failure, or the check that failed; "" if it counts."""
+    """Return why a sample does not count: its failure, or the failed check; "" if it counts."""
     if sample["failure"]:
         return str(sample["failure"])
     failed = [check for check in sample["checks"] if not check["ok"]]
@@ -79,7 +79,7 @@ def by_block(samples: Iterable[Sample], stack: str, metric: str) -> dict[Block, 
 
 
 def pairs(first: Mapping[Block, float], second: Mapping[Block, float]) -> list[tuple[float, float]]:
-    """Return the figures of the blocks that have both."""
+    """Return the pairs of figures from blocks that have both."""
     return [(first[block], second[block]) for block in first if block in second]
 
 
@@ -108,7 +108,7 @@ def ratio_words(ratio: Ratio) -> str:
 
 
 def interval_words(low: float, high: float) -> str:
-    """Return "1.30–1.57"; "any" where nothing can be said, and one number where both ends read alike."""
+    """Return "1.30–1.57"; "any" if nothing is known, and one number if both ends read alike."""
     if low < 1 / _FARTHEST and high > _FARTHEST:
         return "any"
     return "–".join(dict.fromkeys((number_words(low), number_words(high))))

@@ -1,4 +1,4 @@
-"""Computes findings from samples: for each pair of stacks and each headline metric a ratio with interval. Pure."""
+"""Computes findings from samples: a ratio with interval for each pair of stacks and each headline metric. Pure."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Finding:
     stack: str
     against: str
     ratio: Ratio
-    """Of `stack` to `against`."""
+    """Ratio of `stack` to `against`."""
     samples: tuple[str, ...]
     """Ids of its samples."""
     noise: Noise | None = None
-    """Noise of the metric in this experiment; None: there are too few A/A pairs."""
+    """Noise of the metric in this experiment; None if there are too few A/A pairs."""
 
     @property
     def verdict(self) -> Verdict:
-        """Whether `stack` is shown to be better or worse than `against`.
+        """Return whether `stack` is shown to be better or worse than `against`.
 
-        It is not shown if the interval holds 1, if A/A pairs, which are the same, are as far apart as the two, and if
-        those pairs are shown to differ.
+        Nothing is shown if the interval contains 1, if A/A pairs (the same stack twice) are as far apart as the two
+        stacks, or if A/A pairs are shown to differ.
         """
         if not self.ratio.shown or (self.noise and self.noise.ratio.shown):
             return "not shown"
@@ -54,7 +54,7 @@ class Finding:
         return "better" if (self.ratio.value < 1) == (self.metric.better == "less") else "worse"
 
     def seen_from(self, stack: str) -> Finding:
-        """Return it with `stack`, one of the two, as the first. Raises ValueError if it is neither."""
+        """Return the finding with `stack`, one of the two, as the first. Raises ValueError if it is neither."""
         if stack == self.stack:
             return self
         if stack != self.against:
@@ -64,7 +64,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What samples say."""
+    """The findings from a set of samples."""
 
     found: tuple[Finding, ...]
     problems: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ def experiment_of(sample: Sample) -> str:
 
 
 def usable(sample: Sample) -> bool:
-    """Whether a sample counts: measured, not failed, and every check passed."""
+    """Return whether a sample counts: it was measured, did not fail, and passed every check."""
     return (
         sample["kind"] in {"measured", "a/a"}
         and not sample["failure"]
@@ -86,7 +86,7 @@ def usable(sample: Sample) -> bool:
 
 
 def comparisons(samples: Iterable[Sample]) -> int:
-    """Return how many ratios the samples are to give: each pair of stacks in each headline metric, or 1 if none.
+    """Return the expected number of ratios: one for each pair of stacks in each headline metric, and at least 1.
 
     Pilots count as well: the number is the same at the beginning of a run and at its end.
     """
@@ -102,8 +102,8 @@ def comparisons(samples: Iterable[Sample]) -> int:
 def findings(samples: Iterable[Sample], *, seed: int, level: float = LEVEL, family: int | None = None) -> Findings:
     """Given documents of samples, return their findings in the headline metrics.
 
-    Pairs are made within a block of a run. `family` is the number of comparisons that `level` is for; None:
-    `comparisons(samples)`. Two stacks of which a figure has no ratio (0) are reported in `problems`.
+    Pairs are made within a block of a run. `family` is the number of comparisons that `level` covers; None:
+    `comparisons(samples)`. `problems` lists pairs of stacks without a ratio because a figure is 0.
     """
     samples = list(samples)
     family = comparisons(samples) if family is None else family
@@ -163,9 +163,9 @@ def narrow_enough(
     family: int,
     seed: int,
 ) -> bool:
-    """Whether all ratios of an experiment, made of its first `blocks` blocks, are known to ± `within` (0.1: 10 %).
+    """Return whether the first `blocks` blocks of an experiment give all ratios to ± `within` (0.1: 10 %).
 
-    For `schedule.next_sample`. Without any ratio (one stack only) there is nothing to wait for: True.
+    `schedule.next_sample` uses it. Without any ratio (one stack only) there is nothing to wait for: True.
     """
     first = [
         sample
@@ -186,7 +186,7 @@ def _headlines(sample: Sample) -> list[MetricInfo]:
 
 
 def _figures(samples: Sequence[Sample], metric: str) -> tuple[Blocks, Blocks]:
-    """Return the figures of a metric by block and stack: measured ones, and those of the twins."""
+    """Return the figures of a metric by block and stack: those of the regular samples, and those of the A/A twins."""
     found: tuple[Blocks, Blocks] = ({}, {})
     for sample in samples:
         if metric in sample["metrics"]:
@@ -199,7 +199,7 @@ def _figures(samples: Sequence[Sample], metric: str) -> tuple[Blocks, Blocks]:
 def _noise(blocks: Blocks, twins: Blocks, *, seed: int, level: float) -> tuple[Noise | None, list[str]]:
     """Return the difference within A/A pairs, None if there are too few; and the stacks without a ratio.
 
-    All pairs of such a stack: those that happen not to be 0 say too little about it.
+    All pairs of such a stack are left out: those without a 0 say too little about it.
     """
     pairs = [
         (stack, (blocks[place][stack][0], figure))

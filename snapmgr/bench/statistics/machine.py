@@ -14,32 +14,32 @@ if TYPE_CHECKING:
 
 
 def is_loop(host: Host) -> bool:
-    """Whether it was measured on a file: then that file's file system was measured too."""
+    """Return whether the target was a file: the measurement then includes that file's file system."""
     return any(device.get("kind") == "loop" for device in devices(host))
 
 
 def is_rotational(host: Host) -> bool | None:
-    """Whether the lowest device is a spinning disk; None if unknown."""
+    """Return whether the lowest device is a spinning disk; None if unknown."""
     known = [device["rotational"] for device in devices(host) if device.get("rotational") is not None]
     return bool(known[-1]) if known else None
 
 
 def is_virtual(host: Host) -> bool:
-    """Whether a hypervisor is between this kernel and the hardware, as far as is known."""
+    """Return whether this kernel is known to run on a hypervisor."""
     virtual = host.get("virtualisation")
     vm = virtual.get("vm") if isinstance(virtual, dict) else virtual
     return vm not in {None, "", "none"}
 
 
 def is_guest(host: Host) -> bool:
-    """Whether its disk is known to be a host's file: then only ratios of operations and byte counts mean anything."""
+    """Return whether its disk is known to be a host's file: only its ratios of operations and byte counts are valid."""
     virtual = host.get("virtualisation")
     vm = virtual.get("vm") if isinstance(virtual, dict) else virtual
     return vm == "uml"
 
 
 def devices(host: Host) -> list[Mapping[str, Any]]:
-    """Return the device and all below it, a loop device's file system's too, from above."""
+    """Return the device and all devices below it, top down, including those of a loop device's file system."""
     return list(_below(host.get("device") or {}))
 
 
@@ -112,7 +112,7 @@ def _words(value: Any, *, is_bytes: bool) -> str:  # noqa: ANN401 - the same
 
 
 def differences(old: Host, new: Host) -> list[str]:
-    """Return what differs between two machines, in words; what says nothing about speed is left out."""
+    """Return the differences between two machines in words, without facts that do not affect speed."""
     before, now = dict(_flat(telling(old), ())), dict(_flat(telling(new), ()))
     return [
         f"{name}: {before.get(name, 'not told')} before, {now.get(name, 'not told')} now"
@@ -122,10 +122,10 @@ def differences(old: Host, new: Host) -> list[str]:
 
 
 def telling(host: Host) -> dict[str, Any]:
-    """Return the facts without our own version, which is compared, and without those that each boot changes.
+    """Return the facts without our own version, which is under comparison, and without those that each boot changes.
 
-    That are names that the kernel gives, the memory that it keeps for itself, what a loop device's file takes beside
-    its data, and how a steady state was reached.
+    The latter are names that the kernel assigns, the memory that it reserves, the space that a loop device's file takes
+    besides its data, and the way to a steady state.
     """
     found = {name: value for name, value in host.items() if name not in {"host", "packages", "python", "conditioning"}}
     found["device"] = _unnamed(host.get("device") or {})

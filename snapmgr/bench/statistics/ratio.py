@@ -4,17 +4,17 @@ A pair is the results of two storages in the same block, minutes apart. Influenc
 neighbour) affect both and cancel out. The computation uses logarithms of the pairs' ratios: there 2 and 1/2 are equally
 far from 1.
 
-**The interval** is that of a bootstrap, widened to one that is proven:
+**The interval** comes from a bootstrap, and is widened to a proven one:
 
-- The figure is the median of the averages of all two pairs, each with itself included (Hodges and Lehmann 1963). It
+- The figure is the median of the averages of any two pairs, a pair with itself included (Hodges and Lehmann 1963). It
   resists outliers and varies far less than the plain median, which would need half as many pairs again.
 - Its interval is a percentile bootstrap over whole pairs, seeded. Alone it is not reliable: an interval from 6 pairs
-  never leaves them, so that it misses in 3 % of cases where 0.2 % was asked for. (A studentised bootstrap of the mean
-  covers, but there it is 2.4 times as wide as Student's t.)
+  never leaves them, so that it misses in 3 % of cases instead of the requested 0.2 %. (A studentised bootstrap of the
+  mean covers, but is then 2.4 times as wide as Student's t.)
 - So it is never narrower than the interval of signed ranks. Between equal storages both orders of a pair are equally
   likely. Hence the logarithms are symmetric about 0, and their signed ranks have a known distribution (Wilcoxon 1945),
   which decides which of those averages bound the interval.
-- n pairs have only 2ⁿ patterns of signs, so that there is no such interval for an error below 2¹⁻ⁿ: 3 % at n = 6. There
+- n pairs have only 2ⁿ patterns of signs, so such an interval does not exist for an error below 2¹⁻ⁿ: 3 % at n = 6. Then
   Student's t of the logarithms is used. It is conservative, at errors up to 8 % and any n, for normal values of
   *unequal* variance, bursts included: Bakirov and Székely 2005, Ibragimov and Müller 2010. The choice depends on n and
   on the error alone: a choice that depended on the data would add errors of its own.
@@ -47,34 +47,34 @@ if TYPE_CHECKING:
 
 LEVEL = 0.95
 LEAST_PAIRS = 6
-"""Below that nothing is said to differ, whatever the interval."""
+"""With fewer pairs no difference is reported, whatever the interval."""
 PEEKING = 2.0
 """Divides the error: see the module's text."""
 RESAMPLES = 1000
 _EXACT_RANKS = 64
-"""Up to so many pairs the distribution of signed ranks is counted out; beyond it is normal to the third digit, and the
-bootstrap says the same."""
+"""Up to this many pairs the distribution of signed ranks is computed exactly; beyond, it is normal to the third digit,
+and the bootstrap agrees."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """How many times the second figure the first one is, in the middle of all pairs, with its interval."""
+    """The first figure divided by the second, in the middle of all pairs, with its interval."""
 
     value: float
     low: float
-    """0 if nothing can be said."""
+    """0 if nothing is known."""
     high: float
-    """Infinite if nothing can be said."""
+    """Infinite if nothing is known."""
     n: int
-    """Pairs."""
+    """Number of pairs."""
 
     @property
     def shown(self) -> bool:
-        """Whether a difference is shown: enough pairs, and an interval without 1."""
+        """Return whether a difference is shown: enough pairs, and an interval without 1."""
         return self.n >= LEAST_PAIRS and not self.low <= 1 <= self.high
 
     def narrower_than(self, relative: float) -> bool:
-        """Whether the interval is narrower than ± `relative` (0.1: from 1/1.1 to 1.1 times its middle)."""
+        """Return whether the interval is narrower than ± `relative` (0.1: from 1/1.1 to 1.1 times its middle)."""
         return self.low > 0 and math.log(self.high) - math.log(self.low) <= 2 * math.log1p(relative)
 
     def inverse(self) -> Ratio:
@@ -87,7 +87,7 @@ class Noise:
     """The difference between two samples of the same storage in the same block."""
 
     ratio: Ratio
-    """Of the A/A pairs. If it is `shown`, something other than the storage decides, and no result is reliable."""
+    """Ratio of the A/A pairs. If it is `shown`, something other than the storage decides, and no result is reliable."""
     factor: float
     """The farther end of its interval, as a factor above 1: the same storage may differ from itself by this much."""
     pair: float
@@ -101,11 +101,11 @@ def paired_ratio(
 
     Args:
         pairs: figures above 0, one pair for each block; one pair has an infinite interval.
-        seed: of the bootstrap; equal seeds give equal intervals, and exchanged pairs the inverse.
-        level: that *all* intervals of one family hold the truth.
-        comparisons: how many intervals the family has, shown ones and others.
+        seed: seed of the bootstrap; equal seeds give equal intervals, and exchanged pairs the inverse.
+        level: probability that *all* intervals of one family contain the truth.
+        comparisons: number of intervals in the family, whether shown or not.
 
-    Raises ValueError for no pairs, and for figures that have no ratio (0, negative, not finite).
+    Raises ValueError without pairs, and for figures that have no ratio (0, negative, not finite).
     """
     if not pairs:
         raise ValueError("a ratio needs at least one pair")
@@ -127,7 +127,7 @@ def paired_ratio(
 
 
 def have_ratio(pairs: Sequence[tuple[float, float]]) -> bool:
-    """Whether there is at least one pair, and all figures are finite and above 0."""
+    """Return whether there is at least one pair, and all figures are finite and above 0."""
     return bool(pairs) and all(math.isfinite(figure) and figure > 0 for pair in pairs for figure in pair)
 
 
@@ -142,7 +142,7 @@ def noise_floor(pairs: Sequence[tuple[float, float]], *, seed: int, level: float
 
 
 def _averages(logs: Sequence[float]) -> NDArray[np.float64]:
-    """Return the averages of each two values, and of each with itself (Walsh averages), in the order of `_weights`."""
+    """Return the averages of any two values, and of each with itself (Walsh averages), in the order of `_weights`."""
     values = np.asarray(logs)
     first, second = np.triu_indices(len(values))
     return np.asarray((values[first] + values[second]) / 2)
@@ -151,9 +151,9 @@ def _averages(logs: Sequence[float]) -> NDArray[np.float64]:
 def _bootstrap(logs: Sequence[float], error: float, seed: int) -> tuple[float, float]:
     """Return the percentile interval of the middle, from resampled pairs.
 
-    `scipy.stats.bootstrap` draws and averages anew for each ratio, which takes ten times as long. Here all ratios of as
-    many pairs share their resamples: each says how often it has each average, and these counts are summed in the order
-    of the averages until half of them are reached.
+    `scipy.stats.bootstrap` draws and averages again for each ratio, which takes ten times as long. Here all ratios of
+    equally many pairs share their resamples: each resample counts how often it has each average, and these counts are
+    summed in the order of the averages until half of them are reached.
     """
     averages = _averages(logs)
     order = np.argsort(averages)
@@ -170,7 +170,7 @@ def _bootstrap(logs: Sequence[float], error: float, seed: int) -> tuple[float, f
 # A report has few numbers of pairs, a run one after the other.
 @lru_cache(maxsize=8)
 def _weights(n: int, seed: int, resamples: int) -> NDArray[np.uint16]:
-    """Return how often each resample (column) of n pairs has each of the averages of two (row)."""
+    """Return the count of each average of two (row) in each resample (column) of n pairs."""
     random = Random(seed)  # noqa: S311 - repeatable on purpose
     drawn = np.array([random.choices(range(n), k=n) for _ in range(resamples)])
     times = np.array([(drawn == pair).sum(axis=1) for pair in range(n)], dtype=np.uint16)
@@ -180,7 +180,7 @@ def _weights(n: int, seed: int, resamples: int) -> NDArray[np.uint16]:
 
 
 def _proven(logs: Sequence[float], error: float) -> tuple[float, float]:
-    """Return an interval that holds the middle of a symmetric distribution but for `error`, at any number of values."""
+    """Return an interval that misses the middle of a symmetric distribution with probability `error`, for any n."""
     n = len(logs)
     if n == 1:
         return -math.inf, math.inf
@@ -194,14 +194,14 @@ def _proven(logs: Sequence[float], error: float) -> tuple[float, float]:
 
 @cache
 def _signed_rank(n: int, error: float) -> int:
-    """Return which Walsh average, counted from either end, bounds the interval; 0 if n values are too few."""
+    """Return the rank, from either end, of the Walsh average that bounds the interval; 0 if n values are too few."""
     if n > _EXACT_RANKS:
         spread = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
         return int(n * (n + 1) / 4 - NormalDist().inv_cdf(1 - error / 2) * spread)
     from scipy.stats import wilcoxon
 
     def chance(total: int) -> float:
-        """Return how likely it is that the positive ranks have this sum or less."""
+        """Return the probability that the positive ranks have this sum or less."""
         signed = []
         for rank in range(n, 0, -1):
             signed.append(rank if rank <= total else -rank)
@@ -213,7 +213,7 @@ def _signed_rank(n: int, error: float) -> int:
 
 @cache
 def _student(error: float, degrees: int) -> float:
-    """Return the two-sided quantile of Student's t: beyond ± it lies `error`."""
+    """Return the two-sided quantile of Student's t: `error` lies beyond ± it."""
     from scipy.special import stdtrit
 
     return -float(stdtrit(degrees, error / 2))

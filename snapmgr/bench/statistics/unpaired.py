@@ -5,8 +5,8 @@ controls for that. Apart from this the interval is the wider of two:
 
 - a percentile bootstrap of the ratio of the medians, both sets resampled, seeded;
 - the exact one of Mann and Whitney (1947) for a shift of the logarithms, by ordered differences (Hodges and Lehmann
-  1963; Hollander and Wolfe, section 4.3), which misses no more often than asked at any number of figures. Too few
-  figures for the level have no such interval: then nothing can be concluded.
+  1963; Hollander and Wolfe, section 4.3), which misses no more often than requested, for any number of figures. Too few
+  figures for the level have no such interval, and allow no conclusion.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Up to so many figures in both sets the distribution is counted out; beyond it is normal to the third digit.
+# Up to this many figures in both sets the distribution is computed exactly; beyond, it is normal to the third digit.
 _EXACT = 60
 
 
@@ -36,7 +36,7 @@ def unpaired_ratio(
 ) -> Ratio:
     """Given two sets of figures above 0, return the ratio of their medians, first ÷ second, with its interval.
 
-    `Ratio.n` is the size of the smaller set. `level` is for all of `comparisons` intervals together. Raises ValueError
+    `Ratio.n` is the size of the smaller set. `level` covers all `comparisons` intervals together. Raises ValueError
     for an empty set, and for figures that have no ratio.
     """
     if not first or not second:
@@ -63,7 +63,7 @@ def _bootstrap(over: Sequence[float], under: Sequence[float], error: float, seed
 
 @lru_cache(maxsize=8)
 def _drawn(n: int, m: int, seed: int, resamples: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return which of n and which of m figures each resample (row) has."""
+    """Return the indexes among n and among m figures that each resample (row) draws."""
     random = Random(seed)  # noqa: S311 - repeatable on purpose
     drawn = [(random.choices(range(n), k=n), random.choices(range(m), k=m)) for _ in range(resamples)]
     return np.array([one for one, _ in drawn]), np.array([other for _, other in drawn])
@@ -79,14 +79,14 @@ def _shift(over: Sequence[float], under: Sequence[float], error: float) -> tuple
 
 @cache
 def rank_sum_rank(n: int, m: int, error: float) -> int:
-    """Return which ordered difference, counted from either end, bounds the interval; 0 if there are too few figures."""
+    """Return the rank, from either end, of the ordered difference that bounds the interval; 0 for too few figures."""
     if n + m > _EXACT:
         spread = math.sqrt(n * m * (n + m + 1) / 12)
         return max(int(n * m / 2 - NormalDist().inv_cdf(1 - error / 2) * spread), 0)
     from scipy.stats import mannwhitneyu
 
     def chance(total: int) -> float:
-        """Return how likely it is that so many differences, or fewer, are positive."""
+        """Return the probability that this many differences, or fewer, are positive."""
         above_all, above_some = divmod(total, m)
         first = [m + 1.0 + number if number < above_all else -float(number) for number in range(n)]
         if above_all < n:

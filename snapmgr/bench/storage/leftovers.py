@@ -21,13 +21,13 @@ _RELEASE_S = 10.0
 
 
 def clear_leftovers(runner: Runner) -> tuple[str, ...]:
-    """Take down what is left of runs that were killed with their guards, and return the devices that it lay on.
+    """Remove the leftovers of runs that were killed with their guards, and return their devices.
 
-    Their storages hold the device (a mount of a process that lives on, logical volumes), which would be refused as one
-    that is in use. Raises StorageError if something cannot be taken down.
+    Their storages hold the device (mounts of a surviving process, logical volumes), which would be refused as in use.
+    Raises StorageError if something cannot be removed.
     """
     devices = sweep(lambda name: restored(name, runner))
-    # The mounts of a namespace go a moment after its last process.
+    # The mounts of a namespace disappear a moment after its last process.
     deadline = time.monotonic() + _RELEASE_S
     while any(_held(device) for device in devices) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -39,7 +39,7 @@ def _held(device: str) -> bool:
 
 
 def restored(name: str, runner: Runner) -> Provisioner:
-    """Given a backend's name ("" for the controls), return what takes its storages down. Raises StorageError."""
+    """Given a backend's name ("" for the controls), return its provisioner to remove storages. Raises StorageError."""
     known = next((one for one in STACKS.values() if (one.backend or "") == name), None)
     if known is None:
         raise StorageError(f"an earlier run used the backend {name!r}, which is not installed any more")

@@ -47,7 +47,7 @@ class RawWay(Protocol):
 
 
 def raw_ways(bench: Workbench) -> tuple[RawWay, ...]:
-    """Return the ways that the volume's storage has; none where there is nothing to compare with."""
+    """Return the ways that the volume's storage offers; empty if it offers nothing to compare with."""
     match bench.stack.backend:
         case "btrfs":
             return _BtrfsCall(bench), _BtrfsProgram(bench)
@@ -155,7 +155,7 @@ class _LvmProgram:
             bench.run(("lvs", "--noheadings", "--separator", "|", "-o", "vg_name,lv_name,pool_lv", device)).stdout
         )
         self._origin = f"{self._group}/{volume}"
-        # A classic snapshot needs space of its own, for all writes while it exists.
+        # A classic snapshot needs its own space for all writes while it exists.
         self._room = () if pool else ("--extents", "3%ORIGIN")
 
     def create(self, name: str) -> float:
@@ -166,7 +166,7 @@ class _LvmProgram:
 
 
 def read_names(printed: str) -> tuple[str, str, str]:
-    """Given what lvs printed, return group, volume and pool ("" for a volume that is not thin). Raises StorageError."""
+    """Given the output of lvs, return group, volume and pool ("" if the volume is not thin). Raises StorageError."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     names = lines[0].split("|") if len(lines) == 1 else []
     if len(names) != 3 or not all(names[:2]):  # noqa: PLR2004 - the columns asked for

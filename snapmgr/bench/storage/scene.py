@@ -43,7 +43,7 @@ _POINT = "fs"
 _CLONE_NEWNS = 0x00020000
 # Programs that are killed may hang in the kernel for a while: a flush that has begun is finished.
 _END_S = 30.0
-# No limit for the guard: about ten years.
+# The guard has no real limit: about ten years.
 _NEVER_S = 3e8
 _LOCK_S = 60.0
 
@@ -54,9 +54,9 @@ class Scene:
 
     order: ProvisionOrder
     folder: Path
-    """A small tmpfs, private too; the order's point is a folder in it, others may be made."""
+    """A small private tmpfs; the order's point is a folder in it, and others may be made."""
     memory_bounded: bool
-    """Whether a bound below the machine's memory is in force."""
+    """Whether a limit below the machine's memory is in force."""
 
 
 _own_since: int | None = None
@@ -91,17 +91,17 @@ def staged(
     discard: bool,
     restore: Callable[[str], Provisioner],
 ) -> Iterator[Scene]:
-    """Yield a scene for `provisioner`; whatever ends this process, what it has made on `device` is taken down.
+    """Yield a scene for `provisioner`; its storage on `device` is removed even if this process is killed.
 
     Args:
-        provisioner: is called by whoever enters the context; by the guard only to take down.
+        provisioner: makes the storage for the caller; the guard only removes it.
         device: as in `Provisioner.provision`.
-        backend: its name, for a later run; None: a control.
+        backend: name of the backend, for a later run; None: a control.
         size_bytes: as in `ProvisionOrder`.
         options: as in `ProvisionOrder`.
         discard: as in `ProvisionOrder`.
-        memory_bytes: what all of it may use of memory, page cache included.
-        restore: given a backend's name ("" for the controls) returns a provisioner, to clear what earlier runs left.
+        memory_bytes: memory limit of the whole scene, page cache included.
+        restore: given a backend's name ("" for the controls), returns a provisioner to remove earlier runs' leftovers.
     """
     sweep(restore)
     own_mounts()
@@ -125,7 +125,7 @@ def staged(
             with bounded(name, memory_bytes) as memory_bounded:
                 yield Scene(order=order, folder=folder, memory_bounded=memory_bounded)
         finally:
-            # A second Ctrl-C does not leave half of it; what fails stays written down for a later run.
+            # A second Ctrl-C does not leave half of it; the record of a failure remains for a later run.
             with signals_held():
                 try:
                     _take_down(provisioner, device, order)
@@ -135,7 +135,7 @@ def staged(
 
 @contextmanager
 def _written(order: ProvisionOrder, device: str, backend: str | None) -> Iterator[int]:
-    """Write down what is about to be made, and yield a lock on that, which the guard is to share."""
+    """Record the storage before it is made, and yield a lock on the record, which the guard will share."""
     try:
         RUN.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -166,9 +166,9 @@ def _written(order: ProvisionOrder, device: str, backend: str | None) -> Iterato
 
 
 def sweep(restore: Callable[[str], Provisioner]) -> tuple[str, ...]:
-    """Clear what runs left whose guards were killed too; return the devices. What others measure now is left alone.
+    """Remove leftovers of runs whose guards were killed too; return the devices. Runs in progress are not touched.
 
-    Raises StorageError if something cannot be taken down.
+    Raises StorageError if something cannot be removed.
     """
     cleared = []
     for begun in filter(is_abandoned, RUN.glob(".*")):
@@ -207,7 +207,7 @@ def _read(path: Path) -> tuple[Process, str, str, ProvisionOrder]:
     with suppress(ValueError, TypeError, KeyError):
         record = json.loads(path.read_text(encoding="utf-8"))
         order = ProvisionOrder(**record["order"])
-        # All that has this folder mounted is killed, and all below it unmounted: it must be one that we make.
+        # All processes that have this folder mounted are killed, and all mounts below it removed: it must be ours.
         if path.name == f"{order.id}.json" and order.point == str(path.parent / order.id / _POINT):
             return Process(**record["conductor"]), record["backend"], record["device"], order
     raise StorageError(
@@ -231,7 +231,7 @@ def _wait_for(fd: int, path: Path) -> None:
 
 
 def _clear(provisioner: Provisioner, device: str, order: ProvisionOrder) -> None:
-    """End whoever lives in the dead run's namespace, take its storage down, and forget it. Idempotent."""
+    """End the processes in the dead run's namespace, remove its storage, and delete its record. Idempotent."""
     end_residents(Path(order.point).parent)
     _take_down(provisioner, device, order)
 
@@ -247,7 +247,7 @@ def _take_down(provisioner: Provisioner, device: str, order: ProvisionOrder) -> 
 
 
 def residents(folder: Path) -> tuple[int, ...]:
-    """Return the processes that have `folder` mounted, but for this one: all of its namespace and of copies of it."""
+    """Return the other processes that have `folder` mounted: all in its namespace and in copies of that."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         if int(process.name) == os.getpid():
@@ -262,7 +262,7 @@ def residents(folder: Path) -> tuple[int, ...]:
 
 
 def end_users(folder: Path) -> None:
-    """Kill those of `residents` that have something open at or below `folder`: what a sample has left running."""
+    """Kill those `residents` that have something open at or below `folder`: processes left by a sample."""
     deadline = time.monotonic() + _END_S
     while living := [pid for pid in residents(folder) if _uses(pid, folder)]:
         _kill(living, deadline)
@@ -282,7 +282,7 @@ def _uses(pid: int, folder: Path) -> bool:
 
 
 def end_residents(folder: Path) -> None:
-    """Kill all `residents`, and return when they are gone. Raises StorageError if one hangs in the kernel."""
+    """Kill all `residents` and wait until they are gone. Raises StorageError if one hangs in the kernel."""
     deadline = time.monotonic() + _END_S
     while living := residents(folder):
         _kill(living, deadline)
@@ -300,7 +300,7 @@ def _kill(pids: Sequence[int], deadline: float) -> None:
 
 
 def _unmount_below(folder: Path, *, but: Path | None = None) -> None:
-    """Unmount all at and below `folder`, the last one first."""
+    """Unmount everything at and below `folder`, the last mount first."""
     deadline = time.monotonic() + _END_S
     while points := [
         mount.point

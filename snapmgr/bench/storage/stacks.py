@@ -75,7 +75,7 @@ STACKS: Mapping[str, Stack] = {
         Stack(name="xfs", title="XFS, without snapshots", backend=None, options=_XFS),
     )
 }
-"""By the name for ``--stacks``, in the order of lists and reports."""
+"""Stacks by their name for ``--stacks``, in the order of lists and reports."""
 
 _PACKAGES = {"mkfs.ext4": "e2fsprogs", "chattr": "e2fsprogs", "thin_check": "thin-provisioning-tools"}
 
@@ -92,7 +92,7 @@ def missing_requirements(stack: Stack) -> tuple[Reason, ...]:
         backend = backend_of(stack, {}, CommandRunner(), KernelMounter())
     except SnapmgrError as error:
         return (*reasons, Reason(what=error.message, hint=error.hint or ""))
-    # Loaded before the backend is asked: it may look at what is there.
+    # Load the modules first: the backend may check for them.
     fs_reasons = _missing_file_system(_file_system(stack))
     if backend is not None:
         reasons += backend.missing()
@@ -146,11 +146,11 @@ def _missing_programs(stack: Stack) -> list[Reason]:
 def backend_table(stack: Stack, parameters: Parameters, *, point: str | None = None) -> dict[str, Any]:
     """Return the configuration that a stack's backend gets; `point` is where its storage is, once it is made.
 
-    A classic LVM snapshot gets all the room there is in the group, divided if `parameters.extra` says that so many
-    ("snapshots") are there at once. An attachment may write "scratch_bytes": by default what a journal's replay takes.
+    A classic LVM snapshot gets all the free space in the group, divided by `parameters.extra["snapshots"]`, the number
+    that exist at the same time. An attachment may write "scratch_bytes", by default enough to replay a journal.
     """
     if stack.backend == "juicefs" and point is not None:
-        # Caches of private mounts go with the device, whatever ends this process.
+        # Caches of private mounts disappear with the device, however this process ends.
         return {"cache_root": os.path.join(point, "cache")}
     if not stack.classic_lvm:
         return {}
@@ -171,7 +171,7 @@ def backend_of(stack: Stack, table: Mapping[str, Any], runner: Runner, mounter: 
 
 
 def provisioner_of(stack: Stack, backend: Backend | None, runner: Runner, mounter: Mounter) -> Provisioner:
-    """Return what makes a stack's storage. Raises MissingRequirementError if its backend cannot."""
+    """Return the provisioner of a stack's storage. Raises MissingRequirementError if its backend has none."""
     if backend is None:
         return Controls(runner, mounter)
     if not isinstance(backend, Provisioner):
@@ -180,11 +180,11 @@ def provisioner_of(stack: Stack, backend: Backend | None, runner: Runner, mounte
 
 
 def cloning_of(own: Backend, path: str, runner: Runner, mounter: Mounter) -> FolderCloning | None:
-    """Return what clones a folder at `path`; None if nothing that is installed can.
+    """Return the means to clone a folder at `path`; None if no installed backend can.
 
     Args:
-        own: the backend of the stack's snapshots. btrfs and XFS on LVM take theirs of whole volumes, and their folders
-            are cloned by another backend, as for ``snapmgr prepare``.
+        own: the backend of the stack's snapshots. On LVM it takes snapshots of whole volumes, so another backend clones
+            the folders of btrfs and XFS, as for ``snapmgr prepare``.
         path: a folder in the storage.
         runner: for programs.
         mounter: for private mounts.
@@ -207,7 +207,7 @@ def _others(own: Backend, runner: Runner, mounter: Mounter) -> Iterator[Backend]
                 yield make_backend(plugin.name, {}, runner, mounter)
 
 
-# A full file system would be measured for being full.
+# A full file system would distort the results.
 _SHARE = 0.9
 
 
@@ -224,7 +224,7 @@ class Controls:
         return provisioned(self, device, order, lambda: _make(maker))
 
     def unprovision(self, device: str, order: ProvisionOrder) -> None:
-        """Take it down; see `snapmgr.api.Provisioner`."""
+        """Remove it; see `snapmgr.api.Provisioner`."""
         unmake(self._runner, self._mounter, device, order)
 
 

@@ -88,7 +88,7 @@ class BenchSnapshot:
             self._backend.detach(record)
 
     def usage(self) -> Usage:
-        """Ask the backend, exactly."""
+        """Return its exact usage according to the backend."""
         return self._backend.usage(self.ref, exact=True)
 
     def delete(self, *, wait: Literal["name", "space"] = "space") -> float:
@@ -128,7 +128,7 @@ class StackWorkbench:
         self._jobs: dict[str, str] = {}
 
     def snapshot(self, held: AbstractContextManager[object] | None = None) -> BenchSnapshot:
-        """Take one as a backup would, but without a helper process: no server waits for a hung storage call here."""
+        """Take one as a backup does, but without a helper process, because no server waits for a hung storage call."""
         backend, volume = self._located()
         start = time.monotonic()
         with backend.arm((volume,), _new_id()) as armed:
@@ -157,7 +157,7 @@ class StackWorkbench:
         return backend.inventory((volume.pool,))
 
     def cloning(self) -> FolderCloning | None:
-        """Return what clones a folder in the volume."""
+        """Return the means to clone a folder in the volume."""
         if self._backend is None:
             return None
         return cloning_of(self._backend, str(self.path), self._plain, KernelMounter())
@@ -175,7 +175,7 @@ class StackWorkbench:
         return self._backend, self._volume
 
     def measured(self) -> AbstractContextManager[Measuring]:
-        """Measure what happens while the context lasts."""
+        """Measure costs while the context lasts."""
         return self._counters.measured()
 
     def fio(self, name: str, sections: Mapping[str, Section]) -> FioRun:
@@ -234,19 +234,19 @@ def workbench(
     tell: Callable[[str], None],
     discard: bool = True,
 ) -> Iterator[StackWorkbench]:
-    """Make a stack's storage on a device and yield a workbench on it; at the end, however it comes, nothing is left.
+    """Make a stack's storage on a device, yield a workbench on it, and always remove everything at the end.
 
     Args:
         stack: one of `snapmgr.bench.storage.stacks.STACKS`.
         parameters: kept with the sample.
-        device: its contents are lost: who calls has made sure that nobody wants them.
-        size_bytes: how much of it is used; what lies behind is not touched.
-        folder: for small files, on another file system.
+        device: its contents are lost: the caller must ensure that nobody needs them.
+        size_bytes: size of the used part; the rest is not touched.
+        folder: folder for small files, on another file system.
         runner: runs all programs.
-        tell: shows what goes on.
+        tell: shows the current step.
         discard: whether the whole device is discarded beforehand.
 
-    This process gets a mount namespace of its own. Raises MissingRequirementError for missing requirements,
+    This process gets its own mount namespace. Raises MissingRequirementError for missing requirements of this machine,
     StorageError.
     """
     mounter = KernelMounter()

@@ -1,4 +1,4 @@
-"""Binary logs: reader, events, GTID sets, and the position at their end.
+"""Reads binary logs: events, GTID sets, and the position at their end.
 
 Imports `mysql.datadir` and the catalog's records.
 """

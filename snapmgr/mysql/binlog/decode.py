@@ -47,7 +47,7 @@ class BodyError(ValueError):
 
 
 class _Cursor:
-    """Reads a body from its beginning on; raises BodyError where it ends too early."""
+    """Reads a body from its beginning; raises BodyError if it ends too early."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -71,7 +71,7 @@ class _Cursor:
         first = self.integer(1)
         more = (~first & (first + 1)).bit_length() - 1
         high = self.integer(more)
-        # With eight ones, no bit of the first byte is left for the number.
+        # With eight one bits the first byte does not hold any bit of the number.
         return high if more >= 8 else (first >> (more + 1)) | high << (7 - more)  # noqa: PLR2004 - bits of a byte
 
     def varlen_signed(self) -> int:
@@ -80,7 +80,7 @@ class _Cursor:
 
 
 def format_description(body: bytes, flags: int) -> FormatDescription:
-    """Given a Format_description's body, its checksum algorithm the last byte, decode it. Raises BodyError."""
+    """Decode a Format_description's body, whose last byte is the checksum algorithm. Raises BodyError."""
     if len(body) <= _HEAD_BYTES:
         raise BodyError("its body is too short")
     version, text, created, header_bytes = struct.unpack_from("<H50sIB", body)
@@ -264,7 +264,7 @@ DECODED = frozenset(_DECODERS)
 
 
 def decode(kind: int, body: bytes, server_id: int) -> Body | None:
-    """Given an event's type, body (without header and checksum) and server id, return its record; None if unknown.
+    """Return an event's record, given its type, body (without header and checksum) and server id; None if unknown.
 
     For a Query and a Transaction_payload the beginning is enough. Raises BodyError.
     """

@@ -1,4 +1,4 @@
-"""Records of the binary log events that begin, end and identify transactions."""
+"""Defines records of the binary log events that begin, end and identify transactions."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class MariadbTransaction:
     gtid: MariadbGtid
     flags: int
     commit_id: int | None
-    """Of a group commit of two or more transactions."""
+    """Id of a group commit of two or more transactions."""
 
     @property
     def standalone(self) -> bool:

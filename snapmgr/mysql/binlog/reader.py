@@ -48,7 +48,7 @@ _SEES_KEYS = "only the server can tell its position: take the snapshot under a l
 
 
 class BinlogError(SnapmgrError):
-    """A binary log is damaged, or not readable for us; `file` and `offset` say where."""
+    """A binary log is damaged, or not readable for us; `file` and `offset` give the place."""
 
     def __init__(self, what: str, *, file: str, offset: int | None = None, hint: str | None = None) -> None:
         where = file if offset is None else f"{file} at {offset}"
@@ -92,9 +92,9 @@ class BinlogReader:
             self.size = file.seek(0, os.SEEK_END)
 
     def events(self) -> Iterator[Event]:
-        """Return the events from the first on; raises TruncatedBinlogError at a partial one, after all others.
+        """Yield the events from the first on; raises TruncatedBinlogError at a partial one, after all others.
 
-        Verifies all checksums but those of large events that it skips; for those see `verify`.
+        Verifies all checksums except those of large events that it skips; for those see `verify`.
         """
         with self._failures():
             self._file.seek(0)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _INDEX_BYTES = 64 << 20
-# They belong to the statement after them.
+# These events belong to the statement after them.
 _BEFORE_STATEMENT = {
     EventType.INTVAR,
     EventType.RAND,
@@ -44,7 +44,7 @@ _BEFORE_STATEMENT = {
     EventType.ROWS_QUERY,
     EventType.ANNOTATE_ROWS,
 }
-# They occur between transactions.
+# These events occur between transactions.
 _BETWEEN = {
     EventType.FORMAT_DESCRIPTION,
     EventType.PREVIOUS_GTIDS,
@@ -70,11 +70,11 @@ class Tail:
     transactions: int = 0
     """Number of complete ones in this file."""
     truncated: bool = False
-    """An incomplete transaction follows the position: crash recovery drops it."""
+    """Whether an incomplete transaction follows the position: crash recovery drops it."""
     in_use: bool = False
-    """The server had the file open."""
+    """Whether the server had the file open."""
     rotated: bool = False
-    """The file ends with a Rotate: another file follows."""
+    """Whether the file ends with a Rotate: another file follows."""
 
 
 class _Groups:
@@ -256,8 +256,8 @@ def _last(base: str | Path, index: str | Path | None) -> Tail:
             if found.truncated and numbers[file] < max(numbers.values()):
                 raise BinlogError("damaged: another one follows, but it has no end", file=os.path.join(folder, file))
             return found
-        # A rotation was under way: the new file has no GTIDs yet, thus no transaction, and the index does not name it.
-        # The previous file is finished, and its end is the position; a server's start continues there.
+        # A rotation was in progress: the new file does not hold GTIDs or transactions, and the index does not name it.
+        # The previous file is complete, and its end is the position; a starting server continues there.
     return Tail(position=None)
 
 
@@ -296,7 +296,7 @@ def _numbers(folder: str, name: str) -> dict[str, int]:
 
 
 def _read_index(path: str) -> list[str] | None:
-    """Return the names in an index, in its order; None if there is no index."""
+    """Return the names in an index, in its order; None without an index."""
     # While MySQL replaces the index, only the new one exists, under this name.
     for file_name in (path, f"{os.path.splitext(path)[0]}.index_crash_safe"):
         try:

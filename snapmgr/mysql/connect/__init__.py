@@ -1,4 +1,4 @@
-"""Connections to a server: client, credentials, identity, abilities.
+"""Connects to a server: client, credentials, identity, abilities.
 
 Imports `system`; the other rooms of `mysql` import it.
 """

@@ -1,6 +1,6 @@
 """Asks a server which statements and variables it has.
 
-We never guess from the version: forks number theirs as they like, and statements come and go within a series. A server
+We never guess from the version: forks number theirs freely, and statements come and go within a series. A server
 has a counter Com_… for each kind of statement that its parser knows; reading the counters takes no lock.
 """
 
@@ -42,7 +42,7 @@ class Abilities:
     replica_status: str
     """The statement that shows its sources, a row for each."""
     replica_word: Literal["REPLICA", "SLAVE"]
-    """As in STOP REPLICA and START REPLICA."""
+    """The word of STOP REPLICA and START REPLICA."""
     cluster: str | None
     """The kind of cluster that it is a member of; None: not a member."""
 

@@ -1,4 +1,4 @@
-"""Connects to a server over its unix socket, by PyMySQL; errors say what to do and hold no secret.
+"""Connects to a server over its unix socket with PyMySQL; its errors name a remedy and never contain a secret.
 
 A connection is never re-established: its lock would be lost without anybody noticing.
 """
@@ -50,7 +50,7 @@ class ConnectionLostError(MysqlError):
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """How to log in. Holds no password: that stays in the file until the moment of use."""
+    """The login, without the password: that stays in the file until the moment of use."""
 
     socket: str | None = None
     defaults_file: str | None = None
@@ -110,7 +110,7 @@ class Connection:
         return self._run(sql, args)
 
     def value(self, sql: str, args: Sequence[object] = ()) -> object:
-        """Return the first column of the first row, None if there is no row. Raises MysqlError, ConnectionLostError."""
+        """Return the first column of the first row, None without a row. Raises MysqlError, ConnectionLostError."""
         rows = self._run(sql, args)
         return next(iter(rows[0].values())) if rows else None
 
@@ -123,12 +123,11 @@ class Connection:
         return self._show("STATUS", names)
 
     def _show(self, what: str, names: Sequence[str]) -> dict[str, str]:
-        marks = ", ".join(["%s"] * len(names))
-        rows = self._run(f"SHOW GLOBAL {what} WHERE Variable_name IN ({marks})", names) if names else []
+        rows = self._run(f"SHOW GLOBAL {what} WHERE Variable_name IN %s", (tuple(names),)) if names else []
         return {str(row["Variable_name"]).lower(): _text(row["Value"]) for row in rows}
 
     def peer_pid(self) -> int:
-        """Return the process that called listen() on the socket (SO_PEERCRED, unix(7)); 0: we cannot see it.
+        """Return the process that called listen() on the socket (SO_PEERCRED, unix(7)); 0 if it is not visible.
 
         Raises ConnectionLostError.
         """
@@ -193,8 +192,8 @@ class Connection:
 def connect(credentials: Credentials, *, timeout_s: float = 5.0) -> Connection:
     """Log in over the unix socket and return the connection; `timeout_s` bounds each step, and later reads too.
 
-    The socket is the given one, or the defaults-file's, or that of Debian's packages. Without a user in either place
-    it is the user we run as, as unix_socket authentication requires.
+    Uses the given socket, or the defaults-file's, or that of Debian's packages. Without a user in either place it logs
+    in as the user we run as, as unix_socket authentication requires.
 
     Raises ConfigError for a defaults-file that is malformed or readable by others, or for a TCP host;
     MissingRequirementError if PyMySQL is missing; MysqlError if the server is not reachable or refuses the login.

@@ -40,7 +40,7 @@ class ServerIdentity:
     version: str
     server_id: int
     server_uuid: str | None
-    """MySQL's; MariaDB keeps none with the data."""
+    """MySQL's server UUID; MariaDB does not keep one with the data."""
     datadir: str
     """Symlinks resolved, as this process sees it."""
     socket: str
@@ -126,12 +126,12 @@ def server_processes(proc: Path = _PROC) -> Iterator[Path]:
 def program_of(pid: int, proc: Path = _PROC) -> str | None:
     """Return the path of the program that a process runs; None if it is gone, replaced, or not visible to us.
 
-    For a server in a container it is None too: its path names another file here, or one without its libraries.
+    Also returns None for a server in a container: its path names another file here, or one without its libraries.
     """
     link = proc / str(pid) / "exe"
     try:
         path = os.readlink(link)
-        # After an upgrade the file is a different one, and the link says "(deleted)".
+        # After an upgrade the file is a different one, and the link ends with "(deleted)".
         return path if os.path.samefile(path, link) else None
     except OSError:
         return None

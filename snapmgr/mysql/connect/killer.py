@@ -1,4 +1,4 @@
-"""A second connection that kills the first one: a server may keep a statement waiting after its client is gone."""
+"""Kills a connection through a second one: a server may keep a statement waiting after its client is gone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ConnectionKiller:
         self._connection: Connection | None = None
 
     def connect_early(self) -> None:
-        """Connect before anybody waits: clients that queue behind a lock may use up all connections.
+        """Connect before clients wait: those that queue behind a lock may use up all connections.
 
         Raises no MysqlError: `kill` tries again.
         """

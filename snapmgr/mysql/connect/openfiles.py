@@ -1,4 +1,4 @@
-"""Lists the files that a server's process has open for writing: some are in no variable and no table of the server.
+"""Lists the files that a server's process has open for writing, because its variables and tables omit some of them.
 
 MariaDB's --master-info-file, --log-ddl-recovery and --log-tc, for example, are options without a variable.
 """

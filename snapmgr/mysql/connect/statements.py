@@ -1,4 +1,4 @@
-"""Classifies a statement by its text: whether it reads or writes, and which table. Pure functions.
+"""Classifies a statement by its text: whether it reads or writes, and its table. Pure functions.
 
 The text does not show triggers, functions and views. Where the server shows the locks of a statement, we use those
 instead (`snapmgr.mysql.lock.probe`).
@@ -60,7 +60,7 @@ def first_words(sql: str) -> str:
 def code(sql: str) -> str:
     """Return a statement without comments, leading brackets and blanks, and with '' for each string.
 
-    The content of an executable comment is code, for whichever server it is meant. SET STATEMENT … FOR is left out.
+    The content of an executable comment is code, for any server. SET STATEMENT … FOR is left out.
     """
     text = _NOT_CODE.sub(lambda match: "''" if match[0][0] in "'\"" else " ", sql).lstrip(_BLANKS)
     return (text[match.end() :] if (match := _SETTINGS.match(text)) else text).lstrip(_BLANKS)
@@ -110,7 +110,7 @@ def is_only_a_select(sql: str) -> bool:
 
 
 def target(sql: str) -> tuple[str | None, str] | None:
-    """Return (schema or None, table) that a statement writes or rebuilds; None where the text does not show it.
+    """Return (schema or None, table) that a statement writes or rebuilds; None if the text does not show it.
 
     Of several tables it returns the first.
     """

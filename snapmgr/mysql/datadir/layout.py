@@ -45,15 +45,15 @@ _FILES = {
     "relay_log_index": "index of the relay log",
     "relay_log_info_file": "replication state",
 }
-# After a lock and a flush of the engines' logs, the data are consistent without these files. Under a lock no DDL is
-# under way that would need recovery.
+# After a lock and a flush of the engines' logs, the data are consistent without these files. A lock excludes DDL that
+# would need recovery.
 _LOGS = frozenset(
     {
         *("binary log", "index of the binary log", "relay log", "index of the relay log"),
         *("replication state", "DDL recovery log"),
     }
 )
-# Folders of files that a server makes again at its start; tmpdir may name several.
+# Folders of files that a server creates anew at its start; tmpdir may name several.
 _SCRATCH = ("tmpdir", "innodb_tmpdir", "slave_load_tmpdir", "replica_load_tmpdir", "innodb_temp_tablespaces_dir")
 _TEMPORARY_FILES = "innodb_temp_data_file_path"
 # Files for people, not data.
@@ -113,7 +113,7 @@ class ServerLayout:
 def read_layout(connection: Connection, identity: ServerIdentity) -> ServerLayout:
     """Ask the server, and read its datadir, for all files that it writes. Changes and locks nothing.
 
-    Raises MysqlError, with error 1227 if the account lacks PROCESS.
+    Raises MysqlError, with error 1227 if the account does not have PROCESS.
     """
     datadir = identity.datadir
     names = {*_FOLDERS, *_FILES, *SETTINGS, *PATH_SETTINGS, *_SCRATCH, *_MESSAGE_FILES, _TEMPORARY_FILES, "log_bin"}
@@ -141,7 +141,7 @@ def read_layout(connection: Connection, identity: ServerIdentity) -> ServerLayou
 
 
 def read_files(datadir: str) -> ServerLayout:
-    """Return the layout as far as the files of a datadir (resolved) show it; its server need not run.
+    """Return the layout that the files of a datadir (resolved) show; its server need not run.
 
     They show where DATA DIRECTORY and symlinks lead and which folders are on another file system, but no settings.
     """

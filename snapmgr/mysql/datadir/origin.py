@@ -1,4 +1,4 @@
-"""Finds out from a datadir's files which server wrote it, for data whose server we could not ask."""
+"""Determines from a datadir's files which server wrote it, for data whose server could not be queried."""
 
 from __future__ import annotations
 

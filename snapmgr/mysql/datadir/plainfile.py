@@ -31,7 +31,7 @@ def open_plain(path: str, *, write: bool = False) -> BinaryIO:
 
 
 def read_isl(path: str) -> str:
-    """Return the path in an .isl file (the tablespace of a table with DATA DIRECTORY); "" if there is none."""
+    """Return the path in an .isl file (the tablespace of a table with DATA DIRECTORY); "" without the file."""
     with suppress(FileNotFoundError), open_plain(path) as file:
         # Like the server, stop at a NUL.
         return file.read(_PATH_BYTES).partition(b"\0")[0].decode("utf-8", "surrogateescape").strip()

@@ -45,7 +45,7 @@ def relocated_options(
 
     Args:
         server: the source's.
-        moved: given an absolute path of the source, returns where it is now (the same path if it was not moved).
+        moved: given an absolute path of the source, returns its present path (the same one if it was not moved).
         places: folders of the source that are among the files, by their paths on the source.
         absent: folders of logs that are not among the files: new logs begin in the datadir, not in the live folders.
     """

@@ -1,4 +1,4 @@
-"""Collects the settings of a running server that a server on a copy will need. They hold no secret."""
+"""Collects the settings of a running server that a server on a copy will need; they never hold a secret."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def source_settings(values: dict[str, str], datadir: str) -> dict[str, str]:
 
 
 def key_settings(connection: Connection, flavor: Literal["mariadb", "mysql"]) -> dict[str, str]:
-    """Return where a running server has its keys: MariaDB's file_key_management, MySQL's keyring component.
+    """Return the settings of a running server's keys: MariaDB's file_key_management, MySQL's keyring component.
 
-    Empty without either, or where the account may not see it. Raises MysqlError.
+    Empty without either, or if the account may not see it. Raises MysqlError.
     """
     if flavor == "mariadb":
         rows = connection.rows(r"SHOW GLOBAL VARIABLES LIKE 'file\_key\_management\_%'")

@@ -114,7 +114,7 @@ def tablespaces_elsewhere(datadir: str) -> frozenset[str]:
 
 
 def _header(path: str, offset: int) -> int | None:
-    """Return the four-byte number at `offset` of the first page; None if there is no such file."""
+    """Return the four-byte number at `offset` of the first page; None if the file is missing."""
     with suppress(FileNotFoundError), open_plain(path) as file:
         file.seek(offset)
         return int.from_bytes(file.read(4), "big")
@@ -123,7 +123,7 @@ def _header(path: str, offset: int) -> int | None:
 
 @contextmanager
 def _mapped(path: str) -> Iterator[bytes | mmap.mmap]:
-    """Yield a file's content as bytes; empty if there is no such file."""
+    """Yield a file's content as bytes; empty if the file is missing."""
     try:
         file = open_plain(path)
     except FileNotFoundError:

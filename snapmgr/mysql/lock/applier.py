@@ -1,7 +1,7 @@
 """Stops a replica's appliers for a snapshot, and then starts exactly those that were running.
 
-Whatever happens to us, a guard (`snapmgr.mysql.lock.guard`) starts them again. It opens its own connection, because
-ours dies with us. Before the stop we record in a file which appliers we stop. If even the guard was killed,
+If we are killed, a guard (`snapmgr.mysql.lock.guard`) starts them again. It opens its own connection, because
+ours dies with us. Before the stop we record the stopped appliers in a file. If even the guard was killed,
 `restart_leftovers` starts them at the next command. A server that was restarted meanwhile is left alone.
 """
 
@@ -18,8 +18,7 @@ from snapmgr.contract.errors import NotQuiescedError, SnapmgrError
 from snapmgr.mysql.connect.client import Credentials, MysqlError, connect
 from snapmgr.mysql.lock.guard import drop_record, guarded, remove_dead_groups, write_record
 from snapmgr.mysql.lock.replication import read_channels
-from snapmgr.system.boot import boot_id
-from snapmgr.system.host import Process, is_alive, start_ticks
+from snapmgr.system.host import Process, is_alive, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,10 +35,10 @@ _START_S = 15.0
 # The guard keeps trying this long: behind a STOP that still waits, or a server that accepts no more connections.
 _PATIENCE_S = 3600.0
 _RETRY_S = 1.0
-# A guard that has not acted this long after its deadline does not run, or cannot.
+# A guard that has not acted this long after its deadline is not running, or cannot act.
 _LATE_S = 5.0
 _DENIED = 1227
-# MySQL's rpl_stop_replica_timeout is over: the thread stops later by itself.
+# MySQL's rpl_stop_replica_timeout has expired: the thread stops later by itself.
 _STOPS_LATER = 1875
 
 
@@ -48,7 +47,7 @@ class _NoRightError(MysqlError):
 
 
 class _Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """The record on disk: which appliers we stop, of which server, and which guard starts them when."""
+    """The record on disk: the stopped appliers, their server, the guard that starts them, and its time."""
 
     server: Process
     guard: Process | None
@@ -106,9 +105,8 @@ def applier_stopped(
             yield
             return
         _refuse_until(running)
-        pid = connection.peer_pid()
         plan = _Stopped(
-            server=Process(pid=pid, start_ticks=start_ticks(pid) or 0, boot_id=boot_id()),
+            server=this_process(connection.peer_pid()),
             guard=None,
             deadline=time.monotonic() + time_limit_s,
             socket=connection.socket,
@@ -229,7 +227,7 @@ def _start_statements(plan: _Stopped) -> list[str]:
 
 
 def restart_leftovers(folder: Path) -> list[str]:
-    """Start appliers whose stopper *and* guard were killed; return a line for people for each server.
+    """Start appliers whose stopper *and* guard were killed; return a message for the user for each server.
 
     Appliers with a live guard are left to it. A server that was restarted is left alone.
     """

@@ -1,8 +1,8 @@
-"""Waits until no session would block a lock, before we request it: writers queue behind a lock request that waits.
+"""Waits for all sessions that would block a lock before we request it, because writers queue behind a waiting request.
 
-Nothing here takes a lock or blocks a session; writers continue while we wait. Which session blocks which lock was
-measured: docs/explanation/locks.md. A statement younger than a second does not count: it probably ends within the
-lock's own wait, and a busy server always has one.
+This module takes no lock and blocks no session; writers continue while we wait. docs/explanation/locks.md has the
+measurements of which session blocks which lock. A statement younger than a second does not count: it probably ends
+within the lock's own wait, and a busy server always has one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Blocker(Session):
     """The connection whose row lock it waits for, if known."""
 
     def __str__(self) -> str:
-        """Return one line for people, without literals of the statement."""
+        """Return one line for the user, without literals of the statement."""
         who = f"connection {self.connection_id} ({self.account}) " if self.connection_id is not None else ""
         statement = f": {self.statement}" if self.statement else ""
         waits = f" (waits for a row that connection {self.waits_for} has locked)" if self.waits_for else ""
@@ -61,7 +61,7 @@ def wait_for_blockers(
     kill_selects_after_s: float | None,
     tell: Callable[[str], None],
 ) -> None:
-    """Return as soon as no session would block this lock.
+    """Return as soon as the lock is not blocked by any session.
 
     Args:
         connection: will take the lock; it holds none yet, and is left unchanged.
@@ -70,7 +70,7 @@ def wait_for_blockers(
         at_most_s: after this, plus up to a second, NotQuiescedError names the remaining blockers.
         kill_selects_after_s: a plain SELECT of an ordinary client that blocks the lock and is older than this is
             killed (KILL QUERY); None: none is.
-        tell: called with what we wait for, what we killed, and what the account may not see.
+        tell: called with messages about blockers, killed statements, and missing privileges.
 
     Raises NotQuiescedError at the end of the time, ConnectionLostError.
     """
@@ -99,7 +99,7 @@ def wait_for_blockers(
 
 
 class BlockerWatch:
-    """Polls for blockers, and keeps the time where the server does not."""
+    """Polls for blockers, and measures their age if the server does not."""
 
     def __init__(self, connection: Connection, abilities: Abilities, level: LockLevel) -> None:
         self.probe: LockProbe = (
@@ -114,7 +114,7 @@ class BlockerWatch:
     def blockers(self) -> tuple[Blocker, ...]:
         """Return the sessions that would have blocked the lock for a second, the oldest first.
 
-        Polls for up to a second where only we keep the time. On MySQL it polls until each younger session has ended or
+        Polls for up to a second if only we measure the age. On MySQL it polls until each younger session has ended or
         is a second old: a lock request that gives up there leaves a long statement's tables closed to all other
         sessions until the statement ends. Raises ConnectionLostError.
         """
@@ -139,7 +139,7 @@ class BlockerWatch:
         return now - self._since.setdefault(session.key, now)
 
     def with_causes(self, blockers: Sequence[Blocker]) -> list[Blocker]:
-        """Return them with the connections that they wait for, where we can see those."""
+        """Return them with the connections that they wait for, if visible."""
         causes = self.probe.row_lock_waits()
         return [replace(each, waits_for=causes.get(each.connection_id or 0)) for each in blockers]
 
@@ -168,13 +168,14 @@ def _failure(blockers: Sequence[Blocker], waited_s: float, level: LockLevel, *, 
     ways.append("raise blocker_wait")
     waited = f"after {format_duration(waited_s)} it" if waited_s > 0 else "it"
     return NotQuiescedError(
-        f"the {level} was not tried: {waited} would still wait, and writers behind it, for: {_listed(blockers)}",
+        f"{level} was not attempted: {waited} would still be blocked, with writers queued behind it, "
+        f"by: {_listed(blockers)}",
         hint=", or ".join(ways),
     )
 
 
 def _kill(connection: Connection, blocker: Blocker) -> str | None:
-    """Kill a blocker's SELECT and return the line to tell; None if it has ended, or is no plain SELECT after all.
+    """Kill a blocker's SELECT and return a message; None if it has ended, or turns out not to be a plain SELECT.
 
     KILL QUERY names a connection, not a statement, so we read the statement's whole text again just before.
     """

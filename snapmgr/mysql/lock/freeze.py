@@ -1,10 +1,10 @@
 """Freezes the server process for the milliseconds of a snapshot.
 
-A stopped process issues no new write, and any subset of the writes that were under way is a legal crash state. So
+A stopped process does not issue writes, and any subset of the writes in progress is a legal crash state. So
 copies made file by file, or of several volumes one after another, form one instant. The price: every client waits.
 
 A separate process, the thawer (`snapmgr.mysql.lock.guard`), resumes the server as soon as we are gone, and at the time
-limit in any case. Before the stop we record in a file which process we freeze, who thaws it and when. If even the
+limit in any case. Before the stop we record the frozen process, its thawer and the time limit in a file. If even the
 thawer was killed or stopped, `thaw_leftovers` resumes the server at the next command.
 """
 
@@ -114,7 +114,7 @@ def refuse_unsafe(server: Process, bound_s: float) -> None:
     # As sd_watchdog_enabled(3): a value that is 0 or not a number means no watchdog.
     if watchdog.isdigit() and int(watchdog) > 0:
         watchdog_s = int(watchdog) / 1e6
-        # systemd expects a sign of life within this time; services aim at half of it.
+        # systemd expects a keep-alive within this time; services send it after half of it.
         if bound_s > watchdog_s / 2:
             raise NotQuiescedError(
                 f"systemd kills the server (pid {pid}) after {format_duration(watchdog_s)} without a sign of life, and "
@@ -132,7 +132,7 @@ class FrozenServer:
         self.deadline = deadline
         """time.monotonic() when the thawer resumes it."""
         self.frozen_s: float | None = None
-        """How long its clients waited, from SIGSTOP to SIGCONT; None before the thaw."""
+        """Time that its clients waited, from SIGSTOP to SIGCONT; None before the thaw."""
 
     def prove(self) -> None:
         """Check that it has not run since it stopped: the same process, the same threads, no CPU tick used.
@@ -216,7 +216,7 @@ def _wait_stopped(server: Process, deadline: float) -> _Threads:
 
 
 def thaw_leftovers(folder: Path) -> list[str]:
-    """Resume servers whose freezer *and* thawer were killed or stopped; return a line for people for each.
+    """Resume servers whose freezer *and* thawer were killed or stopped; return a message for the user for each.
 
     A server with a live thawer is left to it until the time limit is over. A process that is not the recorded one is
     left alone. Also removes the empty control groups of dead thawers.

@@ -54,7 +54,7 @@ class Guard:
         self.process: Process = this_process(pid)
 
     def dismiss(self) -> None:
-        """Tell the guard that nothing is left to undo, and wait for its end; kill it if it hangs."""
+        """Dismiss the guard because the change is undone, and wait for its end; kill it if it hangs."""
         with suppress(BrokenPipeError):
             os.write(self._alive, _DONE)
         pid, until = self.process.pid, time.monotonic() + _END_S
@@ -117,7 +117,7 @@ def _run(name: str, undo: Callable[[], object], deadline: float, alive: int, kee
 
 
 def _listen(alive: int, timeout_s: float) -> bytes | None:
-    """Return our parent's message: None if there is none yet, no bytes if the parent is gone."""
+    """Return our parent's message: None before it arrives, empty bytes if the parent is gone."""
     return os.read(alive, 1) if select.select([alive], [], [], timeout_s)[0] else None
 
 

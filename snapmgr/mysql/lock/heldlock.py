@@ -81,7 +81,7 @@ class HeldLock:
         if self._choice.redo_lags and grant.abilities.flavor == "mariadb":
             await_redo(self._connection, self.deadline)
         self.sources = self._read_sources()
-        """How far a replica has executed, as exactly as this lock allows."""
+        """Positions that a replica has executed, as exactly as this lock allows."""
         self._before = self._read_position()
         self._bound_time()
 
@@ -204,6 +204,6 @@ def await_redo(connection: Connection, deadline: float) -> None:
 
 
 def _redo_lsns(connection: Connection) -> tuple[int, int]:
-    """Return up to which LSN redo was made, and up to which it is in the log files."""
+    """Return the LSN of the latest redo, and the LSN up to which the log files have it."""
     found = connection.status("Innodb_lsn_current", "Innodb_lsn_flushed")
     return int(found["innodb_lsn_current"]), int(found["innodb_lsn_flushed"])

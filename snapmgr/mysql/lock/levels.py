@@ -1,7 +1,7 @@
 """Chooses the lock for a server, from its abilities and the snapshot's needs. Pure.
 
 Sources: MariaDB's documentation of BACKUP STAGE, MySQL's of LOCK INSTANCE FOR BACKUP, both of FLUSH TABLES WITH READ
-LOCK. What each level keeps consistent was measured with both under load (docs/explanation/locks.md).
+LOCK. The guarantees of each level were measured with both under load (docs/explanation/locks.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LockLevel = Literal["backup-lock", "global-read-lock"]
 
 _FTWRL = "FLUSH TABLES WITH READ LOCK"
 _FLUSH_LOGS = "FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS"
-# They keep no data on disk that must agree with other data.
+# Engines without data on disk that must agree with other data.
 _WITHOUT_DATA = frozenset({"MEMORY", "BLACKHOLE", "FEDERATED", "CONNECT", "SPIDER", "SEQUENCE", "MRG_MyISAM", "NDB"})
 # Engines whose writers BACKUP STAGE lets end their statement, or that commit together with the binary log. Aria does
 # neither: its rows are already in the binary log when BLOCK_COMMIT stops their commit, and recovery undoes them
@@ -30,12 +30,12 @@ _WITHOUT_DATA = frozenset({"MEMORY", "BLACKHOLE", "FEDERATED", "CONNECT", "SPIDE
 _STAGED = frozenset({"InnoDB", "MyISAM", "CSV", "ARCHIVE"})
 _SHOWN_ENGINES = 5
 REDO_AT_COMMIT = "innodb_flush_log_at_trx_commit"
-"""The variable that says whether a commit is in InnoDB's log files (1, 2, 3) or stays in memory for up to 1 s (0)."""
+"""The variable that decides whether a commit is in InnoDB's log files (1, 2, 3) or up to 1 s in memory only (0)."""
 _ALWAYS_SYNCED = ("sync_binlog", REDO_AT_COMMIT)
 _ENCRYPTED = ("encrypt_binlog", "binlog_encryption")
 _LOGS_WHAT_IT_REPLICATES = ("log_replica_updates", "log_slave_updates")
 DURABILITY = (*_ALWAYS_SYNCED, *_ENCRYPTED, *_LOGS_WHAT_IT_REPLICATES)
-"""Variables that say whether the end of the binlog matches the data, and whether we can read it."""
+"""Variables that decide whether the end of the binlog matches the data, and whether we can read it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class LockNeeds:
 
     @property
     def unstaged_engines(self) -> tuple[str, ...]:
-        """Those `other_engines` for which BACKUP STAGE makes no position exact."""
+        """The `other_engines` for which a position under BACKUP STAGE is not exact."""
         return tuple(sorted(set(self.other_engines) - _STAGED))
 
     @property
@@ -75,7 +75,7 @@ class LockNeeds:
 
 @dataclass(frozen=True, kw_only=True)
 class LockChoice:
-    """A level, its reason (for people), and its statements."""
+    """A level, its reason (for the user), and its statements."""
 
     level: LockLevel | Literal["crash-consistent"]
     why: str
@@ -88,7 +88,7 @@ class LockChoice:
     only_innodb: bool = False
     """Whether all tables are InnoDB, system schemas excluded."""
     begin: tuple[str, ...] = ()
-    """Statements that block other backups and DDL, but no writer."""
+    """Statements that block other backups and DDL, but not writers."""
     lock: tuple[str, ...] = ()
     """Statements that stop writers. After an error the connection must end."""
     flush: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class LockChoice:
 
     @property
     def name(self) -> Level:
-        """Its name in the job, in the manifest and for people."""
+        """Its name in the job, in the manifest and in messages."""
         return "freeze-process" if self.freeze else self.level
 
 
@@ -144,7 +144,7 @@ def choose(asked: str, abilities: Abilities, needs: LockNeeds) -> LockChoice:
 
 
 def _why_stages_are_too_weak(needs: LockNeeds) -> str:
-    """Return why BACKUP STAGE gives no exact position although one is wanted; "" if it does."""
+    """Return why BACKUP STAGE does not give the required exact position; "" if it does."""
     if needs.position and needs.parallel_applier:
         # Under BLOCK_COMMIT such threads have written rows that the source's position does not cover yet.
         return "the replica applies with several threads, and they pause for this lock only; "
@@ -221,7 +221,7 @@ def _lockless(asked: str, *, tail: bool) -> LockChoice:
 def _flush(needs: LockNeeds) -> tuple[str, ...]:
     # Without it the data hold prepared transactions whose commit is only in the binlog; if that is missing or older,
     # recovery rolls them back (MySQL) or refuses to start (MariaDB).
-    # And if the redo log is written once a second, both lose transactions that the binlog says are committed.
+    # And if the redo log is written once a second, both lose transactions that the binlog has as committed.
     return (_FLUSH_LOGS,) if needs.logs_apart or needs.redo_lags else ()
 
 
@@ -232,7 +232,7 @@ def _why_flush(needs: LockNeeds) -> str:
 
 
 def _obstacles(abilities: Abilities, needs: LockNeeds) -> list[str]:
-    """Return why a snapshot without a lock would not be consistent, or its position not exact."""
+    """Return the reasons why a snapshot without a lock would not be consistent, or its position not exact."""
     found: list[str] = []
     if abilities.flavor == "mysql" and not abilities.instance_lock:
         found.append("without LOCK INSTANCE FOR BACKUP we cannot tell whether DDL is under way")

@@ -1,8 +1,8 @@
-"""Takes no lock (level "crash-consistent"), and proves that no statement ran that crash recovery may not repair.
+"""Proves, without a lock (level "crash-consistent"), that no statement ran that crash recovery may not repair.
 
 InnoDB recovers from any one instant. DDL and account changes may not: they touch files and tables of several engines.
 The server counts each such statement when it begins (Com_…). A statement that began before our first read of these
-counters may still run. On MySQL, LOCK INSTANCE FOR BACKUP, granted for a moment, shows that none does. On MariaDB,
+counters may still run. On MySQL, a LOCK INSTANCE FOR BACKUP that is granted for a moment rules that out. On MariaDB,
 where BACKUP STAGE BLOCK_DDL does not wait for an ALTER that copies or waits, the process list shows it.
 """
 
@@ -38,7 +38,7 @@ _STRUCTURE = re.compile(
     r"(?:ALTER|CREATE|DROP|RENAME|TRUNCATE|OPTIMIZE|REPAIR|IMPORT|GRANT|REVOKE|SET\s+PASSWORD|INSTALL|UNINSTALL|EXECUTE)\b",
     re.IGNORECASE,
 )
-# Nobody waits for the storage call; this bounds a call that hangs.
+# The storage call does not block anyone; this bounds a call that hangs.
 _FIRE_S = 60.0
 _IDLE_S = 600
 
@@ -99,7 +99,7 @@ def lockless(
 ) -> Iterator[NoLock]:
     """Watch the server for structural changes while the context lasts; the arguments are those of `locked`.
 
-    Raises NotQuiescedError if DDL is under way and does not end within lock_wait.
+    Raises NotQuiescedError if DDL is in progress and does not end within lock_wait.
     """
     with connect(credentials) as connection:
         check(connection)
@@ -116,7 +116,7 @@ def lockless(
 
 
 def _require_no_ddl(connection: Connection, abilities: Abilities) -> None:
-    """Raise NotQuiescedError if DDL or an account change is under way."""
+    """Raise NotQuiescedError if DDL or an account change is in progress."""
     try:
         if abilities.instance_lock:
             connection.execute("LOCK INSTANCE FOR BACKUP")

@@ -1,4 +1,4 @@
-"""Reads the binlog position as the server states it, with the id of the connection that asked."""
+"""Reads the binlog position that the server reports, with the id of the reading connection."""
 
 from __future__ import annotations
 

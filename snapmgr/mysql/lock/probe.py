@@ -1,6 +1,6 @@
 """Finds the sessions that a backup's lock would wait for.
 
-The servers differ in what blocks a lock and in where they show it: see `snapmgr.mysql.lock.probe_mysql` and
+Blockers of a lock, and the tables that show them, differ between servers: see `snapmgr.mysql.lock.probe_mysql` and
 `snapmgr.mysql.lock.probe_mariadb`. Their rules were measured: docs/explanation/locks.md.
 """
 
@@ -33,23 +33,23 @@ class Session:
     key: Hashable
     """The same as long as the session holds the same locks for the same statement."""
     connection_id: int | None
-    """None where the server does not name the session."""
+    """None if the server does not name the session."""
     account: str
     """user@host."""
     activity: str
-    """What it does, as text; " for 5 s" may follow."""
+    """Its activity, as text; " for 5 s" may follow."""
     age_s: float | None
-    """For how long; None where no clock of the server says."""
+    """Age of the activity; None if the server does not report it."""
     statement: str = ""
     """The first words of its statement, without literals."""
     own_clock: bool = True
     """Whether `age_s` is the age of the lock; False: it may be a procedure's, whose current statement is younger."""
     idle: bool = False
-    """It runs no statement."""
+    """Whether it is idle, without a statement."""
     only_reads: bool = False
-    """It is an ordinary client that runs a SELECT and holds only tables open for reading."""
+    """Whether it is an ordinary client that runs a SELECT and only has tables open for reading."""
     system: bool = False
-    """It is one of the server's own threads, such as a replica's applier."""
+    """Whether it is one of the server's own threads, such as a replica's applier."""
 
 
 class LockProbe(ABC):
@@ -60,7 +60,7 @@ class LockProbe(ABC):
         self._connection = connection
         self._level = level
         self.warnings: list[str] = []
-        """What the probe could not see, and why: each sentence once."""
+        """Warnings about sessions that the probe cannot see, with reasons: each sentence once."""
 
     def blocking_sessions(self, min_age_s: float) -> list[Session]:
         """Return the sessions that block the lock now; where the age is known, only those of at least `min_age_s`.

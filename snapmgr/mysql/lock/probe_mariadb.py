@@ -61,12 +61,12 @@ _WAITED_FOR: dict[LockLevel, frozenset[str]] = {
     ),
 }
 _STAGES = ("MDL_BACKUP_START", "MDL_BACKUP_FLUSH", "MDL_BACKUP_WAIT", "MDL_BACKUP_BLOCK")
-# performance_schema still shows DDL for an ALTER that has stepped down to ALTER_COPY: only START itself tells.
+# performance_schema still shows DDL for an ALTER that has stepped down to ALTER_COPY: only START itself shows it.
 _BLOCK_START = ("MDL_BACKUP_DDL", *_STAGES)
 
 
 class MariadbLockProbe(LockProbe):
-    """Uses the modes of the backup lock where the server shows them, else the process list."""
+    """Uses the modes of the backup lock if the server shows them, otherwise the process list."""
 
     _row_lock_query = (
         "SELECT r.trx_mysql_thread_id AS id, b.trx_mysql_thread_id AS holder "
@@ -118,7 +118,7 @@ class MariadbLockProbe(LockProbe):
         return "processes"
 
     def _writers(self, rows: Iterable[Row]) -> list[Row]:
-        """Return the statements that block this level, as far as their text and their tables' engines tell."""
+        """Return the statements that block this level, judged by their text and their tables' engines."""
         writers = [row for row in rows if kind(str(row["info"])) in ("write", "ddl") and not _has_no_lock_yet(row)]
         if self._level == "global-read-lock" or not writers:
             return writers
@@ -143,7 +143,7 @@ class MariadbLockProbe(LockProbe):
         return {number(row["id"]) for row in rows}
 
     def _engine_is_transactional(self, schema: str, table: str) -> bool | None:
-        """Return None where we cannot see the table."""
+        """Return whether a table's engine is transactional; None if the table is not visible."""
         if (schema, table) not in self._engines:
             # Reading about a table waits for a session that has it exclusively.
             rows = self._connection.rows(

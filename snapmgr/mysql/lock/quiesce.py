@@ -11,7 +11,7 @@ import math
 import random
 import time
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import NotQuiescedError
@@ -78,11 +78,13 @@ def locked(
         check: checks each new connection (identity, layout) and raises if it is the wrong server; called before the
             lock, and again once DDL is blocked.
         sync: flushes dirty data; last called just before anybody is blocked.
-        tell: receives lines for people: what we wait for.
+        tell: receives messages for the user about waits.
 
     Raises NotQuiescedError if no try got the lock; then nothing is locked.
     """
-    request = _Request(credentials, abilities, choice, bounds, check=check, sync=sync, tell=tell)
+    request = _Request(
+        credentials=credentials, abilities=abilities, choice=choice, bounds=bounds, check=check, sync=sync, tell=tell
+    )
     with closing(request.killer), closing(request.acquire()) as lock:
         try:
             yield lock
@@ -91,47 +93,39 @@ def locked(
             raise
 
 
+@dataclass(kw_only=True)
 class _Request:
-    """A request for a lock: its tries, and their cost so far."""
+    """A request for a lock: its tries, and their cost so far. The arguments are those of `locked`."""
 
-    def __init__(
-        self,
-        credentials: Credentials,
-        abilities: Abilities,
-        choice: LockChoice,
-        bounds: LockBounds,
-        *,
-        check: Callable[[Connection], None],
-        sync: Callable[[], None],
-        tell: Callable[[str], None],
-    ) -> None:
-        self._abilities = abilities
-        self._choice = choice
-        self._bounds = bounds
-        self.killer = ConnectionKiller(credentials)
-        self._attempts = 0
-        self._waited_s = 0.0
-        self._stall_s = 0.0
-        self._asked = 0.0
-        self._granted = 0.0
-        self._replica = False
-        self._rows_ahead = False
-        self._credentials = credentials
-        self._check = check
-        self._sync = sync
-        self._tell = tell
-        self._blocker_wait_s = bounds.blocker_wait_s
-        """How long we may still wait for sessions that would block the lock."""
+    credentials: Credentials
+    abilities: Abilities
+    choice: LockChoice
+    bounds: LockBounds
+    check: Callable[[Connection], None]
+    sync: Callable[[], None]
+    tell: Callable[[str], None]
+    _attempts: int = field(default=0, init=False)
+    _waited_s: float = field(default=0.0, init=False)
+    _stall_s: float = field(default=0.0, init=False)
+    _asked: float = field(default=0.0, init=False)
+    _granted: float = field(default=0.0, init=False)
+    _replica: bool = field(default=False, init=False)
+    _rows_ahead: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.killer = ConnectionKiller(self.credentials)
+        # Remaining time to wait for sessions that would block the lock.
+        self._blocker_wait_s = self.bounds.blocker_wait_s
 
     def acquire(self) -> HeldLock:
         """Return the lock. Raises NotQuiescedError if no try got it; after any error nothing is locked."""
-        bounds, failure = self._bounds, "no try was made"
+        bounds, failure = self.bounds, "no try was made"
         while self._attempts < bounds.lock_attempts:
             if self._attempts > 0:
                 # Jitter: two backup tools that collide must not collide again.
                 time.sleep(random.uniform(0.5, 1.5) * min(self._attempts, 4) * 0.2)  # noqa: S311 - no cryptography here
             self._attempts += 1
-            connection = connect(self._credentials)
+            connection = connect(self.credentials)
             try:
                 self._prepare(connection)
                 try:
@@ -149,37 +143,37 @@ class _Request:
                 connection.drop()
                 raise
         raise NotQuiescedError(
-            f"the {self._choice.level} was not granted in {bounds.lock_attempts} tries of up to "
+            f"the {self.choice.level} was not granted in {bounds.lock_attempts} tries of up to "
             f"{format_duration(bounds.lock_wait_s)} ({failure})",
             hint="a long statement, an open DDL or another backup blocks it: see SHOW FULL PROCESSLIST; "
             "or raise lock_wait or lock_attempts",
         )
 
     def _prepare(self, connection: Connection) -> None:
-        """Do all work that blocks nobody. Raises what `check` and `sync` raise, NotQuiescedError, MysqlError."""
-        self._check(connection)
+        """Do all work that blocks nobody. Raises the errors of `check` and `sync`, NotQuiescedError, MysqlError."""
+        self.check(connection)
         self._bound_answers(connection)
-        wait_s = math.ceil(self._bounds.lock_wait_s)
+        wait_s = math.ceil(self.bounds.lock_wait_s)
         connection.execute(f"SET SESSION lock_wait_timeout = {wait_s}, SESSION wait_timeout = {_SYNC_IDLE_S}")
         self._read_replication(connection)
         # This flush may take long; the one in `_begin` leaves little dirty data for the storage call.
-        self._sync()
+        self.sync()
         self._wait_for_blockers(connection)
-        if not self._abilities.statement_time:
+        if not self.abilities.statement_time:
             self.killer.connect_early()
 
     def _read_replication(self, connection: Connection) -> None:
-        channels = read_channels(connection, self._abilities)
+        channels = read_channels(connection, self.abilities)
         self._replica = bool(channels)
         self._rows_ahead = rows_are_ahead(
             connection,
-            self._abilities,
+            self.abilities,
             channels,
-            global_read_lock=self._choice.global_read_lock,
-            only_innodb=self._choice.only_innodb,
+            global_read_lock=self.choice.global_read_lock,
+            only_innodb=self.choice.only_innodb,
         )
-        if self._rows_ahead and self._choice.position:
-            self._tell(
+        if self._rows_ahead and self.choice.position:
+            self.tell(
                 "warning: no position will be recorded: the replica's applier writes tables that are not InnoDB ahead "
                 "of the binary log; stop_replica = true makes the position exact"
             )
@@ -188,36 +182,36 @@ class _Request:
         start = time.monotonic()
         wait_for_blockers(
             connection,
-            self._abilities,
-            "global-read-lock" if self._choice.level == "global-read-lock" else "backup-lock",
+            self.abilities,
+            "global-read-lock" if self.choice.level == "global-read-lock" else "backup-lock",
             at_most_s=self._blocker_wait_s,
-            kill_selects_after_s=self._bounds.kill_selects_after_s,
-            tell=self._tell,
+            kill_selects_after_s=self.bounds.kill_selects_after_s,
+            tell=self.tell,
         )
         self._blocker_wait_s = max(self._blocker_wait_s - (time.monotonic() - start), 0.0)
 
     def _begin(self, connection: Connection) -> None:
         """Block other backups and DDL, and flush data that became dirty meanwhile. Raises MysqlError."""
-        if self._choice.begin:
+        if self.choice.begin:
             start = time.monotonic()
             try:
-                self._execute(connection, self._choice.begin, start, self._bounds.lock_wait_s)
+                self._execute(connection, self.choice.begin, start, self.bounds.lock_wait_s)
             finally:
                 self._waited_s += time.monotonic() - start
             connection.execute(f"SET SESSION wait_timeout = {_BEGUN_IDLE_S}")
             # This check sees tables that were made elsewhere before the grant; MySQL makes none after it.
-            self._check(connection)
+            self.check(connection)
             self._bound_answers(connection)
-        self._sync()
+        self.sync()
 
     def _lock(self, connection: Connection) -> None:
         """Stop writers. Raises MysqlError; then writers continue once the connection is gone."""
         # From here on the server itself frees the lock, even if all our processes are stopped.
-        connection.execute(f"SET SESSION wait_timeout = {idle_s(self._bounds.lock_hold_s)}")
+        connection.execute(f"SET SESSION wait_timeout = {idle_s(self.bounds.lock_hold_s)}")
         self._asked = time.monotonic()
         wait_s = self._lock_wait_s()
         try:
-            self._execute(connection, self._choice.lock, self._asked, wait_s)
+            self._execute(connection, self.choice.lock, self._asked, wait_s)
         except BaseException:
             self._stall_s = max(self._stall_s, time.monotonic() - self._asked)
             raise
@@ -233,9 +227,9 @@ class _Request:
         grant = Grant(
             connection=connection,
             killer=self.killer,
-            abilities=self._abilities,
-            choice=self._choice,
-            hold_s=self._bounds.lock_hold_s,
+            abilities=self.abilities,
+            choice=self.choice,
+            hold_s=self.bounds.lock_hold_s,
             replica=self._replica,
             rows_ahead=self._rows_ahead,
             attempts=self._attempts,
@@ -251,14 +245,14 @@ class _Request:
             raise
 
     def _lock_wait_s(self) -> float:
-        """Return how long this try may let writers wait: the last one lock_wait, earlier ones less.
+        """Return the time for which this try may block writers: the last one lock_wait, earlier ones less.
 
         A statement that waits for a row blocks FLUSH TABLES WITH READ LOCK, and the row's owner may wait behind that
-        lock: only our giving up ends such a deadlock. A lock that is granted at all is mostly granted quickly.
+        lock: such a deadlock ends only when we give up. Locks that are granted at all are mostly granted quickly.
         """
-        if self._attempts >= self._bounds.lock_attempts:
-            return self._bounds.lock_wait_s
-        return min(self._bounds.lock_wait_s, math.ldexp(_FIRST_WAIT_S, min(self._attempts - 1, _DOUBLINGS)))
+        if self._attempts >= self.bounds.lock_attempts:
+            return self.bounds.lock_wait_s
+        return min(self.bounds.lock_wait_s, math.ldexp(_FIRST_WAIT_S, min(self._attempts - 1, _DOUBLINGS)))
 
     def _execute(self, connection: Connection, statements: tuple[str, ...], asked: float, wait_s: float) -> None:
         """Run statements that together wait for at most `wait_s`.
@@ -269,7 +263,7 @@ class _Request:
         for statement in statements:
             left = max(asked + wait_s - time.monotonic(), 0.001)
             try:
-                if self._abilities.statement_time:
+                if self.abilities.statement_time:
                     connection.execute(f"SET STATEMENT max_statement_time = {left:.3f} FOR {statement}")
                     continue
                 # MySQL bounds only SELECT: we stop waiting, and kill the statement by another connection.
@@ -278,11 +272,11 @@ class _Request:
                 self._bound_answers(connection)
             except BaseException as error:
                 gave_up = time.monotonic() >= asked + wait_s
-                self.killer.kill(connection, asked + _WAITS * math.ceil(self._bounds.lock_wait_s))
-                if isinstance(error, ConnectionLostError) and gave_up and not self._abilities.statement_time:
+                self.killer.kill(connection, asked + _WAITS * math.ceil(self.bounds.lock_wait_s))
+                if isinstance(error, ConnectionLostError) and gave_up and not self.abilities.statement_time:
                     raise MysqlError(f"{statement}: not granted within {format_duration(wait_s)}", errno=1205) from None
                 raise
 
     def _bound_answers(self, connection: Connection) -> None:
         # A little longer than the server itself lets a statement wait for a lock.
-        connection.set_read_timeout(self._bounds.lock_wait_s + 5)
+        connection.set_read_timeout(self.bounds.lock_wait_s + 5)

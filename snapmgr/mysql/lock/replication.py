@@ -1,4 +1,4 @@
-"""Reads how far a replica has executed its sources: another replica made from its snapshot must begin there.
+"""Reads the positions that a replica has executed: another replica made from its snapshot must begin there.
 
 Sources: the manuals of SHOW REPLICA STATUS and SHOW ALL SLAVES STATUS. Which position is exact when was measured under
 load (docs/how-to/back-up-a-replica.md): we compared positions with the rows in the tables while commits were blocked.
@@ -62,7 +62,7 @@ class Channel:
     gtid: str
     """MySQL: the server's gtid_executed."""
     error: str
-    """Why the SQL thread stopped; "" if nothing went wrong."""
+    """Why the SQL thread stopped; "" without an error."""
     until: bool
     """Whether it will stop by itself at a position (START … UNTIL)."""
 
@@ -314,7 +314,7 @@ def _read_slave_pos(connection: Connection, *, still: bool) -> str:
 
 
 def name_problems(channels: Iterable[Channel]) -> tuple[str, ...]:
-    """Return a line for people for each source whose replication stopped with an error."""
+    """Return a message for the user for each source whose replication stopped with an error."""
     return tuple(
         f"replication from {channel.title} stopped with an error: {channel.error[:_ERROR_SHOWN]}"
         for channel in channels
@@ -323,7 +323,7 @@ def name_problems(channels: Iterable[Channel]) -> tuple[str, ...]:
 
 
 def name_inexact(sources: Iterable[SourcePosition]) -> tuple[str, ...]:
-    """Return a line for people for each source without an exact position, with the remedy."""
+    """Return a message for the user, with the remedy, for each source without an exact position."""
     return tuple(
         f"no exact position of {one.host}:{one.port}"
         + (f' (channel "{one.channel}")' if one.channel else "")

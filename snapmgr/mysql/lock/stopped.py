@@ -45,7 +45,7 @@ class StoppedServer:
 
 @contextmanager
 def stopped(datadir: str) -> Iterator[StoppedServer]:
-    """Keep servers off `datadir` while the context lasts.
+    """Prevent servers from using `datadir` while the context lasts.
 
     Raises NotQuiescedError if a server runs there, or if it is not a datadir; MissingRequirementError without the right
     to look.

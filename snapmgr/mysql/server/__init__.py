@@ -1,4 +1,4 @@
-"""Throwaway and development servers on copies of a datadir, and the checks of their tables.
+"""Runs throwaway and development servers on copies of a datadir, and checks their tables.
 
 Imports `mysql.connect` and `mysql.datadir`.
 """

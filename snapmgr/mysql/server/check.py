@@ -156,7 +156,7 @@ def judge(lines: Sequence[tuple[str, str]]) -> TableVerdict:
 def run_assertions(connection: Connection, assertions: Sequence[str], *, deadline: float) -> tuple[str, ...]:
     """Run the user's statements; each must return one row with one true value. Return a sentence for each failure.
 
-    The statement under way at `deadline` (time.monotonic()) is abandoned, and its connection is lost.
+    The statement in progress at `deadline` (time.monotonic()) is abandoned, and its connection is lost.
 
     True is a number other than 0, as in MySQL. A sentence has the assertion's number (from 1) and not its text, which
     may hold data that do not belong in a log. After a lost connection the remaining assertions are not run.
@@ -195,11 +195,10 @@ def is_true(value: object) -> bool:
 
 def _tables(connection: Connection) -> list[tuple[str, str, str]]:
     """Return every table as (schema, name, engine)."""
-    marks = ", ".join(["%s"] * len(_NOT_ON_DISK))
     rows = connection.rows(
-        "SELECT TABLE_SCHEMA AS s, TABLE_NAME AS t, ENGINE AS e FROM information_schema.TABLES "  # noqa: S608 - only marks are added
-        f"WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE') AND TABLE_SCHEMA NOT IN ({marks}) "
+        "SELECT TABLE_SCHEMA AS s, TABLE_NAME AS t, ENGINE AS e FROM information_schema.TABLES "
+        "WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE') AND TABLE_SCHEMA NOT IN %s "
         "ORDER BY TABLE_SCHEMA, TABLE_NAME",
-        _NOT_ON_DISK,
+        (_NOT_ON_DISK,),
     )
     return [(str(row["s"]), str(row["t"]), str(row["e"])) for row in rows]

@@ -244,7 +244,7 @@ def _covered(copy: IsolatedCopy, mounts: Sequence[Mount], needed: Collection[str
 
 
 def unneeded(mounts: Sequence[Mount], needed: Collection[str]) -> list[str]:
-    """Return the mount points of disks that hold none of the `needed` paths, innermost first. Pure.
+    """Return the mount points of disks that do not hold any of the `needed` paths, innermost first. Pure.
 
     A mount namespace keeps all its file systems busy: nobody could remove a volume while the server runs.
     """

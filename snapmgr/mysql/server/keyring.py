@@ -1,7 +1,7 @@
 """Gives a server on a copy access to the keys of encrypted data.
 
-No secret is recorded or put on a command line: options name a key file by its path. The source's server read it as the
-datadir's owner, so that user must be able to read it here too. Root reads no key.
+Secrets are never recorded or put on a command line: options name a key file by its path. The source's server read it as
+the datadir's owner, so that user must be able to read it here too. Root never reads a key.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KeyOptions:
     plugin_dir: str | None = None
     """A folder of plugins that the server must use, in spite of other options."""
     missing: str | None = None
-    """Why it has no keys, as text; no problem as long as no data are encrypted."""
+    """Why the keys are missing, as text; a problem only if data are encrypted."""
 
     def among(self, options: Sequence[str]) -> tuple[str, ...]:
         """Return the user's options combined with these, in the right order: the last one wins."""

@@ -1,4 +1,4 @@
-"""Reads from a server's error log why it ended: the relevant lines, and whether data or machine are the cause."""
+"""Finds in a server's error log why it ended: the relevant lines, and whether data or machine are the cause."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ServerEnd:
     text: str
     hint: str | None
     machine: bool
-    """The machine (memory, space, program) is the cause; the data were not judged."""
+    """Whether the machine (memory, space, program) is the cause; the data were not judged."""
 
 
 def describe_end(log: str, returncode: int | None) -> ServerEnd:

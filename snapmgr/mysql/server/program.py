@@ -58,8 +58,8 @@ def find_server(
             the nearest newer one; an older one is refused.
         ran: path of the source's program; considered too.
 
-    Raises MissingRequirementError if there is none, or only one of the other flavor or an older one: no judgement about
-    the snapshot.
+    Raises MissingRequirementError without any program, or with only one of the other flavor or an older one: that does
+    not judge the snapshot.
     """
     found, seen = _look(flavor, (explicit,) if explicit else _candidates(flavor, ran))
     if not found:

@@ -56,7 +56,7 @@ class ThrowawayServer:
         self._log_fd = log_fd
         self._complaints_read = 0
         self.no_keys: str | None = None
-        """Why it has no keys for encrypted data, as text; None if it has some."""
+        """Why the keys of encrypted data are missing, as text; None if it has keys."""
 
     @property
     def pid(self) -> int:
@@ -194,10 +194,10 @@ def copy_server(
         binary: the program, if already chosen.
         memory_bytes: as for `throwaway`, like `options`, `originals` and `time_limit_s`.
         scratch_dir: gets the folder for socket, log and temporary files, which is removed afterwards.
-        tell: receives a line for people, which ends with `purpose`.
-        purpose: why the server starts.
+        tell: receives a message for the user, which ends with `purpose`.
+        purpose: the reason for the start.
 
-    Raises what `server_for`, `run_folder` and `throwaway` raise.
+    Raises the errors of `server_for`, `run_folder` and `throwaway`.
     """
     binary = binary or server_for(recorded, data, program)
     tell(f"starting {binary.flavor} {binary.version} on a clone{purpose}")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from snapmgr.contract.errors import ConfigError, InUseError, MissingRequirementError
 from snapmgr.mysql.connect.identity import process_name, server_processes
 from snapmgr.physical.prepare.ownership import stamps
-from snapmgr.physical.tools.choose import read_info, tool_for
+from snapmgr.physical.tools.choose import tool_for
+from snapmgr.physical.tools.infofile import read_info
 from snapmgr.system.paths import lies_in, shown
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class BackupFolder:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of all files."""
+        """Size of all files together."""
         return {path: size for path, (size, _) in self.stamps.items()}
 
     @property

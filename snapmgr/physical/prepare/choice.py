@@ -1,9 +1,9 @@
-"""Chooses the way in which a backup is prepared: pure, from sizes and free space.
+"""Chooses the way to prepare a backup from sizes and free space (pure).
 
-Storage behind a client program (JuiceFS) asks the network for every page. There the order is: a copy on local scratch
-if it fits, else an overlay if the files that change fit, else a clone in the storage. In 16 measured settings the copy
-was the fastest way or close to it (docs/explanation/prepare-measurements.md). Storage of this machine is as fast as
-scratch and its clones cost nothing, so there a clone comes first.
+Storage behind a client program (JuiceFS) asks the network for every page. For such storage the order is: a copy on
+local scratch if it fits, else an overlay if the changed files fit, else a clone in the storage. In 16 measured settings
+the copy was the fastest way or close to it (docs/explanation/prepare-measurements.md). Local storage is as fast as
+scratch and its clones cost nothing, so a clone comes first there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Facts:
 
     @property
     def changed_bytes(self) -> int:
-        """Size of the pages that the redo log changes, about."""
+        """Approximate size of the pages that the redo log changes."""
         return touched_pages(self.data_bytes, self.redo_bytes) * PAGE_BYTES
 
 
@@ -73,7 +73,7 @@ class Choice:
 
 
 def touched_pages(data_bytes: int, redo_bytes: int) -> int:
-    """Return about how many pages a redo log changes: random ones, so that with much redo many are changed again."""
+    """Estimate how many pages a redo log changes: pages are random, so a large log changes many of them repeatedly."""
     pages = data_bytes / PAGE_BYTES
     if pages <= 0 or redo_bytes <= 0:
         return 0
@@ -101,9 +101,9 @@ def choose(
     Args:
         facts: sizes, free space and abilities.
         source: the backup, for the error.
-        strategy: only ways of this one.
+        strategy: allow only ways of this strategy.
         result: where the result must lie; None: where the way leaves it.
-        way: only this one.
+        way: allow only this way.
 
     Raises StorageError, with the reasons, if no way is possible.
     """
@@ -127,9 +127,9 @@ def choose(
                 storage_needed_bytes=storage_bytes,
             )
         reasons[one] = obstacle
-    told = "; ".join(f"{NAMES[one]}: {why}" for one, why in reasons.items() if way or one != "writeback")
+    obstacles = "; ".join(f"{NAMES[one]}: {why}" for one, why in reasons.items() if way or one != "writeback")
     raise StorageError(
-        f"{source} cannot be prepared here: {told}", hint=_remedy(facts, strategy=strategy, result=result, way=way)
+        f"{source} cannot be prepared here: {obstacles}", hint=_remedy(facts, strategy=strategy, result=result, way=way)
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from snapmgr.contract.abilities import ClientMount, Remounting
     from snapmgr.contract.records import ClientOptions
-    from snapmgr.physical.tools.choose import Tool
+    from snapmgr.physical.tools.request import Tool
 
 _LEAST_MEMORY_BYTES = 128 << 20
 _MOST_MEMORY_BYTES = 8 << 30
@@ -83,12 +83,12 @@ def apply_in_place(
         tool: as `snapmgr.physical.tools.choose.tool_for` chose it.
         settings: of the tool, and of a private mount.
         log: where the tool's log goes; it stays.
-        storage: what mounts it privately; needed where `settings.client` is set.
+        storage: makes the private mount; needed if `settings.client` is set.
         time_limit_s: of the tool.
-        tell: takes lines for people.
-        progress: takes the tool's.
-        watching: entered with the private mount while the tool runs: to read its counters.
-        after: called with the folder, as the tool saw it, before the private mount goes.
+        tell: receives messages for the user.
+        progress: receives the tool's progress.
+        watching: a context around the tool's run that gets the private mount, to read its counters.
+        after: called with the folder, as the tool saw it, before the private mount is unmounted.
 
     Everything is in the storage itself when this returns. Raises NoMountError, and the errors of the tool and `settle`.
     """

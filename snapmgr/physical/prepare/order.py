@@ -1,4 +1,4 @@
-"""The records of a prepare: the order, the plan and the result."""
+"""Defines the records of a prepare: the order, the plan and the result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PrepareOrder:
     name: str | None = None
     """Name of a fresh result, without ".prepared"; None: the name of `source`."""
     strategy: Strategy | None = None
-    """None: chosen by `choice`."""
+    """None: `choice` decides."""
     result: ResultPlace | None = None
     """None: where the strategy leaves it, or where `target` is."""
     scratch: str = "/var/tmp"  # noqa: S108 - a folder that is named by the configuration
@@ -63,7 +63,7 @@ class PrepareOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparePlan:
-    """The chosen way, and all it was chosen by."""
+    """The chosen way and the facts that decided it."""
 
     order: PrepareOrder
     backup: BackupFolder

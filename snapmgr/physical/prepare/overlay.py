@@ -1,4 +1,4 @@
-"""A backup seen through an overlay: files that a tool changes are copied to scratch whole, the others stay."""
+"""Mounts an overlay over a backup: the kernel copies each file that a tool changes to scratch, as a whole."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _UPPER, _WORK, _MERGED = "upper", "work", "merged"
 def overlay(lower: str, work: str) -> Iterator[tuple[str, str]]:
     """Mount an overlay over the folder `lower` while the context lasts; yield its point and its upper folder.
 
-    `work` is an empty folder on scratch; everything is made in it, including the mount point: the cleanup after a
-    killed process finds it there. `lower` never changes. Raises MissingRequirementError without root, StorageError if
-    scratch or `lower` is of no file system that the kernel overlays.
+    `work` is an empty folder on scratch that holds everything, including the mount point, so that the cleanup after a
+    killed process finds it. `lower` never changes. Raises MissingRequirementError without root, StorageError if
+    the kernel cannot overlay the file system of scratch or of `lower`.
     """
     upper, merged = os.path.join(work, _UPPER), os.path.join(work, _MERGED)
     for name in (_UPPER, _WORK, _MERGED):
         os.mkdir(os.path.join(work, name), 0o700)
     _keep(lower, upper)
     options = (f"lowerdir={_escaped(lower)}", f"upperdir={upper}", f"workdir={os.path.join(work, _WORK)}")
-    if any("," in path or ":" in path or "\\" in path for path in (work,)):
+    if set(work) & set(",:\\"):
         raise StorageError(f"an overlay cannot be in {shown(work)}", hint="name another scratch folder (--scratch)")
     point_fd = os.open(merged, FOLDER_FLAGS)
     try:

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING
 
 from snapmgr.contract.errors import StorageError
 from snapmgr.system.paths import shown
-from snapmgr.tree.walk import FOLDER_FLAGS, open_file, reach, walk
+from snapmgr.tree.walk import FOLDER_FLAGS, opened, reach, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from snapmgr.tree.walk import Step
 
 
 def take_owners(source: str, copy: str, *, sync: bool) -> None:
-    """Give every entry of the tree `copy` the owner and mode of the same one in `source`; new ones those of its folder.
+    """Give each entry of the tree `copy` the owner and mode that it has in `source`; a new entry takes its folder's.
 
-    A new file may be read and written by whom the backup's files may. With `sync` each file that `source` has not, or
-    has with another time or size, is fsynced, and each folder. Raises StorageError that names the entry.
+    The users who can read and write the backup's files can do so with a new file. `sync` fsyncs every folder, and each
+    file that `source` does not have or has with another time or size. Raises StorageError that names the entry.
     """
     path = "."
     source_fd = os.open(source, FOLDER_FLAGS)
@@ -52,7 +50,7 @@ def _settle(step: Step, source_fd: int, *, sync: bool) -> None:
     else:
         above = os.fstat(step.parent_fd)
         uid, gid = above.st_uid, above.st_gid
-        # Without the right to pass through, a folder's mode is a file's.
+        # A folder's mode without the right to pass through is a file's mode.
         mode = stat.S_IMODE(above.st_mode) & ~(0o7111 if stat.S_ISREG(info.st_mode) else 0)
     if (info.st_uid, info.st_gid) != (uid, gid):
         # Without the right to change owners, the user prepares a backup of their own.
@@ -62,11 +60,8 @@ def _settle(step: Step, source_fd: int, *, sync: bool) -> None:
         os.chmod(step.name, mode, dir_fd=step.parent_fd)
     changed = wanted is None or (wanted.st_mtime_ns, wanted.st_size) != (info.st_mtime_ns, info.st_size)
     if sync and changed and stat.S_ISREG(info.st_mode):
-        fd = open_file(step.parent_fd, step.name, os.O_RDONLY)
-        try:
+        with opened(step.parent_fd, step.name) as fd:
             os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def _same(source_fd: int, path: str) -> os.stat_result | None:
@@ -85,14 +80,12 @@ def _same(source_fd: int, path: str) -> os.stat_result | None:
 
 def stamps(root: str) -> dict[str, tuple[int, int]]:
     """Return size and modification time of each file of a tree: they show a later change."""
-    return dict(_stamps(root))
-
-
-def _stamps(root: str) -> Iterator[tuple[str, tuple[int, int]]]:
     fd = os.open(root, FOLDER_FLAGS)
     try:
-        for step in walk(fd):
-            if step.kind == "entry" and stat.S_ISREG(step.info.st_mode):
-                yield step.path, (step.info.st_size, step.info.st_mtime_ns)
+        return {
+            step.path: (step.info.st_size, step.info.st_mtime_ns)
+            for step in walk(fd)
+            if step.kind == "entry" and stat.S_ISREG(step.info.st_mode)
+        }
     finally:
         os.close(fd)

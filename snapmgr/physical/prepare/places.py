@@ -1,9 +1,9 @@
-"""The folders of a prepare: where it works and where its result goes."""
+"""Chooses the folders of a prepare: where it works and where its result goes."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,24 +42,24 @@ def choose_places(
     make: bool,
     name: str | None = None,
 ) -> PreparePlaces:
-    """Return where to work, given the fields of `prepare.order.PrepareOrder`; with `make` the scratch folder is made.
+    """Return where to work, given the fields of `prepare.order.PrepareOrder`; `make` creates the scratch folder.
 
-    A target on the file system of the backup is one in the storage. Raises ConfigError if the target exists or does not
-    fit the wanted result.
+    A target on the backup's file system is in the storage. Raises ConfigError if the target exists or does not fit the
+    wanted result.
     """
     real = os.path.realpath(source)
     beside = os.path.realpath(beside) if beside is not None else os.path.dirname(real)
     name = name or os.path.basename(real) or "backup"
+    found = PreparePlaces(
+        result=result,
+        beside=beside,
+        storage_target=_fresh(os.path.join(beside, f"{name}.prepared")),
+        scratch=os.path.realpath(scratch),
+        scratch_target=_fresh(os.path.join(os.path.realpath(scratch), f"{name}.prepared")),
+    )
     if target is None:
         _check_scratch(scratch, make=make)
-        taken = os.path.join(beside, f"{name}.prepared")
-        return PreparePlaces(
-            result=result,
-            beside=beside,
-            storage_target=_fresh(taken),
-            scratch=os.path.realpath(scratch),
-            scratch_target=_fresh(os.path.join(os.path.realpath(scratch), f"{name}.prepared")),
-        )
+        return found
     parent, last = os.path.split(os.path.abspath(target))
     parent = os.path.realpath(parent)
     where = os.path.join(parent, last)
@@ -71,22 +71,10 @@ def choose_places(
             f"{'on scratch' if result == 'scratch' else 'in the storage'}",
             hint="name another folder, or leave --result out",
         )
-    if there:
-        _check_scratch(scratch, make=make)
-        return PreparePlaces(
-            result="storage",
-            beside=parent,
-            storage_target=where,
-            scratch=os.path.realpath(scratch),
-            scratch_target=_fresh(os.path.join(os.path.realpath(scratch), f"{name}.prepared")),
-        )
-    return PreparePlaces(
-        result="scratch",
-        beside=beside,
-        storage_target=_fresh(os.path.join(beside, f"{name}.prepared")),
-        scratch=parent,
-        scratch_target=where,
-    )
+    if not there:
+        return replace(found, result="scratch", scratch=parent, scratch_target=where)
+    _check_scratch(scratch, make=make)
+    return replace(found, result="storage", beside=parent, storage_target=where)
 
 
 def _check_target(where: str, parent: str, source: str) -> None:
@@ -130,7 +118,7 @@ def _same_file_system(left: str, right: str) -> bool:
 
 
 def free_bytes(folder: str) -> int:
-    """Return the free space of a folder's file system; of one in memory, at most half of the free memory."""
+    """Return the free space of a folder's file system; if it is in memory, at most half of the free memory."""
     while not os.path.lexists(folder):  # before it is made
         folder = os.path.dirname(folder)
     try:

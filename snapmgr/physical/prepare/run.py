@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,26 +22,17 @@ from snapmgr.physical.prepare.places import free_bytes, memory_available
 from snapmgr.physical.prepare.scratchcopy import Tree, copy_to_scratch
 from snapmgr.physical.prepare.workfolder import WorkFolder, work_folder
 from snapmgr.physical.prepare.writeback import Written, outline_of, write_back
-from snapmgr.physical.tools.choose import read_info, tool_for
+from snapmgr.physical.tools.choose import tool_for
+from snapmgr.physical.tools.infofile import read_info
 from snapmgr.system.kernel import sync_file_system
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator
 
     from snapmgr.physical.prepare.places import PreparePlaces
-    from snapmgr.physical.tools.choose import Tool
-    from snapmgr.physical.tools.request import Progress
+    from snapmgr.physical.tools.request import Progress, Tool
 
 _UPLOAD_DELAY_S = 3600.0
-
-
-def _silent(_line: str) -> None:
-    pass
-
-
-def _no_bar(_what: str, _done: int, _total: int) -> None:
-    pass
 
 
 def plan(order: PrepareOrder, storage: object | None) -> PreparePlan:
@@ -87,16 +78,16 @@ def prepare_folder(
     order: PrepareOrder,
     storage: object | None,
     *,
-    tell: Callable[[str], None] = _silent,
-    progress: Callable[[str, int, int], None] = _no_bar,
+    tell: Callable[[str], None] = lambda _line: None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> PreparedBackup:
     """Prepare a copy of a finished backup: a server can start on the datadir at `PreparedBackup.path`.
 
     Args:
         order: source, target and options.
         storage: the backend that holds the backup; its abilities limit the ways.
-        tell: takes lines for people.
-        progress: takes a step, its finished part and its whole.
+        tell: receives messages for the user.
+        progress: receives a step, its finished part and its total.
 
     A failed or interrupted prepare leaves only the tool's log, which the error names. A killed one leaves a hidden
     folder, which the next prepare of the same backup or to the same target removes.
@@ -106,11 +97,12 @@ def prepare_folder(
     MissingRequirementError without the tool; StorageError.
     """
     backup, places = inspect(order.source, program=order.program), order.places(make=True)
+    source = os.path.realpath(order.source)
     with ExitStack() as stack:
         there: WorkFolder | None = None
         if isinstance(storage, FolderCloning) and places.result != "scratch":
             try:
-                there = stack.enter_context(_work_in(places.beside, order, places.storage_target, tell))
+                there = stack.enter_context(work_folder(places.beside, source, places.storage_target, tell=tell))
             except (MissingRequirementError, StorageError) as error:
                 if places.result == "storage" or order.strategy in ("storage", "overlay"):
                     raise
@@ -120,15 +112,9 @@ def prepare_folder(
         if there is not None and places.scratch == places.beside:
             local = there
         else:
-            local = stack.enter_context(_work_in(places.scratch, order, places.scratch_target, tell))
+            local = stack.enter_context(work_folder(places.scratch, source, places.scratch_target, tell=tell))
         planned = _plan(order, storage, backup, places)
         return _Prepare(planned, storage, there, local, tell=tell, progress=progress).run()
-
-
-def _work_in(
-    folder: str, order: PrepareOrder, target: str, tell: Callable[[str], None]
-) -> AbstractContextManager[WorkFolder]:
-    return work_folder(folder, os.path.realpath(order.source), target, tell=tell)
 
 
 class _Prepare:
@@ -156,7 +142,7 @@ class _Prepare:
         self._written: Written | None = None
 
     def run(self) -> PreparedBackup:
-        """Take the chosen way; if a private mount is refused, the next one without it."""
+        """Take the chosen way; if the private mount fails, take the next way without it."""
         choice = self._plan.choice
         self._tell(choice.why)
         try:
@@ -192,7 +178,9 @@ class _Prepare:
             return self._over()
         name = os.path.basename(places.scratch_target)
         copy = os.path.join(local.path, name)
-        before = self._copied(self._source, copy, digests=result == "storage")
+        with self._step("copy"):
+            bar = self._bar("copying to scratch")
+            before = copy_to_scratch(self._source, copy, digests=result == "storage", progress=bar)
         self._apply(copy, self._plan.settings.without_mount())
         if result == "scratch":
             self._owned(copy, sync=False)
@@ -215,15 +203,17 @@ class _Prepare:
             )
         return work.move_up(name)
 
-    def _timed(self, what: str, start: float) -> None:
+    @contextmanager
+    def _step(self, what: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
         self._steps.append((what, time.monotonic() - start))
 
     def _clone(self, target: str) -> None:
         if not isinstance(self._storage, FolderCloning):
             raise StorageError(f"the storage of {self._source} cannot clone folders")
-        start = time.monotonic()
-        self._storage.clone_folder(self._source, target)
-        self._timed("clone", start)
+        with self._step("clone"):
+            self._storage.clone_folder(self._source, target)
 
     def _in_storage(self, clone: str, way: Way) -> None:
         settings = self._plan.settings
@@ -247,17 +237,6 @@ class _Prepare:
             upload_delay_s=_UPLOAD_DELAY_S,
             cache_bytes=max(min(wanted, self._plan.facts.scratch_free_bytes // 2), 256 << 20),
         )
-
-    def _copied(self, source: str, copy: str, *, digests: bool) -> Tree:
-        start = time.monotonic()
-        before = copy_to_scratch(
-            source,
-            copy,
-            digests=digests,
-            progress=self._bar("copying to scratch"),
-        )
-        self._timed("copy", start)
-        return before
 
     def _apply(self, folder: str, settings: ApplySettings) -> None:
         # Not in the storage: it is slow, and a private mount does not see the writes of another mount.
@@ -321,20 +300,18 @@ class _Prepare:
             self._bar(now.phase)(min(now.done_bytes, now.expected_bytes), now.expected_bytes)
 
     def _owned(self, folder: str, *, sync: bool) -> None:
-        start = time.monotonic()
-        take_owners(self._source, folder, sync=sync)
-        self._timed("owners and flush" if sync else "owners", start)
+        with self._step("owners and flush" if sync else "owners"):
+            take_owners(self._source, folder, sync=sync)
 
     def _flushed(self, folder: str) -> None:
-        start = time.monotonic()
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            sync_file_system(fd)
-        except OSError as error:
-            raise StorageError(f"cannot flush the file system of {folder}: {error.strerror}") from error
-        finally:
-            os.close(fd)
-        self._timed("flush", start)
+        with self._step("flush"):
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                sync_file_system(fd)
+            except OSError as error:
+                raise StorageError(f"cannot flush the file system of {folder}: {error.strerror}") from error
+            finally:
+                os.close(fd)
 
     def _over(self) -> str:
         work = os.path.join(self._local.path, "overlay")
@@ -351,15 +328,9 @@ class _Prepare:
         name = os.path.basename(self._plan.places.storage_target)
         clone = os.path.join(there.path, name)
         self._clone(clone)
-        start = time.monotonic()
-        self._written = write_back(
-            prepared,
-            clone,
-            before,
-            only=only,
-            progress=self._bar("comparing and writing back"),
-        )
-        self._timed("write back", start)
+        with self._step("write back"):
+            bar = self._bar("comparing and writing back")
+            self._written = write_back(prepared, clone, before, only=only, progress=bar)
         self._tell(
             f"{format_size(self._written.changed_bytes)} in {self._written.changed_files} files written back in "
             f"{format_duration(self._steps[-1][1])}"

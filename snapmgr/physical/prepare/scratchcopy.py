@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import stat
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from snapmgr.contract.errors import SnapmgrError, StorageError
 from snapmgr.physical.crew import Crew, Piece, pieces
 from snapmgr.system.paths import shown
 from snapmgr.tree.attributes import Handle, keep
-from snapmgr.tree.walk import is_full, open_file, open_folder, reach, walk
+from snapmgr.tree.walk import is_full, open_folder, opened, reach, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,9 +35,9 @@ class Tree:
     folders: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
-    """Of the files."""
+    """Total size of the files."""
     digests: dict[str, bytearray] = field(default_factory=dict)
-    """Of each file: the digests of its blocks, in order. Empty unless requested."""
+    """Digests of each file's blocks, in order. Empty unless requested."""
 
     @property
     def size_bytes(self) -> int:
@@ -85,22 +85,17 @@ def copy_to_scratch(
     return found
 
 
-class named:  # noqa: N801 - reads as a statement
-    """Turns an OSError into a StorageError that names the entry."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise failure(error, self._path) from error
+@contextmanager
+def named(path: str) -> Iterator[None]:
+    """Turn an OSError into a StorageError that names the entry."""
+    try:
+        yield
+    except OSError as error:
+        raise failure(error, path) from error
 
 
 def failure(error: OSError, path: str) -> SnapmgrError:
-    """Return what to raise for an error at an entry of a tree that is copied."""
+    """Return the exception to raise for an error at an entry of the copied tree."""
     if is_full(error):
         return StorageError(f"no space left for {shown(path)}", hint="make room, or name a larger folder (--scratch)")
     if error.errno == errno.ESTALE:
@@ -150,7 +145,7 @@ def _make_file(folder_fd: int, name: str, size_bytes: int) -> None:
 
 
 def read_steps(fd: int, piece: Piece, *, holes: bool = True) -> Iterator[tuple[int, bytes]]:
-    """Yield a piece's data in steps, each with its offset, from block borders on; without `holes` all of it.
+    """Yield a piece's data in steps that begin at block borders, each with its offset; without `holes` yield all of it.
 
     Raises OSError (ESTALE) if the file is shorter than it was.
     """
@@ -190,31 +185,24 @@ def write_all(fd: int, data: bytes | memoryview, position: int) -> None:
 
 
 def _copy(source_fd: int, target_fd: int, piece: Piece, digests: bytearray | None, crew: Crew) -> None:
-    source = open_file(source_fd, piece.path, os.O_RDONLY)
-    try:
-        copy = open_file(target_fd, piece.path, os.O_WRONLY)
-        try:
+    with opened(source_fd, piece.path) as source, opened(target_fd, piece.path, os.O_WRONLY) as copy:
+        if digests is not None:
+            _zero_digests(digests, piece)
+        counted = 0
+        for position, data in read_steps(source, piece):
+            _write_data(copy, data, position)
             if digests is not None:
-                _zero_digests(digests, piece)
-            counted = 0
-            for position, data in read_steps(source, piece):
-                _write_data(copy, data, position)
-                if digests is not None:
-                    _note(digests, data, position)
-                done = position + len(data) - piece.offset
-                crew.count(done - counted)
-                counted = done
-            crew.count(piece.length - counted)
-            if piece.length >= _FLUSH_BYTES:
-                # While other threads read: gigabytes of dirty pages would delay the end.
-                os.fdatasync(copy)
-            with suppress(OSError):
-                # It is not read again: keep the page cache for the data that the tool reads.
-                os.posix_fadvise(source, piece.offset, piece.length, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(copy)
-    finally:
-        os.close(source)
+                _note(digests, data, position)
+            done = position + len(data) - piece.offset
+            crew.count(done - counted)
+            counted = done
+        crew.count(piece.length - counted)
+        if piece.length >= _FLUSH_BYTES:
+            # Flush while other threads read: gigabytes of dirty pages would delay the end.
+            os.fdatasync(copy)
+        with suppress(OSError):
+            # It is not read again: keep the page cache for the data that the tool reads.
+            os.posix_fadvise(source, piece.offset, piece.length, os.POSIX_FADV_DONTNEED)
 
 
 def _write_data(fd: int, data: bytes, position: int) -> None:
@@ -234,7 +222,7 @@ _ZERO_DIGEST = digest(_ZEROES)
 
 
 def _zero_digests(digests: bytearray, piece: Piece) -> None:
-    """Set the digests of a piece to those of zeroes, which holes keep."""
+    """Set the digests of a piece to those of zeroes; holes keep them."""
     for offset in range(piece.offset, piece.offset + piece.length, BLOCK_BYTES):
         length = min(BLOCK_BYTES, piece.offset + piece.length - offset)
         one = _ZERO_DIGEST if length == BLOCK_BYTES else digest(_ZEROES[:length])

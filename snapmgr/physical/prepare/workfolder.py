@@ -1,10 +1,10 @@
-"""The hidden folder in which a prepare works, beside its result.
+"""Makes and removes the hidden folder in which a prepare works, beside its result.
 
     PARENT/.snapmgr-prepare-TOKEN/record.json      source and target, and the inode number of the folder itself
     PARENT/.snapmgr-prepare-TOKEN/NAME/            becomes PARENT/NAME
 
-Its process holds an flock on it. The next prepare of the same source or to the same target removes what a killed one
-has left.
+The process of the prepare holds an flock on it. The next prepare of the same source or to the same target removes the
+leftovers of a killed one.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class WorkFolder:
 def work_folder(
     parent: str, source: str, target: str, *, tell: Callable[[str], None] = lambda _line: None
 ) -> Iterator[WorkFolder]:
-    """Make a hidden folder in the folder `parent`; remove it, with all that is still in it, when the context ends.
+    """Make a hidden folder in the folder `parent`; remove it and its contents when the context ends.
 
-    First removes what a killed prepare of the same source or to the same target left there. Raises BusyError if such a
+    First removes the leftovers of a killed prepare of the same source or to the same target. Raises BusyError if such a
     prepare is running, MissingRequirementError without the right to write there, StorageError.
     """
     try:
@@ -114,7 +114,7 @@ def work_folder(
 
 
 def _remove_dead(parent: str, parent_fd: int, source: str, target: str, *, tell: Callable[[str], None]) -> None:
-    """Remove what killed prepares of the same source or to the same target left in a folder.
+    """Remove the leftovers of killed prepares of the same source or to the same target from a folder.
 
     Raises BusyError if one of them is running.
     """
@@ -153,7 +153,7 @@ def _is_of(fd: int, source: str, target: str) -> bool:
 
 
 def _remove(parent_fd: int, name: str, path: str) -> None:
-    """Unmount what is mounted in a hidden folder, and remove it. Raises OSError, SnapmgrError."""
+    """Unmount everything in a hidden folder, and remove the folder. Raises OSError, SnapmgrError."""
     for mount in reversed(read_mounts()):
         if lies_in(mount.point, path):
             unmount(mount.point, mount_id=mount.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from snapmgr.physical.prepare.scratchcopy import (
     write_all,
 )
 from snapmgr.system.paths import shown
-from snapmgr.tree.walk import open_file, open_folder, reach, walk
+from snapmgr.tree.walk import open_folder, opened, reach, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -51,8 +51,8 @@ def write_back(
 
     Args:
         scratch: the tree as it is now.
-        clone: a tree that is as `scratch` was when `before` was noted.
-        before: the tree then, with its digests; a file without digests counts as changed.
+        clone: a tree equal to `scratch` at the time of `before`.
+        before: the earlier tree, with its digests; a file without digests counts as changed.
         only: the files that may have changed, if known; None: all.
         threads: number of threads that read and write.
         progress: gets the compared and the total bytes.
@@ -129,30 +129,23 @@ def _make_new(scratch_fd: int, clone_fd: int, before: Tree, now: Tree, new: list
         with named(path), _above(clone_fd, path) as (fd, name):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             os.close(os.open(name, flags, 0o600, dir_fd=fd))
-    # Once for each file, before many threads write: the size may change where no block does.
+    # Once for each file, before many threads write: the size can change without any change of a block.
     for path, size in now.sizes.items():
         if before.sizes.get(path) != size:
-            with named(path):
-                fd = open_file(clone_fd, path, os.O_WRONLY)
-                try:
-                    os.ftruncate(fd, size)
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
+            with named(path), opened(clone_fd, path, os.O_WRONLY) as fd:
+                os.ftruncate(fd, size)
+                os.fsync(fd)
 
 
-class _above:  # noqa: N801 - reads as a statement
-    """The open folder that holds an entry, and the entry's name in it."""
-
-    def __init__(self, root_fd: int, path: str) -> None:
-        above, _, self._name = path.rpartition("/")
-        self._fd = reach(root_fd, above)
-
-    def __enter__(self) -> tuple[int, str]:
-        return self._fd, self._name
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+@contextmanager
+def _above(root_fd: int, path: str) -> Iterator[tuple[int, str]]:
+    """Yield the open folder that holds an entry, and the entry's name in it."""
+    above, _, name = path.rpartition("/")
+    fd = reach(root_fd, above)
+    try:
+        yield fd, name
+    finally:
+        os.close(fd)
 
 
 class _Work:
@@ -168,23 +161,17 @@ class _Work:
 
     def write(self, piece: Piece) -> None:
         """Write the changed blocks of a piece to the clone."""
-        with named(piece.path):
-            source = open_file(self._scratch_fd, piece.path, os.O_RDONLY)
+        with named(piece.path), opened(self._scratch_fd, piece.path) as source, ExitStack() as stack:
             copy = -1
-            try:
-                for position, data in read_steps(source, piece, holes=False):
-                    for start, end in self._changed(piece.path, position, data):
-                        if copy < 0:
-                            copy = open_file(self._clone_fd, piece.path, os.O_WRONLY)
-                        write_all(copy, memoryview(data)[start:end], position + start)
-                        self.written.append(Piece(piece.path, position + start, end - start))
-                    self.crew.count(len(data))
-                if copy >= 0:
-                    os.fsync(copy)
-            finally:
-                os.close(source)
-                if copy >= 0:
-                    os.close(copy)
+            for position, data in read_steps(source, piece, holes=False):
+                for start, end in self._changed(piece.path, position, data):
+                    if copy < 0:
+                        copy = stack.enter_context(opened(self._clone_fd, piece.path, os.O_WRONLY))
+                    write_all(copy, memoryview(data)[start:end], position + start)
+                    self.written.append(Piece(piece.path, position + start, end - start))
+                self.crew.count(len(data))
+            if copy >= 0:
+                os.fsync(copy)
 
     def _changed(self, path: str, position: int, data: bytes) -> Iterator[tuple[int, int]]:
         """Yield runs of changed blocks in `data`."""
@@ -217,14 +204,11 @@ class _Work:
 
     @staticmethod
     def _read(root_fd: int, piece: Piece, *, fresh: bool) -> bytes:
-        fd = open_file(root_fd, piece.path, os.O_RDONLY)
-        try:
+        with opened(root_fd, piece.path) as fd:
             if fresh:
                 with suppress(OSError):
                     os.posix_fadvise(fd, piece.offset, piece.length, os.POSIX_FADV_DONTNEED)
             return b"".join(digest(data) for _, data in read_steps(fd, piece, holes=False))
-        finally:
-            os.close(fd)
 
 
 def _compare_sizes(clone_fd: int, now: Tree) -> None:

@@ -1,4 +1,4 @@
-"""The servers' own backup tools: choosing one, running it, reading its report.
+"""Chooses and runs the servers' own backup tools, and reads their reports.
 
 Import `choose` (the tools) and `request` (requests, results and errors of a tool).
 """

@@ -4,38 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from snapmgr.catalog.physical import State, ToolName
+from snapmgr.catalog.physical import ToolName
 from snapmgr.contract.errors import ConfigError, MissingRequirementError
 from snapmgr.mysql.datadir.origin import Flavor
 from snapmgr.physical.tools.cloneplugin import CloneTool
-from snapmgr.physical.tools.infofile import read_info
 from snapmgr.physical.tools.mariabackup import MariabackupTool
-from snapmgr.physical.tools.request import (
-    ApplyRequest,
-    BackupInfo,
-    BrokenChainError,
-    CopyRequest,
-    Progress,
-    Tool,
-    ToolBackup,
-)
+from snapmgr.physical.tools.request import BackupInfo, Tool
 from snapmgr.physical.tools.xtrabackup import XtrabackupTool
-
-__all__ = [
-    "ApplyRequest",
-    "BackupInfo",
-    "BrokenChainError",
-    "CopyRequest",
-    "Progress",
-    "State",
-    "Tool",
-    "ToolBackup",
-    "ToolName",
-    "choose_tool",
-    "read_info",
-    "require_tool",
-    "tool_for",
-]
 
 
 def choose_tool(
@@ -49,11 +24,11 @@ def choose_tool(
     """Return the tool that backs up a server.
 
     Args:
-        name: "auto": mariadb-backup for MariaDB; for MySQL xtrabackup where it is installed in the server's version,
+        name: "auto": mariadb-backup for MariaDB; for MySQL xtrabackup if it is installed in the server's version,
             else the server's CLONE.
         flavor: of the server.
         version: of the server, as it prints it.
-        program: path of the tool, the only one that may be taken.
+        program: path of the tool; excludes any other program.
         server_program: path of the server's program: its tool may lie beside it.
 
     Raises ConfigError for a tool of the other flavor. Its `missing` and `back_up` check that it is installed and fits.

@@ -1,7 +1,7 @@
-"""MySQL's own CLONE: the server itself copies its InnoDB data into a folder (CLONE LOCAL DATA DIRECTORY).
+"""Runs MySQL's own CLONE: the server copies its InnoDB data into a folder (CLONE LOCAL DATA DIRECTORY).
 
-It makes no increments and needs no prepare: a server recovers the clone when it starts on it, and only then the binlog
-position is known (`read_position`). Other tables than InnoDB would be silently empty, so they are refused.
+A clone cannot be incremental and needs no prepare: a server recovers it at its first start, and only then is the binlog
+position known (`read_position`). Tables of other engines than InnoDB would be silently empty, so they are refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _INNER = "clone"
-"""The target of the clone, in the staging folder: the server must make it itself."""
+"""The target of the clone, in the staging folder: only the server may make it."""
 _MARK = "#clone"
 _RECOVERED = os.path.join(_MARK, "#status_recovery")
 _RECOVERED_LINES = 4
@@ -50,7 +50,6 @@ class CloneTool:
 
     name: ToolName = "clone"
     increments = False
-    applies = False
 
     def __init__(self, *, server_version: str = "") -> None:
         """Take the server's version, for messages."""
@@ -61,7 +60,7 @@ class CloneTool:
         return ()
 
     def back_up(self, request: CopyRequest) -> ToolBackup:
-        """Let the server clone itself into the folder. Its `position` is None: see `read_position`."""
+        """Have the server clone itself into the folder. The result's `position` is None: see `read_position`."""
         if request.from_lsn:
             raise BrokenChainError("MySQL's CLONE makes no increments", hint='back up in full (mode = "full")')
         if request.options or request.throttle:
@@ -75,32 +74,21 @@ class CloneTool:
             _require_innodb(source)
             _let_in(request, source)
             inner = os.path.join(request.folder, _INNER)
-            said: list[str] = [f"CLONE LOCAL DATA DIRECTORY = '{inner}'", f"server: {self._server_version}"]
+            log: list[str] = [f"CLONE LOCAL DATA DIRECTORY = '{inner}'", f"server: {self._server_version}"]
             try:
                 _run(request, source, inner)
                 # A table may have been added meanwhile.
                 _require_innodb(source)
-                said.append("completed")
+                log.append("completed")
             except BaseException as error:
-                said.append(f"failed: {error}")
+                log.append(f"failed: {error}")
                 raise
             finally:
-                write_file(Path(request.log), ("\n".join(said) + "\n").encode("utf-8", "backslashreplace"))
+                write_file(Path(request.log), ("\n".join(log) + "\n").encode("utf-8", "backslashreplace"))
             _lift(request.folder, inner)
         info = read_info(request.folder)
         size_bytes, files = measure(request.folder)
-        return ToolBackup(
-            tool=self.name,
-            tool_version=info.tool_version,
-            state="prepared",
-            from_lsn=0,
-            to_lsn=0,
-            last_lsn=0,
-            position=None,
-            sources=(),
-            size_bytes=size_bytes,
-            files=files,
-        )
+        return ToolBackup(**vars(info), sources=(), size_bytes=size_bytes, files=files)
 
     def apply(self, request: ApplyRequest) -> None:
         """Raise an error: a clone needs no prepare."""
@@ -113,7 +101,7 @@ class CloneTool:
 
 
 def read_position(folder: str, connection: Connection) -> Position | None:
-    """Return the position of a clone after a server started on its copy in `folder`; None if none was recorded.
+    """Return a clone's position once a server has started on its copy in `folder`; None without a recorded position.
 
     It is exact: InnoDB stores the binlog position with each commit, and recovery records that of the last one. Raises
     StorageError if the record is damaged or the server on `connection` has another position.
@@ -169,7 +157,7 @@ def _require_innodb(source: BackupSource) -> None:
 
 
 def _let_in(request: CopyRequest, source: BackupSource) -> None:
-    """Give the staging folder to the server's user: the server itself makes a folder in it.
+    """Give the staging folder to the server's user, because the server makes a folder in it.
 
     Raises MissingRequirementError.
     """
@@ -253,7 +241,7 @@ def _failure(error: MysqlError, request: CopyRequest, source: BackupSource) -> E
 
 
 def _lift(folder: str, inner: str) -> None:
-    """Move the clone up into the staging folder, the file that marks it as finished last."""
+    """Move the clone up into the staging folder; the file that marks it as finished comes last."""
     try:
         for name in sorted(os.listdir(inner), key=lambda name: name == _MARK):
             os.rename(os.path.join(inner, name), os.path.join(folder, name))

@@ -1,4 +1,4 @@
-"""The common part of mariadb-backup and XtraBackup: both copy a running server's files and apply redo log to them."""
+"""Implements the common part of mariadb-backup and XtraBackup, which copy a server's files and apply redo log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _VERSION = re.compile(r"(?:MariaDB server|version) (?P<version>\d+\.\d+\.\d+\S*)")
 # Options that we set ourselves, that do not make a folder of files, or that make a backup incomplete or its position
-# inexact. By the start of their names: the tools accept any unique prefix.
+# inexact. Matched by the start of their names, because the tools accept any unique prefix.
 _OURS = re.compile(
     r"--(?:defaults|no-defaults|print-defaults|login-path|backup$|prepare|copy-back|move-back|decompress|decrypt|target"
     r"|incremental|user|password|host|port|socket|protocol|ssl|datadir|stream|compress|encrypt|no-lock|apply-log"
@@ -40,61 +40,69 @@ _OURS = re.compile(
 _OURS_SHORT = re.compile(r"-[a-zA-Z]")
 
 
-def backup_options(request: CopyRequest, *, replica: bool) -> list[str]:
-    """Return the options of a backup that both tools share."""
-    return [
-        f"--parallel={request.parallel}",
-        *([f"--throttle={request.throttle}"] if request.throttle else []),
-        *([f"--incremental-lsn={request.from_lsn}"] if request.from_lsn else []),
-        *(["--slave-info"] if replica else []),
-        *request.options,
-    ]
-
-
-def apply_options(request: ApplyRequest) -> list[str]:
-    """Return the options of applying redo or an increment that both tools share."""
-    return [
-        f"--target-dir={request.folder}",
-        *([f"--use-memory={request.use_memory_bytes}"] if request.use_memory_bytes else []),
-        *([f"--incremental-dir={request.increment}"] if request.increment else []),
-        *request.options,
-    ]
-
-
 class CopyTool(ABC):
     """A program that copies the files of a running server; see `snapmgr.physical.tools.request.Tool`."""
 
     name: ToolName
     increments = True
-    applies = True
     programs: ClassVar[tuple[str, ...]]
     package: ClassVar[str]
 
     def __init__(
         self, *, program: str | None = None, server_version: str = "", server_program: str | None = None
     ) -> None:
-        """Take the program at `program` alone, or one beside the server's or in the PATH that fits its version."""
+        """Use only the program at `program`, or else a fitting version beside the server's program or in the PATH."""
         self._program = program
         self._server_version = server_version
         self._server_program = server_program
 
-    @abstractmethod
     def backup_argv(self, program: str, login: str, request: CopyRequest, *, replica: bool) -> list[str]:
         """Return the command line of a backup; `login` is the option file to log in with."""
+        return [
+            program,
+            # Must come first. The tools read no other option file.
+            f"--defaults-file={login}",
+            "--backup",
+            f"--target-dir={request.folder}",
+            *self.own_backup_options(request),
+            f"--parallel={request.parallel}",
+            *([f"--throttle={request.throttle}"] if request.throttle else []),
+            *([f"--incremental-lsn={request.from_lsn}"] if request.from_lsn else []),
+            *(["--slave-info"] if replica else []),
+            *request.options,
+        ]
 
-    @abstractmethod
+    def own_backup_options(self, request: CopyRequest) -> list[str]:  # noqa: ARG002 - for the tools that have some
+        """Return the options of a backup that the other tool does not have."""
+        return []
+
     def apply_argv(self, program: str, request: ApplyRequest) -> list[str]:
         """Return the command line that applies redo, or an increment."""
+        return [
+            program,
+            # Ignore this machine's options: those of the server are in backup-my.cnf.
+            "--no-defaults",
+            "--prepare",
+            *self.own_apply_options(request),
+            f"--target-dir={request.folder}",
+            *([f"--use-memory={request.use_memory_bytes}"] if request.use_memory_bytes else []),
+            *([f"--incremental-dir={request.increment}"] if request.increment else []),
+            *request.options,
+        ]
+
+    def own_apply_options(self, request: ApplyRequest) -> list[str]:  # noqa: ARG002 - the same
+        """Return the options of a prepare that the other tool does not have."""
+        return []
 
     @abstractmethod
     def why_inexact(self, source: BackupSource) -> str:
-        """Return why no position that the tool writes down is exact; "" if they are. Raises MysqlError."""
+        """Return why the positions that the tool records are not exact; "" if they are. Raises MysqlError."""
 
     @abstractmethod
     def positions(
         self, source: BackupSource, info: BackupInfo, folder: str
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
-        """Return the positions that the tool recorded, where they are exact. Raises MysqlError, StorageError."""
+        """Return the exact positions among those that the tool recorded. Raises MysqlError, StorageError."""
 
     def missing(self) -> tuple[Reason, ...]:
         """Return the missing requirements."""
@@ -125,25 +133,15 @@ class CopyTool(ABC):
                 if os.geteuid() == 0:
                     give_to(request.folder, request.identity.uid, request.identity.gid)
                 size_bytes, files = measure(request.folder)
-        return ToolBackup(
-            tool=self.name,
-            tool_version=info.tool_version,
-            state=info.state,
-            from_lsn=info.from_lsn,
-            to_lsn=info.to_lsn,
-            last_lsn=info.last_lsn,
-            position=position,
-            sources=sources,
-            size_bytes=size_bytes,
-            files=files,
-        )
+        known = vars(info) | {"position": position}
+        return ToolBackup(**known, sources=sources, size_bytes=size_bytes, files=files)
 
     def _positions(
         self, before: BackupSource, info: BackupInfo, request: CopyRequest
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
-        """Return the positions that are exact, judged by the server's state after the backup as well.
+        """Return the exact positions, judged also by the server's state after the backup.
 
-        None if the server cannot be reached any more: the backup itself is complete.
+        None if the server can no longer be reached: the backup itself is complete.
         """
         with (
             suppress(NotQuiescedError, MissingRequirementError),
@@ -183,11 +181,11 @@ class CopyTool(ABC):
         seen: list[str] = []
         for path in self._candidates(server_program):
             try:
-                said = CommandRunner().run([path, "--version"])
+                answer = CommandRunner().run([path, "--version"])
             except (CommandError, MissingRequirementError) as error:
                 seen.append(error.message)
                 continue
-            match = _VERSION.search(said.stdout + said.stderr)
+            match = _VERSION.search(answer.stdout + answer.stderr)
             if match is None:
                 seen.append(f"{path} is not {self.name}")
             elif fits(match["version"], wanted):
@@ -218,9 +216,9 @@ class CopyTool(ABC):
 
 
 def fits(tool_version: str, server_version: str) -> bool:
-    """Return whether a tool may be used on a server: both of one series (10.11, 8.4). Pure.
+    """Return whether a tool fits a server: both must be of one series (10.11, 8.4). Pure.
 
-    mariadb-backup 10.11 backs up an 11.8 server without an error (tested), and leaves out what it does not know.
+    mariadb-backup 10.11 backs up an 11.8 server without an error (tested), and leaves out objects it does not know.
     """
     return not version_number(server_version) or version_number(tool_version)[:2] == version_number(server_version)[:2]
 
@@ -277,7 +275,7 @@ def _require_what_was_asked(info: BackupInfo, request: CopyRequest, tool: ToolNa
 
 @contextmanager
 def _nothing_finished_on_failure(folder: str) -> Iterator[None]:
-    """Make sure that the leftover of an exception does not pass for a finished backup."""
+    """After an exception make sure that nothing looks like a finished backup."""
     try:
         yield
     except BaseException:

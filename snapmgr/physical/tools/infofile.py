@@ -34,7 +34,7 @@ _SLAVE_FILE = re.compile(
 )
 _CLONE = "#clone"
 _CLONE_SUCCEEDED = "2"
-"""clone_status.STATE "Completed" as the plugin's file has it: observed with 9.7."""
+"""clone_status.STATE "Completed" in the plugin's file: observed with 9.7."""
 _MARIADB = "mariadb"
 
 
@@ -68,10 +68,10 @@ def parse_checkpoints(text: str, where: str) -> Checkpoints:
 
 
 def parse_binlog_info(text: str, where: str) -> Position | None:
-    """Given xtrabackup_binlog_info's text, return the position; None for an empty file: no binary log.
+    """Parse xtrabackup_binlog_info's text and return the position; None for an empty file: no binary log.
 
-    A line is file, offset and perhaps GTIDs, joined by tabs; MySQL's GTIDs may go on in further lines. Of several
-    files the last one counts. Raises StorageError if it is damaged.
+    A line holds file, offset and perhaps GTIDs, separated by tabs; MySQL's GTIDs may continue on further lines. Of
+    several files the last one counts. Raises StorageError if the text is damaged.
     """
     records: list[str] = []
     for line in text.splitlines():
@@ -91,7 +91,7 @@ def parse_binlog_info(text: str, where: str) -> Position | None:
 
 
 def parse_info(text: str, where: str) -> dict[str, str]:
-    """Given xtrabackup_info's text, return its values by name. Raises StorageError if it is none."""
+    """Parse xtrabackup_info's text and return its values by name. Raises StorageError for any other text."""
     values = {
         name: value.strip()
         for name, separator, value in (line.partition(" =") for line in text.splitlines())
@@ -104,7 +104,7 @@ def parse_info(text: str, where: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SlaveInfo:
-    """xtrabackup_slave_info: where a replica's sources have to go on."""
+    """xtrabackup_slave_info: the positions from which a replica continues to read its sources."""
 
     gtid: str
     """MariaDB's gtid_slave_pos; "" if it does not replicate by GTID."""
@@ -113,7 +113,7 @@ class SlaveInfo:
 
 
 def parse_slave_info(text: str, where: str) -> SlaveInfo:
-    """Parse the file's statements. Raises StorageError if none of them is known."""
+    """Parse the file's statements. Raises StorageError if it recognises none of them."""
     gtid = _SLAVE_GTID.search(text)
     files = {
         (match["name"] or ""): (match["file"], int(match["offset"]))
@@ -126,7 +126,7 @@ def parse_slave_info(text: str, where: str) -> SlaveInfo:
 
 
 def read_slave_info(folder: str) -> SlaveInfo:
-    """Return the recorded positions of a replica's sources; nothing if it is no replica. Raises StorageError."""
+    """Return the recorded positions of a replica's sources; empty for other servers. Raises StorageError."""
     text = _read_either(folder, "slave_info")
     if text is None:
         return SlaveInfo(gtid="", files={})
@@ -208,7 +208,7 @@ def _clone_state(folder: str) -> BackupInfo:
 
 
 def _read_either(folder: str, name: str) -> str | None:
-    """Return the text of one of the tool's files, by its newer or its older name; None if there is none."""
+    """Return the text of one of the tool's files, by its newer or its older name; None if neither exists."""
     found = [text for prefix in _PREFIXES if (text := read_text(os.path.join(folder, prefix + name))) is not None]
     if len(found) > 1:
         raise _damaged(os.path.join(folder, _PREFIXES[0] + name), f"{_PREFIXES[1]}{name} is there as well")

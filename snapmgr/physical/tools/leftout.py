@@ -21,7 +21,7 @@ _IGNORED = re.compile(
 _FRM_BYTES = 4
 _FRM_MAGIC = b"\xfe\x01"
 _ENGINES = (12, 20)
-# Its names in a backup, in an increment, and where it was made or changed since the backup began.
+# A tablespace's names: in a backup, in an increment, and if it was made or changed since the backup began.
 _COPIES = (".ibd", ".ibd.delta", ".new", ".new.delta")
 _PARTITION = re.compile(r"#p#", re.IGNORECASE)
 _SHOWN = 5

@@ -1,4 +1,4 @@
-"""mariadb-backup, MariaDB's own tool."""
+"""Runs mariadb-backup, MariaDB's own tool."""
 
 from __future__ import annotations
 
@@ -7,46 +7,28 @@ from typing import TYPE_CHECKING, ClassVar
 
 from snapmgr.catalog.manifest import Position, SourcePosition
 from snapmgr.mysql.connect.client import MysqlError
-from snapmgr.physical.tools.copytool import CopyTool, apply_options, backup_options
+from snapmgr.physical.tools.copytool import CopyTool
 from snapmgr.physical.tools.infofile import SlaveInfo, read_slave_info
 
 if TYPE_CHECKING:
     from snapmgr.catalog.physical import ToolName
     from snapmgr.mysql.lock.replication import Channel
-    from snapmgr.physical.tools.request import ApplyRequest, BackupInfo, CopyRequest
+    from snapmgr.physical.tools.request import BackupInfo
     from snapmgr.physical.tools.source import BackupSource
 
 
 class MariabackupTool(CopyTool):
-    """mariadb-backup; see `tools.request.Tool`. Every prepared backup takes an increment."""
+    """mariadb-backup; see `tools.request.Tool`. The tool asks the server for its settings.
+
+    An increment can be applied to every prepared backup.
+    """
 
     name: ToolName = "mariadb-backup"
     programs: ClassVar[tuple[str, ...]] = ("mariadb-backup", "mariabackup")
     package: ClassVar[str] = "mariadb-backup"
 
-    def backup_argv(self, program: str, login: str, request: CopyRequest, *, replica: bool) -> list[str]:
-        """Return the command line of a backup."""
-        return [
-            program,
-            # Must come first. The tool reads no other option file, and asks the server for its settings.
-            f"--defaults-file={login}",
-            "--backup",
-            f"--target-dir={request.folder}",
-            *backup_options(request, replica=replica),
-        ]
-
-    def apply_argv(self, program: str, request: ApplyRequest) -> list[str]:
-        """Return the command line that applies redo, or an increment."""
-        return [
-            program,
-            # Not this machine's options: those of the server are in backup-my.cnf.
-            "--no-defaults",
-            "--prepare",
-            *apply_options(request),
-        ]
-
     def why_inexact(self, source: BackupSource) -> str:
-        """Return why no position read under BACKUP STAGE is exact."""
+        """Return why a position read under BACKUP STAGE is not exact; "" if it is."""
         return source.why_inexact()
 
     def positions(
@@ -61,7 +43,7 @@ class MariabackupTool(CopyTool):
 
 
 def exact_sources(channels: tuple[Channel, ...], info: SlaveInfo) -> tuple[SourcePosition, ...]:
-    """Given a replica's sources and the tool's record of them, return the known positions. Pure."""
+    """Return the known positions of a replica's sources, from the server and the tool's record. Pure."""
     found = []
     for channel in channels:
         file, offset = info.files.get(channel.name, ("", 0))
@@ -78,7 +60,7 @@ def exact_sources(channels: tuple[Channel, ...], info: SlaveInfo) -> tuple[Sourc
 def _gtid_at(source: BackupSource, position: Position) -> str:
     """Return the GTID of a place in the server's binary log; "" if the server has none."""
     gtid: object = ""
-    # The server reads the file up to that place. The file may be gone by now: the backup is complete without it.
+    # The server reads the file up to that place. If the file is already gone, the backup is complete without it.
     with suppress(MysqlError):
         gtid = source.connection.value("SELECT BINLOG_GTID_POS(%s, %s)", (position.file, position.offset))
     return gtid.decode() if isinstance(gtid, bytes) else str(gtid or "")

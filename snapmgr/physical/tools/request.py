@@ -1,4 +1,4 @@
-"""Requests to a server's own backup tool, its results and its errors; `choose` has the tools."""
+"""Defines requests to a server's own backup tool, its results and its errors; `choose` has the tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from snapmgr.mysql.datadir.origin import Flavor
 
 
 class BrokenChainError(StorageError):
-    """No increment fits the last backup: a full backup is needed."""
+    """An increment cannot follow the last backup: a full backup is needed."""
 
 
 class FullError(StorageError):
@@ -28,9 +28,9 @@ class Progress:
     """Progress of a tool."""
 
     phase: str
-    """In words: "copying data files"."""
+    """The step in words: "copying data files"."""
     done_bytes: int
-    """Written by the tool so far."""
+    """Bytes that the tool has written so far."""
     expected_bytes: int | None
     """The estimated total; None: unknown."""
     lag_bytes: int | None = None
@@ -42,14 +42,14 @@ class CopyRequest:
     """A request to copy a server into a staging folder."""
 
     folder: str
-    """Exists, is empty, and is used by nobody else."""
+    """An existing, empty folder that nobody else uses."""
     log: str
-    """Path of the tool's log: a file of mode 0600, replaced. It always stays."""
+    """Path of the tool's log: a file of mode 0600, replaced by each run and never removed."""
     credentials: Credentials
     identity: ServerIdentity
     """The expected server: `snapmgr.mysql.connect.identity.identify`."""
     from_lsn: int = 0
-    """0 for a full backup; else only the changes since."""
+    """0 for a full backup; otherwise copy only the changes since this LSN."""
     throttle: int = 0
     """Reads and writes a second, in the tool's own units; 0: no limit."""
     parallel: int = 1
@@ -78,27 +78,6 @@ class ApplyRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolBackup:
-    """A finished tool backup, as described by the tool's own files and its log."""
-
-    tool: ToolName
-    tool_version: str
-    state: State
-    """"raw", or "prepared" (clone)."""
-    from_lsn: int
-    """0 for a full backup."""
-    to_lsn: int
-    """Where the next increment begins; 0: none can follow (clone)."""
-    last_lsn: int
-    position: Position | None
-    """Exact, or None: never a guess."""
-    sources: tuple[SourcePosition, ...]
-    """Of a replica: one for each source of which the exact position is known."""
-    size_bytes: int
-    files: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class BackupInfo:
     """A finished backup in a folder, as described by its files."""
 
@@ -112,14 +91,25 @@ class BackupInfo:
     from_lsn: int
     """0 for a full backup; more for an increment that was not applied to anything."""
     to_lsn: int
+    """LSN at which the next increment begins; 0: an increment cannot follow (clone)."""
     last_lsn: int
     position: Position | None
-    """As the tool recorded it; only `Tool.back_up` can tell whether it is exact."""
+    """The position that the tool recorded; only `Tool.back_up` knows whether it is exact."""
 
     @property
     def is_increment(self) -> bool:
         """Whether it holds only changes, so that it is not a whole backup."""
         return self.from_lsn > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolBackup(BackupInfo):
+    """A fresh tool backup. Its `position` is exact, or None: never a guess."""
+
+    sources: tuple[SourcePosition, ...]
+    """For a replica: one for each source whose exact position is known."""
+    size_bytes: int
+    files: int
 
 
 class Tool(Protocol):
@@ -128,8 +118,6 @@ class Tool(Protocol):
     name: ToolName
     increments: bool
     """Whether it can back up only the changes."""
-    applies: bool
-    """Whether its backups need a prepare: a clone is "prepared" from the start."""
 
     def missing(self) -> tuple[Reason, ...]:
         """Return all missing requirements; empty if the tool can work. Never raises."""

@@ -39,7 +39,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class BackupSource:
-    """A connected server, with all that its backup depends on."""
+    """A connected server and everything that its backup depends on."""
 
     connection: Connection
     identity: ServerIdentity
@@ -47,11 +47,11 @@ class BackupSource:
     layout: ServerLayout
     channels: tuple[Channel, ...]
     account: str
-    """As in GRANT … TO."""
+    """The account, as in GRANT … TO."""
 
     @property
     def needs(self) -> LockNeeds:
-        """Its tables by engine, as in the choice of a lock."""
+        """The server's tables by engine, as the choice of a lock takes them."""
         return LockNeeds(engines=self.layout.engines)
 
     def current_lsn(self) -> int | None:
@@ -83,7 +83,7 @@ class BackupSource:
             )
 
     def data_bytes(self) -> int:
-        """Return the size of the data to copy, about."""
+        """Return the approximate size of the data to copy."""
         total = 0
         for folder, _, names in os.walk(self.identity.datadir):
             for name in names:
@@ -93,9 +93,9 @@ class BackupSource:
         return total
 
     def why_inexact(self) -> str:
-        """Return why no position is exact although BACKUP STAGE blocks commits; "" if it is. Raises MysqlError.
+        """Return why positions are not exact although BACKUP STAGE blocks commits; "" if they are. Raises MysqlError.
 
-        As in `snapmgr.mysql.lock.levels`, where each was measured.
+        The reasons are those of `snapmgr.mysql.lock.levels`; each was measured.
         """
         needs = self.needs
         if needs.unstaged_engines:
@@ -135,7 +135,7 @@ def open_source(credentials: Credentials, identity: ServerIdentity, tool: str) -
         abilities = probe_abilities(connection, found)
         abilities.refuse_cluster()
         with _granting(account):
-            # Now, because the tools need it only at the very end of the copy.
+            # Check it now, because the tools need it only at the very end of the copy.
             connection.rows(abilities.binlog_status)
             channels = read_channels(connection, abilities)
             layout = read_layout(connection, found)
@@ -168,10 +168,7 @@ def _granting(account: str) -> Iterator[None]:
         needed = missing_privileges([error.message])
         if not needed:
             raise
-        lack = MissingRequirementError(
+        raise MissingRequirementError(
             f"the account lacks rights: {', '.join(needed)} ({error.message})",
             hint=f"GRANT {', '.join(needed)} ON *.* TO {account};",
-        )
-    else:
-        return
-    raise lack
+        ) from None

@@ -1,4 +1,4 @@
-"""Staging folders: checked to be empty before, measured and given to the server's user afterwards."""
+"""Checks that a staging folder is empty before a copy; then measures it and gives it to the server's user."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def give_to(folder: str, uid: int, gid: int) -> None:
 
 
 def give_owner(folder: Path, uid: int, gid: int) -> None:
-    """Give a folder and all in it to a server's user, as a datadir belongs to it.
+    """Give a folder and everything in it to a server's user, who owns a datadir.
 
     Does nothing without root. Symlinks are not followed.
     """

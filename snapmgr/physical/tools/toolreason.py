@@ -36,7 +36,7 @@ class _Reason:
     kind: Callable[..., SnapmgrError] = StorageError
 
 
-# The most specific first. Seen with mariadb-backup 10.11.19 and 11.8.6, or (*) known from the tools' manuals.
+# The most specific come first. Seen with mariadb-backup 10.11.19 and 11.8.6, or (*) known from the tools' manuals.
 _REASONS = (
     _Reason(
         pattern="No space left on device|Disk quota exceeded|errno: 28\\b|errno: 122\\b",
@@ -114,8 +114,8 @@ _REASONS = (
 
 def telling_lines(lines: Sequence[str]) -> tuple[str, ...]:
     """Return the last lines that name an error, without their time stamps; otherwise the very last lines."""
-    told = [line for line in lines if _TELLING.search(line) and "[Note]" not in line]
-    chosen = told[-_SHOWN_LINES:] or [line for line in lines if line.strip()][-_SHOWN_LINES:]
+    telling = [line for line in lines if _TELLING.search(line) and "[Note]" not in line]
+    chosen = telling[-_SHOWN_LINES:] or [line for line in lines if line.strip()][-_SHOWN_LINES:]
     return tuple(dict.fromkeys(_STAMP.sub("", line).strip() for line in chosen))
 
 
@@ -129,7 +129,7 @@ def explain(lines: Sequence[str], returncode: int, *, what: str, log: str, accou
         log: the log's path.
         account: the account of the GRANT statement.
     """
-    said = "; ".join(telling_lines(lines))[-_SHOWN_CHARS:]
+    excerpt = "; ".join(telling_lines(lines))[-_SHOWN_CHARS:]
     granted = missing_privileges(lines)
     if granted:
         statement = f"GRANT {', '.join(granted)} ON *.* TO {account}"
@@ -139,13 +139,13 @@ def explain(lines: Sequence[str], returncode: int, *, what: str, log: str, accou
     text = "\n".join(lines)
     for reason in _REASONS:
         if re.search(reason.pattern, text, re.IGNORECASE):
-            return reason.kind(f"{what} failed: {reason.words} ({said})", hint=f"{reason.hint}; the log: {log}")
+            return reason.kind(f"{what} failed: {reason.words} ({excerpt})", hint=f"{reason.hint}; the log: {log}")
     if returncode == 0:
         return StorageError(
-            f'{what} failed: the tool ended without its final "completed OK!" ({said})', hint=f"the log: {log}"
+            f'{what} failed: the tool ended without its final "completed OK!" ({excerpt})', hint=f"the log: {log}"
         )
     how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-    return StorageError(f"{what} failed ({how}): {said or 'it said nothing'}", hint=f"the log: {log}")
+    return StorageError(f"{what} failed ({how}): {excerpt or 'it said nothing'}", hint=f"the log: {log}")
 
 
 def missing_privileges(lines: Sequence[str]) -> tuple[str, ...]:

@@ -34,10 +34,10 @@ _HASHED = (b"IDENTIFIED BY PASSWORD '", b"IDENTIFIED VIA ", b"IDENTIFIED WITH ")
 
 @contextmanager
 def login_file(credentials: Credentials) -> Iterator[str]:
-    """Yield the path of an option file for client programs that only we can read; it is in memory and dies with us."""
+    """Yield the path of an option file for client programs: only we can read it; it is in memory and ends with us."""
     fd = os.memfd_create("login", os.MFD_CLOEXEC)
     try:
-        # A new memory file is open to all, and client programs ignore such an option file.
+        # Anyone can read a new memory file, and client programs ignore such an option file.
         os.fchmod(fd, 0o600)
         os.write(fd, login_options(credentials))
         yield f"/proc/{os.getpid()}/fd/{fd}"
@@ -61,7 +61,7 @@ class Ended:
 
 
 class LogFile:
-    """The log of a running tool, read while it grows. A context, whose end removes hashes of passwords from it."""
+    """The log of a running tool, read while it grows. The end of this context removes password hashes from the log."""
 
     def __init__(self, path: str) -> None:
         """Replace the file at `path` by an empty one, of mode 0600. Raises CatalogError."""
@@ -92,12 +92,12 @@ class LogFile:
             *whole, self._half = (self._half + piece).split(b"\n")
             fresh += [_clean(line) for line in whole]
         self.lines += fresh
-        # A server with 100,000 tables has a log of more than 200,000 lines; its last lines tell how it ended.
+        # A server with 100,000 tables has a log of more than 200,000 lines; its last lines show how it ended.
         del self.lines[:-_KEPT_LINES]
         return fresh
 
     def close_up(self) -> None:
-        """Take a last line without its end as a whole line."""
+        """Treat an unfinished last line as a whole line."""
         self.read()
         if self._half:
             self.lines.append(_clean(self._half))
@@ -105,7 +105,7 @@ class LogFile:
 
     def hide_hashes(self) -> None:
         """Blank out hashes of passwords: the tools print an account's grants when one is missing."""
-        # Not through its own descriptor: O_APPEND sends every write to the end.
+        # Open the file again: with O_APPEND its own descriptor would write only at the end.
         with open(f"/proc/self/fd/{self.file.fileno()}", "r+b", buffering=0) as file:
             for at, length in _hash_places(os.pread(file.fileno(), 64 * _CHUNK, 0)):
                 os.pwrite(file.fileno(), b"*" * length, at)
@@ -118,7 +118,7 @@ def _clean(line: bytes) -> str:
 
 
 def _hash_places(text: bytes) -> Iterator[tuple[int, int]]:
-    """Yield place and length of the text after each IDENTIFIED … up to the end of its line."""
+    """Yield offset and length of the text after each IDENTIFIED … up to the end of its line."""
     for words in _HASHED:
         at = text.find(words)
         while at >= 0:
@@ -161,8 +161,7 @@ def run_tool(
 
 
 def require_completed(ended: Ended, what: str, *, account: str = "the account") -> None:
-    """Raise the error that explains the failure of a tool, unless it completed: StorageError, MissingRequirementError,
-    ….
+    """Raise the error that explains a tool's failure (StorageError, MissingRequirementError, …), unless it completed.
 
     Args:
         ended: from `run_tool`.
@@ -176,7 +175,7 @@ def require_completed(ended: Ended, what: str, *, account: str = "the account") 
 def written_bytes(pid: int) -> int:
     """Return the bytes that a process has written so far (proc_pid_io(5)); 0 if they are not visible.
 
-    Writes by io_uring, as of a prepare's pages, do not count as written characters, but as bytes to the storage.
+    Writes by io_uring, such as a prepare's pages, count only as bytes to the storage, not as written characters.
     """
     counted = {"wchar": 0, "write_bytes": 0}
     with suppress(OSError, ValueError), open(f"/proc/{pid}/io", encoding="ascii") as file:

@@ -18,7 +18,7 @@ _EVERY_S = 0.5
 _SCANNED = re.compile(r"log scanned up to \((?P<lsn>\d{1,20})\)")
 # mariadb-backup, once a second, while it waits for more log or finds the next part overwritten.
 _WAITING = re.compile(r"Retrying read of log at LSN=(?P<lsn>\d{1,20})")
-# A prepare's first and last LSN, and its progress: only in a log of several batches.
+# A prepare's first and last LSN, and its progress; only a log of several batches has them.
 _RECOVERY = re.compile(
     r"crash recovery from checkpoint LSN ?= ?(?P<start>\d{1,20})|End of log at LSN ?= ?(?P<end>\d{1,20})"
 )
@@ -56,16 +56,16 @@ class Watch:
         """Report progress to `tell`.
 
         Args:
-            tell: gets it.
-            expected_bytes: about how much will be written.
-            current_lsn: how far the server is, if one is copied.
-            redo_bytes: how much redo log the server keeps.
+            tell: receives the progress.
+            expected_bytes: approximate number of bytes that the tool will write.
+            current_lsn: returns the LSN of the copied server, if any.
+            redo_bytes: size of the redo log that the server keeps.
         """
         self._tell = tell
         self._expected_bytes = expected_bytes
         self._current_lsn = current_lsn
         self._redo_bytes = redo_bytes
-        # LSN at which the tool waits for log, the server's LSN after that was seen, and the number of that look.
+        # LSN at which the tool waits for log, the server's LSN read after that, and the number of that look.
         self._waiting: tuple[int, int, int] | None = None
         self._looks = 0
         self._phase = "starting"
@@ -125,7 +125,7 @@ class Watch:
         # Lines of the next look may be older than the server's answer; those of the look after it are newer.
         if self._looks < look + 2:
             return
-        # So the tool was still here when the server was already there, and the server keeps only that much log.
+        # So the tool was still at its LSN when the server had reached the other one; the server keeps only this much.
         behind = then - lsn
         if self._redo_bytes is not None and behind > self._redo_bytes:
             raise StorageError(

@@ -1,13 +1,13 @@
-"""Percona XtraBackup, for MySQL, by its manual alone: it was never run here (docs/reference/physical-tools.md).
+"""Runs Percona XtraBackup for MySQL; written from its manual, never run here (docs/reference/physical-tools.md).
 
-It differs from mariadb-backup where increments are to follow: only `--apply-log-only` leaves a backup open for them.
+It differs from mariadb-backup if increments are to follow: only `--apply-log-only` leaves a backup open for them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from snapmgr.physical.tools.copytool import CopyTool, apply_options, backup_options
+from snapmgr.physical.tools.copytool import CopyTool
 
 if TYPE_CHECKING:
     from snapmgr.catalog.manifest import Position, SourcePosition
@@ -23,27 +23,13 @@ class XtrabackupTool(CopyTool):
     programs: ClassVar[tuple[str, ...]] = ("xtrabackup",)
     package: ClassVar[str] = "percona-xtrabackup"
 
-    def backup_argv(self, program: str, login: str, request: CopyRequest, *, replica: bool) -> list[str]:
-        """Return the command line of a backup; it checks the server's version itself as well."""
-        return [
-            program,
-            f"--defaults-file={login}",
-            "--backup",
-            f"--target-dir={request.folder}",
-            # The tool reads files, not the server's settings.
-            f"--datadir={request.identity.datadir}",
-            *backup_options(request, replica=replica),
-        ]
+    def own_backup_options(self, request: CopyRequest) -> list[str]:
+        """Return the server's datadir: the tool reads files, not the server's settings."""
+        return [f"--datadir={request.identity.datadir}"]
 
-    def apply_argv(self, program: str, request: ApplyRequest) -> list[str]:
-        """Return the command line that applies redo, or an increment."""
-        return [
-            program,
-            "--no-defaults",
-            "--prepare",
-            *(["--apply-log-only"] if request.redo_only else []),
-            *apply_options(request),
-        ]
+    def own_apply_options(self, request: ApplyRequest) -> list[str]:
+        """Return the option that leaves a backup open for increments."""
+        return ["--apply-log-only"] if request.redo_only else []
 
     def why_inexact(self, source: BackupSource) -> str:
         """Return why its position is not exact: performance_schema.log_status does not cover other engines."""
@@ -56,8 +42,8 @@ class XtrabackupTool(CopyTool):
         info: BackupInfo,
         folder: str,  # noqa: ARG002 - the same
     ) -> tuple[Position | None, tuple[SourcePosition, ...]]:
-        """Return its position: from performance_schema.log_status, of one instant.
+        """Return the position from performance_schema.log_status, which is of one instant.
 
-        Returns no positions of sources: its records of running appliers were not measured.
+        Omits the positions of sources: the tool's records of running appliers were not measured.
         """
         return info.position, ()

@@ -28,14 +28,14 @@ _OWN = ("information_schema", "performance_schema", "sys", "mysql")
 def table_checksums(
     datadir: str, *, flavor: Flavor, version: str, scratch_dir: str, time_limit_s: float
 ) -> dict[str, str]:
-    """Start a server on prepared data, which it changes, and return each table's checksum by its name.
+    """Start a server on prepared data (the server changes it) and return each table's checksum by its name.
 
     Args:
         datadir: the data, on a clone that is thrown away afterwards.
         flavor: of the server that wrote them.
-        version: the same; "" if it is not known.
+        version: of that server; "" if unknown.
         scratch_dir: for the server's socket and temporary files.
-        time_limit_s: until it answers.
+        time_limit_s: until the server answers.
 
     Raises MissingRequirementError without a server program, or if this machine cannot run it; VerificationError if it
     does not start on the data.

@@ -1,9 +1,9 @@
-"""Searches for the settings of a prepare: pure. Given the measured runs, it returns the next rung or stops.
+"""Searches for the fastest settings of a prepare (pure): given the measured runs, returns the next rung or stops.
 
-It climbs from the best rung so far, one setting at a time, and the bottleneck decides which setting is tried
-first. A rung counts as better only if it gains more than the noise, which is the spread of repeats: while it is
-unknown and the gain is small, a rung is repeated. A setting that gained nothing is tried again only when the bottleneck
-changed, when everything is much faster now, or when a related setting has changed since.
+The search climbs from the best rung so far, one setting at a time; the bottleneck decides which setting comes first.
+A rung counts as better only if it gains more than the noise, which is the spread of repeats: while the noise is
+unknown and the gain is small, the search repeats a rung. It tries a setting that gained nothing again only when the
+bottleneck has changed, when everything is much faster now, or when a related setting has changed since.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from snapmgr.physical.tuning.rungs import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# No rung is repeated more often: a gain that three runs do not show is none worth having.
+# Most runs of one rung: a gain that three runs do not show is not worth having.
 _MOST_RUNS = 3
 # Two machines' repeats differed by 5 to 55 %: a rung twice as fast is better whatever the noise.
 _CLEAR_GAIN = math.log(2)
-# Of repeats that agree by chance.
+# Lower bound of the noise, for repeats that agree by chance.
 _LEAST_NOISE = 0.03
-# Beyond this a rung is clearly slower than the best one, and is ended.
+# Beyond this a rung is clearly slower than the best one, and the search ends it.
 _LIMIT = 1.25
 _MUCH_FASTER = 0.7
 # Share of the time for the first rung: a slower one leaves no time for others.
@@ -96,11 +96,11 @@ class Try:
 
     settings: RungSettings
     limit_s: float
-    """Past this it has lost, and is ended."""
+    """Time after which the rung has lost and is ended."""
     why: str
     repeat: bool = False
     warm: bool = False
-    """Whether it starts from the cache that a run before it leaves."""
+    """Whether it starts from the cache that an earlier run left."""
     check: bool = False
     """Whether the tables' checksums are taken."""
 
@@ -112,7 +112,7 @@ class Stop:
     settings: RungSettings
     why: str
     exhausted: bool
-    """Whether all was tried that may be; else time was up."""
+    """Whether everything allowed was tried; otherwise the time was up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +123,12 @@ class Standing:
     best_s: float
     bottleneck: str
     noise: float | None
-    """Spread of a rung's repeats, as a share of its time; None while nothing was repeated."""
+    """Spread of a rung's repeats, as a share of its time; None before the first repeat."""
     steps: tuple[RungSettings, ...]
-    """The rungs that were the best when they were tried, in their order; the last one is `best`."""
+    """The rungs that were the best when they were tried, in order; the last one is `best`."""
     unsure: RungSettings | None
-    """The rung tried last, if it must be repeated before it is known whether it is better; or the one it is held
-    against."""
+    """The rung to repeat before the last comparison can be decided: the rung tried last, or the one it is compared
+    with."""
 
 
 def moves(settings: RungSettings, limits: TuningLimits) -> tuple[Move, ...]:
@@ -161,7 +161,7 @@ def _cache_moves(settings: RungSettings, limits: TuningLimits) -> Iterator[Move]
     yield _move("cache-size", "all", with_room(settings, room, limits))
     for folder in limits.cache_dirs:
         yield _move("cache-folder", folder, replace(settings, cache_dir=folder))
-    # Data that is evicted before its use was read in vain.
+    # Reading data that is evicted before its use is wasted.
     yield _move("warm-up", "on", with_room(replace(settings, warm_up=True), room, limits))
 
 
@@ -172,15 +172,15 @@ def _upload_moves(settings: RungSettings) -> Iterator[Move]:
     for uploads in _UPLOADS:
         if uploads > (settings.max_uploads or DEFAULT_UPLOADS):
             yield _move("max-uploads", uploads, replace(settings, max_uploads=uploads))
-    # O_DIRECT, the tools' default, goes past it.
+    # O_DIRECT, the tools' default, bypasses it.
     method = settings.flush_method or "fsync"
     yield _move("kernel-writeback", "on", replace(settings, kernel_writeback=True, flush_method=method))
 
 
 def _joined_moves(settings: RungSettings, limits: TuningLimits) -> Iterator[Move]:
-    """Writeback into a slow cache loses, and so does a fast cache without writeback: together they may win.
+    """Yield combined moves: writeback into a slow cache loses, and so does a fast cache alone; together they may win.
 
-    And the alternative to writeback may be better after all: many parallel uploads, each of joined writes.
+    The alternative to writeback may also turn out better: many parallel uploads, each of joined writes.
     """
     joined: dict[str, RungSettings] = {}
     if settings.writeback:
@@ -203,7 +203,7 @@ def _joined_moves(settings: RungSettings, limits: TuningLimits) -> Iterator[Move
 
 
 def _leap(settings: RungSettings, limits: TuningLimits) -> RungSettings:
-    """Return the settings that published ladders end with: alone each may gain little, and each rung is dear."""
+    """Return the settings that published ladders end with: each alone may gain little, and every rung is expensive."""
     if not limits.private:
         return settings
     memory = max(limits.memory_bytes, settings.use_memory_bytes or 0)
@@ -235,7 +235,7 @@ def next_rung(
     Args:
         history: in the order in which they ran.
         limits: of the settings.
-        left_s: time that is left for all further runs, in seconds.
+        left_s: time left for all further runs, in seconds.
         start: the rung to begin with; by default the defaults.
     """
     if not history:
@@ -244,12 +244,12 @@ def next_rung(
         )
     replayed = _replay(history, limits)
     now = replayed.standing
-    # A rung that takes at most half of the best time is certainly better; there is no time to judge others.
+    # A rung that takes at most half of the best time is certainly better; judging others would take too long.
     if left_s < now.best_s / 2:
         return Stop(settings=now.best, why="the time is up", exhausted=False)
     limit_s = min(now.best_s * _LIMIT, left_s)
     if now.unsure is not None:
-        # A repeat must end, or it says nothing of the spread.
+        # A repeat that does not end says nothing about the spread.
         return Try(settings=now.unsure, limit_s=left_s, why="is the gain more than the noise?", repeat=True)
     leap = _leap(now.best, limits)
     if len({run.settings for run in history}) == 1 and leap != now.best:
@@ -283,7 +283,7 @@ class _Replay:
 
 
 def _replay(history: Sequence[Run], limits: TuningLimits) -> _Replay:
-    """Climb once more with all runs known now: a repeat may change the meaning of an earlier run."""
+    """Climb again with all runs so far: a repeat may change the meaning of an earlier run."""
     rungs = _by_settings(history)
     spread = noise(history)
     order = list(rungs)
@@ -335,7 +335,7 @@ def _judge(new: Sequence[Run], old: Sequence[Run], spread: float | None) -> Lite
 
 
 def _to_repeat(rungs: dict[RungSettings, list[Run]], candidate: RungSettings, best: RungSettings) -> RungSettings:
-    """Return which of the two to run once more: the one that ran less often, the quicker one first."""
+    """Return which of the two to repeat: the one with fewer runs, or else the faster one."""
     fewer = len(rungs[best]) < len(rungs[candidate]) and not rungs[best][0].cut
     return best if fewer else candidate
 
@@ -371,7 +371,7 @@ def _by_settings(history: Sequence[Run]) -> dict[RungSettings, list[Run]]:
 
 
 def _typical(runs: Sequence[Run]) -> float:
-    """Return the geometric mean of the runs that ended by themselves; of none, the least that one would have taken."""
+    """Return the geometric mean of the completed runs; without any, the least time that one would have taken."""
     whole = [run.seconds for run in runs if not run.cut]
     if not whole:
         return max(run.seconds for run in runs)

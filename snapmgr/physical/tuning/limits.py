@@ -1,4 +1,4 @@
-"""The limits of a tuning on this machine: memory, room for caches, folders for them."""
+"""Finds the limits of a tuning on this machine: memory, room for caches, folders for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAST_MEMORY = 256 * _MIB
 _LEAST_CACHE = 128 * _MIB
 # Share of the free space for a cache: the client itself keeps a tenth of the disk free.
 _CACHE_SHARE = 0.8
-# A cache in memory, relative to the data: it holds data that is read and data that is written.
+# Size of a cache in memory, relative to the data: it holds both the data read and the data written.
 _IN_MEMORY_PER_DATA = 1.5
 
 
@@ -31,9 +31,9 @@ def limits(
     """Return the limits for a backup of `data_bytes`.
 
     Args:
-        data_bytes: of the backup.
+        data_bytes: size of the backup.
         private: whether the storage can be mounted privately.
-        io_threads: whether the tool uses them.
+        io_threads: whether the tool uses I/O threads.
         cache_root: the default folder for caches.
         folders: further folders for caches, used if they are on another disk with room, or in free memory.
     """

@@ -1,4 +1,4 @@
-"""The result of a tuning: the job's table, the command line, the summary, the JSON document."""
+"""Formats the result of a tuning: the job's table, the command line, the summary, the JSON document."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _mount_options(settings: RungSettings) -> list[str]:
 
 
 def exact_size(size_bytes: int) -> str:
-    """Return a size that is read back as the same number."""
+    """Return a size as text that parses to exactly the same number."""
     for unit, letter in ((1 << 30, "G"), (_MIB, "M"), (1 << 10, "K")):
         if size_bytes % unit == 0 and size_bytes:
             return f"{size_bytes // unit}{letter}"
@@ -151,7 +151,7 @@ def _over_scratch(tuning: Tuning, best_s: float) -> str:
 
 
 def document(tuning: Tuning) -> dict[str, Any]:
-    """Return everything as one JSON document's part."""
+    """Return everything as a part of the JSON document."""
     now = tuning.standing
     return {
         "name": tuning.name,
@@ -212,6 +212,6 @@ def lines(tuning: Tuning) -> list[list[str]]:
 
 
 def size_words(tuning: Tuning) -> str:
-    """Return how much there was to prepare."""
+    """Return the amount of data to prepare, in words."""
     redo = f", {format_size(tuning.redo_bytes)} of redo log" if tuning.redo_bytes else ""
     return f"{format_size(tuning.data_bytes)}{redo}"

@@ -1,4 +1,4 @@
-"""Rungs: settings of a prepare in its storage, their limits, and the time of one run."""
+"""Defines rungs: settings of a prepare in its storage, their limits, and the time of one run."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class RungSettings:
     use_memory_bytes: int | None = None
     flush_method: str | None = None
     io_threads: int | None = None
-    """Of reading and of writing, for xtrabackup only: mariadb-backup always uses one of each."""
+    """Number for reading and number for writing, for xtrabackup only: mariadb-backup always uses one of each."""
     writeback: bool = False
     upload_delay_s: float = 0.0
     cache_bytes: int | None = None
     cache_dir: str | None = None
-    """A folder in which each mount gets a fresh one for its cache."""
+    """A folder in which each mount gets a fresh cache folder."""
     warm_up: bool = False
     max_uploads: int | None = None
     kernel_writeback: bool = False
@@ -66,16 +66,16 @@ class RungSettings:
 
     def tool_options(self) -> tuple[str, ...]:
         """Return the tool's options except for its memory."""
-        told = list(self.extra_tool)
+        found = list(self.extra_tool)
         if self.flush_method is not None:
-            told.append(f"--innodb-flush-method={self.flush_method}")
+            found.append(f"--innodb-flush-method={self.flush_method}")
         if self.io_threads is not None:
-            told += [f"--innodb-read-io-threads={self.io_threads}", f"--innodb-write-io-threads={self.io_threads}"]
-        return tuple(told)
+            found += [f"--innodb-read-io-threads={self.io_threads}", f"--innodb-write-io-threads={self.io_threads}"]
+        return tuple(found)
 
     def words(self) -> tuple[str, ...]:
         """Return each setting that differs from the defaults, in words."""
-        told = {
+        found = {
             f"use-memory {format_size(self.use_memory_bytes or 0)}": self.use_memory_bytes,
             f"flush method {self.flush_method}": self.flush_method,
             f"{self.io_threads} io threads": self.io_threads,
@@ -87,7 +87,7 @@ class RungSettings:
             f"{self.max_uploads} uploads at once": self.max_uploads,
             "FUSE writeback cache": self.kernel_writeback,
         }
-        return (*(word for word, there in told.items() if there), *self.extra_mount, *self.extra_tool)
+        return (*(word for word, there in found.items() if there), *self.extra_mount, *self.extra_tool)
 
     def __str__(self) -> str:
         return ", ".join(self.words()) or "default"
@@ -99,11 +99,11 @@ class TuningLimits:
 
     data_bytes: int
     memory_bytes: int
-    """The most that ``--use-memory`` may be."""
+    """Upper limit of ``--use-memory``."""
     private: bool
-    """Whether the storage can be mounted once more, with options and a cache of its own."""
+    """Whether a further mount of the storage is possible, with its own options and cache."""
     cache_bytes: int = 0
-    """The most that the cache may hold on its disk."""
+    """Upper limit of the cache on its default disk."""
     client_cache_bytes: int = 100 << 30
     """The client's default."""
     cache_dirs: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class TuningLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One prepare on a fresh clone with a cold cache, as far as the search cares."""
+    """One prepare on a fresh clone with a cold cache, reduced to the fields that the search needs."""
 
     settings: RungSettings
     seconds: float
@@ -126,14 +126,14 @@ class Run:
 
 
 def changes(old: RungSettings, new: RungSettings) -> str:
-    """Given two rungs, return the changes of the second in words: "+ writeback", "− warm-up"."""
+    """Describe the changes from the first rung to the second: "+ writeback", "− warm-up"."""
     before, after = old.words(), new.words()
-    told = [f"+ {word}" for word in after if word not in before]
-    # Of a setting with another value, only the new value is named.
+    found = [f"+ {word}" for word in after if word not in before]
+    # For a setting with another value, name only the new value.
     changed = {name for name in _given(old) if name in _given(new)}
     gone = old if not changed else replace(old, **{name: getattr(RungSettings(), name) for name in changed})
-    told += [f"− {word}" for word in gone.words() if word not in after]
-    return ", ".join(told) or "once more"
+    found += [f"− {word}" for word in gone.words() if word not in after]
+    return ", ".join(found) or "once more"
 
 
 def _given(settings: RungSettings) -> set[str]:
@@ -143,7 +143,7 @@ def _given(settings: RungSettings) -> set[str]:
 
 
 def with_room(settings: RungSettings, cache_bytes: int, limits: TuningLimits) -> RungSettings:
-    """Return `settings` with a cache of at least `cache_bytes`, as far as there is room."""
+    """Return `settings` with a cache of at least `cache_bytes`, limited by the available room."""
     has = settings.cache_bytes if settings.cache_bytes is not None else limits.client_cache_bytes
     wanted = min(cache_bytes, limits.cache_bytes)
     return settings if has >= wanted else replace(settings, cache_bytes=wanted)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from snapmgr.physical.tools.request import BackupInfo, Tool
 
 _SAMPLE_S = 0.5
-# For one rung; a longer one is sampled less often.
+# Most samples of one rung; a longer rung is sampled less often.
 _MOST_SAMPLES = 600
 _START_S = 1800.0
 _CACHE_PREFIX = "snapmgr-tune-cache-"
@@ -58,7 +58,7 @@ class StorageBench:
     tool: Tool
     cloning: FolderCloning
     remounting: Remounting | None
-    """None: the storage has no private mounts, and every rung uses the existing mount."""
+    """None: the storage does not offer private mounts; every rung uses the existing mount."""
     data_bytes: int
     scratch_dir: str
     cache_root: str
@@ -138,7 +138,7 @@ class StorageBench:
     def _won(
         self, settings: RungSettings, watch: _Watch, ran: ApplyTimes, checked: Checked | None, *, warm: bool
     ) -> Measured:
-        # Unmounting is not part of the prepare: everything is in the storage by then.
+        # Unmounting is not part of the prepare: everything is already in the storage.
         seconds = ran.warm_up_s + ran.tool_s + ran.settle_s
         counted, verdict = None, None
         if watch.start and watch.end:
@@ -218,7 +218,7 @@ class _Watch:
         try:
             yield
         except BaseException:
-            # The clone is not needed any more: deleted data need not be uploaded before the unmount.
+            # The clone is no longer needed: deleted data need not be uploaded before the unmount.
             shutil.rmtree(os.path.join(mount.path, name), ignore_errors=True)
             raise
         finally:

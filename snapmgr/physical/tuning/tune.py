@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapmgr.trace.counters import Counted
 
 DEFAULT_TIME_S = 1800.0
-# Share of the time after the first rung for the way over scratch, which is measured for comparison.
+# Share of the time after the first rung to spend on the way over scratch, measured for comparison.
 _SCRATCH_SHARE = 0.25
 _SCRATCH_LEAST_S = 60.0
 
@@ -76,7 +76,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchRun:
-    """The way beside the ladder: a copy to a local disk by many readers, prepared there."""
+    """The alternative to the ladder: many readers copy the backup to a local disk, and the tool prepares it there."""
 
     copy_s: float
     tool_s: float
@@ -92,10 +92,10 @@ class Bench(Protocol):
     """Measures rungs; `snapmgr.physical.tuning.storagebench` has the real one."""
 
     def measure(self, settings: RungSettings, limit_s: float, *, warm: bool = False, check: bool = False) -> Measured:
-        """Prepare a fresh clone with `settings`, from a cold cache, or once more from the cache that this leaves.
+        """Prepare a fresh clone with `settings` from a cold cache; with `warm` again, from the cache that this leaves.
 
-        A tool that runs longer than `limit_s` is ended. With `check` the tables' checksums are taken. Nothing is left
-        behind. A failure is in the result; only a failure that every rung would have is raised.
+        Ends a tool that runs longer than `limit_s`. With `check` takes the tables' checksums. Leaves nothing behind.
+        A failure is part of the result; only a failure that every rung would have is raised.
         """
 
     def scratch(self, limit_s: float) -> ScratchRun | None:
@@ -122,7 +122,7 @@ class Tuning:
 
     @property
     def history(self) -> list[Run]:
-        """The cold runs, which the search depends on."""
+        """The cold runs: the search depends on these alone."""
         return [one.run for one in self.measured if one.temperature == "cold"]
 
     @property
@@ -192,7 +192,7 @@ def climb(
 def _search(
     bench: Bench, tuning: Tuning, deadline: float, tell: Callable[[str], None], clock: Callable[[], float]
 ) -> None:
-    """Climb until the search is over, with the way over scratch measured after the first rung."""
+    """Climb until the search is over; measure the way over scratch after the first rung."""
 
     def left_s() -> float:
         return max(deadline - clock() - _reserve_s(tuning), 0.0)
@@ -275,7 +275,7 @@ def _compare(tuning: Tuning, best: Measured) -> None:
 
 
 def tables_compared(tuning: Tuning) -> str:
-    """Return in one sentence whether the first and the best rung's tables are the same."""
+    """Say in one sentence whether the tables of the first and the best rung are the same."""
     first = tuning.measured[0].checked if tuning.measured else None
     best = tuning.standing.best if tuning.standing is not None else None
     others = [one.checked for one in tuning.measured[1:] if one.checked is not None and one.run.settings == best]

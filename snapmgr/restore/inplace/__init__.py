@@ -1,4 +1,4 @@
-"""In-place restore: the storage puts the origin itself back to a snapshot.
+"""Restores in place: the storage puts the origin itself back to a snapshot.
 
-`plan` looks, `run` acts, `remount` unmounts and mounts again. Imported by `cli` and `doctor`.
+`plan` changes nothing, `run` restores, `remount` unmounts and mounts again. Imported by `cli` and `doctor`.
 """

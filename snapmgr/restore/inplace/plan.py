@@ -1,4 +1,4 @@
-"""What ``restore --in-place`` would do, and all that stands in its way. Looks only."""
+"""Plans ``restore --in-place``: its consequences and all obstacles. Changes nothing."""
 
 from __future__ import annotations
 
@@ -26,44 +26,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OriginPlan:
-    """What becomes of one origin."""
+    """The plan for one origin."""
 
     member: Member
     storage: RevertPlan
     mounts: tuple[Mount, ...]
     beside: tuple[str, ...] | None
-    """What is on the volume beside the source, by path in it: it goes back, too. None: it cannot be seen."""
+    """Paths on the volume outside the source: they go back, too. None: they cannot be listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InplacePlan:
-    """What an in-place restore would do."""
+    """The plan of an in-place restore."""
 
     entry: Entry
     origins: tuple[OriginPlan, ...]
     jobs: tuple[str, ...]
-    """Whose snapshots are of these origins; the snapshot's own first."""
+    """The jobs with snapshots of these origins; the snapshot's own first."""
     rules: tuple[str, ...]
-    """What protects the snapshot, if it is used up: "newest READY", "newest VERIFIED", "pinned"."""
+    """The rules that protect the snapshot, if it is consumed: "newest READY", "newest VERIFIED", "pinned"."""
     obstacles: tuple[SnapmgrError, ...]
-    """Why it would be refused now."""
+    """The errors that would stop it now."""
 
     @property
     def consumes(self) -> bool:
-        """Whether the snapshot is used up."""
+        """Whether the restore consumes the snapshot."""
         return any(origin.storage.consumes for origin in self.origins)
 
 
 def plan_inplace(ctx: Context, entry: Entry, *, force: bool = False) -> InplacePlan:
-    """Return what putting the origins of a snapshot back would do, and all that stands in its way. Changes nothing.
+    """Return the plan of an in-place restore, with all obstacles. Changes nothing.
 
-    `force` goes on where other snapshots may be lost. Raises StorageError for one that is not READY, or whose storage
-    cannot do it at all; NotFoundError if the snapshot or its origin is gone; MissingRequirementError without root.
+    With `force`, the possible loss of other snapshots is no obstacle. Raises StorageError for a snapshot that is not
+    READY, or whose storage cannot restore in place; NotFoundError if the snapshot or its origin is missing;
+    MissingRequirementError without root.
     """
     manifest = entry.manifest
     manifest.require_ready("restored in place")
     if os.geteuid() != 0:
-        raise MissingRequirementError("putting a volume back in place needs root", hint="run it as root")
+        raise MissingRequirementError("an in-place restore needs root", hint="run it as root")
     origins = tuple(_plan_origin(ctx, manifest, member) for member in manifest.members)
     ids = {member.ref.volume_id for member in manifest.members}
     entries = [one.manifest for one in ctx.catalog.entries()[0]]
@@ -86,11 +87,11 @@ def _plan_origin(ctx: Context, manifest: Manifest, member: Member) -> OriginPlan
 
 
 def revertible(ctx: Context, ref: SnapshotRef, snapshot_id: str) -> Revertible:
-    """Return the backend of a member as one that can put origins back. Raises StorageError if it cannot."""
+    """Return the backend of a member. Raises StorageError if it cannot restore in place."""
     backend = ctx.backend(ref.backend)
     if not isinstance(backend, Revertible):
         raise StorageError(
-            f"{ref.backend} cannot put an origin back in its place",
+            f"{ref.backend} cannot restore an origin in place",
             hint=f"stop the server, move the old files away, then: snapmgr restore {snapshot_id} DEST",
         )
     return backend
@@ -107,7 +108,7 @@ def _beside(member: Member, mounts: Sequence[Mount]) -> tuple[str, ...] | None:
 
 
 def _outside(root: str, folder: str, places: set[str]) -> Iterator[str]:
-    """Yield what is in `folder` and in none of `places`, all as paths from `root`: the topmost names only."""
+    """Yield the topmost entries of `folder` that are outside `places`, all as paths from `root`."""
     if "" in places or folder in places:
         return
     for name in sorted(os.listdir(os.path.join(root, folder))):
@@ -125,12 +126,12 @@ def _obstacles(ctx: Context, plan: InplacePlan, entries: Sequence[Manifest], *, 
     if manifest.machine_id != machine_id():
         yield StorageError(
             f"snapshot {manifest.id} was taken on another machine ({manifest.machine_id})",
-            hint="what it would be put back to is not what it was taken of: restore it to a folder",
+            hint="its origin is not on this machine: restore it to a directory",
         )
     for record in inplace_records(ctx.catalog):
         if set(record.jobs) & set(plan.jobs):
             yield BusyError(
-                f"another restore in place is under way or was cut short: of {record.snapshot_id}",
+                f"another in-place restore, from {record.snapshot_id}, is running or unfinished",
                 hint=f"complete it first: snapmgr restore {record.snapshot_id} --in-place",
             )
     yield from _leases(ctx, plan, entries)
@@ -147,7 +148,7 @@ def _of_origin(ctx: Context, origin: OriginPlan, *, force: bool) -> Iterator[Sna
     yield from (_refusal(reason) for reason in storage.blocked)
     if not force:
         for reason in storage.loses:
-            yield StorageError(reason.what, hint=f"{reason.hint}; --force goes on all the same")
+            yield StorageError(reason.what, hint=f"{reason.hint}; --force restores anyway")
     if lies_on(str(ctx.config.state_dir), storage.number):
         yield InUseError(
             f"the state directory {ctx.config.state_dir} is on {storage.origin}: it would go back, too",
@@ -160,7 +161,7 @@ def _of_origin(ctx: Context, origin: OriginPlan, *, force: bool) -> Iterator[Sna
 
 
 def _leases(ctx: Context, plan: InplacePlan, entries: Sequence[Manifest]) -> Iterator[SnapmgrError]:
-    """Yield who uses the snapshot, or another one that its merge writes to: one of the same origin."""
+    """Yield the leases of the snapshot, and of others of the same origin if the merge writes to them."""
     origins = {origin.member.ref.volume_id for origin in plan.origins if origin.storage.consumes}
     used = {one.id for one in entries if any(member.ref.volume_id in origins for member in one.members)}
     for lease in ctx.catalog.leases()[0]:

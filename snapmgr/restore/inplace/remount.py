@@ -1,4 +1,4 @@
-"""Unmounting a file system everywhere, and mounting it again as it was."""
+"""Unmounts a file system everywhere, and mounts it again with the same options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from snapmgr.context import Context
     from snapmgr.contract.records import Mount
 
-# What the kernel lists and mount(8) does not take, or sets by itself.
+# Options that the kernel lists, and that mount(8) does not accept or sets by itself.
 _LISTED_ONLY = frozenset({"rw", "ro", "seclabel", "idmapped"})
 
 
@@ -28,7 +28,7 @@ def mounts_of(ctx: Context, number: str) -> tuple[Mount, ...]:
 
 
 def describe(mounts: Iterable[Mount]) -> tuple[MountRecord, ...]:
-    """Return what is needed to mount them again."""
+    """Return the records that `mount_again` needs."""
     return tuple(
         MountRecord(
             point=mount.point,
@@ -51,7 +51,7 @@ def lies_on(path: str, number: str) -> bool:
 
 
 def require_free(ctx: Context, number: str) -> None:
-    """Raise InUseError if other file systems are mounted below these mounts, or devices stand on the device."""
+    """Raise InUseError if other file systems are mounted below these mounts, or other devices use the device."""
     everything, ours = ctx.mounter.mounts(), mounts_of(ctx, number)
     ids = {mount.id for mount in ours}
     below = [mount.point for mount in everything if mount.parent_id in ids and mount.device != number]
@@ -66,8 +66,8 @@ def require_free(ctx: Context, number: str) -> None:
         above = []
     if above:
         raise InUseError(
-            f"other devices stand on the volume: {', '.join(map(_device_name, above))} (LUKS, a partition, a RAID?)",
-            hint="take them down first (umount, cryptsetup close, …): snapmgr does not know how to set them up again",
+            f"other devices use the volume: {', '.join(map(_device_name, above))} (LUKS, a partition, a RAID?)",
+            hint="deactivate them first (umount, cryptsetup close, …): snapmgr cannot set them up again",
         )
 
 
@@ -78,16 +78,16 @@ def _device_name(name: str) -> str:
         return name
 
 
-def take_down(mounts: Sequence[Mount]) -> None:
-    """Unmount them, the newest first. Raises InUseError that names who holds one; the rest stays then."""
+def unmount_all(mounts: Sequence[Mount]) -> None:
+    """Unmount `mounts`, the newest first. Raises InUseError that names who uses one; the older ones stay mounted."""
     for mount in reversed(mounts):
         unmount(mount.point, mount_id=mount.id)
 
 
-def put_back(ctx: Context, part: OriginRecord) -> None:
-    """Mount again, with the same options, what is not mounted now; what differs is told.
+def mount_again(ctx: Context, part: OriginRecord) -> None:
+    """Mount an origin again with the same options where it is not mounted now; warn about options that differ.
 
-    Raises StorageError if one cannot be mounted: the others are all the same.
+    Raises StorageError if a mount fails; the others are mounted anyway.
     """
     if not part.mounts:
         return
@@ -100,28 +100,28 @@ def put_back(ctx: Context, part: OriginRecord) -> None:
             except SnapmgrError as error:
                 failures.append(error.message)
                 continue
-        there = _find(ctx, wanted, number)
-        if there is None:
-            failures.append(f"{wanted.point}: something else is mounted there")
-        elif (set(there.options), set(there.super_options)) != (set(wanted.options), set(wanted.super_options)):
+        mount = _find(ctx, wanted, number)
+        if mount is None:
+            failures.append(f"{wanted.point}: another file system is mounted there")
+        elif (set(mount.options), set(mount.super_options)) != (set(wanted.options), set(wanted.super_options)):
             ctx.tell(
                 f"warning: {wanted.point} was mounted with {_joined(wanted.options, wanted.super_options)}, and is now "
-                f"with {_joined(there.options, there.super_options)}"
+                f"mounted with {_joined(mount.options, mount.super_options)}"
             )
     if failures:
         raise StorageError(
             f"{part.origin} could not be mounted again: {'; '.join(failures)}",
-            hint=f"mount {part.device} by hand; then: snapmgr doctor --fix",
+            hint=f"mount {part.device} manually; then: snapmgr doctor --fix",
         )
 
 
 def _number(part: OriginRecord) -> str:
-    """Return the device's number as it is now."""
+    """Return the current number of the device."""
     try:
         device = os.stat(part.device).st_rdev
     except OSError as error:
         raise StorageError(
-            f"{part.device} is not there: {error.strerror}",
+            f"the device {part.device} is unavailable: {error.strerror}",
             hint=f"activate it: lvchange -ay {part.origin}; then: snapmgr doctor --fix",
         ) from None
     return f"{os.major(device)}:{os.minor(device)}"
@@ -133,7 +133,7 @@ def _joined(options: Iterable[str], super_options: Iterable[str]) -> str:
 
 def _find(ctx: Context, wanted: MountRecord, number: str) -> Mount | None:
     at = [mount for mount in ctx.mounter.mounts() if mount.point == wanted.point]
-    # Of several at one point the last is seen.
+    # The last of several mounts at one point hides the others.
     return at[-1] if at and at[-1].device == number and at[-1].root == wanted.root else None
 
 
@@ -147,7 +147,7 @@ def _mount(ctx: Context, part: OriginRecord, wanted: MountRecord, number: str) -
     if whole is not None:
         _bind(ctx, whole.point, wanted)
         return
-    # The file system's own root was mounted nowhere: for a moment it has to be.
+    # A bind mount needs the file system's own root, which was mounted nowhere: mount it for a moment.
     point = ctx.config.scratch_dir / f"r{os.urandom(8).hex()}"
     point.mkdir(mode=0o700, parents=True)
     try:

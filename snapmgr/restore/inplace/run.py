@@ -1,8 +1,8 @@
-"""``restore --in-place``: the origin itself is put back to a snapshot, by a storage that is `Revertible`.
+"""Restores in place: a `Revertible` storage puts the origin itself back to a snapshot.
 
-In order: record on disk → unmounted everywhere → put back → manifest → mounted again → record gone. What is killed in
-between is taken up by the next call, or by ``doctor --fix``: until the storage has begun all of it is undone, from then
-on it is completed.
+In order: write the record, unmount everywhere, put the origin back, write the manifest, mount again, remove the record.
+After an interruption the next call or ``doctor --fix`` continues: it undoes the restore if the storage has not begun,
+and completes it otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from snapmgr.access.note import store_note
 from snapmgr.catalog.inplace import MERGED, InplaceRecord, OriginRecord, drop_inplace, inplace_records, write_inplace
 from snapmgr.contract.errors import NotFoundError, SnapmgrError, StorageError
 from snapmgr.restore.inplace.plan import plan_inplace, revertible
-from snapmgr.restore.inplace.remount import describe, mounts_of, put_back, take_down
+from snapmgr.restore.inplace.remount import describe, mount_again, mounts_of, unmount_all
 from snapmgr.restore.unfinished import Unfinished
 from snapmgr.system.host import is_alive, this_process
 from snapmgr.system.probe import require_answer
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
     from snapmgr.restore.inplace.plan import InplacePlan
 
 _POLL_S = 0.3
-# A merge that nobody watches any more, after a reboot say, is set going again.
-_PUSH_S = 15.0
+# A merge may stop without an error, after a reboot for example: it is started again this often.
+_RESTART_S = 15.0
 _TELL_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class InplaceResult:
-    """What an in-place restore did."""
+    """The result of an in-place restore."""
 
     snapshot_id: str
     origins: tuple[str, ...]
     mounted: tuple[str, ...]
-    """Where they are mounted again."""
+    """The mount points where they are mounted again."""
     consumed: bool
     merged_at: datetime
 
 
 def restore_inplace(ctx: Context, plan: InplacePlan, *, force: bool = False) -> InplaceResult:
-    """Put the origins back, as `plan` said. All is looked at again under the locks of all jobs that are concerned.
+    """Put the origins back according to `plan`, which is made again under the locks of all jobs that it concerns.
 
-    Raises BusyError if one of them is active, InUseError if a mount is in use (all is as before then), what stands in
-    the way, and StorageError if the storage fails or a file system cannot be mounted again: the message says how to go
-    on.
+    Raises BusyError if one of them is active, InUseError if a mount is in use (then nothing has changed), the first
+    obstacle if there is one, and StorageError if the storage fails or a file system cannot be mounted again: the
+    message says how to continue.
     """
     ctx.catalog.make()
     with ExitStack() as locks:
@@ -88,47 +88,50 @@ def restore_inplace(ctx: Context, plan: InplacePlan, *, force: bool = False) -> 
         write_inplace(ctx.catalog, record)
         try:
             for origin in now.origins:
-                take_down(origin.mounts)
+                unmount_all(origin.mounts)
         except BaseException:
             _undo(ctx, record)
             raise
-        return _go_on(ctx, _at(ctx, record, step="merging"))
+        return _complete(ctx, _advance(ctx, record, step="merging"))
 
 
 def _refuse_changed(plan: InplacePlan, now: InplacePlan) -> None:
-    """Raise StorageError if it would mean more than what somebody agreed to."""
+    """Raise StorageError if the consequences are not those that the user agreed to."""
 
     def meaning(one: InplacePlan) -> tuple[object, ...]:
         losses = {reason.what for origin in one.origins for reason in origin.storage.loses}
         return (one.jobs, one.consumes, one.rules, len(losses), [origin.beside for origin in one.origins])
 
     if meaning(plan) != meaning(now):
-        raise StorageError("what it would mean has changed just now", hint="look again: --dry-run")
+        raise StorageError(
+            "the consequences of the in-place restore have changed since they were shown",
+            hint="look at them again with --dry-run, then restore again",
+        )
 
 
-def take_up(ctx: Context, snapshot_id: str) -> InplaceResult | None:
-    """Go on with an in-place restore of this snapshot that was cut short; None if there is none, or it was undone.
+def resume_inplace(ctx: Context, snapshot_id: str) -> InplaceResult | None:
+    """Complete or undo an interrupted in-place restore of this snapshot; return None if there is none, or it is undone.
 
-    Raises BusyError if it is under way, and as `restore_inplace`.
+    Raises BusyError if it is active, and the errors of `restore_inplace`.
     """
     for record in inplace_records(ctx.catalog):
         if record.snapshot_id == snapshot_id:
             with ExitStack() as locks:
                 for job in record.jobs:
                     locks.enter_context(ctx.catalog.job_lock(job))
-                return conclude(ctx, record)
+                return complete_or_undo(ctx, record)
     return None
 
 
-def conclude(ctx: Context, record: InplaceRecord) -> InplaceResult | None:
-    """Complete what was cut short, or undo it if the storage has not begun; the lock of its first job must be held."""
+def complete_or_undo(ctx: Context, record: InplaceRecord) -> InplaceResult | None:
+    """Complete an interrupted restore, or undo it if the storage has not begun; needs the lock of its first job."""
     current = next((one for one in inplace_records(ctx.catalog) if one.token == record.token), None)
     if current is None:
         return None
     if current.step == "unmounting" or (current.step == "merging" and not _begun(ctx, current)):
         _undo(ctx, current)
         return None
-    return _go_on(ctx, current)
+    return _complete(ctx, current)
 
 
 def _begun(ctx: Context, record: InplaceRecord) -> bool:
@@ -139,30 +142,30 @@ def _begun(ctx: Context, record: InplaceRecord) -> bool:
 
 
 def _undo(ctx: Context, record: InplaceRecord) -> None:
-    """Leave everything as it was before. Raises StorageError, with the record still there, if that fails."""
+    """Undo a restore that the storage has not begun. If that fails, raises StorageError and keeps the record."""
     if record.step == "merging":
         for part in record.parts:
             revertible(ctx, part.ref, record.snapshot_id).cancel_revert(part.ref, record.token)
-    _mount_all(ctx, record)
+    _mount_all_again(ctx, record)
     drop_inplace(ctx.catalog, record)
 
 
-def _at(ctx: Context, record: InplaceRecord, **changes: object) -> InplaceRecord:
+def _advance(ctx: Context, record: InplaceRecord, **changes: object) -> InplaceRecord:
     record = replace(record, **changes)  # type: ignore[arg-type] # fields of its own
     write_inplace(ctx.catalog, record)
     return record
 
 
-def _go_on(ctx: Context, record: InplaceRecord) -> InplaceResult:
+def _complete(ctx: Context, record: InplaceRecord) -> InplaceResult:
     if record.step == "merging":
         _merge(ctx, record)
-        record = _at(ctx, record, step="merged", merged_at=datetime.now(UTC))
+        record = _advance(ctx, record, step="merged", merged_at=datetime.now(UTC))
     merged_at = record.merged_at or datetime.now(UTC)
     refs = [
         revertible(ctx, part.ref, record.snapshot_id).finish_revert(part.ref, record.token) for part in record.parts
     ]
-    _write_down(ctx, record, refs, merged_at)
-    _mount_all(ctx, record)
+    _record_result(ctx, record, refs, merged_at)
+    _mount_all_again(ctx, record)
     drop_inplace(ctx.catalog, record)
     return InplaceResult(
         snapshot_id=record.snapshot_id,
@@ -174,20 +177,20 @@ def _go_on(ctx: Context, record: InplaceRecord) -> InplaceResult:
 
 
 def _merge(ctx: Context, record: InplaceRecord) -> None:
-    """Return when all origins are put back. Raises with all as before if none of them was begun."""
+    """Put all origins back and wait until that is done. If it fails before the storage has begun, undo everything."""
     backends = [revertible(ctx, part.ref, record.snapshot_id) for part in record.parts]
     try:
         for backend, part in zip(backends, record.parts, strict=True):
-            ctx.tell(f"{record.snapshot_id}: putting back {part.origin}")
-            # After a reboot it may be mounted, while it is being merged.
+            ctx.tell(f"restoring {part.origin} in place to {record.snapshot_id}")
+            # After a reboot it may be mounted during the merge.
             if backend.revert_state(part.ref, record.token) == "none":
-                take_down(mounts_of(ctx, backend.revert_plan(part.ref).number))
+                unmount_all(mounts_of(ctx, backend.revert_plan(part.ref).number))
             backend.begin_revert(part.ref, record.token)
     except SnapmgrError:
         if not _begun(ctx, record):
             _undo(ctx, record)
         raise
-    pushed = told = time.monotonic()
+    started = told = time.monotonic()
     waiting = list(zip(backends, record.parts, strict=True))
     while waiting:
         backend, part = waiting[0]
@@ -197,28 +200,30 @@ def _merge(ctx: Context, record: InplaceRecord) -> None:
             continue
         if state == "failed":
             raise StorageError(
-                f"{part.origin} could not be put back: the storage gave up in the middle",
-                hint="start no server on it; the kernel log says why; then again: "
+                f"the in-place restore of {part.origin} failed: the storage stopped before the end",
+                hint="do not start a server on it; check the kernel log for the cause; then: "
                 f"snapmgr restore {record.snapshot_id} --in-place",
             )
-        if time.monotonic() - pushed >= _PUSH_S:
-            pushed = time.monotonic()
+        if time.monotonic() - started >= _RESTART_S:
+            started = time.monotonic()
             backend.begin_revert(part.ref, record.token)
         if time.monotonic() - told >= _TELL_S:
             told = time.monotonic()
-            ctx.tell(f"{part.origin}: still being put back")
+            ctx.tell(f"still restoring {part.origin} in place")
         time.sleep(_POLL_S)
 
 
-def _write_down(ctx: Context, record: InplaceRecord, refs: Sequence[SnapshotRef | None], merged_at: datetime) -> None:
-    """Let the manifest say what has become of the snapshot."""
+def _record_result(
+    ctx: Context, record: InplaceRecord, refs: Sequence[SnapshotRef | None], merged_at: datetime
+) -> None:
+    """Write the manifest: a consumed snapshot is BROKEN, another one has the storage's new ids."""
     try:
         entry = ctx.catalog.load(record.snapshot_id)
     except NotFoundError:
         return
     if None in refs:
         for ref in refs:
-            # Of a set that lost a member nothing else is of use.
+            # The other members are useless once one is consumed.
             if ref is not None:
                 ctx.backend(ref.backend).delete(ref)
         reason = f"{MERGED} at {merged_at:%Y-%m-%dT%H:%M:%SZ}: {record.origins}"
@@ -233,14 +238,14 @@ def _write_down(ctx: Context, record: InplaceRecord, refs: Sequence[SnapshotRef 
     try:
         store_note(ctx, entry)
     except SnapmgrError as error:
-        ctx.tell(f"warning: the note of {record.snapshot_id} stays as it is: {error.message}")
+        ctx.tell(f"warning: could not update the note of {record.snapshot_id}: {error.message}")
 
 
-def _mount_all(ctx: Context, record: InplaceRecord) -> None:
+def _mount_all_again(ctx: Context, record: InplaceRecord) -> None:
     failure: SnapmgrError | None = None
     for part in record.parts:
         try:
-            put_back(ctx, part)
+            mount_again(ctx, part)
         except SnapmgrError as error:
             failure = failure or error
     if failure is not None:
@@ -248,23 +253,23 @@ def _mount_all(ctx: Context, record: InplaceRecord) -> None:
 
 
 def unfinished_inplace(ctx: Context) -> tuple[Unfinished, ...]:
-    """Return the in-place restores that are under way or were cut short, for doctor. Looks only."""
+    """Return the in-place restores that are active or were interrupted. Changes nothing."""
     return tuple(_unfinished(ctx, record) for record in inplace_records(ctx.catalog))
 
 
 def _unfinished(ctx: Context, record: InplaceRecord) -> Unfinished:
-    def remove() -> str:
-        done = conclude(ctx, record)
+    def resolve() -> str:
+        done = complete_or_undo(ctx, record)
         if done is None:
-            return f"the restore in place of {record.snapshot_id} is undone: {record.origins} is as it was"
-        return f"the restore in place of {record.snapshot_id} is completed: {record.origins} is put back"
+            return f"the in-place restore of {record.snapshot_id} is undone: {record.origins} is unchanged"
+        return f"the in-place restore of {record.snapshot_id} is completed: {record.origins} is restored"
 
-    done = "was cut short; the data are back" if record.step == "merged" else "was cut short"
+    done = "was interrupted after the data were restored" if record.step == "merged" else "was interrupted"
     return Unfinished(
         place=record.origins,
         active=is_alive(record.holder),
-        what=f"the restore in place of {record.snapshot_id} {done}",
-        cure="completes it, or undoes it if nothing was put back yet",
+        what=f"the in-place restore of {record.snapshot_id} {done}",
+        repair="completes it, or undoes it if nothing was restored yet",
         job=record.jobs[0],
-        remove=remove,
+        resolve=resolve,
     )

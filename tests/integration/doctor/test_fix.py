@@ -124,7 +124,7 @@ def test_leases_of_the_dead_end_and_those_of_the_living_do_not(storage: Storage)
     assert (Path(mounted) / "work").exists()
     assert sum(name.startswith("attach") for name in storage.names()) == 2
     (problem,) = storage.problems()
-    assert "longer than until" in problem
+    assert "past its time limit" in problem
 
 
 def test_a_mount_in_use_is_left_and_said(storage: Storage) -> None:
@@ -221,7 +221,7 @@ def test_an_active_job_is_left_alone(btrfs: Storage) -> None:
     with btrfs.catalog().job_lock("demo"):
         document = json.loads(btrfs.scene.run("doctor", "--fix", "--json").stdout)
         assert document["actions"] == []
-        (said,) = [one["what"] for one in document["findings"] if "left alone" in one["what"]]
+        (said,) = [one["what"] for one in document["findings"] if "skipped: " in one["what"]]
         assert f"a run of its job is active (pid {os.getpid()})" in said
     assert btrfs.fix("demo") == {"finish-deletion": "done"}
 

@@ -124,10 +124,10 @@ def test_a_set_that_lost_a_member(btrfs: Storage) -> None:
     btrfs.catalog().write(replace(entry.manifest, created_at=entry.manifest.created_at - timedelta(days=90)))
     assert btrfs.scene.run("prune", "demo").returncode == 0
     assert first in btrfs.names()
-    assert any("is what is left of" in one["what"] for one in btrfs.doctor()["findings"])
+    assert any("is BROKEN, and part of it remains: " in one["what"] for one in btrfs.doctor()["findings"])
     shutil.rmtree(btrfs.scene.state)
     assert btrfs.fix(code=1) == {}
-    assert any("it is not whole" in what for what in btrfs.problems())
+    assert any("it is incomplete" in what for what in btrfs.problems())
     btrfs.move(btrfs.point / "away", btrfs.folder / second)
     assert btrfs.fix() == {"adopt": "done"}
     assert btrfs.manifests() == before
@@ -177,7 +177,7 @@ def test_what_is_foreign_is_named_and_stays(btrfs: Storage) -> None:
     assert btrfs.fix(code=1) == {"mark-broken": "done"}
     assert btrfs.names() == names
     said = "\n".join(btrfs.problems())
-    assert f"{swapped.id} bears the name of" in said
+    assert f"{swapped.id} has the name of" in said
     assert f"{noteless.id} is not in this state directory, and it has no note" in said
     assert "made writable by hand" in said
 

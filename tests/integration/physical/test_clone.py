@@ -12,8 +12,9 @@ from snapmgr.mysql.connect.client import Credentials
 from snapmgr.mysql.server.program import ServerBinary
 from snapmgr.mysql.server.throwaway import throwaway
 from snapmgr.physical.seal import compare, seal
-from snapmgr.physical.tools.choose import BrokenChainError, read_info
 from snapmgr.physical.tools.cloneplugin import read_position
+from snapmgr.physical.tools.infofile import read_info
+from snapmgr.physical.tools.request import BrokenChainError
 from support.copies import MEMORY
 from support.kinds import KINDS, kinds
 from support.load import check_invariant, write_load

@@ -15,7 +15,8 @@ import pytest
 from snapmgr.contract.errors import NotQuiescedError, StorageError
 from snapmgr.mysql.connect.client import Credentials
 from snapmgr.physical.seal import compare, seal
-from snapmgr.physical.tools.choose import BrokenChainError, read_info
+from snapmgr.physical.tools.infofile import read_info
+from snapmgr.physical.tools.request import BrokenChainError
 from support.kinds import kinds
 from support.load import check_invariant, write_load
 from support.processes import children, ended, halt, wait_until
@@ -241,7 +242,8 @@ _FILL = """
 import sys
 from snapmgr.mysql.connect.client import Credentials, connect
 from snapmgr.mysql.connect.identity import identify
-from snapmgr.physical.tools.choose import CopyRequest, choose_tool
+from snapmgr.physical.tools.choose import choose_tool
+from snapmgr.physical.tools.request import CopyRequest
 
 credentials = Credentials(socket=sys.argv[1], user="root")
 with connect(credentials) as connection:

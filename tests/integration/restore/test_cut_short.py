@@ -14,7 +14,7 @@ import pytest
 
 from snapmgr.catalog.store import Catalog
 from snapmgr.contract.errors import StorageError
-from snapmgr.restore import copy as replica
+from snapmgr.restore import copy as restore_copy
 from snapmgr.restore.run import RestoreDiffersError, restore
 from snapmgr.restore.unfinished import unfinished_restores
 from snapmgr.system.kernel import rename_new
@@ -98,7 +98,7 @@ def test_killed_while_it_moves_all_up_the_next_one_finishes_and_reports_the_same
     assert len(os.listdir(dest)) == 5
     done = files.run("restore", "latest", str(dest), "--json")
     assert done.returncode == 0, done.stderr
-    assert "complete but for its last step, which is done now" in done.stderr
+    assert "complete except for its last step, which is done now" in done.stderr
     assert json.loads(done.stdout)["restored"]["shared_files"] > 10
     trees.same(trees.fingerprint(files.data), trees.fingerprint(dest))
     require_nothing_left(files)
@@ -110,7 +110,7 @@ def test_leftovers_are_named_and_removed_and_nothing_else(large, other):
         ctx = large.context()
         (active,) = unfinished_restores(ctx)
         assert active.active
-        assert "under way after all" in active.remove()
+        assert "still active" in active.resolve()
         assert len(list(dest.iterdir())) == 1
         process.kill()
         process.communicate()
@@ -118,10 +118,10 @@ def test_leftovers_are_named_and_removed_and_nothing_else(large, other):
     (leftover,) = unfinished_restores(ctx)
     assert not leftover.active
     assert str(dest) in leftover.what
-    assert "is removed" in leftover.remove()
+    assert "are removed" in leftover.resolve()
     assert os.listdir(dest) == ["somebody's"]
     assert unfinished_restores(ctx) == ()
-    assert "is removed" in leftover.remove()
+    assert "are removed" in leftover.resolve()
     (dest / "somebody's").unlink()
     dest.rmdir()
     # The mount that the killed one had is removed by the next restore of the snapshot.
@@ -160,7 +160,7 @@ def test_a_copy_of_a_half_made_tree_is_not_ours(large, other):
     assert "is not empty" in done.stderr
     trees.same(before, trees.fingerprint(theirs))
     (leftover,) = unfinished_restores(large.context())
-    leftover.remove()
+    leftover.resolve()
     assert not dest.exists()
     subprocess.run(["rm", "-r", theirs], check=True)
 
@@ -180,7 +180,7 @@ def test_a_disk_that_fills_up_in_the_middle(large, monkeypatch):
         f_frsize = 4096
 
     with loop_filesystem("ext4", 64 << 20, base=Path("/dev/shm")) as small:
-        monkeypatch.setattr(replica.os, "fstatvfs", lambda _fd: Plenty)
+        monkeypatch.setattr(restore_copy.os, "fstatvfs", lambda _fd: Plenty)
         ctx = large.context()
         with pytest.raises(StorageError, match="no space left for z") as caught:
             restore(ctx, ctx.catalog.resolve("latest"), str(small.point / "x"))
@@ -191,7 +191,7 @@ def test_a_disk_that_fills_up_in_the_middle(large, monkeypatch):
 
 
 def test_a_disk_that_writes_something_else_is_found_out(large, other, monkeypatch):
-    synced = replica.sync_file_system
+    synced = restore_copy.sync_file_system
 
     def corrupt(fd):
         synced(fd)
@@ -207,13 +207,13 @@ def test_a_disk_that_writes_something_else_is_found_out(large, other, monkeypatc
         os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
         monkeypatch.undo()
 
-    monkeypatch.setattr(replica, "sync_file_system", corrupt)
+    monkeypatch.setattr(restore_copy, "sync_file_system", corrupt)
     ctx = large.context()
     dest = other.point / "damaged"
     with pytest.raises(RestoreDiffersError, match="z has other contents") as caught:
         restore(ctx, ctx.catalog.resolve("latest"), str(dest))
     assert caught.value.exit_code == 6
-    assert "z has other contents" in (dest / replica.DIFFERS_FILE).read_text()
+    assert "z has other contents" in (dest / restore_copy.DIFFERS_FILE).read_text()
     assert (dest / "a").read_text() == "first"
     require_nothing_left(large)
     subprocess.run(["rm", "-r", dest], check=True)

@@ -13,7 +13,7 @@ import pytest
 
 from snapmgr.catalog.store import Catalog
 from snapmgr.contract.errors import StorageError
-from snapmgr.restore import copy as replica
+from snapmgr.restore import copy as restore_copy
 from snapmgr.restore.run import restore
 from snapmgr.system import probe
 from snapmgr.testing import trees
@@ -156,11 +156,11 @@ def test_the_document_has_every_key(files):
     [
         ("full", "is not empty: it holds keep"),
         ("link", "is a symlink"),
-        ("file", "is no folder"),
-        ("no/such", "is no folder that exists"),
-        ("state/x", "lies in the state directory"),
-        ("scratch/x", "lies in the scratch directory"),
-        ("in the source", "lies in the source"),
+        ("file", "is not a folder"),
+        ("no/such", "is not an existing folder"),
+        ("state/x", "is in the state directory"),
+        ("scratch/x", "is in the scratch directory"),
+        ("in the source", "is in the source"),
         ("\udcff", "not UTF-8"),
     ],
 )
@@ -215,7 +215,7 @@ def test_attributes_that_the_destination_cannot_hold_are_named(files):
         document = json.loads(done.stdout)
         assert "acl lacks the extended attribute system.posix_acl_access" in document["restored"]["differences"]
         assert document["error"]["exit_code"] == 6
-        assert "plain lacks the extended attribute user." in (poor / "x" / replica.DIFFERS_FILE).read_text()
+        assert "plain lacks the extended attribute user." in (poor / "x" / restore_copy.DIFFERS_FILE).read_text()
         assert (poor / "x" / "plain").read_bytes() == (files.data / "plain").read_bytes()
     finally:
         subprocess.run(["umount", poor], check=True)
@@ -251,5 +251,5 @@ def test_somebody_who_is_not_root_restores_his_own():
             trees.same(trees.fingerprint(data), trees.fingerprint(dest))
         done = run("restore", "latest", "/usr/not-allowed")
         assert done.returncode == 7
-        assert "no right to restore to /usr/not-allowed" in done.stderr
+        assert "no permission to write to /usr/not-allowed" in done.stderr
         assert os.listdir(folder / "state/restores") == os.listdir(folder / "state/leases") == []

@@ -13,7 +13,7 @@ import pytest
 
 from snapmgr.catalog.manifest import Lease, LeasePart, Manifest, Verification, encode
 from snapmgr.catalog.store import Catalog
-from snapmgr.contract.errors import BusyError, CatalogError, ConfigError, InUseError, NotFoundError
+from snapmgr.contract.errors import BusyError, CatalogError, ConfigError, InUseError, NotFoundError, SnapmgrError
 from snapmgr.contract.records import AttachRecord, Pool, SnapshotRef
 from snapmgr.system.boot import boot_id
 from snapmgr.system.host import this_process
@@ -66,6 +66,12 @@ def test_what_is_written_is_read_again_and_oldest_comes_first(catalog: Catalog) 
     assert [entry.manifest for entry in entries] == [old, new]
     assert [entry.verified for entry in entries] == [True, False]
     assert damaged == []
+
+
+def test_a_manifest_that_cannot_be_written_as_json_leaves_no_folder(catalog: Catalog) -> None:
+    with pytest.raises(SnapmgrError, match="not UTF-8"):
+        catalog.write(manifest(path="/srv/\udcff"))
+    assert list((catalog.path / "snapshots").iterdir()) == []
 
 
 def test_a_job_is_not_taken_for_one_with_a_longer_name(catalog: Catalog) -> None:

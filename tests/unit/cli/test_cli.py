@@ -154,7 +154,7 @@ def test_no_command_is_help_on_stderr(capsys):
         (["list", "--nonsense"], "No such option"),
         (["list", "--nonsense"], "see: snapmgr list --help"),
         (["list", "--quiet"], "put it before the command: snapmgr --quiet"),
-        (["backup"], "Name jobs, or give --all"),
+        (["backup"], "Name at least one job, or give --all"),
         (["backup", "nightly", "--all"], "not both"),
         (["backup", "nigthly"], "did you mean nightly?"),
         (["mount"], "Missing argument 'ID'"),

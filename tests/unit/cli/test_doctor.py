@@ -16,10 +16,10 @@ from snapmgr.config.load import load_config
 from snapmgr.context import Context
 from snapmgr.contract.errors import StorageError
 from snapmgr.contract.records import Found
+from snapmgr.doctor.collect import active_run, collect_facts
 from snapmgr.doctor.diagnose import diagnose
 from snapmgr.doctor.finding import Finding, exit_code
-from snapmgr.doctor.look import active_run, look
-from snapmgr.doctor.servers import running_servers
+from snapmgr.mysql.connect.running import running_servers
 from snapmgr.system.host import this_process
 from support.sample import lease, manifest
 
@@ -105,7 +105,7 @@ def test_a_lock_on_another_file_system_is_no_run_of_ours(catalog, monkeypatch):
         pass
     lock = (catalog.path / "locks/nightly.lock").stat()
     table = f"1: FLOCK  ADVISORY  WRITE {os.getppid()} fe:fe:{lock.st_ino} 0 EOF\n"
-    monkeypatch.setattr("snapmgr.doctor.look.open", lambda *_, **__: io.StringIO(table), raising=False)
+    monkeypatch.setattr("snapmgr.doctor.collect.open", lambda *_, **__: io.StringIO(table), raising=False)
     assert active_run(catalog, "nightly") is None
     # btrfs: stat(2) and /proc/locks name its device differently; who holds it has it open.
     with (catalog.path / "locks/nightly.lock").open():
@@ -114,7 +114,7 @@ def test_a_lock_on_another_file_system_is_no_run_of_ours(catalog, monkeypatch):
 
 
 def _examine(ctx):
-    return diagnose(look(ctx))
+    return diagnose(collect_facts(ctx))
 
 
 def test_leftovers_of_dead_runs_are_named(ctx):
@@ -125,13 +125,13 @@ def test_leftovers_of_dead_runs_are_named(ctx):
     ctx.catalog.write(manifest(7, state="pending", helper=this_process()))
     (ctx.catalog.path / "leases" / "x.json").write_text("{")
     findings = {finding.subject: finding for finding in _examine(ctx) if finding.area == "state"}
-    assert "removes" in findings[manifest(4).id].cure.text
-    assert "completes it" in findings[manifest(5).id].cure.text
+    assert "removes" in findings[manifest(4).id].repair.text
+    assert "completes it" in findings[manifest(5).id].repair.text
     assert "DELETING" in findings[manifest(6).id].what
     assert "still hangs" in findings[manifest(7).id].what
-    assert findings[manifest(7).id].cure is None
+    assert findings[manifest(7).id].repair is None
     assert "before the last boot" in findings["/mnt/look"].what
-    assert "moves it to" in findings[str(ctx.catalog.path / "leases" / "x.json")].cure.text
+    assert "moves it to" in findings[str(ctx.catalog.path / "leases" / "x.json")].repair.text
     assert len(_problems(findings.values())) == 6
 
 
@@ -172,10 +172,10 @@ def test_the_storage_is_compared_with_the_catalog(ctx):
     said = [what for _, what in _problems([one for one in _examine(ctx) if one.area == "storage"])]
     assert said == [
         f"the storage of {manifest(2).id} is gone",
-        f"{broken.id} is there, though its manifest says BROKEN",
+        f"{broken.id} still exists, although its manifest says BROKEN",
         f"{stray.id} is not in this state directory, and it has no note",
         "half is unfinished: no end mark",
-        "clone is a clone that no lease knows",
+        "clone is a clone without a lease",
     ]
 
 

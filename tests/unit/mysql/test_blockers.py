@@ -104,7 +104,7 @@ def test_the_bound_is_kept_and_the_error_says_who_and_what_to_do(script):
 def test_no_wait_at_all_fails_at_once(script):
     script([session()])
     start = time.monotonic()
-    with pytest.raises(NotQuiescedError, match="not tried"):
+    with pytest.raises(NotQuiescedError, match="not attempted"):
         wait(0)
     assert time.monotonic() - start < 5
 

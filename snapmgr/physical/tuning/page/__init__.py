@@ -1,4 +1,4 @@
-"""A tuning as one HTML page that needs nothing else: the ladder, what each rung did, the settings to keep."""
+"""Renders a tuning as one self-contained HTML page: the ladder, the activity of each rung, the settings to keep."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def render(tuning: Tuning, *, source: str, job: str | None, made_at: datetime) -> str:
-    """Return the page; also of a tuning that was interrupted, with at least one run.
+    """Return the page, also for an interrupted tuning with at least one run.
 
     Args:
-        tuning: what was measured.
+        tuning: all measurements.
         source: path of the backup.
-        job: the job that the settings are for; None: there is none.
+        job: the job that the settings are for; None without a job.
         made_at: for the page's head.
     """
     environment = Environment(
@@ -45,7 +45,7 @@ def render(tuning: Tuning, *, source: str, job: str | None, made_at: datetime) -
         figures=_figures(tuning),
         summary=[line[0].upper() + line[1:] + "." for line in summary(tuning)],
         settings=_settings(tuning, source, job),
-        # SVG whose texts are escaped where it is made.
+        # This SVG escapes its own texts.
         ladder=Markup(bars(_ladder(tuning), title="Seconds of each rung", unit="s")),  # noqa: S704
         published=Markup(bars(_published(tuning), title="Times faster than the first rung", unit="×")),  # noqa: S704
         warmth=_warmth(tuning),

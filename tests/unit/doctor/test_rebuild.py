@@ -1,4 +1,4 @@
-"""Notes: what is written is read again, and what a stranger wrote does nothing."""
+"""Notes: each one that snapmgr wrote can be adopted, and a forged one does nothing."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_set_is_taken_over_whole_or_not_at_all():
     answered = {*ANSWERED, (other.backend, other.id)}
     whole = [_found(of, number=0), _found(of, number=1)]
     assert _adopt(*whole, answered=answered) == Adoption(entry=Entry(manifest=of, verification=None))
-    assert "not whole" in _adopt(whole[0], answered=answered).why
+    assert "it is incomplete" in _adopt(whole[0], answered=answered).why
     # One note is enough; two that differ in more than pins are one too many.
     assert isinstance(_adopt(whole[0], replace(whole[1], note=None), answered=answered), Adoption)
     pinned = replace(whole[1], note=encode(replace(of, pinned=True)))

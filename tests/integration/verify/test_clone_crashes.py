@@ -142,7 +142,7 @@ def test_a_server_that_no_lease_knows_is_named(scene):
     long_ago = time.time() - 7200
     os.utime(folder, (long_ago, long_ago))
     told = problems(scene)
-    assert f"is of a clone's server (pid {facts['pid']}) that runs though no lease knows it" in told
+    assert f"belongs to a clone's server (pid {facts['pid']}) that is running without a lease" in told
     Catalog(scene.state).write_lease(lease)
     assert scene.run("umount", str(dev)).returncode == 0
     nothing_left(scene)

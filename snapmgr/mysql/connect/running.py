@@ -1,4 +1,4 @@
-"""Which database servers run here, as /proc tells; for the configuration's example, not for any proof."""
+"""Finds the running database servers in /proc, for the example configuration; it proves nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _USUAL_SOCKETS = ("/run/mysqld/mysqld.sock", "/var/lib/mysql/mysql.sock", "/tmp/mysql.sock")  # noqa: S108 - MySQL's own default
-# __SO_ACCEPTCON in proc_net(5): somebody listens.
+# __SO_ACCEPTCON in proc_net(5): the socket is listening.
 _LISTENING = 0x10000
-# MySQL's X protocol has a socket of its own, which does not speak ours.
+# MySQL's X protocol has a socket of its own, which we cannot use.
 _OTHER_PROTOCOL = re.compile(r"mysqlx[^/]*$")
 _SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
 
@@ -28,13 +28,13 @@ class RunningServer:
 
     socket: str
     datadir: str | None
-    """None where we may not look, or it is not clear."""
+    """None if it is not readable or not clear."""
 
 
 def running_servers(proc: Path = Path("/proc")) -> list[RunningServer]:
-    """Return the servers found, those in the usual places first.
+    """Return the running servers, those with a usual socket path first.
 
-    By the sockets that server processes listen on; where we may not look into these, by the usual paths.
+    They are found by the sockets of server processes; without permission to read those, by the usual socket paths.
     """
     listening = _listening(proc)
     found: dict[str, RunningServer] = {}
@@ -69,7 +69,7 @@ def _sockets(process: Path, listening: dict[str, str]) -> Iterator[str]:
 
 
 def _datadir(process: Path) -> str | None:
-    """Return the working directory, as both servers change into their datadir, if it looks like one."""
+    """Return the working directory if it looks like a datadir: MySQL and MariaDB change into theirs."""
     with suppress(OSError):
         folder = os.readlink(process / "cwd")
         if os.path.isdir(os.path.join(folder, "mysql")):

@@ -1,4 +1,4 @@
-"""What an administrator does in a hurry: restoring under a server that still runs, and a replica beside itself."""
+"""Restores in a hurry: under a server that is still running, and of a replica beside itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A destination gets all of the tree or none of it, whenever its process dies; nothing of anybody else is touched."""
+"""A destination gets the complete tree or nothing, whenever its process dies; other files there stay unchanged."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from snapmgr.catalog.store import Catalog
 from snapmgr.contract.errors import BusyError, CatalogError, ConfigError, StorageError
-from snapmgr.restore import landing as module
-from snapmgr.restore.destination import choose_destination
-from snapmgr.restore.landing import FinishedMeanwhileError, clear, landing
+from snapmgr.restore import destination as module
+from snapmgr.restore.destination import FinishedMeanwhileError, claim_destination, resolve_record
+from snapmgr.restore.destination_check import choose_destination
 from snapmgr.testing import trees
 from snapmgr.tree import hiddenfolder
 
@@ -38,13 +38,13 @@ def _build(place):
     os.mkdir("folder", 0o555, dir_fd=place.tree_fd)
     source = os.open(place.record.dest + "/..", os.O_RDONLY)
     try:
-        place.take_root(source)
+        place.keep_root_attributes(source)
     finally:
         os.close(source)
 
 
 def _restore(catalog, dest, report="{}"):
-    with landing(catalog, str(dest), "demo.x.12345678") as place:
+    with claim_destination(catalog, str(dest), "demo.x.12345678") as place:
         _build(place)
         place.finish(report)
 
@@ -60,7 +60,7 @@ def _records(catalog):
 def test_it_appears_at_the_end_with_its_own_attributes(catalog, dest, tmp_path):
     tmp_path.chmod(0o2751)
     os.utime(tmp_path, ns=(5, 7))
-    with landing(catalog, str(dest), "demo.x.12345678") as place:
+    with claim_destination(catalog, str(dest), "demo.x.12345678") as place:
         os.utime(tmp_path, ns=(5, 7))
         _build(place)
         (hidden,) = dest.iterdir()
@@ -80,7 +80,7 @@ def test_what_fails_leaves_nothing(catalog, dest, existed):
         dest.mkdir(mode=0o710)
 
     def fail():
-        with landing(catalog, str(dest), "demo.x.12345678") as place:
+        with claim_destination(catalog, str(dest), "demo.x.12345678") as place:
             _build(place)
             raise RuntimeError
 
@@ -118,7 +118,7 @@ def _die_at(catalog, dest, function, number):
 @pytest.mark.parametrize(
     ("function", "number"),
     [
-        ("_own", 0),
+        ("_make_and_lock", 0),
         ("make_hidden", 0),
         ("_write_record", 0),
         ("make_folder", 0),
@@ -139,10 +139,10 @@ def test_killed_anywhere_it_converges(catalog, dest, function, number, how):
     assert len(_records(catalog)) == 1
     if how == "clear":
         (record,) = _records(catalog)
-        outcome = clear(catalog, record)
+        outcome = resolve_record(catalog, record)
         assert outcome == ("finished" if finishing and function != "drop_restoration" else "removed")
         assert dest.exists() == finishing
-        assert clear(catalog, record) == "removed"
+        assert resolve_record(catalog, record) == "removed"
     elif not finishing:
         _restore(catalog, dest)
     elif function == "drop_restoration":
@@ -161,29 +161,29 @@ def test_killed_anywhere_it_converges(catalog, dest, function, number, how):
 
 def test_somebodys_file_in_the_way_is_left_alone_and_the_tree_waits(catalog, dest):
     def disturb():
-        with landing(catalog, str(dest), "demo.x.12345678") as place:
+        with claim_destination(catalog, str(dest), "demo.x.12345678") as place:
             _build(place)
             (dest / "b").write_text("theirs")
             place.finish("{}")
 
-    with pytest.raises(StorageError, match="b has appeared during the restore") as caught:
+    with pytest.raises(StorageError, match="b appeared during the restore") as caught:
         disturb()
     assert "move it away" in (caught.value.hint or "")
     assert (dest / "b").read_text() == "theirs"
     (record,) = _records(catalog)
-    with pytest.raises(StorageError, match="has appeared"):
-        clear(catalog, record)
+    with pytest.raises(StorageError, match="b appeared during the restore"):
+        resolve_record(catalog, record)
     (dest / "b").unlink()
-    assert clear(catalog, record) == "finished"
+    assert resolve_record(catalog, record) == "finished"
     assert _complete(dest)
     assert (dest / "b").read_text() == ""
 
 
 def test_only_one_at_a_time(catalog, dest):
-    with landing(catalog, str(dest), "demo.x.12345678") as place:
-        with pytest.raises(BusyError), landing(catalog, str(dest), "demo.x.12345678"):
+    with claim_destination(catalog, str(dest), "demo.x.12345678") as place:
+        with pytest.raises(BusyError), claim_destination(catalog, str(dest), "demo.x.12345678"):
             pytest.fail("two at once")
-        assert clear(catalog, place.record) == "active"
+        assert resolve_record(catalog, place.record) == "active"
         assert len(_records(catalog)) == 1
         _build(place)
         place.finish("{}")
@@ -213,7 +213,7 @@ def test_a_default_acl_of_the_destination_is_not_given_to_the_tree(catalog, dest
     dest.mkdir()
     acl = trees._acl(12345)
     os.setxattr(dest, "system.posix_acl_default", acl)
-    with landing(catalog, str(dest), "demo.x.12345678") as place:
+    with claim_destination(catalog, str(dest), "demo.x.12345678") as place:
         _build(place)
         place.finish("{}")
     assert os.listxattr(dest / "a") == []
@@ -231,7 +231,7 @@ def test_the_place_of_the_source_itself_will_do_if_it_is_free(tmp_path):
     assert choose_destination(str(source), sources={str(source)}, barred={}) == str(source)
     source.mkdir()
     assert choose_destination(str(source), sources={str(source)}, barred={}) == str(source)
-    with pytest.raises(ConfigError, match="lies in the source"):
+    with pytest.raises(ConfigError, match="is in the source"):
         choose_destination(f"{source}/x", sources={str(source)}, barred={})
     (source / "ibdata1").touch()
     with pytest.raises(ConfigError, match="is not empty"):
@@ -255,5 +255,5 @@ def test_a_disk_that_is_full_at_the_last_record_leaves_nothing(catalog, dest, mo
 
 def test_our_own_folders_are_not_restored_to(tmp_path):
     for path in (tmp_path, tmp_path / "x"):
-        with pytest.raises(ConfigError, match="lies in the scratch directory"):
+        with pytest.raises(ConfigError, match="is in the scratch directory"):
             choose_destination(str(path), sources=(), barred={str(tmp_path): "the scratch directory"})

@@ -1,11 +1,11 @@
-"""What is to be said of storage that runs full, or did. Pure: facts in, findings out."""
+"""Finds snapshots and pools that have overflowed, or soon will. Pure: facts in, findings out."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from snapmgr.capacity.series import alarm, forecast, overflow_reason, overflowed_series, own_series
-from snapmgr.doctor.finding import Cure, Finding
+from snapmgr.doctor.finding import Finding, Repair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from snapmgr.contract.records import PoolKey, SnapshotRef
     from snapmgr.doctor.facts import Facts
 
-MORE_ROOM = "delete it if it is not needed, or give it more room; see docs/how-to/watch-capacity.md"
+ENLARGE = "delete it if it is not needed, or enlarge it; see docs/how-to/watch-capacity.md"
 
 
-def losses(facts: Facts) -> dict[str, Finding]:
-    """Return a finding, with its cure, for each READY snapshot that ran full, by its id."""
+def lost_snapshots(facts: Facts) -> dict[str, Finding]:
+    """Return a finding, with its repair, for each READY snapshot that has overflowed, by its id."""
     capacities = _capacities(facts)
     found = {}
     for entry in facts.entries:
@@ -31,48 +31,48 @@ def losses(facts: Facts) -> dict[str, Finding]:
                 subject=manifest.members[0].ref.pool.title,
                 level="problem",
                 what=f"{manifest.id} is lost: {why}",
-                hint="use another one",
+                hint="use another snapshot",
                 job=manifest.job,
-                cure=Cure(kind="mark-lost", text="marks it BROKEN and deletes its storage", about=entry),
+                repair=Repair(kind="mark-lost", text="marks it BROKEN and deletes its storage", about=entry),
             )
     return found
 
 
-def lost_members(facts: Facts, entry: Entry) -> tuple[str, ...]:
-    """Return the names of a snapshot's members that ran full and are still there."""
+def overflowed_members(facts: Facts, entry: Entry) -> tuple[str, ...]:
+    """Return the names of a snapshot's members that have overflowed and still exist."""
     lost = {series.native_id for series in overflowed_series(entry.manifest.members, _capacities(facts))}
     return tuple(member.ref.name for member in entry.manifest.members if member.ref.native_id in lost)
 
 
-def rest_of_set(entry: Entry, there: Sequence[SnapshotRef]) -> Finding:
-    """Return what is to be said of the members of a set that are left when others are gone or lost."""
+def remaining_members(entry: Entry, members: Sequence[SnapshotRef]) -> Finding:
+    """Return the finding for the members of a set that remain when others are missing or lost."""
     manifest = entry.manifest
     return Finding(
         area="storage",
-        subject=there[0].pool.title,
+        subject=members[0].pool.title,
         level="note",
-        what=f"{', '.join(ref.name for ref in there)} is what is left of {manifest.id}, which is BROKEN",
-        hint=f"look at it if you need it; then: snapmgr delete {manifest.short_id} --force",
+        what=f"{manifest.id} is BROKEN, and part of it remains: {', '.join(ref.name for ref in members)}",
+        hint=f"save the data that you need; then: snapmgr delete {manifest.short_id} --force",
         job=manifest.job,
     )
 
 
-def fullness(facts: Facts) -> Iterator[Finding]:
-    """Say which snapshots will soon run full, and which pools did."""
+def diagnose_capacity(facts: Facts) -> Iterator[Finding]:
+    """Return a finding for each snapshot that will soon overflow, and for each pool that is full."""
     capacities = _capacities(facts)
     for entry in facts.entries:
         if entry.manifest.state == "ready":
-            yield from _filling(facts, entry, capacities)
+            yield from _soon_full(facts, entry, capacities)
     for pool in facts.pools:
         for series in pool.capacity.shared if pool.capacity is not None else ():
-            # How full it is otherwise is said of each job.
+            # `examine` reports pools that are not full, for each job.
             if series.full_since is not None:
-                what = f"{series.name} ran full or is damaged: the database itself cannot write"
+                what = f"{series.name} is full or damaged: the database itself cannot write"
                 hint = "enlarge it; see docs/how-to/watch-capacity.md"
                 yield Finding(area="storage", subject=pool.pool.title, level="problem", what=what, hint=hint)
 
 
-def _filling(facts: Facts, entry: Entry, capacities: dict[PoolKey, PoolCapacity]) -> Iterator[Finding]:
+def _soon_full(facts: Facts, entry: Entry, capacities: dict[PoolKey, PoolCapacity]) -> Iterator[Finding]:
     manifest = entry.manifest
     limits = facts.limits.get(manifest.job)
     for series in own_series(manifest.members, capacities) if limits is not None else ():
@@ -84,7 +84,7 @@ def _filling(facts: Facts, entry: Entry, capacities: dict[PoolKey, PoolCapacity]
                 subject=manifest.members[0].ref.pool.title,
                 level="problem",
                 what=what,
-                hint=MORE_ROOM,
+                hint=ENLARGE,
                 job=manifest.job,
             )
 

@@ -1,4 +1,4 @@
-"""Which privileges an account lacks, from what SHOW GRANTS says."""
+"""Privileges that an account is missing, from the lines of SHOW GRANTS."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_one_whose_storage_was_away_and_is_there_again_goes_by_force_only(scene:
     ctx.catalog.write(first.with_state("broken", reason=GONE))
     done = scene.run("delete", first.short_id)
     assert done.returncode == 1
-    assert f"snapshot {first.id} is protected: what is left of it may be the last copy" in done.stderr
+    assert f"snapshot {first.id} is protected: its remaining data may be the last copy" in done.stderr
     assert scene.run("doctor", "--fix").returncode == 0
     assert ctx.catalog.load(first.id).manifest.state == "ready"
     ctx.catalog.write(first.with_state("broken", reason=GONE))

@@ -1,4 +1,4 @@
-"""Looking at the state directory, the storage, mounts and processes; `snapmgr.doctor.diagnose` judges what was seen."""
+"""Collects the facts about state directory, storage, mounts and processes; `snapmgr.doctor.diagnose` judges them."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from snapmgr.system.host import is_alive
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from snapmgr.catalog.manifest import Lease
+    from snapmgr.catalog.manifest import Lease, LeasePart
     from snapmgr.catalog.recordfolder import Damaged
     from snapmgr.catalog.store import Catalog, Entry
     from snapmgr.config.model import Job
     from snapmgr.context import Context
     from snapmgr.contract.records import Mount, PoolKey, Reason
 
-# As `snapmgr.verify.run`, `prepare` and `attach` name what they make in the scratch directory.
+# The names that `snapmgr.verify.run`, `prepare` and `attach` use in the scratch directory.
 _RUN_FOLDER = re.compile(r"v(?P<pid>[0-9]+)-[a-z0-9_]{8}")
 _POINT = re.compile(r"[0-9a-f]{8}-[0-9a-f]{6}")
 _CLONE_FOLDER = re.compile(r"c[0-9a-f]{16}")
-# Another state directory may be just about to mount there.
+# A younger mount point may belong to another state directory that is about to mount there.
 _POINT_AGE_S = 3600.0
 _RECORD_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -52,23 +52,23 @@ class _Versioned(msgspec.Struct):
     schema: int
 
 
-def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -> Facts:
-    """Return what there is, in `pools`, in `named` (those that must be there), and in all that the catalog names.
+def collect_facts(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -> Facts:
+    """Collect the facts about `pools`, `named` (pools that must exist), and all pools that the catalog names.
 
-    Changes and locks nothing. Raises MissingRequirementError without the right to the state directory.
+    Changes and locks nothing. Raises MissingRequirementError without permission to read the state directory.
     """
     catalog = ctx.catalog
     before = _active_runs(catalog)
-    seen = tuple(_read_pools(ctx, pools, named))
-    # After the storage: a snapshot, a clone is known before it is made.
+    pool_facts = tuple(_read_pools(ctx, pools, named))
+    # After the storage: the catalog knows a snapshot or a clone before it exists.
     entries, damaged = catalog.entries()
     leases, damaged_leases = catalog.leases()
     sound = [entry for one in damaged if (entry := _manifest_of(catalog, one)) is not None]
     mounts = ctx.mounter.mounts()
-    us = str(catalog.path.absolute())
+    state_dir = str(catalog.path.absolute())
     now = datetime.now(UTC)
     return Facts(
-        state_dir=us,
+        state_dir=state_dir,
         machine_id=machine_id(),
         boot_id=boot_id(),
         now=now,
@@ -83,7 +83,7 @@ def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -
             *_stray_files(catalog, {entry.manifest.id for entry in (*entries, *sound)}, damaged),
             *_scratch(ctx.config.scratch_dir, leases, mounts),
         ),
-        pools=seen,
+        pools=pool_facts,
         hanging=frozenset(
             entry.manifest.id
             for entry in entries
@@ -91,7 +91,7 @@ def look(ctx: Context, pools: Iterable[Pool] = (), named: Iterable[Pool] = ()) -
         ),
         active=before | _active_runs(catalog),
         mounted=frozenset(record for mount in mounts for record in _RECORD_ID.findall(mount.root)),
-        elsewhere=_known_elsewhere(seen, us),
+        elsewhere=_known_elsewhere(pool_facts, state_dir),
         restores=tuple(one for one in (*unfinished_restores(ctx), *unfinished_inplace(ctx)) if not one.active),
         inplace=frozenset(one.snapshot_id for one in inplace_records(ctx.catalog)),
     )
@@ -113,7 +113,7 @@ def _read_pools(ctx: Context, pools: Iterable[Pool], named: Iterable[Pool]) -> I
         add(pool, expected=True)
     for entry in ctx.catalog.entries()[0]:
         manifest = entry.manifest
-        # A BROKEN one has no storage, unless it was lost.
+        # A BROKEN snapshot has no storage, unless its storage was missing.
         wanted = manifest.state != "broken" or (manifest.reason or "").startswith(GONE)
         for pool in (*(one.pool for one in manifest.intents), *(one.ref.pool for one in manifest.members)):
             add(pool, expected=wanted)
@@ -128,23 +128,23 @@ def _read_pools(ctx: Context, pools: Iterable[Pool], named: Iterable[Pool]) -> I
             yield PoolFacts(pool=pool, error=error, expected=expected)
 
 
-def _known_elsewhere(pools: Iterable[PoolFacts], us: str) -> dict[str, str]:
-    """Return the snapshots whose note names another state directory that is here and knows them."""
+def _known_elsewhere(pools: Iterable[PoolFacts], state_dir: str) -> dict[str, str]:
+    """Return the snapshots whose note names another state directory on this machine that has their manifest."""
     elsewhere: dict[str, str] = {}
     for one in (found for pool in pools for found in pool.found):
-        # Before it becomes a path.
+        # Check the id before it becomes part of a path.
         if one.snapshot_id is None or one.note is None or job_of(one.snapshot_id) is None:
             continue
         owner = claimed_by(one.note)
         with suppress(OSError, ValueError):
-            if owner.startswith("/") and os.path.realpath(owner) != os.path.realpath(us):
+            if owner.startswith("/") and os.path.realpath(owner) != os.path.realpath(state_dir):
                 os.lstat(os.path.join(owner, "snapshots", one.snapshot_id, "manifest.json"))
                 elsewhere[one.snapshot_id] = owner
     return elsewhere
 
 
 def pools_at(ctx: Context, path: str) -> tuple[Pool, ...]:
-    """Given a folder on a storage, or a folder of copies itself, return the pools there that answer.
+    """Given a folder in a storage, or a store of copies itself, return the pools there that answer.
 
     Raises ConfigError if no backend finds one.
     """
@@ -158,7 +158,7 @@ def pools_at(ctx: Context, path: str) -> tuple[Pool, ...]:
         try:
             backend = ctx.backend(plugin.name)
             volume = backend.locate(target)
-            # For a backend whose pools are folders it may be one.
+            # The folder itself may be the pool of a backend that copies folders.
             pool = (
                 Pool(backend=plugin.name, id=target.path, hint=target.path)
                 if isinstance(volume, NotMine)
@@ -171,13 +171,13 @@ def pools_at(ctx: Context, path: str) -> tuple[Pool, ...]:
     if not answered:
         raise ConfigError(
             f"--pool {path}: no backend finds snapshots there: {'; '.join(refusals)}",
-            hint="name a folder on the file system that holds them, or the folder of copies itself",
+            hint="name a folder on the file system that holds them, or the store of copies itself",
         )
     return tuple(answered)
 
 
 def pools_near(ctx: Context, job: Job) -> tuple[Pool, ...]:
-    """Return the pools where a job's snapshots may be though its source cannot be located: by where it was."""
+    """Return the pools that may hold a job's snapshots if its source cannot be located: those at its old path."""
     path = {"directory": job.path, "physical": job.staging}.get(job.source, job.datadir)
     if path is None:
         return ()
@@ -195,7 +195,7 @@ def pools_near(ctx: Context, job: Job) -> tuple[Pool, ...]:
 def active_run(catalog: Catalog, job: str) -> int | None:
     """Return the pid of the run that holds a job's lock, or None.
 
-    Read from /proc/locks: trying the lock would, for a moment, make a real run fail.
+    Reads /proc/locks: trying the lock could make a real run fail.
     """
     try:
         lock = os.stat(catalog.path / "locks" / f"{job}.lock")
@@ -204,7 +204,7 @@ def active_run(catalog: Catalog, job: str) -> int | None:
     except OSError:
         return None
     for line in lines:
-        # "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF"; "->" instead of FLOCK: only waits.
+        # "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF"; a process that only waits has "->" instead of FLOCK.
         fields = line.split()
         if len(fields) <= 5 or fields[1] != "FLOCK":  # noqa: PLR2004
             continue
@@ -235,19 +235,18 @@ def _active_runs(catalog: Catalog) -> dict[str, int]:
 
 
 def _lease_facts(ctx: Context, lease: Lease, mounts: tuple[Mount, ...]) -> LeaseFacts:
-    there = {(mount.point, f"{mount.device} {mount.root}") for mount in mounts}
-    points = {point for point, _ in there}
+    sources = {(mount.point, f"{mount.device} {mount.root}") for mount in mounts}
+    points = {point for point, _ in sources}
 
-    def is_there(number: int) -> bool:
-        part = lease.parts[number]
+    def is_mounted(part: LeasePart) -> bool:
         point = os.path.realpath(part_point(lease, part))
-        return (point, part.mounted) in there if part.mounted is not None else point in points
+        return (point, part.mounted) in sources if part.mounted is not None else point in points
 
-    mounted = os.geteuid() != 0 or all(is_there(number) for number in range(len(lease.parts)))
+    mounted = os.geteuid() != 0 or all(map(is_mounted, lease.parts))
     server = lease.server.process if lease.server is not None else None
     problem: Reason | None = None
     if mounted and lease.boot_id == boot_id():
-        # Of a storage that does not answer it is said elsewhere.
+        # The facts of its pool report a storage that does not answer.
         with suppress(SnapmgrError):
             problem = attachment_problem(ctx, lease)
     return LeaseFacts(
@@ -260,7 +259,7 @@ def _lease_facts(ctx: Context, lease: Lease, mounts: tuple[Mount, ...]) -> Lease
 
 
 def _manifest_of(catalog: Catalog, damaged: Damaged) -> Entry | None:
-    """Return the snapshot of a damaged folder if only its verification cannot be read."""
+    """Return the snapshot of a damaged folder if its manifest is sound and only its verification is damaged."""
     try:
         return catalog.load(damaged.path.name)
     except (CatalogError, NotFoundError):
@@ -291,7 +290,7 @@ def _lease_file(one: Damaged) -> FileFacts:
 
 
 def _stray_files(catalog: Catalog, known: set[str], damaged: list[Damaged]) -> Iterator[FileFacts]:
-    """Find files that were never renamed to their names, then folders of snapshots without a manifest."""
+    """Find temporary files that were never renamed, then snapshot folders without a manifest."""
     known = known | {one.path.name for one in damaged}
     snapshots = [path for path in _listed(catalog.path / "snapshots") if path.is_dir() and not path.is_symlink()]
     for folder in (
@@ -301,7 +300,7 @@ def _stray_files(catalog: Catalog, known: set[str], damaged: list[Damaged]) -> I
     ):
         for path in _listed(folder):
             if is_abandoned(path) and path.is_file():
-                what = "was begun by a process that was killed"
+                what = "is a temporary file of a process that was killed"
                 yield FileFacts(path=path, kind="temporary", problem=what)
     for folder in snapshots:
         names = [path.name for path in _listed(folder) if not BEGUN.fullmatch(path.name)]
@@ -309,9 +308,9 @@ def _stray_files(catalog: Catalog, known: set[str], damaged: list[Damaged]) -> I
             continue
         if names:
             path = folder / "manifest.json"
-            yield FileFacts(path=path, kind="manifest", problem="is not there", snapshot_id=folder.name)
+            yield FileFacts(path=path, kind="manifest", problem="is missing", snapshot_id=folder.name)
         else:
-            yield FileFacts(path=folder, kind="empty", problem="holds nothing", snapshot_id=folder.name)
+            yield FileFacts(path=folder, kind="empty", problem="is empty", snapshot_id=folder.name)
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -321,18 +320,18 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _unknown_server(folder: Path) -> FileFacts:
-    """Return what is to be said of the folder of a clone's server that no lease knows: it may run all the same."""
-    told = f"--socket={folder}/s".encode()
+    """Return the facts about the folder of a clone's server that has no lease; the server may still be running."""
+    option = f"--socket={folder}/s".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if told in (process / "cmdline").read_bytes().split(b"\0"):
-                what = f"is of a clone's server (pid {process.name}) that runs though no lease knows it"
+            if option in (process / "cmdline").read_bytes().split(b"\0"):
+                what = f"belongs to a clone's server (pid {process.name}) that is running without a lease"
                 return FileFacts(path=folder, kind="foreign", problem=what)
-    return FileFacts(path=folder, kind="scratch", problem="is of a clone's server that no lease knows")
+    return FileFacts(path=folder, kind="scratch", problem="belongs to a clone's server that has no lease")
 
 
 def _scratch(scratch: Path, leases: list[Lease], mounts: tuple[Mount, ...]) -> Iterator[FileFacts]:
-    """Find what dead servers on clones left in the scratch directory, and mount points that no lease knows."""
+    """Find folders in the scratch directory of killed servers on clones, and mount points without a lease."""
     servers = {lease.server.folder for lease in leases if lease.server is not None}
     points = {lease.point for lease in leases} | {mount.point for mount in mounts}
     with suppress(OSError):
@@ -341,17 +340,17 @@ def _scratch(scratch: Path, leases: list[Lease], mounts: tuple[Mount, ...]) -> I
             if path.is_symlink() or not path.is_dir():
                 continue
             run, clone = _RUN_FOLDER.fullmatch(path.name), _CLONE_FOLDER.fullmatch(path.name)
-            # A server's folder belongs to the server's user.
+            # The folder of a server on a clone is owned by the server's user.
             if path.stat().st_uid != os.geteuid() and not ((run or clone) and private):
                 continue
             if clone and str(path) not in servers and time.time() - path.stat().st_mtime > _POINT_AGE_S:
                 yield _unknown_server(path)
             elif run is not None and not Path("/proc", run["pid"]).exists():
-                yield FileFacts(path=path, kind="scratch", problem="is of a server on a clone that was killed")
+                yield FileFacts(path=path, kind="scratch", problem="belongs to a killed server on a clone")
             elif (
                 _POINT.fullmatch(path.name)
                 and {str(path), os.path.realpath(path)}.isdisjoint(points)
                 and time.time() - path.stat().st_mtime > _POINT_AGE_S
                 and not any(path.iterdir())
             ):
-                yield FileFacts(path=path, kind="empty", problem="is a mount point that no lease knows")
+                yield FileFacts(path=path, kind="empty", problem="is a mount point without a lease")

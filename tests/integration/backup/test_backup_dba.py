@@ -180,7 +180,7 @@ def test_storage_that_is_gone_stops_no_backup(scene: Scene) -> None:
     ctx.catalog.write(replace(pending, id=f"{old.id[:-8]}00000001", proved_at=None))
     lost = replace(old.members[0], ref=replace(old.members[0].ref, pool=gone))
     ctx.catalog.write(replace(old, id=f"{old.id[:-8]}00000002", members=(lost,)))
-    with pytest.raises(LaterStepError, match="is READY, but what an earlier run left") as told:
+    with pytest.raises(LaterStepError, match="is READY, but leftovers of an earlier run") as told:
         backup(ctx, ctx.config.job("demo"))
     pruned = prune(ctx, ctx.config.job("demo"))
     assert pruned.deleted == (old.id,)
@@ -198,7 +198,7 @@ def test_no_room_to_verify_says_nothing_about_the_snapshot(scene: Scene) -> None
     finally:
         subprocess.run(["umount", scene.scratch], check=True)
     assert done.returncode == 7, done.stderr
-    assert "no room" in done.stderr
+    assert "no space left" in done.stderr
     assert scene.entries()[0].verification is None
 
 

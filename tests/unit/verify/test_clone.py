@@ -245,7 +245,7 @@ def test_one_whose_server_is_gone_says_so(run, catalog):
     found = json.loads(run("doctor", "--json")[1])["findings"]
     (one,) = [finding for finding in found if finding["subject"] == "/srv/dev"]
     assert one["what"] == "is a clone whose server is not running"
-    assert one["fix"] == "removes the clone, with what was written to it"
+    assert one["fix"] == "removes the clone, with all changes to it"
 
 
 @pytest.mark.parametrize("arguments", [["clone"], ["clone", "latest"], ["clone", "latest", "/x", "--port", "0"]])

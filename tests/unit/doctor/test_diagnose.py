@@ -1,4 +1,4 @@
-"""What doctor thinks of what it saw: no cure for what is not ours, and none that a second look would want again."""
+"""Findings: no repair touches foreign objects, and no repair is offered twice."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _facts(*manifests, found=(), error=None, **fields):
     return Facts(**(US | values | fields))
 
 
-def _cures(facts):
-    return [finding.cure.kind for finding in diagnose(facts) if finding.cure is not None]
+def _repairs(facts):
+    return [finding.repair.kind for finding in diagnose(facts) if finding.repair is not None]
 
 
 def _problems(facts):
@@ -52,7 +52,7 @@ def test_nothing_is_wrong():
 
 
 @pytest.mark.parametrize(
-    ("fields", "cure"),
+    ("fields", "repair"),
     [
         ({"state": "pending"}, ["finish-pending"]),
         ({"state": "pending", "proved_at": None, "members": ()}, ["finish-pending"]),
@@ -62,50 +62,50 @@ def test_nothing_is_wrong():
         ({"state": "broken", "reason": "its storage is gone"}, ["mark-ready"]),
     ],
 )
-def test_snapshots_whose_storage_is_there(fields, cure):
-    assert _cures(_facts(_manifest(**fields), found=[_found(_manifest())])) == cure
+def test_snapshots_whose_storage_is_there(fields, repair):
+    assert _repairs(_facts(_manifest(**fields), found=[_found(_manifest())])) == repair
 
 
 @pytest.mark.parametrize(
-    ("fields", "cure"),
+    ("fields", "repair"),
     [
         ({}, ["mark-broken"]),
         ({"state": "broken", "reason": "its storage is gone"}, []),
         ({"state": "broken", "reason": "interrupted before its proof"}, []),
     ],
 )
-def test_snapshots_whose_storage_is_gone(fields, cure):
-    assert _cures(_facts(_manifest(**fields))) == cure
+def test_snapshots_whose_storage_is_gone(fields, repair):
+    assert _repairs(_facts(_manifest(**fields))) == repair
 
 
 def test_a_storage_that_does_not_answer_says_nothing():
     facts = _facts(_manifest(), error=StorageError("not there"))
-    assert _cures(facts) == []
+    assert _repairs(facts) == []
     assert _problems(facts) == ["not there"]
 
 
 def test_a_hanging_helper_is_left():
     helper = Process(pid=7, start_ticks=1, boot_id="b")
     one = _manifest(state="pending", proved_at=None, helper=helper)
-    assert _cures(_facts(one, hanging=frozenset({one.id}))) == []
+    assert _repairs(_facts(one, hanging=frozenset({one.id}))) == []
 
 
 def test_what_an_active_run_does_is_left_to_it():
     broken = _manifest(state="deleting")
     facts = _facts(broken, found=[_found(broken)], active={"nightly": 12})
-    assert _cures(facts) == []
+    assert _repairs(facts) == []
     assert _problems(facts) == []
 
 
 def test_something_else_under_our_name_is_never_deleted():
     one = _manifest(state="broken", reason="interrupted before its proof")
     swapped = _found(one, ref=replace(one.members[0].ref, native_id="another"))
-    assert _cures(_facts(one, found=[swapped])) == []
-    assert _cures(_facts(_manifest(), found=[swapped])) == ["mark-broken"]
+    assert _repairs(_facts(one, found=[swapped])) == []
+    assert _repairs(_facts(_manifest(), found=[swapped])) == ["mark-broken"]
     # Before there were members only the name and the origin tell.
     bare = replace(one, members=())
     elsewhere = _found(one, ref=replace(one.members[0].ref, volume_id="of something else"))
-    assert _cures(_facts(bare, found=[elsewhere])) == []
+    assert _repairs(_facts(bare, found=[elsewhere])) == []
 
 
 def test_a_set_that_lost_a_member_keeps_the_others():
@@ -114,38 +114,38 @@ def test_a_set_that_lost_a_member_keeps_the_others():
     second = replace(one.members[0], ref=replace(one.members[0].ref, pool=other, native_id="second"))
     whole = replace(one, members=(*one.members, second))
     pools = (PoolFacts(pool=POOL, found=(_found(one),)), PoolFacts(pool=other))
-    assert _cures(_facts(whole, pools=pools)) == ["mark-broken"]
+    assert _repairs(_facts(whole, pools=pools)) == ["mark-broken"]
     broken = whole.with_state("broken", reason="its storage is gone")
-    assert _cures(_facts(broken, pools=pools)) == []
+    assert _repairs(_facts(broken, pools=pools)) == []
     assert _problems(_facts(broken, pools=pools)) == []
     silent = (pools[0], PoolFacts(pool=other, error=StorageError("away")))
-    assert _cures(_facts(whole, pools=silent)) == []
+    assert _repairs(_facts(whole, pools=silent)) == []
 
 
 def test_a_clone_is_removed_only_where_nobody_else_can_have_made_it():
     one = _manifest()
     clone = _found(one, kind="attachment", name="clone", record_id=RECORD, note=None)
     both = [_found(one), clone]
-    assert _cures(_facts(one, found=both)) == ["remove-clone"]
-    assert _cures(_facts(one, found=both, mounted=frozenset({RECORD}))) == []
-    assert _cures(_facts(replace(one, state_dir="/other"), found=both)) == []
-    assert _cures(_facts(replace(one, state_dir=""), found=both)) == []
-    assert _cures(_facts(replace(one, machine_id="another"), found=both)) == []
-    assert _cures(_facts(found=[clone])) == []
+    assert _repairs(_facts(one, found=both)) == ["remove-clone"]
+    assert _repairs(_facts(one, found=both, mounted=frozenset({RECORD}))) == []
+    assert _repairs(_facts(replace(one, state_dir="/other"), found=both)) == []
+    assert _repairs(_facts(replace(one, state_dir=""), found=both)) == []
+    assert _repairs(_facts(replace(one, machine_id="another"), found=both)) == []
+    assert _repairs(_facts(found=[clone])) == []
     of_another = replace(clone, ref=replace(one.members[0].ref, native_id="another"))
-    assert _cures(_facts(one, found=[_found(one), of_another])) == []
-    assert _cures(_facts(one, found=both, elsewhere={one.id: "/other"})) == []
+    assert _repairs(_facts(one, found=[_found(one), of_another])) == []
+    assert _repairs(_facts(one, found=both, elsewhere={one.id: "/other"})) == []
 
 
 def test_a_clone_of_a_damaged_lease_waits_until_that_is_aside():
     one = _manifest()
     clone = _found(one, kind="attachment", name="clone", record_id=RECORD, note=None)
     damaged = FileFacts(path=Path(f"/state/leases/{RECORD}.json"), kind="lease", problem="damaged")
-    assert _cures(_facts(one, found=[_found(one), clone], files=(damaged,))) == ["set-aside"]
+    assert _repairs(_facts(one, found=[_found(one), clone], files=(damaged,))) == ["set-aside"]
 
 
 @pytest.mark.parametrize(
-    ("fields", "alive", "mounted", "cures"),
+    ("fields", "alive", "mounted", "repairs"),
     [
         ({}, False, True, ["release"]),  # of another boot
         ({"boot": "b"}, False, True, []),
@@ -157,7 +157,7 @@ def test_a_clone_of_a_damaged_lease_waits_until_that_is_aside():
         ({"boot": "b", "why": "restore"}, False, True, ["release"]),
     ],
 )
-def test_leases(fields, alive, mounted, cures):
+def test_leases(fields, alive, mounted, repairs):
     one = lease(_manifest())
     boot = fields.get("boot", "another")
     parts = tuple(replace(part, record=replace(part.record, boot_id=boot)) for part in one.parts)
@@ -165,36 +165,36 @@ def test_leases(fields, alive, mounted, cures):
     facts = _facts(
         _manifest(), found=[_found(_manifest())], leases=(LeaseFacts(lease=one, alive=alive, mounted=mounted),)
     )
-    assert _cures(facts) == cures
+    assert _repairs(facts) == repairs
 
 
 def test_debris():
     one = _manifest()
     half = _found(one, kind="debris", ref=None, note=None, why="half")
-    assert _cures(_facts(found=[half])) == ["repair"]
-    assert _cures(_facts(_manifest(state="broken", members=()), found=[half])) == ["repair"]
-    assert _cures(_facts(_manifest(state="deleting"), found=[half])) == ["finish-deletion"]
-    assert _cures(_facts(found=[replace(half, snapshot_id=None)])) == ["repair"]
+    assert _repairs(_facts(found=[half])) == ["repair"]
+    assert _repairs(_facts(_manifest(state="broken", members=()), found=[half])) == ["repair"]
+    assert _repairs(_facts(_manifest(state="deleting"), found=[half])) == ["finish-deletion"]
+    assert _repairs(_facts(found=[replace(half, snapshot_id=None)])) == ["repair"]
     # A note may be the last word on a snapshot that was moved; a whole snapshot, or a clone, somebody's work.
-    assert _cures(_facts(found=[replace(half, note=encode(one))])) == []
-    assert _cures(_facts(found=[replace(half, ref=one.members[0].ref)])) == []
-    assert _cures(_facts(found=[replace(half, record_id=RECORD)])) == []
-    assert _cures(_facts(one, found=[_found(one), replace(half, record_id=RECORD)])) == ["repair"]
+    assert _repairs(_facts(found=[replace(half, note=encode(one))])) == []
+    assert _repairs(_facts(found=[replace(half, ref=one.members[0].ref)])) == []
+    assert _repairs(_facts(found=[replace(half, record_id=RECORD)])) == []
+    assert _repairs(_facts(one, found=[_found(one), replace(half, record_id=RECORD)])) == ["repair"]
 
 
 def test_unknown_snapshots():
     one = _manifest()
-    assert _cures(_facts(found=[_found(one)])) == ["adopt"]
-    assert _cures(_facts(found=[_found(one)], exists=False)) == ["adopt"]
-    assert _cures(_facts(found=[_found(one, note=None)])) == []
-    assert _cures(_facts(found=[_found(one)], elsewhere={one.id: "/other"})) == []
+    assert _repairs(_facts(found=[_found(one)])) == ["adopt"]
+    assert _repairs(_facts(found=[_found(one)], exists=False)) == ["adopt"]
+    assert _repairs(_facts(found=[_found(one, note=None)])) == []
+    assert _repairs(_facts(found=[_found(one)], elsewhere={one.id: "/other"})) == []
     assert _problems(_facts(found=[_found(one)], elsewhere={one.id: "/other"})) == []
     path = Path("/state/snapshots", one.id, "manifest.json")
     damaged = FileFacts(path=path, kind="manifest", problem="damaged", snapshot_id=one.id)
-    assert _cures(_facts(found=[_found(one)], files=(damaged,))) == ["restore-manifest"]
-    assert _cures(_facts(files=(damaged,))) == []
+    assert _repairs(_facts(found=[_found(one)], files=(damaged,))) == ["restore-manifest"]
+    assert _repairs(_facts(files=(damaged,))) == []
     for kind in ("too-new", "foreign"):
-        assert _cures(_facts(found=[_found(one)], files=(replace(damaged, kind=kind),))) == []
+        assert _repairs(_facts(found=[_found(one)], files=(replace(damaged, kind=kind),))) == []
 
 
 _STATES = st.sampled_from(["pending", "ready", "deleting", "broken"])
@@ -232,16 +232,16 @@ def _anything(draw):
 
 @given(_anything())
 def test_whatever_there_is(facts):
-    """A problem has a cure or a hint; nothing is cured of an active job or a silent storage; nothing foreign goes."""
+    """A problem has a repair or a hint; nothing is cured of an active job or a silent storage; nothing foreign goes."""
     known = {entry.manifest.id: entry.manifest for entry in facts.entries}
     for finding in diagnose(facts):
         if finding.level == "problem":
-            assert finding.cure is not None or finding.hint is not None or finding.what == "away"
-        if finding.cure is None:
+            assert finding.repair is not None or finding.hint is not None or finding.what == "away"
+        if finding.repair is None:
             continue
         assert finding.level == "problem"
         assert finding.job not in facts.active
-        kind, about = finding.cure.kind, finding.cure.about
+        kind, about = finding.repair.kind, finding.repair.about
         if facts.pools[0].error is not None:
             assert kind in ("finish-pending", "finish-deletion")
         if isinstance(about, Found):

@@ -1,4 +1,4 @@
-"""A restore in place is refused for each of its reasons, and ends in one of two states whenever its process dies."""
+"""An in-place restore is refused for each obstacle, and ends in one of two states whenever its process dies."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from snapmgr.config.model import Config
 from snapmgr.context import Context
 from snapmgr.contract.errors import BusyError, CommandError, InUseError, SnapmgrError, StorageError
 from snapmgr.contract.records import Intent, Pool, Reason, SnapshotRef
+from snapmgr.doctor.collect import collect_facts
 from snapmgr.doctor.diagnose import diagnose
-from snapmgr.doctor.look import look
 from snapmgr.keep.delete import delete_snapshots, examine
 from snapmgr.restore.inplace import remount
 from snapmgr.restore.inplace import run as module
 from snapmgr.restore.inplace.plan import plan_inplace
-from snapmgr.restore.inplace.run import restore_inplace, take_up, unfinished_inplace
+from snapmgr.restore.inplace.run import restore_inplace, resume_inplace, unfinished_inplace
 from snapmgr.system.boot import boot_id, machine_id
 from snapmgr.system.host import this_process
 from support.revertible import KILLED, World
@@ -110,7 +110,7 @@ def test_the_volume_is_unmounted_put_back_and_mounted_as_it_was(ctx, world):
     assert inplace_records(ctx.catalog) == ()
     order = [step.split()[0] for step in world.steps if step != "annotate"]
     assert order == ["umount", "umount", "prepare", "begin", "finish", "mount", "bind"]
-    assert not [one for one in diagnose(look(ctx)) if one.level == "problem"]
+    assert not [one for one in diagnose(collect_facts(ctx)) if one.level == "problem"]
 
 
 def test_a_volume_that_is_mounted_nowhere_is_put_back_and_not_mounted(ctx, world):
@@ -130,7 +130,7 @@ def test_a_backend_that_cannot_do_it_is_named(ctx, world):
             return ()
 
     ctx._backends["fake"] = Plain()
-    with pytest.raises(StorageError, match="fake cannot put an origin back") as caught:
+    with pytest.raises(StorageError, match="fake cannot restore an origin in place") as caught:
         plan_inplace(ctx, ctx.catalog.load(world.manifest.id))
     assert f"snapmgr restore {world.manifest.id} DEST" in caught.value.hint
 
@@ -178,7 +178,7 @@ def test_other_snapshots_are_lost_only_by_force(ctx, world):
 def test_what_means_more_than_was_agreed_to_is_refused(ctx, world, tmp_path):
     plan = _plan(ctx)
     (tmp_path / "volume/third").mkdir()
-    with pytest.raises(StorageError, match="has changed just now"):
+    with pytest.raises(StorageError, match="have changed since they were shown"):
         restore_inplace(ctx, plan)
     assert not _is_put_back(ctx, world)
 
@@ -224,7 +224,7 @@ def test_what_cannot_be_mounted_again_is_said_and_tried_again(ctx, world):
     assert "doctor --fix" in caught.value.hint
     assert _is_put_back(ctx, world)
     world.fails.clear()
-    done = take_up(ctx, world.manifest.id)
+    done = resume_inplace(ctx, world.manifest.id)
     assert done is not None
     assert len(_points(world)) == 2
     assert inplace_records(ctx.catalog) == ()
@@ -233,7 +233,7 @@ def test_what_cannot_be_mounted_again_is_said_and_tried_again(ctx, world):
 def test_a_storage_that_gives_up_keeps_the_record(ctx, world, monkeypatch):
     states = iter(["none", "none"])
     monkeypatch.setattr(world, "revert_state", lambda *_: next(states, "failed"))
-    with pytest.raises(StorageError, match="gave up in the middle"):
+    with pytest.raises(StorageError, match="stopped before the end"):
         restore_inplace(ctx, _plan(ctx))
     assert [record.step for record in inplace_records(ctx.catalog)] == ["merging"]
 
@@ -273,20 +273,20 @@ def test_killed_at_any_step_it_is_undone_or_completed(ctx, world, number):
     if ctx.catalog.load(world.manifest.id).manifest.state == "ready":
         with pytest.raises(BusyError, match="is unfinished"):
             attach(ctx, ctx.catalog.load(world.manifest.id), writable=False, why="mount")
-    problems = [one for one in diagnose(look(ctx)) if one.level == "problem"]
+    problems = [one for one in diagnose(collect_facts(ctx)) if one.level == "problem"]
     assert [(one.subject, one.job) for one in problems] == [("vg/v", "nightly")]
     if by == "doctor":
         (leftover,) = unfinished_inplace(ctx)
         assert not leftover.active
-        said = leftover.remove()
+        said = leftover.resolve()
         assert ("is undone" in said) != _is_put_back(ctx, world)
         assert ("is completed" in said) == _is_put_back(ctx, world)
     else:
-        assert (take_up(ctx, world.manifest.id) is not None) == _is_put_back(ctx, world)
+        assert (resume_inplace(ctx, world.manifest.id) is not None) == _is_put_back(ctx, world)
     assert sorted(_points(world)) == sorted(before)
     assert inplace_records(ctx.catalog) == ()
     assert world.data()["token"] is None
-    assert not [one for one in diagnose(look(ctx)) if one.level == "problem"]
+    assert not [one for one in diagnose(collect_facts(ctx)) if one.level == "problem"]
 
 
 def test_one_that_is_under_way_is_left_alone(ctx, world):
@@ -300,7 +300,7 @@ def test_one_that_is_under_way_is_left_alone(ctx, world):
     path.chmod(0o600)
     (leftover,) = unfinished_inplace(ctx)
     assert leftover.active
-    assert not [one for one in diagnose(look(ctx)) if one.cure is not None]
+    assert not [one for one in diagnose(collect_facts(ctx)) if one.repair is not None]
     with pytest.raises(BusyError, match=f"from {world.manifest.id} is running"):
         sweep(ctx, "nightly")
 

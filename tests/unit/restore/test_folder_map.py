@@ -1,4 +1,4 @@
-"""What of a snapshot is copied where, and which options a server has to be told there."""
+"""The targets of a snapshot's folders, and the options that a server needs there."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from snapmgr.restore.folder_map import expected_map, map_folders
 from support import sample
 
 
-def _arranged(*pairs):
+def _map(*pairs):
     return map_folders({original: Path(copy) for original, copy in pairs})
 
 
-def _targets(arrangement):
-    return {piece.original: piece.target for piece in arrangement.pieces}
+def _targets(folder_map):
+    return {folder.original: folder.target for folder in folder_map.folders}
 
 
 def test_one_folder_is_the_destination_itself():
-    one = _arranged(("/srv/mysql/data", "/m/data"))
+    one = _map(("/srv/mysql/data", "/m/data"))
     assert _targets(one) == {"/srv/mysql/data": ""}
     assert one.moved("/srv/mysql/data/ibdata1", "/new") == "/new/ibdata1"
     assert one.moved("/srv/mysql/data", "/new") == "/new"
     assert one.moved("/etc/my.cnf", "/new") == "/etc/my.cnf"
-    assert one.apart(one.pieces[0]) == frozenset()
+    assert one.apart(one.folders[0]) == frozenset()
 
 
 def test_several_get_folders_by_their_names():
-    several = _arranged(("/srv/data", "/m/data"), ("/ssd/redo", "/m/redo"), ("/log/data", "/n"))
+    several = _map(("/srv/data", "/m/data"), ("/ssd/redo", "/m/redo"), ("/log/data", "/n"))
     assert _targets(several) == {"/srv/data": "data", "/ssd/redo": "redo", "/log/data": "data-2"}
 
 
 def test_equal_names_are_told_apart():
-    assert _targets(_arranged(("/a/data", "/m/a"), ("/b/data", "/m/b"), ("/c/data", "/m/c"))) == {
+    assert _targets(_map(("/a/data", "/m/a"), ("/b/data", "/m/b"), ("/c/data", "/m/c"))) == {
         "/a/data": "data",
         "/b/data": "data-2",
         "/c/data": "data-3",
@@ -44,44 +44,44 @@ def test_equal_names_are_told_apart():
 
 
 def test_what_lies_in_another_copy_comes_with_it():
-    inner = _arranged(("/srv/mysql/data", "/m/x/data"), ("/srv/mysql", "/m/x"))
+    inner = _map(("/srv/mysql/data", "/m/x/data"), ("/srv/mysql", "/m/x"))
     assert _targets(inner) == {"/srv/mysql": ""}
     assert inner.moved("/srv/mysql/data/ibdata1", "/new") == "/new/data/ibdata1"
     assert inner.moved("/srv/mysql/binlog.000001", "/new") == "/new/binlog.000001"
 
 
 def test_two_names_of_one_folder_are_one():
-    one = _arranged(("/var/lib/mysql", "/m/data"), ("/srv/mysql/data", "/m/data"))
-    assert [piece.target for piece in one.pieces] == [""]
+    one = _map(("/var/lib/mysql", "/m/data"), ("/srv/mysql/data", "/m/data"))
+    assert [folder.target for folder in one.folders] == [""]
     assert one.moved("/srv/mysql/data/a", "/new") == one.moved("/var/lib/mysql/a", "/new") == "/new/a"
 
 
 def test_a_volume_mounted_in_another_goes_back_into_it():
-    nested = _arranged(("/srv/data", "/m/data"), ("/srv/data/redo", "/n"), ("/srv/log", "/m/log"))
+    nested = _map(("/srv/data", "/m/data"), ("/srv/data/redo", "/n"), ("/srv/log", "/m/log"))
     assert _targets(nested) == {"/srv/data": "data", "/srv/log": "log", "/srv/data/redo": "data/redo"}
-    outer, _, inner = nested.pieces
+    outer, _, inner = nested.folders
     assert nested.apart(outer) == {"redo"}
     assert nested.apart(inner) == frozenset()
     assert nested.moved("/srv/data/redo/ib_logfile0", "/new") == "/new/data/redo/ib_logfile0"
-    alone = _arranged(("/srv/data", "/m/data"), ("/srv/data/redo", "/n"))
+    alone = _map(("/srv/data", "/m/data"), ("/srv/data/redo", "/n"))
     assert _targets(alone) == {"/srv/data": "", "/srv/data/redo": "redo"}
-    assert alone.apart(alone.pieces[0]) == {"redo"}
+    assert alone.apart(alone.folders[0]) == {"redo"}
     assert alone.moved("/srv/data/redo/x", "/new") == "/new/redo/x"
 
 
 def test_names_that_only_begin_alike_are_not_inside():
-    assert _targets(_arranged(("/srv/data", "/m/data"), ("/srv/data2", "/m/data2"))) == {
+    assert _targets(_map(("/srv/data", "/m/data"), ("/srv/data2", "/m/data2"))) == {
         "/srv/data": "data",
         "/srv/data2": "data2",
     }
 
 
 def test_no_target_leads_out_whatever_a_stranger_wrote():
-    assert _targets(_arranged(("/a/b/data", "/m/data"), ("/a/b/data/../../../etc/cron.d", "/m/evil"))) == {
+    assert _targets(_map(("/a/b/data", "/m/data"), ("/a/b/data/../../../etc/cron.d", "/m/evil"))) == {
         "/a/b/data": "data",
         "/a/b/data/../../../etc/cron.d": "cron.d",
     }
-    assert _targets(_arranged(("/a/data", "/m/data"), ("/b/c/..", "/m/evil"))) == {"/a/data": "data", "/b/c/..": "b"}
+    assert _targets(_map(("/a/data", "/m/data"), ("/b/c/..", "/m/evil"))) == {"/a/data": "data", "/b/c/..": "b"}
 
 
 def test_a_manifest_alone_tells_the_same():
@@ -109,7 +109,7 @@ def _server(**settings):
 
 
 def test_every_path_is_named_so_that_no_configuration_leads_back():
-    there = _arranged(("/srv/data", "/m/data"), ("/srv/redo", "/m/redo"), ("/srv/log", "/m/log"))
+    folder_map = _map(("/srv/data", "/m/data"), ("/srv/redo", "/m/redo"), ("/srv/log", "/m/log"))
     server = _server(
         innodb_log_group_home_dir="../redo",
         innodb_undo_directory=".",
@@ -120,7 +120,7 @@ def test_every_path_is_named_so_that_no_configuration_leads_back():
         innodb_data_file_path="ibdata1:12M;/srv/redo/ibdata2:1G:autoextend",
         gtid_mode="ON",
     )
-    assert set(relocated_options(server, lambda path: there.moved(path, "/new"))) == {
+    assert set(relocated_options(server, lambda path: folder_map.moved(path, "/new"))) == {
         "--datadir=/new/data",
         "--innodb-log-group-home-dir=/new/redo",
         "--innodb-undo-directory=/new/data",

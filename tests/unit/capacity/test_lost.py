@@ -1,4 +1,4 @@
-"""Snapshots that are lost because their room ran full, with a storage that says so."""
+"""Snapshots that are lost because they overflowed, with a storage that says so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from snapmgr.access import autoextend as relief
 from snapmgr.access.attach import attach
-from snapmgr.access.storage_check import look
+from snapmgr.access.storage_check import check_storage
 from snapmgr.backup.sweep import sweep
 from snapmgr.capacity.lost import mark_all_lost, removing_if_lost, require_sound_reads
 from snapmgr.capacity.read import read_capacity, sample_capacity
@@ -23,10 +23,10 @@ from snapmgr.config.load import load_config
 from snapmgr.context import Context
 from snapmgr.contract.errors import InUseError, LostError, MissingRequirementError, StorageError
 from snapmgr.contract.records import Found, Gauge, Reason
+from snapmgr.doctor.collect import collect_facts
 from snapmgr.doctor.diagnose import diagnose
 from snapmgr.doctor.facts import Facts, PoolFacts
 from snapmgr.doctor.fix import fix
-from snapmgr.doctor.look import look as look_around
 from snapmgr.keep.delete import examine
 from snapmgr.system.boot import boot_id
 from support.sample import NOW, POOL, lease, manifest
@@ -36,7 +36,7 @@ IDS = [manifest(number).id for number in range(3)]
 
 
 class Storage:
-    """A backend that can run full: what is in it, by snapshot id, with how much is used of 1 GiB; None: it ran full."""
+    """A backend whose snapshots can overflow: by snapshot id, how much is used of 1 GiB; None: it overflowed."""
 
     name = "reflink"
 
@@ -183,10 +183,10 @@ def test_of_a_set_only_what_ran_full_goes_and_the_rest_is_kept_for_somebody_to_l
     assert IDS[1] in error.message
     assert list(storage.used) == [IDS[0], IDS[1]]
     assert settle(ctx) == ()
-    (finding,) = [one for one in diagnose(look_around(ctx)) if "is what is left of" in one.what]
-    assert (finding.level, finding.cure) == ("note", None)
+    (finding,) = [one for one in diagnose(collect_facts(ctx)) if "is BROKEN, and part of it remains: " in one.what]
+    assert (finding.level, finding.repair) == ("note", None)
     (verdict,) = examine(ctx, [IDS[1]])
-    assert verdict.rules == ("what is left of it may be the last copy",)
+    assert verdict.rules == ("its remaining data may be the last copy",)
 
 
 def test_a_storage_that_does_not_answer_loses_nothing(ctx, storage, said):
@@ -194,7 +194,7 @@ def test_a_storage_that_does_not_answer_loses_nothing(ctx, storage, said):
     storage.silent = True
     assert settle(ctx) == ()
     assert states(ctx) == ["ready"] * 3
-    assert said == ["warning: how full /nowhere/snapshots is cannot be told: the pool does not answer"]
+    assert said == ["warning: cannot read how full /nowhere/snapshots is: the pool does not answer"]
 
 
 def test_each_pool_is_asked_once_and_a_sample_is_kept(ctx, storage):
@@ -256,7 +256,7 @@ def test_what_was_read_through_scratch_space_that_is_full_is_not_believed(ctx, s
 def test_a_lost_snapshot_takes_nobodys_place(ctx, storage):
     # The newest VERIFIED one is the oldest; the newest READY one is lost.
     storage.used[IDS[2]] = None
-    assert look(ctx, [manifest(2)]) == {IDS[2]: "lost"}
+    assert check_storage(ctx, [manifest(2)]) == {IDS[2]: "lost"}
     verdicts = {verdict.id: verdict.rules for verdict in examine(ctx, IDS)}
     assert verdicts[IDS[2]] == ()
     assert "newest READY" in verdicts[IDS[1]]
@@ -282,7 +282,7 @@ def facts(storage, entries, **fields):
 
 
 def problems(facts):
-    return [(one.what, one.cure.kind if one.cure else None) for one in diagnose(facts) if one.level == "problem"]
+    return [(one.what, one.repair.kind if one.repair else None) for one in diagnose(facts) if one.level == "problem"]
 
 
 def test_doctor_says_what_is_lost_and_what_will_be(storage):
@@ -303,17 +303,17 @@ def test_doctor_says_what_mounts_are_not_to_be_believed(ctx, storage):
     mount = next(one for one in ctx.mounter.mounts() if one.point == "/")
     part = replace(here.parts[0], record=record, mounted=f"{mount.device} {mount.root}")
     ctx.catalog.write_lease(replace(here, parts=(part,), point="/", until=None))
-    assert not [one for one in diagnose(look_around(ctx)) if one.subject == "/"]
+    assert not [one for one in diagnose(collect_facts(ctx)) if one.subject == "/"]
     storage.problem = Reason(what="its scratch file is full", hint="raise scratch_size")
-    (finding,) = [one for one in diagnose(look_around(ctx)) if one.subject == "/"]
-    assert (finding.level, finding.what, finding.cure) == ("problem", "its scratch file is full", None)
-    assert "raise scratch_size; to end it: snapmgr umount" in finding.hint
+    (finding,) = [one for one in diagnose(collect_facts(ctx)) if one.subject == "/"]
+    assert (finding.level, finding.what, finding.repair) == ("problem", "its scratch file is full", None)
+    assert "raise scratch_size; to unmount it: snapmgr umount" in finding.hint
 
 
 def test_doctor_mends_what_is_lost(ctx, storage):
     storage.used[IDS[1]] = None
     fixed = fix(ctx, (POOL,))
-    assert [(one.cure.kind, one.result) for one in fixed.actions if one.cure.kind == "mark-lost"] == [
+    assert [(one.repair.kind, one.result) for one in fixed.actions if one.repair.kind == "mark-lost"] == [
         ("mark-lost", "done")
     ]
     assert states(ctx)[1] == "broken"
@@ -335,7 +335,7 @@ def test_what_is_used_is_looked_after_until_the_end(ctx, storage, said, monkeypa
     assert said == ["enlarged"]
     time.sleep(0.05)
     assert len(storage.auto_extended) == count
-    assert {name for _, name in storage.auto_extended} == {"relief"}
+    assert {name for _, name in storage.auto_extended} == {"autoextend"}
     # Signals are for the main thread, which acts on them, or holds them back.
     assert signal.SIGTERM in storage.blocked
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -1,4 +1,4 @@
-"""Which server program `doctor` says a verification would start: one that opens the data, as `verify` chooses it."""
+"""The server program that `doctor` names for a verification: one that can open the data, as `verify` chooses it."""
 
 from __future__ import annotations
 

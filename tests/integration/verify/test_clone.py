@@ -183,7 +183,7 @@ def test_what_is_printed(scene):
         busy = scene.run("umount", str(dev))
         assert busy.returncode == 1
         assert f"pid {shell.pid}" in busy.stderr
-        assert "its server goes on running" in busy.stderr
+        assert "its server continues to run" in busy.stderr
         assert not ended(lease.server.process.pid)
         shell.kill()
     # The same port and folder again are refused; so is a bound that is too short for a shutdown, until it is forced.
@@ -217,9 +217,9 @@ def test_what_will_not_do_is_refused_and_leaves_nothing(scene):
             ([new, "--port", "70000"], 2, "is not in the range"),
             ([new, "--port", "80"], 2, "only root's servers may listen"),
             ([str(full)], 2, "is not empty"),
-            ([str(live / "dev")], 2, "lies in the source"),
-            ([str(scene.state / "dev")], 2, "lies in the state directory"),
-            ([str(scene.folder / "no" / "dev")], 2, "no folder that exists"),
+            ([str(live / "dev")], 2, "is in the source"),
+            ([str(scene.state / "dev")], 2, "is in the state directory"),
+            ([str(scene.folder / "no" / "dev")], 2, "is not an existing folder"),
             ([new, "--option", "skip-grant-tables"], 2, "any user of this machine could log in"),
             ([new, "--server", "/nowhere"], 2, "does not exist"),
             ([new, "--server", "/bin/true"], 7, "is not a mariadb server"),
@@ -258,7 +258,7 @@ def test_a_directorys_snapshot_is_refused():
         assert scene.run("backup", "files").returncode == 0
         done = scene.run("clone", "latest", str(scene.folder / "dev"))
         assert done.returncode == 2
-        assert "no server can run on it" in done.stderr
+        assert "a server cannot run on it" in done.stderr
 
 
 # ----------------------------------------------------------------------------------------------------- parts elsewhere

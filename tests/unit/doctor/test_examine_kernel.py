@@ -1,4 +1,4 @@
-"""What doctor says of kernels whose ext4 keeps reads waiting behind direct writes."""
+"""Findings about kernels whose ext4 blocks reads behind direct writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def told(monkeypatch, *, release="5.4.0-150-generic", fs_type="ext4", method="O_
 def test_warned_where_it_applies(monkeypatch):
     (found,) = told(monkeypatch)
     assert found.level == "note"
-    assert "kernel 5.4.0-150-generic has ext4's regression" in found.what
+    assert "kernel 5.4.0-150-generic has the ext4 regression" in found.what
     assert "innodb-io" in found.hint
     assert len(told(monkeypatch, method="O_DIRECT_NO_FSYNC", release="4.9.1")) == 1
 

@@ -1,4 +1,4 @@
-"""The rules of ``snapmgr status``: who has missed his time, whatever the clock has done."""
+"""The rules of ``snapmgr status``: which jobs are overdue, whatever the clock did."""
 
 from __future__ import annotations
 
