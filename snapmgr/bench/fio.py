@@ -20,12 +20,14 @@ from snapmgr.contract.errors import CommandError, ConfigError
 from snapmgr.system.command import find_program
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from snapmgr.contract.backend import Runner
 
 Direction = Literal["read", "write", "sync"]
+Section = dict[str, str | int | None]
+"""Options of a part of a job file; None stands for an option without a value."""
 WINDOW_S = 1.0
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
@@ -35,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _NO_NUMBER = re.compile(r"(:\s*)-?(?:nan|inf)\b")
 _DIED = re.compile(r"fio: pid=\d+, got signal=\d+")
 _LOGGED = {"0": "read", "1": "write"}
-_GLOBAL: dict[str, str | int | None] = {
+_GLOBAL: Section = {
     # Reports of hundreds of threads, bins included, would be many megabytes: one report per section is enough.
     "group_reporting": 1,
     # A storage that compresses or deduplicates must gain nothing from it.
@@ -96,8 +98,7 @@ class FioRun:
 
     def seconds(self, section: str | None = None) -> float:
         """Return how long the longest job ran, without fio's own start and end; fio counts milliseconds."""
-        times = [report[way]["runtime"] for report in self._reports(section) for way in ("read", "write")]
-        return float(max(times)) / 1000
+        return _runtime_s(self._reports(section))
 
     def iops(self, direction: Direction, section: str | None = None) -> float:
         """Return finished operations per second of the longest job; 0 for a run of less than a millisecond."""
@@ -147,7 +148,7 @@ def _latencies(report: Mapping[str, Any], direction: Direction) -> Mapping[str, 
 
 def run_fio(
     name: str,
-    sections: Mapping[str, Mapping[str, str | int | None]],
+    sections: Mapping[str, Section],
     *,
     directory: Path,
     keep: Path,
@@ -192,10 +193,10 @@ def run_fio(
         raise CommandError(
             f"the result of fio {name}.fio is incomplete: {died[0]}", hint="check whether memory ran out: dmesg"
         )
-    windows = {
-        section: read_windows(log.read_text() if log.exists() else "", _runtime_s(document, section))
-        for section, log in logs.items()
-    }
+    windows = {}
+    for section, log in logs.items():
+        runtime_s = _runtime_s(report for report in document["jobs"] if report["jobname"] == section)
+        windows[section] = read_windows(log.read_text() if log.exists() else "", runtime_s)
     return FioRun(document=document, job_file=job_file, windows=windows)
 
 
@@ -204,13 +205,11 @@ def _failure(message: str) -> CommandError:
     return CommandError(message, hint="use less data (--size), or a larger device" if full else None)
 
 
-def write_job(name: str, sections: Mapping[str, Mapping[str, str | int | None]], *, directory: Path) -> str:
+def write_job(name: str, sections: Mapping[str, Section], *, directory: Path) -> str:
     """Return the text of a job file. Raises ConfigError for values that it cannot hold."""
     # fio treats a colon as the end of one of several folders, and "${" as a variable (fio(1)).
     folder = str(directory).replace(":", r"\:")
-    whole: dict[str, dict[str, str | int | None]] = {
-        "global": {"directory": folder, **_GLOBAL, **sections.get("global", {})}
-    }
+    whole: dict[str, Section] = {"global": {"directory": folder, **_GLOBAL, **sections.get("global", {})}}
     for section, options in sections.items():
         if section != "global":
             # Without its own group, its report would be merged with its neighbours'.
@@ -272,11 +271,5 @@ def add_windows(windows: Sequence[Windows]) -> Windows:
     return Windows(read=sums["read"], write=sums["write"])
 
 
-def _runtime_s(document: Mapping[str, Any], section: str) -> float:
-    times = [
-        report[way]["runtime"]
-        for report in document["jobs"]
-        if report["jobname"] == section
-        for way in ("read", "write")
-    ]
-    return float(max(times, default=0)) / 1000
+def _runtime_s(reports: Iterable[Mapping[str, Any]]) -> float:
+    return float(max((report[way]["runtime"] for report in reports for way in ("read", "write")), default=0)) / 1000

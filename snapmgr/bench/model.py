@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from snapmgr.bench.fio import FioRun
+    from snapmgr.bench.fio import FioRun, Section
     from snapmgr.contract.abilities import FolderCloning
     from snapmgr.contract.records import Completed, Found, Reason, Usage
 
@@ -208,7 +208,7 @@ class Workbench(Protocol):
     def measured(self) -> AbstractContextManager[Measuring]:
         """Measure time, processors and bytes at the devices while the context lasts."""
 
-    def fio(self, name: str, sections: Mapping[str, Mapping[str, str | int | None]]) -> FioRun:
+    def fio(self, name: str, sections: Mapping[str, Section]) -> FioRun:
         """Run fio with a job file made of `sections` ("global" first) under `path`; None stands for an option without a
         value. The file is kept with the sample under `name`. Raises CommandError with fio's own words."""
 

@@ -36,13 +36,13 @@ def stalls(values: Sequence[float]) -> list[tuple[int, int]]:
     if not any(values):
         return []
     found: list[tuple[int, int]] = []
-    for place, value in enumerate(values):
+    for number, value in enumerate(values):
         if value > 0:
             continue
-        if found and found[-1][1] == place:
-            found[-1] = (found[-1][0], place + 1)
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
         else:
-            found.append((place, place + 1))
+            found.append((number, number + 1))
     return found
 
 
@@ -93,10 +93,10 @@ def _lane(lane: Lane, scale: Scale, *, top: float, wide: bool) -> list[str]:
         parts.append(box(x, top, broad, _LANE, kind="stall"))
         parts.append(f"{line(x, top + _LANE, x + broad, top + _LANE, kind='stalled')}</g>")
     each = max(math.ceil(len(values) / _COLUMNS), 1)
-    merged = [values[place : place + each] for place in range(0, len(values), each)]
+    merged = [(first, values[first : first + each]) for first in range(0, len(values), each)]
     steps = "".join(
-        f"M{scale(place * each + len(some) / 2):.1f} {top + _LANE:.1f}V{min(upwards(fmean(some)), top + _LANE - 1):.1f}"
-        for place, some in enumerate(merged)
+        f"M{scale(first + len(some) / 2):.1f} {top + _LANE:.1f}V{min(upwards(fmean(some)), top + _LANE - 1):.1f}"
+        for first, some in merged
         if any(some)
     )
     thick = max(step * each - gap, 0.6)

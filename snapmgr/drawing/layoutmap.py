@@ -26,7 +26,7 @@ def layout_map(
     """Return the picture.
 
     Args:
-        extents: (place in the file, place on the device, length), in bytes.
+        extents: (offset in the file, offset on the device, length), in bytes.
         window: part of the device to draw, so that maps can be compared.
         size_bytes: size of the file.
         title: name of the picture for screen readers.
@@ -48,7 +48,7 @@ def layout_map(
 
 def window_of(maps: Iterable[Sequence[tuple[int, int, int]]]) -> tuple[int, int]:
     """Return the part of the device that holds all extents of all maps; (0, 1) without extents."""
-    ends = [(place, place + length) for extents in maps for _, place, length in extents]
+    ends = [(physical, physical + length) for extents in maps for _, physical, length in extents]
     return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else (0, 1)
 
 

@@ -100,8 +100,8 @@ def _group(group: RatioGroup, scale: Scale, *, y: float, step: float, width: flo
         low, high = (scale(end) for end in group.noise)
         band = box(low, top - 5, max(high - low, 1), step * len(group.rows), kind="noise")
         parts.append(f"<g><title>{escape(group.noise_text)}</title>{band}</g>")
-    for place, row in enumerate(group.rows):
-        parts.append(_row(row, scale, y=top + place * step, wide=wide, width=width))
+    for number, row in enumerate(group.rows):
+        parts.append(_row(row, scale, y=top + number * step, wide=wide, width=width))
     return parts
 
 

@@ -62,8 +62,8 @@ def bars(rows: Sequence[Bar], *, title: str, unit: str) -> str:
         parts.append(line(x, 0, x, height - 22, kind="grid"))
         parts.append(text(x, height - 6, f"{tick:g}", kind="axis", anchor="middle" if tick else "start"))
     parts.append(text(_WIDTH - 4, height - 6, unit, kind="axis", anchor="end"))
-    for place, row in enumerate(rows):
-        y = place * _ROW
+    for number, row in enumerate(rows):
+        y = number * _ROW
         label = row.label if len(row.label) <= _LABEL_CHARS else row.label[: _LABEL_CHARS - 1] + "…"
         parts.append(f"<g><title>{escape(f'{row.label}: {row.text}')}</title>")
         parts.append(text(_LEFT, y + 15, label, kind=f"label {row.kind}"))

@@ -97,18 +97,18 @@ class Scale:
         return [tick * unit for tick in linear_ticks(self.low / unit, self.high / unit)]
 
 
-def linear_ticks(low: float, high: float, *, most: int = 5) -> list[float]:
-    """Return round numbers from `low` to `high`, about `most`: steps of 1, 2 or 5 times a power of ten."""
+def linear_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers from `low` to `high`, about five: steps of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
-    step = nice_step(high - low, most=most)
+    step = nice_step(high - low)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]
 
 
-def nice_step(span: float, *, most: int = 5) -> float:
-    """Return the distance between about `most` ticks over a span above 0: 1, 2 or 5 times a power of ten."""
-    rough = span / most
+def nice_step(span: float) -> float:
+    """Return the distance between about five ticks over a span above 0: 1, 2 or 5 times a power of ten."""
+    rough = span / 5
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
 
@@ -133,12 +133,12 @@ def tick_words(value: float) -> str:
     return f"{value:.4g}"
 
 
-def path(points: Sequence[tuple[float, float]], *, kind: str, more: str = "") -> str:
+def path(points: Sequence[tuple[float, float]], *, kind: str) -> str:
     """Return a line through points, in pixels."""
-    steps = " ".join(f"{'M' if place == 0 else 'L'}{x:.1f} {y:.1f}" for place, (x, y) in enumerate(points))
-    return f'<path class="{kind}" d="{steps}"{more}/>'
+    steps = " ".join(f"{'L' if number else 'M'}{x:.1f} {y:.1f}" for number, (x, y) in enumerate(points))
+    return f'<path class="{kind}" d="{steps}"/>'
 
 
-def dots(places: Sequence[tuple[float, float]]) -> str:
+def dots(points: Sequence[tuple[float, float]]) -> str:
     """Return small dots as strokes without length, all in one path, because a page may have thousands of them."""
-    return f'<path class="dot" d="{"".join(f"M{x:.1f} {y:.1f}h0" for x, y in places)}"/>' if places else ""
+    return f'<path class="dot" d="{"".join(f"M{x:.1f} {y:.1f}h0" for x, y in points)}"/>' if points else ""

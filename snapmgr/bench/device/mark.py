@@ -8,11 +8,11 @@ contents that we left. Anybody who uses the device later changes one of these, a
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import struct
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from snapmgr.contract.units import format_size
 
@@ -48,14 +48,8 @@ def usable_bytes(size_bytes: int) -> int:
 
 def pack(mark: Mark) -> bytes:
     """Return the record, `MARK_BYTES` long."""
-    document: dict[str, Any] = {
-        "identity": mark.identity,
-        "size_bytes": mark.size_bytes,
-        # A device has a handful; those that do not fit are not recognised as ours, which is safe.
-        "signatures": [list(one) for one in mark.signatures[:16]],
-        "content": mark.content,
-    }
-    body = json.dumps(document).encode()
+    # A device has a handful; those that do not fit are not recognised as ours, which is safe.
+    body = msgspec.json.encode(replace(mark, signatures=mark.signatures[:16]))
     head = _HEAD.pack(_MAGIC, len(body))
     return (head + body + hashlib.sha256(head + body).digest()).ljust(MARK_BYTES, b"\0")
 
@@ -67,14 +61,8 @@ def unpack(data: bytes) -> Mark | None:
         end = _HEAD.size + length
         if magic != _MAGIC or data[end : end + _DIGEST_BYTES] != hashlib.sha256(data[:end]).digest():
             return None
-        document = json.loads(data[_HEAD.size : end])
-        return Mark(
-            identity=str(document["identity"]),
-            size_bytes=int(document["size_bytes"]),
-            signatures=tuple((str(kind), str(uuid)) for kind, uuid in document["signatures"]),
-            content=str(document["content"]),
-        )
-    except (struct.error, ValueError, KeyError, TypeError):
+        return msgspec.json.decode(data[_HEAD.size : end], type=Mark)
+    except (struct.error, msgspec.DecodeError):
         return None
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from snapmgr.bench.device.target import OpenTarget
+    from snapmgr.bench.fio import Section
     from snapmgr.contract.backend import Runner
 
 TIMES = 2
@@ -85,11 +86,11 @@ def make_steady(
     def left_s() -> float:
         return within_s - (clock() - begun)
 
-    def written(name: str, job: dict[str, str | int | None]) -> tuple[float, int]:
+    def written(name: str, job: Section) -> tuple[float, int]:
         """Write and return the rate (1/s) and the bytes."""
         # The lock is advisory: if another program has taken the device, its data must survive.
         target.check()
-        common: dict[str, str | int | None] = {"filename": path.name, "size": target.size_bytes, "direct": 1}
+        common: Section = {"filename": path.name, "size": target.size_bytes, "direct": 1}
         # fio itself dies with us, its jobs only as threads.
         common |= {"ioengine": "libaio", "iodepth": 32, "thread": None}
         run = run_fio(

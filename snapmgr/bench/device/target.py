@@ -78,7 +78,7 @@ def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFA
             size = parse_size(size_text)
         except ValueError as error:
             raise ConfigError(f"--on {text}: {error}", hint=f"{_FORMS}; for example: --on loop:4G") from None
-        return _loop_order(text, given or folder, size, size_bytes)
+        return _loop_spec(text, given or folder, size, size_bytes)
     try:
         path = os.path.realpath(text, strict=True)
         mode = os.stat(path).st_mode
@@ -91,10 +91,10 @@ def parse_target(text: str, *, size_bytes: int | None = None, folder: str = DEFA
         raise ConfigError(f"--on {text}: this is neither a block device nor a folder", hint=_FORMS)
     if size_bytes is None:
         raise ConfigError(f"--on {text}: the size of the file is missing", hint=f"--on loop:SIZE:{shlex.quote(text)}")
-    return _loop_order(text, path, size_bytes, size_bytes)
+    return _loop_spec(text, path, size_bytes, size_bytes)
 
 
-def _loop_order(text: str, folder: str, size: int, needed: int | None) -> TargetSpec:
+def _loop_spec(text: str, folder: str, size: int, needed: int | None) -> TargetSpec:
     if not os.path.isdir(folder):
         raise ConfigError(f"--on {text}: {folder} is not a folder", hint="--on loop:SIZE:FOLDER")
     size = -(-size // MIB) * MIB
@@ -108,7 +108,6 @@ def opened_target(
     *,
     size_bytes: int | None,
     wipe: str | None,
-    folder: str = DEFAULT_FOLDER,
     written: bool = True,
     line: Sequence[str] = ("snapmgr", "bench", "run"),
     runner: Runner | None = None,
@@ -120,7 +119,6 @@ def opened_target(
         text: loop:SIZE[:FOLDER], a block device or a folder.
         size_bytes: minimum size, and the size of a file in a folder.
         wipe: the serial number (or its substitute from a refusal) of a device whose content may be destroyed.
-        folder: folder of a loop device's file if the text does not name one.
         written: whether each block of such a file is written beforehand; see `loopfile.loop_target`.
         line: the user's command without --on and --wipe, for the line to paste that a refusal shows.
         runner: runs wipefs, blkid and blkdiscard.
@@ -129,39 +127,33 @@ def opened_target(
     Raises ConfigError (2) for a target that must not be formatted, BusyError (3) if another run uses it,
     MissingRequirementError (7) without root or loop devices, StorageError and CommandError.
     """
-    order = parse_target(text, size_bytes=size_bytes, folder=folder)
+    spec = parse_target(text, size_bytes=size_bytes)
     runner = runner or CommandRunner()
     _require_root()
-    if order.kind == "loop":
+    if spec.kind == "loop":
         if wipe is not None:
             raise ConfigError(
                 "--wipe is for devices only: the file of a loop device is always new", hint="remove --wipe"
             )
-        with loop_target(Path(order.path), order.size_bytes or 0, runner=runner, written=written, tell=tell) as target:
+        with loop_target(Path(spec.path), spec.size_bytes or 0, runner=runner, written=written, tell=tell) as target:
             yield target
         return
-    with opened_device(order.path, needed=size_bytes, wipe=wipe, line=line, runner=runner) as device:
+    with opened_device(spec.path, needed=size_bytes, wipe=wipe, line=line, runner=runner) as device:
         yield device
 
 
 def preview_target(
-    text: str,
-    *,
-    size_bytes: int | None,
-    wipe: str | None,
-    folder: str = DEFAULT_FOLDER,
-    line: Sequence[str] = ("snapmgr", "bench", "run"),
-    runner: Runner | None = None,
+    text: str, *, size_bytes: int | None, wipe: str | None, line: Sequence[str] = ("snapmgr", "bench", "run")
 ) -> str:
     """Describe the target that `opened_target` would open, without changing it; raises the same errors."""
-    order = parse_target(text, size_bytes=size_bytes, folder=folder)
-    if order.kind == "loop":
-        fs_type = require_room(Path(order.path), order.size_bytes or 0)
-        return f"a loop device on a file of {format_size(order.size_bytes or 0)} in {order.path} ({fs_type})"
+    spec = parse_target(text, size_bytes=size_bytes)
+    if spec.kind == "loop":
+        fs_type = require_room(Path(spec.path), spec.size_bytes or 0)
+        return f"a loop device on a file of {format_size(spec.size_bytes or 0)} in {spec.path} ({fs_type})"
     _require_root()
-    with claimed(order.path) as fd:
+    with claimed(spec.path) as fd:
         device, identity, _found = examined(
-            order.path, fd, needed=size_bytes, wipe=wipe, line=line, runner=runner or CommandRunner()
+            spec.path, fd, needed=size_bytes, wipe=wipe, line=line, runner=CommandRunner()
         )
     return title_of(device, identity)
 

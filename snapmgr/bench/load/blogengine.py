@@ -93,14 +93,14 @@ class BlogLoad:
 class _Worker:
     """One worker, in its own process."""
 
-    def __init__(self, order: BlogLoad, table: _Table, number: int, noise: memoryview, parent: int) -> None:
-        self._order = order
+    def __init__(self, load: BlogLoad, table: _Table, number: int, noise: memoryview, parent: int) -> None:
+        self._load = load
         self._table = table
         self._row = table.row(number)
-        self._writer_rows = [table.row(writer) for writer in range(order.writers)]
+        self._writer_rows = [table.row(writer) for writer in range(load.writers)]
         self._number = number
         self._noise = noise
-        self._random = random.Random(f"{order.seed}-{number}")  # noqa: S311 - a load, no secret
+        self._random = random.Random(f"{load.seed}-{number}")  # noqa: S311 - a load, no secret
         self._buffers = [bytearray(_READ)]
         # From before the fork: the parent may be killed before this process runs for the first time.
         self._parent = parent
@@ -117,27 +117,27 @@ class _Worker:
 
     def _existing(self) -> int | None:
         """Return a blog that exists or is being written."""
-        if self._order.filled:
-            return self._random.randrange(self._order.blogs)
+        if self._load.filled:
+            return self._random.randrange(self._load.blogs)
         writers = len(self._writer_rows)
         first = self._random.randrange(writers) if writers else 0
         for offset in range(writers):
             writer = (first + offset) % writers
             if begun := self._writer_rows[writer][_BEGUN]:
-                return (writer + writers * self._random.randrange(begun)) % self._order.blogs
+                return (writer + writers * self._random.randrange(begun)) % self._load.blogs
         return None
 
     def _writer(self) -> bool:
         turn = self._row[_BEGUN]
-        blog = self._number + self._order.writers * turn
-        if self._order.fill and blog >= self._order.blogs:
+        blog = self._number + self._load.writers * turn
+        if self._load.fill and blog >= self._load.blogs:
             return False
-        blog %= self._order.blogs
+        blog %= self._load.blogs
         folder = self._folder(blog)
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
         self._row[_BEGUN] = turn + 1
-        own = random.Random(f"{self._order.seed}-blog-{blog}")  # noqa: S311 - a load, no secret
+        own = random.Random(f"{self._load.seed}-blog-{blog}")  # noqa: S311 - a load, no secret
         for kind, suffix, sizes, cell in (
             ("article", "xml", _ARTICLE, _ARTICLES),
             ("picture", "jpg", _PICTURE, _PICTURES),
@@ -146,7 +146,7 @@ class _Worker:
                 if self._stopping():
                     return True
                 self._write(f"{folder}/{kind}-{item}.{suffix}", sizes, cell)
-        if self._order.fill:
+        if self._load.fill:
             self._comment(folder)
         self._row[_BLOGS] += 1
         return True
@@ -191,7 +191,7 @@ class _Worker:
         return True
 
     def _folder(self, blog: int) -> str:
-        return f"{self._order.folder}/blog-{blog}"
+        return f"{self._load.folder}/blog-{blog}"
 
     def _write(self, path: str, sizes: tuple[int, int], cell: int) -> None:
         size = self._random.randrange(*sizes)
@@ -228,11 +228,11 @@ class EngineError(Exception):
     """The load could not continue; the text gives the reason."""
 
 
-def run(order: BlogLoad) -> dict[str, Any]:
+def run(load: BlogLoad) -> dict[str, Any]:
     """Run the workers and return the counts of each window. Raises EngineError; never leaves a worker running."""
-    crew = order.crew
+    crew = load.crew
     table = _Table(len(crew))
-    noise = memoryview(bytes(_NOISE_BYTES) if order.zeros else random.Random(order.seed).randbytes(_NOISE_BYTES))  # noqa: S311 - a load, no secret
+    noise = memoryview(bytes(_NOISE_BYTES) if load.zeros else random.Random(load.seed).randbytes(_NOISE_BYTES))  # noqa: S311 - a load, no secret
     troubles, said = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # All workers begin together: otherwise the first ones would leave the parent no time to start the others.
     gate, barrier = os.pipe2(os.O_CLOEXEC)
@@ -245,11 +245,11 @@ def run(order: BlogLoad) -> dict[str, Any]:
             pid = os.fork()
             if pid == 0:
                 os.close(barrier)
-                _work(_Worker(order, table, number, noise, parent), role, table, said, gate)
+                _work(_Worker(load, table, number, noise, parent), role, table, said, gate)
             workers.append(pid)
         os.close(gate)
         os.close(barrier)
-        samples = _watch(order, table, crew)
+        samples = _watch(load, table, crew)
     finally:
         table.stop()
         hung = _reap(workers)
@@ -259,7 +259,7 @@ def run(order: BlogLoad) -> dict[str, Any]:
             raise EngineError(trouble.decode(errors="replace").splitlines()[0])
     if hung:
         raise EngineError(f"{hung} workers hang in a storage call {_PATIENCE_S:.0f} s after the time was up")
-    return _document(order, samples)
+    return _document(load, samples)
 
 
 def _work(worker: _Worker, role: str, table: _Table, said: int, gate: int) -> None:
@@ -281,24 +281,24 @@ def _work(worker: _Worker, role: str, table: _Table, said: int, gate: int) -> No
         os._exit(0)
 
 
-def _watch(order: BlogLoad, table: _Table, crew: Sequence[str]) -> list[tuple[float, dict[str, int]]]:
+def _watch(load: BlogLoad, table: _Table, crew: Sequence[str]) -> list[tuple[float, dict[str, int]]]:
     """Read the counters at the start, then at the end of each window until the time is up."""
     rows = [table.row(number) for number in range(len(crew))]
     begun = time.monotonic()
     samples = [(0.0, _sums(crew, rows))]
-    windows = 0 if order.fill else max(1, round(order.seconds / order.window_s))
-    while not table.stopped() and (order.fill or len(samples) <= windows):
-        end = begun + len(samples) * order.window_s
-        while not table.stopped() and (left := end - time.monotonic()) > 0 and not _full(order, rows):
+    windows = 0 if load.fill else max(1, round(load.seconds / load.window_s))
+    while not table.stopped() and (load.fill or len(samples) <= windows):
+        end = begun + len(samples) * load.window_s
+        while not table.stopped() and (left := end - time.monotonic()) > 0 and not _full(load, rows):
             time.sleep(min(left, _NAP_S))
         samples.append((time.monotonic() - begun, _sums(crew, rows)))
-        if _full(order, rows):
+        if _full(load, rows):
             break
     return samples
 
 
-def _full(order: BlogLoad, rows: Sequence[memoryview]) -> bool:
-    return order.fill and sum(row[_BLOGS] for row in rows) >= order.blogs
+def _full(load: BlogLoad, rows: Sequence[memoryview]) -> bool:
+    return load.fill and sum(row[_BLOGS] for row in rows) >= load.blogs
 
 
 _NAMES = {
@@ -332,7 +332,7 @@ def _reap(workers: Sequence[int]) -> int:
     return len(left)
 
 
-def _document(order: BlogLoad, samples: Sequence[tuple[float, dict[str, int]]]) -> dict[str, Any]:
+def _document(load: BlogLoad, samples: Sequence[tuple[float, dict[str, int]]]) -> dict[str, Any]:
     last = samples[-1][1]
     pairs = list(pairwise(samples))
     return {
@@ -340,11 +340,11 @@ def _document(order: BlogLoad, samples: Sequence[tuple[float, dict[str, int]]]) 
         "counts": {name: [after[name] - before[name] for (_, before), (_, after) in pairs] for name in COUNTED},
         "writes": last["blogs_written"],
         "reads": last["blogs_read"],
-        "wrapped": not order.fill and last["blogs_written"] >= order.blogs,
+        "wrapped": not load.fill and last["blogs_written"] >= load.blogs,
     }
 
 
-def _order(argv: Sequence[str] | None) -> BlogLoad:
+def _parsed(argv: Sequence[str] | None) -> BlogLoad:
     parser = argparse.ArgumentParser(
         prog="python -m snapmgr.bench.load.blogengine", description=__doc__.splitlines()[0]
     )
@@ -374,11 +374,11 @@ def _interrupt(number: int, _frame: object) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run as a program and return its exit status: 1 with a message if it could not continue, 130 if it was ended."""
-    order = _order(argv)
+    load = _parsed(argv)
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)
     try:
-        document = run(order)
+        document = run(load)
     except EngineError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -44,9 +44,8 @@ class Hold:
 class PrivateMariadb:
     """A running server, made by `private_mariadb`."""
 
-    def __init__(self, child: Child, datadir: Path, folder: Path) -> None:
+    def __init__(self, child: Child, folder: Path) -> None:
         self._child = child
-        self.datadir = datadir
         self.socket = str(folder / "s")
         self._log = folder / "server.log"
         self._folder = folder
@@ -173,6 +172,6 @@ def private_mariadb(datadir: Path, folder: Path, options: Sequence[str]) -> Iter
         *options,
     ]
     with (folder / "server.log").open("ab") as log, running(argv, output=log) as child:
-        server = PrivateMariadb(child, datadir, folder)
+        server = PrivateMariadb(child, folder)
         server.wait()
         yield server

@@ -14,9 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from snapmgr.bench.fio import FioRun, Windows
+    from snapmgr.bench.fio import FioRun, Section, Windows
     from snapmgr.bench.model import MetricInfo, Outcome, Spent, Workbench
 
+# As InnoDB's page cleaner: asynchronous writes are submitted in batches, and the file is synced after each.
+BATCH = 64
+BATCHED: Section = {
+    "ioengine": "libaio",
+    "iodepth": BATCH,
+    "iodepth_batch_submit": BATCH,
+    "iodepth_batch_complete_min": BATCH,
+    "fsync": BATCH,
+}
 # A curve of two points says nothing.
 _LEAST_WINDOWS = 3
 _LATENCIES = {"p50": "p50", "p99": "p99", "p99.9": "p999", "max": "max"}
@@ -128,7 +137,7 @@ def add_write_curve(outcome: Outcome, name: str, words: str, done: WritePass) ->
 def linear_read(bench: Workbench, name: str, file: Path, *, direct: bool) -> float:
     """Read a file from beginning to end with cold caches, 1 MiB per call; return the seconds."""
     bench.cold()
-    job: dict[str, str | int | None] = {
+    job: Section = {
         "rw": "read",
         "filename": file.name,
         "bs": "1M",

@@ -6,10 +6,10 @@ io threads, 11.8 with writeback, 11.2 and 6.9 with a larger cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from snapmgr.bench.model import Check
+from snapmgr.bench.model import Check, Outcome
 from snapmgr.contract.abilities import FolderCloning, Remounting
 from snapmgr.physical.tools.choose import tool_for
 from snapmgr.physical.tuning.ladder import Try
@@ -39,16 +39,12 @@ TITLES = {
 """Of the rungs, from the lowest on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Climbed:
-    """Times and tables of the ladder."""
+@dataclass(kw_only=True)
+class PrepareOutcome(Outcome):
+    """An outcome with what is compared at its end."""
 
-    figures: Mapping[str, float]
-    """Seconds by rung ("default_s"), until all is in the storage; and "scratch_s"."""
-    tables: Mapping[str, Mapping[str, str]]
-    """Checksum by table by rung."""
-    checks: tuple[Check, ...]
-    notes: tuple[str, ...]
+    tables: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """Checksum by table, by way or rung."""
 
 
 def rungs(data_bytes: int, memory_bytes: int) -> dict[str, RungSettings]:
@@ -67,12 +63,19 @@ def rungs(data_bytes: int, memory_bytes: int) -> dict[str, RungSettings]:
 
 
 def climb_ladder(
-    bench: Workbench, base: Path, backup: BackupFolder, storage: tuple[FolderCloning, Remounting], memory_bytes: int
-) -> Climbed:
+    bench: Workbench,
+    outcome: PrepareOutcome,
+    *,
+    base: Path,
+    backup: BackupFolder,
+    storage: tuple[FolderCloning, Remounting],
+    memory_bytes: int,
+) -> None:
     """Prepare a clone of the backup at each rung, through a private mount with an empty cache, and once on scratch.
 
-    `storage` is one backend, in the two abilities that are needed of it. Caches and scratch lie in the workbench's
-    folder: on the storage itself they would not be local.
+    Adds to the outcome the seconds by rung ("default_s"), until all is in the storage, and "scratch_s". `storage` is
+    one backend, in the two abilities that are needed of it. Caches and scratch lie in the workbench's folder: on the
+    storage itself they would not be local.
     """
     info, data_bytes = backup.info, sum(backup.sizes.values())
     measuring = StorageBench(
@@ -87,10 +90,7 @@ def climb_ladder(
         cache_root=str(bench.folder),
         log=str(bench.folder / "prepare.log"),
     )
-    figures: dict[str, float] = {}
-    tables: dict[str, Mapping[str, str]] = {}
     failed: list[str] = []
-    notes: list[str] = []
     ladder = rungs(data_bytes, memory_bytes)
     tries = (Try(settings=one, limit_s=_LIMIT_S, why="the published ladder", check=True) for one in ladder.values())
 
@@ -103,20 +103,19 @@ def climb_ladder(
         if found.failure is not None or found.run.cut:
             failed.append(f"{name}: {found.failure or 'it took too long'}")
             continue
-        figures[f"{name}_s"] = found.run.seconds
+        outcome.metrics[f"{name}_s"] = found.run.seconds
         if found.checked is not None:
-            tables[name] = found.checked.tables or {"not read": found.checked.why_not}
-        notes.append(f"{name}: {found.run.settings}; {found.verdict}")
+            outcome.tables[name] = found.checked.tables or {"not read": found.checked.why_not}
+        outcome.notes.append(f"{name}: {found.run.settings}; {found.verdict}")
     bench.quiet()
     bench.cold()
     bench.tell("copied to scratch, and prepared there")
     scratch = measuring.scratch(_LIMIT_S)
     if scratch is None:
-        notes.append(f"no room for a copy in {bench.folder}")
+        outcome.notes.append(f"no room for a copy in {bench.folder}")
     elif scratch.failure is not None:
         failed.append(f"scratch: {scratch.failure}")
     else:
-        figures["scratch_s"] = scratch.copy_s + scratch.tool_s
-        figures["scratch_tool_s"] = scratch.tool_s
-    check = Check(name="every rung of the ladder was prepared", ok=not failed, detail="; ".join(failed))
-    return Climbed(figures=figures, tables=tables, checks=(check,), notes=tuple(notes))
+        outcome.metrics["scratch_s"] = scratch.copy_s + scratch.tool_s
+        outcome.metrics["scratch_tool_s"] = scratch.tool_s
+    outcome.checks.append(Check(name="every rung of the ladder was prepared", ok=not failed, detail="; ".join(failed)))

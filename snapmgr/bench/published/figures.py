@@ -35,20 +35,12 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
-    """One published ratio and its conclusion."""
-
+class _Published:
     key: str
     """"random-update/read": unique, for documents and links."""
     title: str
-    over: Side
-    under: Side
-    """The ratio is `over` ÷ `under`."""
-    unit: str
-    ratio: tuple[float, float]
-    """The published ratio: the same number twice, or the ends of a published range."""
     conclusion: str
-    """A sentence that is true if the ratio is on the published side of 1."""
+    """A sentence that is true if the figure agrees: a ratio is on the published side of 1."""
     measured_on: str
     wants: tuple[Want, ...] = _ON_THE_DISK
     remark: str = ""
@@ -61,25 +53,27 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StallClaim:
+class Claim(_Published):
+    """One published ratio and its conclusion."""
+
+    over: Side
+    under: Side
+    """The ratio is `over` ÷ `under`."""
+    unit: str
+    ratio: tuple[float, float]
+    """The published ratio: the same number twice, or the ends of a published range."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StallClaim(_Published):
     """A published count of intervals in which nothing was written."""
 
-    key: str
-    title: str
     stack: str
     curves: tuple[str, ...]
     """Our curves per second, to be added up; a star stands for the moment in their names."""
     interval_s: int
     stalled: int
     intervals: int
-    conclusion: str
-    measured_on: str
-    wants: tuple[Want, ...] = _ON_THE_DISK
-
-    @property
-    def scenario(self) -> str:
-        """Return the name of our scenario that repeats it."""
-        return self.key.partition("/")[0]
 
 
 def _against(

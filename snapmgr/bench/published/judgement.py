@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapmgr.bench.published.figures import CLAIMS, STALLS, Claim, StallClaim
+from snapmgr.bench.published.figures import CLAIMS, STALLS, Claim, Side, StallClaim
 from snapmgr.bench.statistics.comparison import by_block, groups, interval_words, pairs, ratio_document
 from snapmgr.bench.statistics.machine import is_guest, is_loop, is_rotational
 from snapmgr.bench.statistics.ratio import LEAST_PAIRS, LEVEL, Ratio, have_ratio, paired_ratio
@@ -23,7 +24,7 @@ _PUBLISHED_VARIANTS = ("printed", "repaired")
 _ALIKE = 1.1
 
 
-def compare_published(samples: Sequence[Sample], *, level: float = LEVEL, seed: int = 1) -> dict[str, Any]:
+def compare_published(samples: Sequence[Sample], *, seed: int = 1) -> dict[str, Any]:
     """Return the published figures beside ours as a document that can be written as JSON.
 
     {"schema", "level", "comparisons", "rows": […], "counts": {verdict: rows}}. A row: {"key", "experiment" ("" if it
@@ -45,17 +46,17 @@ def compare_published(samples: Sequence[Sample], *, level: float = LEVEL, seed: 
     rows = []
     for claim in CLAIMS:
         ours = [(group, both) for one, group, both in measured if one is claim]
-        rows += [_judged(claim, group, both, level=level, comparisons=comparisons, seed=seed) for group, both in ours]
+        rows += [_judged(claim, group, both, comparisons=comparisons, seed=seed) for group, both in ours]
         if not ours:
             rows.append(_row(claim, None, None, "not measured", _why_not(claim, _of(claim.scenario, experiments))))
     for stall in STALLS:
-        error = (1 - level) / comparisons
+        error = (1 - LEVEL) / comparisons
         having = [_stalled(stall, group, counts, error=error) for one, group, counts in stalls if one is stall]
         rows += having or [_stalled(stall, None, [])]
     verdicts = [row["verdict"] for row in rows]
     return {
         "schema": 1,
-        "level": level,
+        "level": LEVEL,
         "comparisons": comparisons,
         "rows": rows,
         "counts": {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)},
@@ -74,13 +75,13 @@ def _pairs(claim: Claim, group: Group) -> list[tuple[float, float]]:
 
 
 def _judged(
-    claim: Claim, group: Group, both: Sequence[tuple[float, float]], *, level: float, comparisons: int, seed: int
+    claim: Claim, group: Group, both: Sequence[tuple[float, float]], *, comparisons: int, seed: int
 ) -> dict[str, Any]:
     if not have_ratio(both):
         less = sum(1 for over, under in both if over < under)
         words = f"a figure is 0: there is no ratio; {claim.over.words} has less in {less} of {len(both)} pairs"
         return _row(claim, group, None, "not shown", words)
-    ratio = paired_ratio(both, seed=seed, level=level, comparisons=comparisons)
+    ratio = paired_ratio(both, seed=seed, comparisons=comparisons)
     return _row(claim, group, ratio, *judge(claim.ratio, ratio))
 
 
@@ -148,44 +149,41 @@ def _stalled(
         after, before, whole = (sum(count[at] for count in counts) for at in range(3))
         words = f"before the snapshot {before} of {whole}; more of them after it in {more} of {len(counts)} samples"
         ours = f"{after} of {whole} intervals of {stall.interval_s} s"
-    side = {"words": stall.stack, "stack": stall.stack, "metric": stall.curves[0], "value": float(stall.stalled)}
-    return {
-        "key": stall.key,
-        "experiment": group.name if group else "",
-        "title": stall.title,
-        "over": side,
+    side = Side(words=stall.stack, stack=stall.stack, metric=stall.curves[0], value=float(stall.stalled))
+    figures = {
+        "over": asdict(side),
         "under": None,
         "unit": "",
         "published": None,
         "published_text": f"{stall.stalled} of {stall.intervals}",
         "ours": None,
         "ours_text": ours,
-        "verdict": verdict,
-        "words": words,
-        "conclusion": stall.conclusion,
-        "measured_on": stall.measured_on,
-        "obstacles": obstacles(stall, group) if group else [],
-        "remark": "",
     }
+    return _document(stall, group, figures, verdict, words)
 
 
 def _row(claim: Claim, group: Group | None, ratio: Ratio | None, verdict: Verdict, words: str) -> dict[str, Any]:
-    low, high = claim.ratio
-    sides = {
-        name: {"words": side.words, "stack": side.stack, "metric": side.metric, "value": side.value}
-        for name, side in (("over", claim.over), ("under", claim.under))
+    ours = None if ratio is None else ratio_document(ratio)
+    figures = {
+        "over": asdict(claim.over),
+        "under": asdict(claim.under),
+        "unit": claim.unit,
+        "published": list(claim.ratio),
+        "published_text": _published_text(claim),
+        "ours": ours,
+        "ours_text": ours["text"] if ours else "–",
     }
-    told = None if ratio is None else ratio_document(ratio)
+    return _document(claim, group, figures, verdict, words)
+
+
+def _document(
+    claim: Claim | StallClaim, group: Group | None, figures: Mapping[str, Any], verdict: Verdict, words: str
+) -> dict[str, Any]:
     return {
         "key": claim.key,
         "experiment": group.name if group else "",
         "title": claim.title,
-        **sides,
-        "unit": claim.unit,
-        "published": [low, high],
-        "published_text": _published_text(claim),
-        "ours": told,
-        "ours_text": told["text"] if told else "–",
+        **figures,
         "verdict": verdict,
         "words": words,
         "conclusion": claim.conclusion,
@@ -223,24 +221,24 @@ def obstacles(claim: Claim | StallClaim, group: Group) -> list[str]:
     """Return the reasons why our figure is not comparable with the published one; empty if none is known."""
     hosts = [sample["host"] for sample in group.counted]
     variant, parameters = group.counted[0]["variant"], group.parameters[0]
-    said = []
+    found = []
     for want in claim.wants:
         if want == "published variant" and variant not in _PUBLISHED_VARIANTS:
-            said.append(f"the variant {variant!r} is not the published one")
+            found.append(f"the variant {variant!r} is not the published one")
         elif want == "real device" and any(map(is_loop, hosts)):
-            said.append("a loop device: the file system below it is measured too")
+            found.append("a loop device: the file system below it is measured too")
         elif want == "real device" and any(map(is_guest, hosts)):
-            said.append("a guest whose disk is a host's file")
+            found.append("a guest whose disk is a host's file")
         elif want == "spinning disk" and not all(is_rotational(host) for host in hosts):
-            said.append("not a spinning disk")
+            found.append("not a spinning disk")
         elif want == "solid-state disk" and not all(is_rotational(host) is False for host in hosts):
-            said.append("not a solid-state disk")
+            found.append("not a solid-state disk")
         elif want == "regressed kernel" and not all(map(_regressed, hosts)):
-            said.append("ext4's regression is in kernels 4.9 to 5.5 only")
+            found.append("ext4's regression is in kernels 4.9 to 5.5 only")
     size = parameters.get("size_bytes")
     if size and parameters.get("profile") != "paper":
-        said.append(f"{format_quantity(size, 'B')} of data")
-    return said
+        found.append(f"{format_quantity(size, 'B')} of data")
+    return found
 
 
 def _regressed(host: Mapping[str, Any]) -> bool:

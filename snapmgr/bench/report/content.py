@@ -90,13 +90,12 @@ def document(
 
 def _sorted(group: Group) -> Group:
     """Return the group with its stacks in their usual order."""
-    order = list(STACKS)
-    rank = {name: number for number, name in enumerate(order)}
-    return replace(group, samples=tuple(sorted(group.samples, key=lambda one: rank.get(one["stack"], len(order)))))
+    rank = {name: number for number, name in enumerate(STACKS)}
+    return replace(group, samples=tuple(sorted(group.samples, key=lambda one: rank.get(one["stack"], len(rank)))))
 
 
 def _conditions(samples: Sequence[Sample]) -> Conditions:
-    hosts = _distinct_hosts(samples)
+    hosts = [members[0]["host"] for members in _by_host(samples)]
     measured = {one["stack"] for one in samples if one["kind"] == "measured"}
     return Conditions(
         loop=any(is_loop(host) for host in hosts),
@@ -146,7 +145,7 @@ def _warnings(
 ) -> list[dict[str, str]]:
     """Return the warnings for the reader: alarms first, then notes."""
     alarms, notes = [], []
-    hosts = _distinct_hosts(samples)
+    hosts = [members[0]["host"] for members in _by_host(samples)]
     if any(is_loop(host) for host in hosts):
         alarms.append(
             "Measured on a loop device: the file system below it was measured too. The figures are indicative, and "
@@ -235,18 +234,17 @@ def _notes(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _distinct_hosts(samples: Iterable[Sample]) -> list[Mapping[str, Any]]:
-    # Absent samples are recorded before the facts about preparing the device are known.
-    measured = [one for one in samples if one["host"] and one["kind"] != "absent"]
-    return list({json.dumps(telling(one["host"]), sort_keys=True): one["host"] for one in measured}.values())
+def _by_host(samples: Iterable[Sample]) -> list[list[Sample]]:
+    """Return the samples of each machine; one whose relevant facts change counts as another."""
+    found: dict[str, list[Sample]] = {}
+    for one in samples:
+        # Absent samples are recorded before the facts about preparing the device are known.
+        if one["host"] and one["kind"] != "absent":
+            found.setdefault(json.dumps(telling(one["host"]), sort_keys=True), []).append(one)
+    return list(found.values())
 
 
 def _hosts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return the machines that differ in relevant facts, with the number of samples of each."""
-    found: dict[str, list[Sample]] = {}
-    for one in samples:
-        if one["host"] and one["kind"] != "absent":
-            found.setdefault(json.dumps(telling(one["host"]), sort_keys=True), []).append(one)
     return [
         {
             "n": len(members),
@@ -255,7 +253,7 @@ def _hosts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
             "facts": members[0]["host"],
             "lines": facts(members[0]["host"]),
         }
-        for members in found.values()
+        for members in _by_host(samples)
     ]
 
 

@@ -13,19 +13,19 @@ import msgspec
 _T = TypeVar("_T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """Bytes and other things that are counted."""
-# No figure in an SI unit is beyond, and all that is reckoned from such ones are numbers as well.
+# No figure in an SI unit is beyond these, and whatever is computed from such figures is finite as well.
 _LEAST, _MOST = 1e-100, 1e100
 _DEEPEST = 50
 
 
 class Arguments(TypedDict, total=False):
-    """What decides about what is measured; a resumed run has the same."""
+    """The settings that determine the samples; a resumed run has the same."""
 
     stacks: list[str] | None
 
 
 class Run(TypedDict):
-    """``run.json``: what was asked for."""
+    """``run.json``: the requested run."""
 
     schema: int
     id: str
@@ -37,7 +37,7 @@ class Run(TypedDict):
 
 
 class Info(TypedDict):
-    """What a figure is; see `snapmgr.bench.model.MetricInfo`."""
+    """Meaning of a figure; see `snapmgr.bench.model.MetricInfo`."""
 
     title: str
     unit: str
@@ -46,7 +46,7 @@ class Info(TypedDict):
 
 
 class Axis(TypedDict):
-    """What a series is, and over what; see `snapmgr.bench.model.Outcome`."""
+    """Meaning of a series and its axes; see `snapmgr.bench.model.Outcome`."""
 
     title: str
     x_title: str
@@ -74,21 +74,21 @@ class Proof(TypedDict):
 
 
 class Parameters(TypedDict, total=False):
-    """How large and how long it was; see `snapmgr.bench.model.Parameters`."""
+    """Size and duration; see `snapmgr.bench.model.Parameters`."""
 
     profile: str
     size_bytes: Count
 
 
 class Loop(TypedDict, total=False):
-    """What a loop device's file lies on."""
+    """The file system and devices below a loop device's file."""
 
     file_system: str | None
     on: list[Device]
 
 
 class Device(TypedDict, total=False):
-    """A block device and what is below it; see `snapmgr.bench.device.hostfacts.device_facts`."""
+    """A block device and those below it; see `snapmgr.bench.device.hostfacts.device_facts`."""
 
     name: str | None
     kind: str | None
@@ -135,7 +135,7 @@ class Sample(TypedDict):
     variant: str
     stack: str
     kind: Literal["measured", "pilot", "a/a", "absent"]
-    """"absent": what this machine lacks, with the reason in `failure`."""
+    """"absent": cannot run on this machine; `failure` has the reason."""
     block: Count
     position: Count
     at: str
@@ -174,7 +174,7 @@ def require_whole(document: dict[str, Any], kind: type[_T]) -> None:
 
 
 def _require_sane(value: Any, place: str, depth: int) -> None:  # noqa: ANN401 - whatever JSON holds
-    """Raise ValueError for numbers that nothing is, and for what is nested too deeply to be shown."""
+    """Raise ValueError for numbers beyond any real figure, and for values nested too deeply to be shown."""
     if not depth:
         raise ValueError(f"it is nested too deeply - at `{place}`")
     if isinstance(value, dict):

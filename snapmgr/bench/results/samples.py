@@ -150,8 +150,8 @@ class Results:
 def read(paths: Sequence[Path]) -> ReadResults:
     """Return what several folders hold; a sample that lies in two of them counts once.
 
-    What cannot be used is told in `ReadResults.problems`. Raises NotFoundError for a folder that does not exist, and
-    ConfigError for one that holds no results.
+    `ReadResults.problems` names the files that cannot be used. Raises NotFoundError for a folder that does not exist,
+    and ConfigError for one that holds no results.
     """
     runs: list[dict[str, Any]] = []
     samples: dict[tuple[str, str], dict[str, Any]] = {}

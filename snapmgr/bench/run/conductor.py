@@ -92,8 +92,8 @@ class Conductor:
         counted: measures what a whole sample took, its file system included.
         runner: runs programs.
         tell: says a line for people.
-        step: is told what a sample is about to do.
-        advance: is told before each sample how far the run is.
+        step: shows the current step of a sample.
+        advance: shows before each sample how far the run is.
         ready: is called before the first sample that is made now, and returns further facts for `host`.
         neighbours: returns the devices on which other runs measure now.
         clock: seconds.
@@ -133,11 +133,11 @@ class Conductor:
         self._warned = False
         self._clock = clock
         self._experiments = {experiment.name: experiment for experiment in plan.experiments}
-        self._courses = schedules_of(plan)
+        self._schedules = schedules_of(plan)
         self._samples = results.samples()
         self._narrow: dict[tuple[str, int, int], bool] = {}
         self._given_up: dict[tuple[str, str], str] = {}
-        self._skipped: dict[str, list[Slot]] = {schedule.name: [] for schedule in self._courses}
+        self._skipped: dict[str, list[Slot]] = {schedule.name: [] for schedule in self._schedules}
 
     def run(self, *, spent_s: float = 0.0) -> RunSummary:
         """Measure until there is enough of all, or the budget ends.
@@ -147,19 +147,19 @@ class Conductor:
         CatalogError and NoRoomError if nothing more can be written, and ConfigError.
         """
         begun = self._clock()
-        for schedule in self._courses:
+        for schedule in self._schedules:
             if odd := strangers(schedule, [one.slot for one in self._done()[schedule.name]]):
                 what = f"a sample of {schedule.name} on {odd[0].stack} that is none of this run's"
                 raise ConfigError(f"{self._results.folder} holds {what}", hint="name a new folder with -o")
         earlier_s = sum(one.seconds for made in self._done().values() for one in made)
         self._note_absent()
-        for name, stack in [(schedule.name, stack) for schedule in self._courses for stack in schedule.stacks]:
+        for name, stack in [(schedule.name, stack) for schedule in self._schedules for stack in schedule.stacks]:
             self._judge(name, stack)
         number = failed = 0
         while True:
             done, spent = self._done(), earlier_s + spent_s + self._clock() - begun
             found = next_sample(
-                self._courses, done, narrow=self._is_narrow, budget_s=self._plan.budget_s, spent_s=spent
+                self._schedules, done, narrow=self._is_narrow, budget_s=self._plan.budget_s, spent_s=spent
             )
             if found is None:
                 break
@@ -179,7 +179,7 @@ class Conductor:
             failed += bool(sample["failure"])
             self._judge(schedule.name, slot.stack)
         over = left_out(
-            self._courses, self._done(), narrow=self._is_narrow, budget_s=self._plan.budget_s, spent_s=spent
+            self._schedules, self._done(), narrow=self._is_narrow, budget_s=self._plan.budget_s, spent_s=spent
         )
         return RunSummary(measured=number, failed=failed, left_out=over, given_up=tuple(self._given_up.values()))
 
@@ -227,11 +227,11 @@ class Conductor:
         made = sum(len(one) for one in done.values())
         room_s = self._plan.budget_s - spent_s
         left_s, samples = 0.0, 0
-        for one in taken(self._courses, done, room_s=room_s) or (schedule,):
+        for one in taken(self._schedules, done, room_s=room_s) or (schedule,):
             blocks = goal(one, [measured.slot for measured in done[one.name]], self._is_narrow)
-            seconds = rest_s(one, blocks, self._courses, done)
+            seconds = rest_s(one, blocks, self._schedules, done)
             left_s += seconds
-            samples += round(seconds / max(expected_s(one, one.stacks[0], self._courses, done), 1e-3))
+            samples += round(seconds / max(expected_s(one, one.stacks[0], self._schedules, done), 1e-3))
         if left_s > room_s:
             samples = round(samples * room_s / left_s)
         return Progress(
@@ -348,7 +348,7 @@ class Conductor:
             "seconds": seconds,
             "parameters": dict(parameters),
             "metrics": {name: value for name, value in metrics.items() if name not in odd},
-            "infos": {info.name: _info(asdict(info)) for info in scenario.metrics},
+            "infos": {info.name: _without_name(asdict(info)) for info in scenario.metrics},
             "series": {name: [float(one) for one in values] for name, values in outcome.series.items()},
             "axes": {name: dict(axis) for name, axis in outcome.axes.items()},
             "layouts": {name: dict(layout) for name, layout in outcome.layouts.items()},
@@ -369,7 +369,7 @@ class Conductor:
         return sample | {"id": path.stem}
 
 
-def _info(info: dict[str, Any]) -> dict[str, Any]:
+def _without_name(info: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in info.items() if name != "name"}
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from snapmgr.bench.run.plan import RunPlan
 
 _DISK_BYTES_PER_S = 100e6
-"""As `Needs.seconds` is told for."""
+"""As `Needs.seconds` assumes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +84,14 @@ def forecast(plan: RunPlan, *, spent_s: float) -> tuple[list[ForecastStep], tupl
 
 def _walked(schedules: Sequence[SampleSchedule], *, budget_s: float, spent_s: float) -> list[tuple[str, Slot]]:
     done: dict[str, list[MeasuredSlot]] = {schedule.name: [] for schedule in schedules}
-    order: list[tuple[str, Slot]] = []
+    walked: list[tuple[str, Slot]] = []
     while found := next_sample(schedules, done, narrow=_enough, budget_s=budget_s, spent_s=spent_s):
         schedule, slot = found
         seconds = expected_s(schedule, slot.stack, schedules, done)
         done[schedule.name].append(MeasuredSlot(slot=slot, seconds=seconds))
-        order.append((schedule.name, slot))
+        walked.append((schedule.name, slot))
         spent_s += seconds
-    return order
+    return walked
 
 
 def _enough(_name: str, _blocks: int) -> bool:

@@ -164,8 +164,8 @@ def next_sample(
     """Return what to measure next; None if there is enough of all, or if nothing more fits into the budget.
 
     No block begins that is expected not to fit, and no sample once the budget is spent: a run is longer than its
-    budget by less than one sample. Courses come in the given order until each has its least number of blocks; what then
-    is left goes to those that are not narrow, the one with the fewest blocks first.
+    budget by less than one sample. Schedules come in the given order until each has its least number of blocks; the
+    rest goes to those that are not narrow, the one with the fewest blocks first.
     """
     room_s = budget_s - spent_s
     if room_s <= 0:

@@ -95,10 +95,10 @@ def planned(request: RunRequest) -> tuple[RunPlan, RunTarget]:
 def _room_bytes(on: str | None) -> int:
     if on is None:
         return _free(DEFAULT_FOLDER)
-    order = parse_target(on, size_bytes=None if on.startswith("loop:") else LEAST_TARGET_BYTES)
-    if order.kind == "loop":
-        return (order.size_bytes or 0) if on.startswith("loop:") else _free(order.path)
-    number = os.stat(order.path).st_rdev
+    spec = parse_target(on, size_bytes=None if on.startswith("loop:") else LEAST_TARGET_BYTES)
+    if spec.kind == "loop":
+        return (spec.size_bytes or 0) if on.startswith("loop:") else _free(spec.path)
+    number = os.stat(spec.path).st_rdev
     return usable_bytes(device_stack(f"{os.major(number)}:{os.minor(number)}").size_bytes)
 
 
@@ -111,8 +111,8 @@ def _place(on: str | None, plan: RunPlan) -> RunTarget:
     text = on if on is not None else f"loop:{plan.file_bytes}"
     own_size = on is None or (not on.startswith("loop:") and Path(on).is_dir())
     size_bytes = plan.file_bytes if own_size else plan.space_bytes
-    order = parse_target(text, size_bytes=size_bytes)
-    return RunTarget(text=text, size_bytes=size_bytes, file_bytes=order.size_bytes)
+    spec = parse_target(text, size_bytes=size_bytes)
+    return RunTarget(text=text, size_bytes=size_bytes, file_bytes=spec.size_bytes)
 
 
 def flash_bytes(place: RunTarget) -> int | None:

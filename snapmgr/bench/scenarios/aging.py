@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from snapmgr.bench.load.write_pass import WritePass, linear_read, settle, write_pass
+from snapmgr.bench.load.write_pass import BATCH, BATCHED, WritePass, linear_read, settle, write_pass
 from snapmgr.bench.measure.directio import buffers_direct_writes
 from snapmgr.bench.measure.proof import block_digests, flush
 from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from snapmgr.bench.fio import FioRun
+    from snapmgr.bench.fio import FioRun, Section
     from snapmgr.bench.model import Better, MetricInfo, Parameters, ProfileName, Snapshot, Workbench
 
 _MIB = 1 << 20
 _PAGE = 16 << 10
-# Like InnoDB's page cleaner: a batch is submitted together, then synced.
-_BATCH = 64
 _DATA = "data"
 _CHURN = 0.02
 _SAMPLED = 1024
@@ -100,10 +98,10 @@ class Aging(Scenario):
         extra["snapshots"] = min(max(extra["levels"]), _COMMON)
         # fio fills whole MiB only.
         data_bytes = size_bytes // _MIB * _MIB
-        if data_bytes * extra["churn"] < _BATCH // 4 * _PAGE:
+        if data_bytes * extra["churn"] < BATCH // 4 * _PAGE:
             raise ConfigError(
                 f"{extra['churn']:.0%} of {format_size(size_bytes)} a day are too few to be measured",
-                hint=f"use a --size of at least {format_size(int(_BATCH // 4 * _PAGE / extra['churn']) + _MIB)}",
+                hint=f"use a --size of at least {format_size(int(BATCH // 4 * _PAGE / extra['churn']) + _MIB)}",
             )
         return replace(given, size_bytes=data_bytes, extra=extra)
 
@@ -185,20 +183,16 @@ class _Load:
         """Write a day's share of the file, each page at most once."""
         extra = self.bench.parameters.extra
         pages = int(self.bench.parameters.size_bytes * extra["churn"]) // _PAGE
-        job: dict[str, str | int | None] = {
+        job: Section = {
             "rw": "randwrite",
             "bs": _PAGE,
             "io_size": pages * _PAGE,
-            "ioengine": "libaio",
-            "iodepth": _BATCH,
-            "iodepth_batch_submit": _BATCH,
-            "iodepth_batch_complete_min": _BATCH,
-            "fsync": _BATCH,
+            **BATCHED,
         }
         return write_pass(self.bench, self.data, lambda: self._fio(f"day-{day}", job, day=day + 1))
 
-    def _fio(self, name: str, job: dict[str, str | int | None], *, day: int) -> FioRun:
-        whole: dict[str, str | int | None] = {
+    def _fio(self, name: str, job: Section, *, day: int) -> FioRun:
+        whole: Section = {
             "filename": _DATA,
             "size": self.bench.parameters.size_bytes,
             "direct": int(self.direct),

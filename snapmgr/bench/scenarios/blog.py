@@ -38,14 +38,8 @@ _SAMPLED_FILES = 64
 _PATIENCE_S = 900.0
 _MOMENTS = ("before", "after")
 _WHEN = {"before": "before the snapshot", "after": "after the snapshot"}
-_COUNTED = {
-    "read": READ,
-    "written": WRITTEN,
-    "rewritten": REWRITTEN,
-    "commented": COMMENTED,
-    "blogs_written": ("blogs_written",),
-    "blogs_read": ("blogs_read",),
-}
+_FILES = {"read": READ, "written": WRITTEN, "rewritten": REWRITTEN, "commented": COMMENTED}
+_COUNTED = {**_FILES, "blogs_written": ("blogs_written",), "blogs_read": ("blogs_read",)}
 
 
 def _metrics() -> Iterator[MetricInfo]:

@@ -14,7 +14,7 @@ from snapmgr.system.host import regression_side
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from snapmgr.bench.fio import FioRun
+    from snapmgr.bench.fio import FioRun, Section
     from snapmgr.bench.model import MetricInfo, Parameters, ProfileName, Stack, Workbench
 
 _MIB = 1 << 20
@@ -177,7 +177,7 @@ def _share(bench: Workbench) -> int:
 def _fill(bench: Workbench) -> None:
     for number in range(_TABLESPACES):
         (bench.path / f"tablespace{number}").touch()
-    whole: dict[str, str | int | None] = {"rw": "write", "bs": "1M", "direct": 1, "end_fsync": 1, "fallocate": "none"}
+    whole: Section = {"rw": "write", "bs": "1M", "direct": 1, "end_fsync": 1, "fallocate": "none"}
     whole["randseed"] = bench.parameters.seed
     # The files are written one after another, so that each is in one piece.
     bench.fio(
@@ -202,7 +202,7 @@ def _sections(bench: Workbench, method: str, threads: int) -> Sections:
     """Return the job file of one point."""
     parameters = bench.parameters
     direct, pause = int(method == "direct"), f"{round(_EXTEND_EVERY_S * 1000)}ms"
-    tablespaces: dict[str, str | int | None] = {
+    tablespaces: Section = {
         "filename": _names(),
         "size": _share(bench) * _TABLESPACES,
         "file_service_type": "random",
@@ -211,7 +211,7 @@ def _sections(bench: Workbench, method: str, threads: int) -> Sections:
         # A page may be requested twice.
         "norandommap": 1,
     }
-    log: dict[str, str | int | None] = {"filename": "log", "size": _LOG_BYTES, "rw": "write", "bs": "4k"}
+    log: Section = {"filename": "log", "size": _LOG_BYTES, "rw": "write", "bs": "4k"}
     log |= {"ioengine": "psync"} | ({"fsync": 1} if direct else {"sync": "dsync"})
     return {
         "global": {

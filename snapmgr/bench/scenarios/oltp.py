@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.load.mariadb import PROGRAMS, Hold, PrivateMariadb, install, private_mariadb
 from snapmgr.bench.load.sysbench import Report, Sysbench
+from snapmgr.bench.measure.memory import memory_bytes
 from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
 from snapmgr.contract.errors import CommandError, ConfigError
 from snapmgr.contract.units import format_size
@@ -100,7 +100,7 @@ class Oltp(Scenario):
             "threads": _THREADS,
             "seconds": profile["seconds"],
             "warm_up_s": profile["warm_up_s"],
-            "buffer_pool_bytes": min(pool, int(min(given.memory_bytes, _memory_bytes()) * _MEMORY_SHARE)),
+            "buffer_pool_bytes": min(pool, int(min(given.memory_bytes, memory_bytes()) * _MEMORY_SHARE)),
             # A second server recovers on the snapshot, and may write all of it.
             "scratch_bytes": size_bytes,
         } | dict(given.extra)
@@ -161,30 +161,27 @@ class Oltp(Scenario):
             "during_max_s": during.max_s,
             "after_written_bytes": measuring.spent.written_bytes / (after.tps * extra["seconds"]),
         }
+        outcome = Outcome(metrics=figures)
+        _add_transactions(outcome, reports)
         if snapshot is None:
-            note = "a control: no snapshot was taken, so the later runs show what time alone changes"
-            return self._outcome(reports, figures, notes=(note,))
+            outcome.notes.append("a control: no snapshot was taken, so the later runs show what time alone changes")
+            return outcome
         bench.tell("recovers the snapshot")
         recovery_s, check = _recovered(bench, snapshot, extra)
-        figures |= {"held_s": hold.seconds, "create_s": snapshot.create_s, "recovery_s": recovery_s}
-        notes = () if bench.at_once() else ("files are copied one by one: the server was frozen meanwhile",)
-        return self._outcome(reports, figures, (check,), notes)
-
-    def _outcome(
-        self,
-        reports: dict[str, Report],
-        figures: dict[str, float],
-        checks: tuple[Check, ...] = (),
-        notes: tuple[str, ...] = (),
-    ) -> Outcome:
-        metrics = figures | {f"{when}_tps": report.tps for when, report in reports.items()}
-        metrics |= {f"{when}_p95_s": report.p95_s for when, report in reports.items()}
-        outcome = Outcome(metrics=metrics, checks=[*checks], notes=[*notes])
-        series = [tps for report in reports.values() for tps in report.seconds_tps]
-        title = f"Transactions of each second: {', '.join(reports)}"
-        seconds = range(1, len(series) + 1)
-        outcome.add_curve("tps", series, seconds, title=title, x_title="Time", x_unit="s", unit="1/s")
+        outcome.metrics |= {"held_s": hold.seconds, "create_s": snapshot.create_s, "recovery_s": recovery_s}
+        outcome.checks.append(check)
+        if not bench.at_once():
+            outcome.notes.append("files are copied one by one: the server was frozen meanwhile")
         return outcome
+
+
+def _add_transactions(outcome: Outcome, reports: Mapping[str, Report]) -> None:
+    for when, report in reports.items():
+        outcome.metrics |= {f"{when}_tps": report.tps, f"{when}_p95_s": report.p95_s}
+    series = [tps for report in reports.values() for tps in report.seconds_tps]
+    title = f"Transactions of each second: {', '.join(reports)}"
+    seconds = range(1, len(series) + 1)
+    outcome.add_curve("tps", series, seconds, title=title, x_title="Time", x_unit="s", unit="1/s")
 
 
 def _taken_in_the_middle(
@@ -236,10 +233,6 @@ def _counted(datadir: Path, folder: Path, extra: Any) -> tuple[int, list[str]]: 
             damaged += [f"{table}: {text}" for text in sorted(said - {"OK"})]
         server.stop()
     return found, damaged
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 scenario = Oltp()

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from snapmgr.bench.load.mariadb import PROGRAMS
 from snapmgr.bench.measure.layout import read_layout
 from snapmgr.bench.measure.proof import flush
 from snapmgr.bench.model import Check, Needs, Outcome, Scenario, metric
-from snapmgr.bench.prepare.ladder import TITLES, climb_ladder
+from snapmgr.bench.prepare.ladder import TITLES, PrepareOutcome, climb_ladder
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, make_backup
 from snapmgr.contract.abilities import Remounting
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, StorageError, VerificationError
@@ -63,12 +63,6 @@ _WAYS = {
     "storage": "prepared on a clone",
     "overlay": "prepared in an overlay, changed files written back to a clone",
 }
-
-
-@dataclass(kw_only=True)
-class _Found(Outcome):
-    tables: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    """Checksum by table, by way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +144,7 @@ class Prepare(Scenario):
 
     def run(self, bench: Workbench) -> Outcome:
         """Prepare the same backup in every way, each time from a cold cache, and compare the tables."""
-        extra, found = bench.parameters.extra, _Found()
+        extra, found = bench.parameters.extra, PrepareOutcome()
         load = RedoLoad(data_bytes=bench.parameters.size_bytes, redo_bytes=extra["redo_bytes"])
         base = bench.path / "backup"
         found.notes += self._put(bench, load, base)
@@ -208,7 +202,7 @@ class Prepare(Scenario):
             return None
         return KeptFolder(base, DEFAULT_FOLDER)
 
-    def _each_way(self, site: Site, found: _Found) -> None:
+    def _each_way(self, site: Site, found: PrepareOutcome) -> None:
         bench, cloning = site.bench, site.cloning
         ways: dict[str, Callable[[Path], tuple[Path, float]]] = {"copy": partial(copied, site)}
         if site.local:
@@ -234,11 +228,14 @@ class Prepare(Scenario):
             figures, found.tables[name] = _measured(site, name, ways[name])
             found.metrics.update(figures)
         if cloning is not None and isinstance(cloning, Remounting):
-            climbed = climb_ladder(bench, site.base, site.backup, (cloning, cloning), site.settings.use_memory_bytes)
-            found.metrics.update(climbed.figures)
-            found.tables.update(climbed.tables)
-            found.checks += climbed.checks
-            found.notes += climbed.notes
+            climb_ladder(
+                bench,
+                found,
+                base=site.base,
+                backup=site.backup,
+                storage=(cloning, cloning),
+                memory_bytes=site.settings.use_memory_bytes,
+            )
 
 
 def copied(site: Site, work: Path) -> tuple[Path, float]:

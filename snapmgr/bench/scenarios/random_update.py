@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.load.write_pass import (
+    BATCHED,
     add_write_curve,
     linear_read,
     settle,
@@ -28,7 +29,7 @@ from snapmgr.contract.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from snapmgr.bench.fio import FioRun
+    from snapmgr.bench.fio import FioRun, Section
     from snapmgr.bench.load.write_pass import WritePass
     from snapmgr.bench.measure.digests import UnitDigests
     from snapmgr.bench.model import MetricInfo, Parameters, ProfileName, Snapshot, Workbench
@@ -45,8 +46,6 @@ _SIZES: Mapping[ProfileName, int] = {
 _BUFFERED_SMOKE = 192 * _MIB
 _PUBLISHED_UPDATES = 250_000
 _LEAST_UNITS = 256
-# InnoDB submits its asynchronous writes in batches, and syncs the file after each.
-_BATCH = 64
 _DATA, _CONTROL = "data", "control"
 _TITLES = {
     "update_none": "Random update with no snapshot there",
@@ -200,7 +199,7 @@ class _Fio:
         """Write the file in order."""
         data_bytes = self._extra["data_bytes"]
         if self._bench.parameters.variant == "database":
-            job: dict[str, str | int | None] = {"bs": "1M", "direct": self._direct, "size": data_bytes}
+            job: Section = {"bs": "1M", "direct": self._direct, "size": data_bytes}
         else:
             job = self._shares()
         # Not preallocated: on btrfs the first write to a preallocated extent is not copy-on-write.
@@ -212,22 +211,18 @@ class _Fio:
         unit_bytes, workers = self._extra["unit_bytes"], self._extra["workers"]
         each = self._extra["updates"] // workers * unit_bytes
         if self._bench.parameters.variant == "database":
-            job: dict[str, str | int | None] = {
+            job: Section = {
                 "bs": unit_bytes,
                 "size": self._extra["data_bytes"],
                 "direct": self._direct,
-                "ioengine": "libaio",
-                "iodepth": _BATCH,
-                "iodepth_batch_submit": _BATCH,
-                "iodepth_batch_complete_min": _BATCH,
-                "fsync": _BATCH,
+                **BATCHED,
             }
         else:
             job = self._shares()
         job |= {"rw": "randwrite", "io_size": each}
         return self._pass(file, name, job, seed=self._seed + 1)
 
-    def _shares(self) -> dict[str, str | int | None]:
+    def _shares(self) -> Section:
         # Each fio job has its own map of written blocks, so each gets its own part of the file.
         share = self._extra["data_bytes"] // self._extra["workers"]
         return {
@@ -238,9 +233,9 @@ class _Fio:
             "ioengine": "psync",
         }
 
-    def _pass(self, file: Path, name: str, job: Mapping[str, str | int | None], *, seed: int) -> WritePass:
+    def _pass(self, file: Path, name: str, job: Section, *, seed: int) -> WritePass:
         def run() -> FioRun:
-            whole: dict[str, str | int | None] = {"filename": file.name, "randseed": seed}
+            whole: Section = {"filename": file.name, "randseed": seed}
             return self._bench.fio(name, {"global": whole, "job": job})
 
         return write_pass(self._bench, file, run)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from snapmgr.bench.fio import Section
     from snapmgr.bench.load.background import Load
     from snapmgr.bench.model import Parameters, ProfileName, Snapshot, Stack, Workbench
 
@@ -197,7 +198,7 @@ def _fill(bench: Workbench) -> None:
 
 def _fill_load(bench: Workbench, turn: int) -> None:
     size = bench.parameters.size_bytes // _LOAD_SHARE // _BLOCK * _BLOCK
-    whole: dict[str, str | int | None] = {"rw": "write", "bs": "1M", "ioengine": "psync", "end_fsync": 1}
+    whole: Section = {"rw": "write", "bs": "1M", "ioengine": "psync", "end_fsync": 1}
     whole["randseed"] = bench.parameters.seed + turn
     bench.fio(f"fill-load-{turn}", {"global": whole, "fill": {"filesize": size, "filename": _LOAD}})
 

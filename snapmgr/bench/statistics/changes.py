@@ -53,8 +53,8 @@ class Change:
         return "better" if grown == (self.info["better"] == "more") else "worse"
 
 
-def changes(old: Iterable[Sample], new: Iterable[Sample], *, seed: int = 1, level: float = LEVEL) -> list[Change]:
-    """Return the headline figures that both have, in the order of `new`; the level holds for a whole experiment.
+def changes(old: Iterable[Sample], new: Iterable[Sample], *, seed: int = 1) -> list[Change]:
+    """Return the headline figures that both have, in the order of `new`; `LEVEL` holds for a whole experiment.
 
     Experiments with other parameters are left out, because they do not show a change of the storage; see `obstacles`.
     """
@@ -62,11 +62,11 @@ def changes(old: Iterable[Sample], new: Iterable[Sample], *, seed: int = 1, leve
     found = []
     for group in groups(new):
         if group.name in before and group.parameters == before[group.name].parameters:
-            found += _experiment(before[group.name], group, seed=seed, level=level)
+            found += _experiment(before[group.name], group, seed=seed)
     return found
 
 
-def _experiment(old: Group, new: Group, *, seed: int, level: float) -> list[Change]:
+def _experiment(old: Group, new: Group, *, seed: int) -> list[Change]:
     infos = {name: info for sample in new.counted for name, info in sample["infos"].items() if info.get("headline")}
     both = [
         (stack, metric, _figures(old, stack, metric), _figures(new, stack, metric))
@@ -82,7 +82,7 @@ def _experiment(old: Group, new: Group, *, seed: int, level: float) -> list[Chan
             info=infos[metric],
             old=then,
             new=now,
-            ratio=unpaired_ratio(now, then, seed=seed, level=level, comparisons=len(both))
+            ratio=unpaired_ratio(now, then, seed=seed, comparisons=len(both))
             if have_ratio([(figure, 1.0) for figure in (*then, *now)])
             else None,
         )
@@ -128,12 +128,7 @@ def _hosts(samples: Iterable[Sample]) -> list[Mapping[str, Any]]:
 
 
 def compare(
-    old: Sequence[Sample],
-    new: Sequence[Sample],
-    *,
-    tolerance: float = TOLERANCE,
-    level: float = LEVEL,
-    seed: int = 1,
+    old: Sequence[Sample], new: Sequence[Sample], *, tolerance: float = TOLERANCE, seed: int = 1
 ) -> dict[str, Any]:
     """Return the comparison as a document that can be written as JSON.
 
@@ -142,13 +137,13 @@ def compare(
     [figure…], "ratio" (of the medians, see `comparison.ratio_document`; None: a figure is 0), "verdict": "regression" |
     "worse" | "better" | "same" | "differs" | "not shown", "words"}. Only comparable results have regressions.
     """
-    found = changes(old, new, seed=seed, level=level)
+    found = changes(old, new, seed=seed)
     hindered = obstacles(old, new, found, tolerance=tolerance)
     rows = [_row(one, tolerance=tolerance, comparable=not hindered) for one in found]
     return {
         "schema": 1,
         "tolerance": tolerance,
-        "level": level,
+        "level": LEVEL,
         "comparable": not hindered,
         "obstacles": hindered,
         "rows": rows,

@@ -162,7 +162,6 @@ def narrow_enough(
     within: float,
     family: int,
     seed: int,
-    level: float = LEVEL,
 ) -> bool:
     """Return whether the first `blocks` blocks of an experiment give all ratios to ± `within` (0.1: 10 %).
 
@@ -173,7 +172,7 @@ def narrow_enough(
         for sample in samples
         if sample["kind"] == "measured" and sample["block"] <= blocks and experiment_of(sample) == experiment
     ]
-    return all(one.ratio.narrower_than(within) for one in findings(first, seed=seed, level=level, family=family).found)
+    return all(one.ratio.narrower_than(within) for one in findings(first, seed=seed, family=family).found)
 
 
 def _headlines(sample: Sample) -> list[MetricInfo]:

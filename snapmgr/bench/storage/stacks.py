@@ -88,18 +88,16 @@ def missing_requirements(stack: Stack) -> tuple[Reason, ...]:
     reasons: list[Reason] = []
     if os.geteuid() != 0:
         reasons.append(Reason(what="making and mounting file systems needs root", hint="run snapmgr as root"))
-    if stack.backend is not None:
-        try:
-            backend = make_backend(stack.backend, {}, CommandRunner(), KernelMounter())
-        except SnapmgrError as error:
-            return (*reasons, Reason(what=error.message, hint=error.hint or ""))
-        # Load the modules first: the backend may check for them.
-        fs_reasons = _missing_file_system(_file_system(stack))
+    try:
+        backend = backend_of(stack, {}, CommandRunner(), KernelMounter())
+    except SnapmgrError as error:
+        return (*reasons, Reason(what=error.message, hint=error.hint or ""))
+    # Load the modules first: the backend may check for them.
+    fs_reasons = _missing_file_system(_file_system(stack))
+    if backend is not None:
         reasons += backend.missing()
         if not isinstance(backend, Provisioner):
             reasons.append(Reason(what=f"the backend {stack.backend} cannot make its storage on a device", hint=""))
-    else:
-        fs_reasons = _missing_file_system(_file_system(stack))
     known = {reason.what for reason in reasons}
     reasons += [reason for reason in fs_reasons if reason.what not in known]
     reasons += _missing_programs(stack)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from snapmgr.bench.fio import FioRun
+    from snapmgr.bench.fio import FioRun, Section
     from snapmgr.bench.measure.layout import BlockLayout
     from snapmgr.bench.model import Measuring, Parameters, Stack
     from snapmgr.bench.storage.scene import Scene
@@ -53,19 +53,10 @@ class Recorder:
         self._runner = runner
         self.commands: list[tuple[str, ...]] = []
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        ok: tuple[int, ...] = (0,),
-        timeout_s: float | None = 60.0,
-        secrets: tuple[str, ...] = (),
-        env: dict[str, str] | None = None,
-        abandon: bool = False,
-    ) -> Completed:
+    def run(self, argv: Sequence[str], **options: Any) -> Completed:  # noqa: ANN401 - those of Runner.run
         """See `snapmgr.api.Runner.run`."""
         self.commands.append(tuple(argv))
-        return self._runner.run(argv, ok=ok, timeout_s=timeout_s, secrets=secrets, env=env, abandon=abandon)
+        return self._runner.run(argv, **options)
 
     def hold(self, argv: Sequence[str]) -> Held:
         """See `snapmgr.api.Runner.hold`."""
@@ -187,7 +178,7 @@ class StackWorkbench:
         """Measure costs while the context lasts."""
         return self._counters.measured()
 
-    def fio(self, name: str, sections: Mapping[str, Mapping[str, str | int | None]]) -> FioRun:
+    def fio(self, name: str, sections: Mapping[str, Section]) -> FioRun:
         """Run fio under `path`; its files go to `folder`."""
         done = run_fio(name, sections, directory=self.path, keep=self.folder, runner=self._runner)
         self._jobs[name] = done.job_file

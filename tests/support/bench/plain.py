@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapmgr.api import Found, Pool, Usage
-from snapmgr.bench.fio import FioRun, run_fio
+from snapmgr.bench.fio import FioRun, Section, run_fio
 from snapmgr.bench.measure.counters import Counters
 from snapmgr.bench.measure.layout import BlockLayout, lay_out
 from snapmgr.bench.model import Parameters, Scenario, Stack
@@ -91,7 +91,7 @@ class PlainBench:
     def measured(self) -> AbstractContextManager[Measuring]:
         return Counters(()).measured()
 
-    def fio(self, name: str, sections: Mapping[str, Mapping[str, str | int | None]]) -> FioRun:
+    def fio(self, name: str, sections: Mapping[str, Section]) -> FioRun:
         return run_fio(name, sections, directory=self.path, keep=self.folder, runner=CommandRunner())
 
     def run(self, argv: Sequence[str], *, timeout_s: float | None = None) -> Completed:

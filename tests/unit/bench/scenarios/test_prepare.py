@@ -11,7 +11,7 @@ import pytest
 
 from snapmgr.api import MissingRequirementError, NotMine
 from snapmgr.bench.prepare import ladder as prepareladder
-from snapmgr.bench.prepare.ladder import TITLES, climb_ladder, rungs
+from snapmgr.bench.prepare.ladder import TITLES, PrepareOutcome, climb_ladder, rungs
 from snapmgr.bench.prepare.redobackup import TABLES, KeptFolder, RedoLoad, change_statement, fill_statements
 from snapmgr.bench.scenarios import prepare
 from snapmgr.bench.storage import stacks
@@ -166,12 +166,14 @@ def climbed(tmp_path, monkeypatch, fake=FakeStorageBench):
     monkeypatch.setattr(prepareladder, "tool_for", lambda _staged: None)
     backup = SimpleNamespace(info=None, sizes={"a": 60 * _MIB, "b": 40 * _MIB})
     bench = PlainBench(tmp_path, completed(SCENARIO))
-    return climb_ladder(bench, bench.path / "backup", backup, (None, None), 128 * _MIB)
+    found = PrepareOutcome()
+    climb_ladder(bench, found, base=bench.path / "backup", backup=backup, storage=(None, None), memory_bytes=128 * _MIB)
+    return found
 
 
 def test_ladder_is_climbed(tmp_path, monkeypatch):
     found = climbed(tmp_path, monkeypatch)
-    assert found.figures == {
+    assert found.metrics == {
         "default_s": 32,
         "memory_s": 16,
         "threads_s": 8,
@@ -191,7 +193,7 @@ def test_rung_that_fails_fails_the_sample(tmp_path, monkeypatch):
         scratch_run = None
 
     found = climbed(tmp_path, monkeypatch, Failing)
-    assert set(found.figures) == {"default_s", "memory_s", "threads_s"}
+    assert set(found.metrics) == {"default_s", "memory_s", "threads_s"}
     (check,) = found.checks
     assert not check.ok
     assert check.detail == "writeback: the tool failed; cache: the tool failed"
