@@ -234,6 +234,24 @@ def test_what_a_boot_changes_makes_no_other_machine():
     assert len(document(samples, made_at=NOW)["hosts"]) == 2
 
 
+def test_notes_that_differ_in_the_samples_folder_alone_are_one():
+    made = random_updates(blocks=6)
+    for number, one in enumerate(made):
+        one["notes"] = [
+            f"the load: python -P --file=/tmp/bench-{number}/mount/load --rate 40",
+            "the storage's own call is: '/usr/sbin/lvcreate'",
+            f"{number % 2} of 2 were late",
+        ]
+    told = document(made, made_at=NOW)["scenarios"][0]["notes"]
+    counted = sum(1 for one in made if one["kind"] == "measured")
+    assert [(one["text"], one["n"]) for one in told[:2]] == [
+        ("the load: python -P --file=…/load --rate 40", counted),
+        ("the storage's own call is: '/usr/sbin/lvcreate'", counted),
+    ]
+    assert {one["text"] for one in told[2:]} == {"0 of 2 were late", "1 of 2 were late"}
+    assert set(told[0]["stacks"]) == {"btrfs", "xfs-reflink", "lvm-thin+xfs", "ext4"}
+
+
 def test_a_storage_that_failed_now_and_then_is_not_recommended():
     samples = random_updates()
     chosen = document(samples, made_at=NOW)["recommendation"]["chosen"]
