@@ -186,10 +186,13 @@ class Verification:
     """The result of the last verification of a snapshot."""
 
     at: datetime
-    result: Literal["passed", "failed"]
+    result: Literal["passed", "partly", "failed"]
+    """"partly": what could be checked is as it should be, but not all could be."""
     duration_s: float
     checks: tuple[str, ...] = ()
     """The checks that passed, in words."""
+    unchecked: tuple[str, ...] = ()
+    """What could not be checked on this machine, and why: one sentence each."""
     failures: tuple[str, ...] = ()
     schema: int = SCHEMA
 

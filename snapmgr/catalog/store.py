@@ -45,10 +45,11 @@ from snapmgr.system.files import drop_file, is_abandoned, read_file, space_hint,
 from snapmgr.system.probe import require_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from datetime import datetime
 
 _SHOWN = 4
+LATEST, LATEST_VERIFIED = "latest", "latest-verified"
 # Files whose writer was killed before the rename.
 _BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
 
@@ -64,6 +65,16 @@ class Entry:
     def verified(self) -> bool:
         """Whether the last verification proved that it restores."""
         return self.verification is not None and self.verification.result == "passed"
+
+    @property
+    def partly(self) -> bool:
+        """Whether the last verification could not look at all of it, and found no fault in the rest."""
+        return self.verification is not None and self.verification.result == "partly"
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last verification showed that it does not restore."""
+        return self.verification is not None and self.verification.result == "failed"
 
 
 class Catalog:
@@ -169,20 +180,16 @@ class Catalog:
         except CatalogError as error:
             return Entry(manifest=manifest, verification=None), error.message
 
-    def resolve(self, text: str) -> Entry:
-        """Given an id, a unique start of one or of its random part, "latest" or "JOB@latest", return the snapshot.
+    def resolve(self, text: str, tell: Callable[[str], None] = lambda _line: None) -> Entry:
+        """Given an id, a unique start of one or of its random part, or a name of the newest one, return the snapshot.
 
-        "latest" is the newest READY one. Raises NotFoundError, or ConfigError if several fit.
+        "latest" and "JOB@latest" are the newest READY one that did not fail its verification: `tell` gets a line about
+        newer ones that cannot be used. "latest-verified" and "JOB@latest-verified" are the newest VERIFIED one. Raises
+        NotFoundError, or ConfigError if several fit.
         """
-        job, at, which = text.rpartition("@")
-        if text == "latest" or (at and which == "latest"):
-            ready = [entry for entry in self.entries(job or None)[0] if entry.manifest.state == "ready"]
-            ready = [entry for entry in ready if not job or entry.manifest.job == job]
-            if not ready:
-                raise NotFoundError(
-                    f"there is no READY snapshot{f' of job {job}' if job else ''}", hint="see: snapmgr list"
-                )
-            return ready[-1]
+        job, _, which = text.rpartition("@")
+        if which in (LATEST, LATEST_VERIFIED):
+            return self._newest(job, which, tell)
         names = list(names_in(self._snapshots))
         fitting = [name for name in names if name == text] or [
             name for name in names if text and (name.startswith(text) or name.rsplit(".", 1)[-1].startswith(text))
@@ -191,11 +198,36 @@ class Catalog:
             raise NotFoundError(f"there is no snapshot {text!r}", hint="see: snapmgr list")
         if len(fitting) > 1:
             raise ConfigError(
-                f"{text!r} fits {len(fitting)} snapshots: {', '.join(sorted(fitting)[:_SHOWN])}"
-                + (", …" if len(fitting) > _SHOWN else ""),
+                f"{text!r} fits {len(fitting)} snapshots: {_listed(sorted(fitting))}",
                 hint="write more of the id, or JOB@latest",
             )
         return self.load(fitting[0])
+
+    def _newest(self, job: str, which: str, tell: Callable[[str], None]) -> Entry:
+        of_job = f" of job {job}" if job else ""
+        entries, damaged = self.entries(job or None)
+        entries = [entry for entry in entries if not job or entry.manifest.job == job]
+        ready = [entry for entry in entries if entry.manifest.state == "ready"]
+        wanted = [entry for entry in ready if (entry.verified if which == LATEST_VERIFIED else not entry.failed)]
+        if not ready:
+            raise NotFoundError(f"there is no READY snapshot{of_job}", hint="see: snapmgr list")
+        if not wanted and which == LATEST_VERIFIED:
+            raise NotFoundError(
+                f"there is no VERIFIED snapshot{of_job}", hint=f"snapmgr verify {ready[-1].manifest.short_id}"
+            )
+        if not wanted:
+            raise NotFoundError(
+                f"all READY snapshots{of_job} failed their verification: "
+                + _listed([entry.manifest.id for entry in reversed(ready)]),
+                hint=f"see: snapmgr show {ready[-1].manifest.short_id}; to use one nevertheless, name its id",
+            )
+        if which == LATEST:
+            newer = reversed(entries[entries.index(wanted[-1]) + 1 :])
+            skipped = [why for why in map(_unusable, newer) if why is not None]
+            skipped += [f"{one.path.name} ({one.problem})" for one in damaged]
+            if skipped:
+                tell(f"warning: {which} is {wanted[-1].manifest.id}; not considered: {_listed(skipped)}")
+        return wanted[-1]
 
     def write(self, manifest: Manifest) -> None:
         """Store a manifest durably. Raises CatalogError, with the old content still in place."""
@@ -349,6 +381,18 @@ def attached_error(lease: Lease) -> InUseError:
         f"snapshot {lease.snapshot_id} is attached at {lease.point} ({lease.why} by {lease.user})",
         hint=f"snapmgr umount {lease.point}",
     )
+
+
+def _unusable(entry: Entry) -> str | None:
+    """Return why a snapshot is not the latest, after its id; None for one that is still being taken or deleted."""
+    manifest = entry.manifest
+    if entry.failed:
+        return f"{manifest.id} (failed its verification)"
+    return f"{manifest.id} (BROKEN: {manifest.reason})" if manifest.state == "broken" else None
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _order(entry: Entry) -> tuple[int, datetime, str]:

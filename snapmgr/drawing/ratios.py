@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.drawing.svg import WIDE, Scale, box, cut, line, picture, text, tick_words
@@ -42,10 +41,8 @@ class RatioGroup:
     title: str
     better: Better
     rows: Sequence[RatioRow]
-    noise: tuple[float, float] | None = None
-    """Interval of the ratio between two runs on the same storage: a ratio inside it may be noise."""
-    noise_text: str = ""
-    """The same in words."""
+    noise: float | None = None
+    """Factor, at least 1: a ratio whose point lies between it and its inverse shows nothing. Infinite: none does."""
 
 
 def ratio_chart(groups: Sequence[RatioGroup], *, width: float, title: str, description: str, ident: str) -> str:
@@ -71,7 +68,8 @@ def ratio_chart(groups: Sequence[RatioGroup], *, width: float, title: str, descr
 def _span(rows: Iterable[RatioRow], groups: Iterable[RatioGroup]) -> tuple[float, float]:
     """Return the ends of the axis: it covers all intervals and at least 0.5 to 2."""
     ends = [end for row in rows for end in (row.low, row.value, row.high)]
-    ends += [end for group in groups for end in group.noise or ()]
+    limits = [group.noise for group in groups if group.noise and math.isfinite(group.noise)]
+    ends += [*limits, *(1 / limit for limit in limits)]
     seen = [min(max(end, 1 / _FARTHEST), _FARTHEST) for end in ends if not math.isnan(end)]
     low, high = min(0.5, *seen), max(2.0, *seen)
     return low / 1.08, high * 1.08
@@ -97,9 +95,9 @@ def _group(group: RatioGroup, scale: Scale, *, y: float, step: float, width: flo
     ]
     top = y + _HEAD
     if group.noise is not None:
-        low, high = (scale(end) for end in group.noise)
+        low, high = scale(1 / group.noise), scale(group.noise)
         band = box(low, top - 5, max(high - low, 1), step * len(group.rows), kind="noise")
-        parts.append(f"<g><title>{escape(group.noise_text)}</title>{band}</g>")
+        parts.append(f"<g><title>no more than between A/A pairs: nothing is shown</title>{band}</g>")
     for number, row in enumerate(group.rows):
         parts.append(_row(row, scale, y=top + number * step, wide=wide, width=width))
     return parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from dataclasses import replace
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from snapmgr.bench.statistics.findings import Finding
 
 SCHEMA = 1
+# The folders of an absolute path.
+_FOLDERS = re.compile(r"(?<![^\s='\"(])/(?:[^\s/'\"]+/)+")
 _COMMANDS, _CHARACTERS = 80, 1000
 """Commands of one sample, and characters of one command, in the report; only the sample lists thousands of calls."""
 _CONTROLS = tuple(stack.name for stack in STACKS.values() if stack.backend is None)
@@ -223,11 +226,18 @@ def _about(group: Group, stacks: Sequence[str]) -> str:
 
 
 def _notes(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return the notes of the samples, each once, with its stacks, its number of samples, and the total number."""
+    """Return the notes of the samples, each once, with its stacks, its number of samples, and the total number.
+
+    Notes that differ in nothing but folders are one, because each sample has a folder of its own.
+    """
     rows: dict[str, dict[str, Any]] = {}
     for stack, ours in by_stack(samples).items():
-        for text, n in Counter(note for one in ours for note in dict.fromkeys(one["notes"])).items():
-            row = rows.setdefault(text, {"stacks": [], "text": text, "n": 0, "of": 0})
+        said = [{_FOLDERS.sub("…/", note): note for note in one["notes"]} for one in ours]
+        for key, n in Counter(key for notes in said for key in notes).items():
+            text = next(notes[key] for notes in said if key in notes)
+            row = rows.setdefault(key, {"stacks": [], "text": text, "n": 0, "of": 0})
+            if any(notes.get(key, row["text"]) != row["text"] for notes in said):
+                row["text"] = key
             row["stacks"].append(stack)
             row["n"] += n
             row["of"] += len(ours)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from snapmgr.bench.statistics.comparison import interval_words
 from snapmgr.drawing.bars import Bar, Bars, bar_chart
 from snapmgr.drawing.curves import Curve, curve_chart
 from snapmgr.drawing.intervals import Lane, interval_chart
@@ -16,6 +16,8 @@ from snapmgr.drawing.svg import NARROW, WIDE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from snapmgr.drawing.ratios import Kind
 
 _INFINITE = 1e9
 
@@ -30,18 +32,10 @@ def ratios(scenario: Mapping[str, Any]) -> Markup:
         RatioGroup(
             title=rows[0]["title"],
             better=rows[0]["better"],
-            noise=tuple(rows[0]["noise"]) if rows[0]["noise"] else None,
-            noise_text=f"noise of this machine: {interval_words(*rows[0]['noise'])}" if rows[0]["noise"] else "",
+            noise=_noise_limit(rows[0]["noise"]),
             rows=[
-                RatioRow(
-                    label=f"{one['stack']} ÷ {one['against']}",
-                    value=one["value"],
-                    low=one["low"],
-                    high=_INFINITE if one["high"] is None else one["high"],
-                    text=one["text"],
-                    kind=one["kind"],
-                )
-                for one in rows
+                *(_ratio_row(f"{one['stack']} ÷ {one['against']}", one, kind=one["kind"]) for one in rows),
+                *_twins(rows[0]["noise"]),
             ],
         )
         for rows in groups.values()
@@ -52,6 +46,22 @@ def ratios(scenario: Mapping[str, Any]) -> Markup:
         description="Each ratio with its interval on a logarithmic scale; the table below has the same figures.",
         ident=f"{scenario['anchor']}-ratios",
     )
+
+
+def _ratio_row(label: str, ratio: Mapping[str, Any], *, kind: Kind) -> RatioRow:
+    high = _INFINITE if ratio["high"] is None else ratio["high"]
+    return RatioRow(label=label, value=ratio["value"], low=ratio["low"], high=high, text=ratio["text"], kind=kind)
+
+
+def _noise_limit(noise: Mapping[str, Any] | None) -> float | None:
+    if noise is None:
+        return None
+    return math.inf if noise["limit"] is None else float(noise["limit"])
+
+
+def _twins(noise: Mapping[str, Any] | None) -> list[RatioRow]:
+    """Return the row of the A/A pairs, so that the reader sees their interval beside those of the stacks."""
+    return [_ratio_row("A/A: same stack twice", noise, kind="other" if noise["shown"] else "same")] if noise else []
 
 
 def moments(scenario: Mapping[str, Any], family: Mapping[str, Any]) -> Markup:

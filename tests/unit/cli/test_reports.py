@@ -281,7 +281,7 @@ def _complete(config, *words):
 def test_completion_knows_commands_jobs_and_snapshots(config):
     assert _complete(config, "ver") == ["verify"]
     assert _complete(config, "backup", "ni") == ["nightly"]
-    assert _complete(config, "show", "nightly@") == ["nightly@latest"]
+    assert _complete(config, "show", "nightly@") == ["nightly@latest", "nightly@latest-verified"]
     assert _complete(config, "show", "00000001") == ["00000001"]
     assert manifest(2).id in _complete(config, "show", "nightly.")
     assert manifest(2).id in _complete(config, "prepare", "nightly.")

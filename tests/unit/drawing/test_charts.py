@@ -82,7 +82,7 @@ def test_a_ratio_stands_where_its_value_is(width):
 
 
 def test_the_noise_is_a_band_about_1():
-    group = RatioGroup(title="Update", better="more", rows=[row(1.5, 1.2, 1.8, "better")], noise=(0.8, 1.25))
+    group = RatioGroup(title="Update", better="more", rows=[row(1.5, 1.2, 1.8, "better")], noise=1.25)
     svg = ratio_chart([group], width=WIDE, **NAMES)
     (band,) = kinds(svg, "noise")
     one = float(kinds(svg, "one")[0].get("x1"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from snapmgr.bench.report import COLUMNS, document, render, rows
+from snapmgr.bench.report import COLUMNS, document, pictures, render, rows
 from snapmgr.bench.report.figures import (
     common_title,
     curves,
@@ -105,8 +106,33 @@ def test_ratios_are_drawn_against_a_control_and_all_pairs_are_there():
     update = found["ratios"][0]
     assert (update["metric"], update["kind"], update["n"]) == ("update_first_s", "worse", 8)
     assert update["low"] < 2.1 < update["high"]
-    assert update["noise"][0] < 1 < update["noise"][1]
+    assert 1 <= update["noise"]["limit"] < 1.2
+    assert update["noise"]["n"] == 8
     assert update["words"].endswith(": worse")
+
+
+def test_a_point_is_in_the_grey_band_exactly_if_the_verdict_says_that_it_shows_nothing():
+    """The chart and the text judge by one rule, on machines so noisy that the A/A pairs' interval holds most ratios."""
+    seen = Counter()
+    for seed in range(1, 9):
+        found = document(random_updates(blocks=10, noise=0.35, seed=seed), made_at=NOW)
+        one = scenario(found, "random-update database")
+        picture = ET.fromstring(re.findall(r"<svg.*?</svg>", pictures.ratios(one))[0])  # noqa: S314 - our own
+        bands = [each for each in picture.iter() if each.get("class") == "noise"]
+        points = [each for each in picture.iter() if (each.get("class") or "").startswith("point ")]
+        drawn = [row for row in one["ratios"] if row["drawn"]]
+        for band, metric in zip(bands, dict.fromkeys(row["metric"] for row in drawn), strict=True):
+            low = float(band.get("x"))
+            high = low + float(band.get("width"))
+            for row in [row for row in drawn if row["metric"] == metric]:
+                inside = low <= float(points.pop(0).get("cx")) <= high
+                assert (row["verdict"] != "not shown") == (row["shown"] and not inside), row["words"]
+                within = row["noise"]["low"] < row["value"] < (row["noise"]["high"] or math.inf)
+                seen[row["verdict"], inside, within] += 1
+            points.pop(0)  # the A/A pairs themselves
+        assert points == []
+    assert seen["worse", False, True], "a verdict in spite of an A/A interval that holds the ratio"
+    assert any(inside for _, inside, _ in seen)
 
 
 def test_the_stack_that_was_asked_for_first_is_what_others_are_drawn_against():
@@ -206,6 +232,24 @@ def test_what_a_boot_changes_makes_no_other_machine():
     assert len(document(samples, made_at=NOW)["hosts"]) == 1
     samples[0] = {**samples[0], "host": {**HOST, **same, "memory_bytes": 12_638_251_008}}
     assert len(document(samples, made_at=NOW)["hosts"]) == 2
+
+
+def test_notes_that_differ_in_the_samples_folder_alone_are_one():
+    made = random_updates(blocks=6)
+    for number, one in enumerate(made):
+        one["notes"] = [
+            f"the load: python -P --file=/tmp/bench-{number}/mount/load --rate 40",
+            "the storage's own call is: '/usr/sbin/lvcreate'",
+            f"{number % 2} of 2 were late",
+        ]
+    told = document(made, made_at=NOW)["scenarios"][0]["notes"]
+    counted = sum(1 for one in made if one["kind"] == "measured")
+    assert [(one["text"], one["n"]) for one in told[:2]] == [
+        ("the load: python -P --file=…/load --rate 40", counted),
+        ("the storage's own call is: '/usr/sbin/lvcreate'", counted),
+    ]
+    assert {one["text"] for one in told[2:]} == {"0 of 2 were late", "1 of 2 were late"}
+    assert set(told[0]["stacks"]) == {"btrfs", "xfs-reflink", "lvm-thin+xfs", "ext4"}
 
 
 def test_a_storage_that_failed_now_and_then_is_not_recommended():

@@ -28,7 +28,7 @@ def ratio(value, *, spread=1.1, n=8):
     return Ratio(value=value, low=value / spread, high=value * spread, n=n)
 
 
-QUIET = Noise(ratio=ratio(1.0), factor=1.1, pair=1.02)
+QUIET = Noise(ratio=ratio(1.0))
 
 
 def finding(stack, against, value, *, metric=UPDATE, spread=1.1, n=8, noise=QUIET):
