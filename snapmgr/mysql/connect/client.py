@@ -205,6 +205,11 @@ def connect(credentials: Credentials, *, timeout_s: float = 5.0) -> Connection:
     return Connection(opened, login.socket)
 
 
+def login_socket(credentials: Credentials) -> str:
+    """Return the path of the socket that `connect` would use. Raises ConfigError as `connect`."""
+    return _login(credentials).socket
+
+
 def login_options(credentials: Credentials) -> bytes:
     """Return the content of an option file with which a client program logs in as `connect` does, password included.
 
