@@ -227,5 +227,6 @@ def pruned(done: Pruned | None) -> dict[str, Any] | None:
         "delete": decisions(done.plan.delete),
         "deleted": list(done.deleted),
         "kept_in_use": list(done.kept_in_use),
+        "kept_altered": list(done.kept_altered),
         "failures": [failure.message for failure in done.failures],
     }
