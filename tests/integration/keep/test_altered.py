@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,3 +82,19 @@ def test_prune_leaves_a_copy_that_was_written_to(files: Scene) -> None:
     assert [entry.manifest.id for entry in files.entries()] == [first, third]
     assert (copy / "work").read_text() == "somebody's work"
     assert files.run("delete", "--force", "--yes", first).returncode == 0
+
+
+def test_the_record_of_a_broken_one_stays_as_long_as_doctor_needs_it(files: Scene) -> None:
+    first, *_ = _backed_up(files, "btrfs")
+    manifest = files.entries()[0].manifest
+    # As a failed run leaves it whose removal was interrupted: the storage is there, the members are not known.
+    broken = replace(manifest, members=(), created_at=manifest.created_at - timedelta(days=90))
+    files.context().catalog.write(broken.with_state("broken", reason="interrupted before its proof"))
+    assert files.run("prune", "files").returncode == 0
+    assert first in [entry.manifest.id for entry in files.entries()]
+    said = files.run("doctor", "--fix").stdout
+    assert "although its manifest says BROKEN" in said
+    assert first not in files.stored()
+    assert first in [entry.manifest.id for entry in files.entries()]
+    assert files.run("prune", "files").returncode == 0
+    assert first not in [entry.manifest.id for entry in files.entries()]
