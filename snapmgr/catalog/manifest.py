@@ -27,7 +27,6 @@ State = Literal["pending", "ready", "deleting", "broken"]
 Purpose = Literal["mount", "verify", "prepare", "restore", "position", "clone"]
 Level = Literal["none", "backup-lock", "global-read-lock", "freeze-process", "stopped", "crash-consistent"]
 
-
 GONE = "its storage is gone"
 """Beginning of the reason of a BROKEN snapshot that was READY until its storage was removed."""
 

@@ -117,7 +117,7 @@ def test_a_point_is_in_the_grey_band_exactly_if_the_verdict_says_that_it_shows_n
     for seed in range(1, 9):
         found = document(random_updates(blocks=10, noise=0.35, seed=seed), made_at=NOW)
         one = scenario(found, "random-update database")
-        picture = ET.fromstring(re.findall(r"<svg.*?</svg>", pictures.ratios(one))[0])  # noqa: S314 - our own
+        picture = ET.fromstring(re.findall(r"<svg.*?</svg>", pictures.ratios(one, found["labels"]))[0])  # noqa: S314 - our own
         bands = [each for each in picture.iter() if each.get("class") == "noise"]
         points = [each for each in picture.iter() if (each.get("class") or "").startswith("point ")]
         drawn = [row for row in one["ratios"] if row["drawn"]]
@@ -173,6 +173,18 @@ def test_stalls_are_counted_in_all_samples_and_shown_in_one():
     assert [moment["moment"] for moment in reads["moments"]] == ["before the snapshot", "after the snapshot"]
     assert [moment["idle"] for moment in reads["moments"]] == [[0] * 6, [9] * 6]
     assert found["question"] == "Does it stall?"
+
+
+def test_people_read_labels_and_programs_names():
+    found = document(random_updates(blocks=6), made_at=NOW, labels={"random-update": "Random updates after a snapshot"})
+    assert found["labels"]["xfs-reflink"] == "XFS, reflink copies"
+    outline = Outline(render(found))
+    assert "Random updates after a snapshot (database)" in outline.words
+    assert "XFS, reflink copies ÷ ext4, no snapshots" in outline.words
+    assert found["scenarios"][0]["stacks"] == ["btrfs", "xfs-reflink", "lvm-thin+xfs", "ext4"]
+    labels = [stack.label for stack in STACKS.values()]
+    assert len(set(labels)) == len(labels)
+    assert max(map(len, labels)) <= 24, "a chart has no more room"
 
 
 def test_what_failed_and_what_could_not_run_is_listed_and_counts_for_nothing():
