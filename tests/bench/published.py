@@ -25,7 +25,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from snapmgr.bench.published.figures import STALLS
 from snapmgr.bench.published.judgement import compare_published
@@ -73,6 +73,14 @@ for queue in /sys/block/ubda/queue /sys/block/dm-0/queue; do
 done
 exec "$@"
 """
+
+
+class Named(Protocol):
+    """An experiment; its results are in a folder of that name."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +162,7 @@ def show(chosen: Sequence[Repetition], keep: Path, repeats: int) -> None:
         print(f"{one.name:14}{have} of {repeats} blocks, {len(seconds)} samples, about {format_duration(left_s)} left")
 
 
-def pack(chosen: Sequence[Repetition], keep: Path, file: Path) -> None:
+def pack(chosen: Sequence[Named], keep: Path, file: Path) -> None:
     """Write the samples into one archive, the same bytes for the same samples."""
     with tarfile.open(file, "w:xz", preset=9) as archive:
         for path in sorted(path for one in chosen for path in (keep / one.name).glob("*.json")):
