@@ -27,7 +27,6 @@ State = Literal["pending", "ready", "deleting", "broken"]
 Purpose = Literal["mount", "verify", "prepare", "restore", "position", "clone"]
 Level = Literal["none", "backup-lock", "global-read-lock", "freeze-process", "stopped", "crash-consistent"]
 
-
 GONE = "its storage is gone"
 """Beginning of the reason of a BROKEN snapshot that was READY until its storage was removed."""
 
@@ -186,10 +185,13 @@ class Verification:
     """The result of the last verification of a snapshot."""
 
     at: datetime
-    result: Literal["passed", "failed"]
+    result: Literal["passed", "partly", "failed"]
+    """"partly": what could be checked is as it should be, but not all could be."""
     duration_s: float
     checks: tuple[str, ...] = ()
     """The checks that passed, in words."""
+    unchecked: tuple[str, ...] = ()
+    """What could not be checked on this machine, and why: one sentence each."""
     failures: tuple[str, ...] = ()
     schema: int = SCHEMA
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from snapmgr.cli.choice import choose
 from snapmgr.cli.output import print_lines
-from snapmgr.cli.params import SnapshotName, dry_run_option, json_option
+from snapmgr.cli.params import SnapshotName, dry_run_option, json_option, unverified_option
 from snapmgr.contract.errors import EXIT_OK
 from snapmgr.contract.units import format_duration, format_size
 
@@ -39,6 +40,7 @@ Examples:
 )
 @click.option("-y", "--yes", is_flag=True, help="With --in-place: do not ask for confirmation.")
 @click.option("--force", is_flag=True, help="With --in-place: even if other snapshots may be lost.")
+@unverified_option
 @dry_run_option
 @json_option
 @click.pass_obj
@@ -51,6 +53,7 @@ def command(
     in_place: bool,
     yes: bool,
     force: bool,
+    unverified: bool,
     dry_run: bool,
 ) -> int:
     """Copy a snapshot to DEST, a new or empty directory.
@@ -68,7 +71,7 @@ def command(
             raise click.UsageError("--in-place takes neither DEST nor --no-check.")
         from snapmgr.cli.inplace import restore_in_place
 
-        return restore_in_place(session, snapshot, force=force, yes=yes, dry_run=dry_run)
+        return restore_in_place(session, snapshot, force=force, yes=yes, unverified=unverified, dry_run=dry_run)
     if yes or force:
         raise click.UsageError("--yes and --force need --in-place.")
     if dest is None:
@@ -76,7 +79,7 @@ def command(
     from snapmgr.restore.run import RestoreDiffersError, plan, restore
 
     ctx = session.context()
-    entry = ctx.catalog.resolve(snapshot)
+    entry = choose(session, ctx, snapshot, unverified=unverified, dry_run=dry_run)
     if dry_run:
         intended = plan(ctx, entry, dest)
         return session.report(

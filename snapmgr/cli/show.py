@@ -46,12 +46,13 @@ Examples:
 def command(session: Session, snapshot: str) -> int:
     """Show everything known about one snapshot.
 
-    ID is a snapshot id, the start of one or of its random part, "latest" or "JOB@latest".
+    ID is a snapshot id, the start of one or of its random part, "latest" (the newest one that did not fail its
+    verification), "latest-verified", or one of these after "JOB@".
     """
     from snapmgr.cli.documents import capacity, details
 
     ctx = session.context()
-    entry = ctx.catalog.resolve(snapshot)
+    entry = ctx.resolve(snapshot)
     all_leases, damaged = ctx.catalog.leases()
     session.damaged(damaged)
     leases = [lease for lease in all_leases if lease.snapshot_id == entry.manifest.id]

@@ -175,24 +175,34 @@ def show(session: Session, file: str, *, by: By | None, top: int, output: Path |
     trace = read_trace(file)
     analysis = analyse(trace)
     verdict = judge(facts_of(trace, analysis))
-    _draw(session, trace, verdict, file, output=output, perfetto=perfetto)
+    _draw(session, trace, analysis, verdict, file, output=output, perfetto=perfetto)
     if session.json:
         _show_document(session, trace, analysis, verdict, by=by, top=top)
         return EXIT_OK
-    for warning in _warnings(trace, analysis):
+    for warning in analysis.caveats:
         session.console.warn(warning)
     print_lines([*_summary(trace, analysis), *_tables(analysis, by, top), "", *_verdict_lines(verdict)])
     return EXIT_OK
 
 
 def _draw(
-    session: Session, trace: Trace, verdict: Verdict, file: str, *, output: Path | None, perfetto: Path | None
+    session: Session,
+    trace: Trace,
+    analysis: Analysis,
+    verdict: Verdict,
+    file: str,
+    *,
+    output: Path | None,
+    perfetto: Path | None,
 ) -> None:
     title = "stdin" if file == "-" else os.path.basename(file)
     if output is not None:
         from snapmgr.trace.page import write_page
 
-        _write(output, (".html", ".htm"), lambda out: write_page(trace.operations, verdict, out, title=title))
+        def page(out: IO[bytes]) -> None:
+            write_page(trace, out, analysis=analysis, verdict=verdict, title=title)
+
+        _write(output, (".html", ".htm"), page)
         session.console.tell(f"wrote {output}: open it in a browser")
     if perfetto is not None:
         from snapmgr.trace.perfetto import write_perfetto
@@ -216,19 +226,6 @@ def _write(path: Path, endings: tuple[str, str], write: Callable[[IO[bytes]], No
         raise ConfigError(f"{path} is a folder") from None
     except OSError as error:
         raise SnapmgrError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _warnings(trace: Trace, analysis: Analysis) -> list[str]:
-    warnings = []
-    if trace.truncated:
-        warnings.append(f"the file is {trace.truncated}: only part of it could be read")
-    if analysis.skipped:
-        warnings.append(f"{analysis.skipped} lines are not from a JuiceFS log and were skipped")
-    if trace.operations.untimed:
-        warnings.append(f"{trace.operations.untimed} lines have no time and are assumed to follow one another")
-    if analysis.missing is None and analysis.operations:
-        warnings.append("the file has no counters of the mount, so missing operations cannot be detected")
-    return warnings
 
 
 def _summary(trace: Trace, analysis: Analysis) -> list[str]:
@@ -288,6 +285,8 @@ def _verdict_lines(verdict: Verdict) -> list[str]:
     for number, finding in enumerate(verdict.findings):
         lines.append(f"{'verdict' if number == 0 else 'also'}: {finding.bottleneck}: {finding.why}")
         lines.append(f"  try: {finding.advice}" if finding.action != "none" else f"  {finding.advice}")
+    if verdict.condition:
+        lines.append(f"true {verdict.condition}")
     return lines
 
 
@@ -305,5 +304,5 @@ def _show_document(
         truncated=trace.truncated,
         untimed=trace.operations.untimed,
         analysis=fields,
-        verdict={"findings": [asdict(finding) for finding in verdict.findings]},
+        verdict={"findings": [asdict(finding) for finding in verdict.findings], "condition": verdict.condition},
     )

@@ -104,7 +104,7 @@ def _source(session: Session, name: str) -> Iterator[tuple[Context, str, Job | N
         yield session.stateless_context(), os.path.realpath(name), None
         return
     ctx = session.context()
-    entry = ctx.catalog.resolve(name)
+    entry = ctx.resolve(name)
     entry.manifest.require_ready("prepared")
     job = session.config().jobs.get(entry.manifest.job)
     if entry.manifest.source != "physical" or job is None or job.staging is None:

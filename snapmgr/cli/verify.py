@@ -42,7 +42,7 @@ def command(session: Session, snapshot: str, *, check: str | None, tables: float
     from snapmgr.verify.run import verify
 
     ctx = session.context()
-    entry = ctx.catalog.resolve(snapshot)
+    entry = ctx.resolve(snapshot)
     how = _how(session, entry, check, tables)
     if dry_run:
         return _plan(session, entry, how)

@@ -72,7 +72,7 @@ def examine(ctx: Context, names: Iterable[str]) -> tuple[Verdict, ...]:
 
     Raises the errors of `Catalog.resolve` for a name that matches no snapshot, or several.
     """
-    chosen = {entry.manifest.id: entry for entry in (ctx.catalog.resolve(name) for name in names)}
+    chosen = {entry.manifest.id: entry for entry in (ctx.resolve(name) for name in names)}
     leases = ctx.catalog.leases()[0]
     rules: dict[str, tuple[str, ...]] = {}
     presences: dict[str, Presence] = {}

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 StoppedBy = Literal["command", "signal", "time", "size", "mount"]
 FORMAT = 1
 _READ_BYTES = 1 << 17
-_IDLE = b"#\n"
 _LEVEL = 1
 _GZIP = 31
 _FLUSH_EVERY_S = 1.0
@@ -241,8 +240,6 @@ class _Pump(threading.Thread):
             around = self._tail + data
             self._seen += around.count(self._mark)
             self._tail = around[-len(self._mark) + 1 :]
-        if data == _IDLE:
-            return
         # Only whole lines: the last one may be incomplete when the file ends or our own line follows.
         data = self._rest + data
         whole = data.rfind(b"\n") + 1

@@ -5,7 +5,8 @@ The thresholds come from measurements: mariadb-backup's prepare of 2.1 GB on an 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.contract.units import format_duration, format_size
@@ -30,6 +31,7 @@ SMALL_PUT_BYTES = 1 << 20
 """A quarter of JuiceFS's block: below it most requests transfer single pages."""
 CPU_SHARE = 0.7
 COMPACTION_FACTOR = 5
+UNREAD_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,14 @@ class TraceFacts:
 
     With any of these, no verdict is possible.
     """
+    unchecked: bool = False
+    """Whether nothing shows that the log is complete."""
+    silent_s: float = 0.0
+    """Seconds in which lines may be missing, or the program was idle: of an unchecked log."""
+    unread_share: float = 0.0
+    """Lines of an unchecked log that could not be parsed, as a share of its operations."""
+    untimed: int = 0
+    """Operations without a time: nothing is known about shares of time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +86,8 @@ class Verdict:
     """All findings, the first thing to try first; never empty."""
 
     findings: tuple[Finding, ...]
+    condition: str | None = None
+    """What nothing shows, but must be true for the findings to be true."""
 
     @property
     def bottleneck(self) -> Bottleneck:
@@ -124,11 +136,36 @@ def judge(facts: TraceFacts) -> Verdict:
     if facts.wall_s <= 0:
         nothing = "nothing was recorded, so there is no verdict"
         return Verdict(findings=(Finding(bottleneck="unknown", why=nothing, action="record", advice=_RECORD_LONGER),))
-    found = tuple(_findings(facts))
-    return Verdict(findings=found or (_elsewhere(facts),))
+    if facts.unread_share > UNREAD_SHARE or facts.untimed:
+        return Verdict(findings=(_unreadable(facts),))
+    found = _complete(facts)
+    fills = [_complete(fill) for fill in _fills(facts)]
+    if any((fill[0].bottleneck, fill[0].action) != (found[0].bottleneck, found[0].action) for fill in fills):
+        return Verdict(findings=(_silent(facts, found[0]),))
+    return Verdict(findings=found, condition=_CONDITION if facts.unchecked else None)
+
+
+def _complete(facts: TraceFacts) -> tuple[Finding, ...]:
+    """Return the findings for a log that has all lines."""
+    return tuple(_findings(facts)) or (_elsewhere(facts),)
+
+
+def _fills(facts: TraceFacts) -> Iterator[TraceFacts]:
+    """Yield the extremes of what may have happened while the log is silent: each kind may have run all the time."""
+    if not facts.silent_s:
+        return
+    for read, write, fsync, fsyncs in product((0, 1), (0, 1), (0, 1), (0, MANY_FSYNCS)):
+        yield replace(
+            facts,
+            read_s=facts.read_s + read * facts.silent_s,
+            write_s=facts.write_s + write * facts.silent_s,
+            fsync_s=facts.fsync_s + fsync * facts.silent_s,
+            fsyncs=facts.fsyncs + fsyncs,
+        )
 
 
 _RECORD_LONGER = "record while the program works: snapmgr trace record MOUNT -- COMMAND"
+_CONDITION = "only if no line is missing in the log: it has no counters of the mount, which would show that"
 _RECORD_COUNTERS = (
     "record with snapmgr trace record, which adds the mount's counters: they distinguish downloads from uploads"
 )
@@ -144,6 +181,26 @@ def _incomplete(facts: TraceFacts) -> Finding:
         action="record",
         advice="record again with less load on this machine, or with -o on a faster disk",
     )
+
+
+def _silent(facts: TraceFacts, idle: Finding) -> Finding:
+    rest = replace(facts, wall_s=facts.wall_s - facts.silent_s, silent_s=0.0)
+    other = _complete(rest)[0] if rest.wall_s > 0 else idle
+    both = f"If the program was idle then: {idle.bottleneck}, as {idle.why}"
+    if other.bottleneck != idle.bottleneck:
+        both += f". In the other {format_duration(rest.wall_s)}: {other.bottleneck}, as {other.why}"
+    return Finding(
+        bottleneck="unknown",
+        why=f"for {_share(facts.silent_s, facts)} the log has no operation, and nothing shows whether the program was "
+        f"idle or lines are missing, so there is no verdict. {both}",
+        action="record",
+        advice=f"{_RECORD_LONGER}; this saves the mount's counters, which show whether lines are missing",
+    )
+
+
+def _unreadable(facts: TraceFacts) -> Finding:
+    what = f"{facts.untimed} operations have no time" if facts.untimed else "too many lines cannot be parsed"
+    return Finding(bottleneck="unknown", why=f"{what}, so there is no verdict", action="record", advice=_RECORD_LONGER)
 
 
 def _findings(facts: TraceFacts) -> Iterator[Finding]:
@@ -264,8 +321,10 @@ def _elsewhere(facts: TraceFacts) -> Finding:
         bottleneck="program",
         why=f"reads, writes and fsyncs took {_share(held_s, facts)} together, and none of them dominates: "
         "the rest is the program's own time, and operations on names and attributes",
-        action="none",
-        advice="nothing to tune at the mount",
+        action="record" if facts.unchecked else "none",
+        advice="make sure that no line is missing: snapmgr trace record MOUNT -- COMMAND"
+        if facts.unchecked
+        else "nothing to tune at the mount",
     )
 
 

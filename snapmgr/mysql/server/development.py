@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, VerificationError
 from snapmgr.contract.units import format_duration
+from snapmgr.mysql.connect.optionfile import options_in
 from snapmgr.mysql.datadir.copy import isolate_copy
 from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.server.keyring import provide_keys
@@ -46,7 +47,7 @@ _ANSWER_S = 2.0
 _GREETING_BYTES = 5
 _KILL_S = 10.0
 _LOG_SHOWN = 1 << 20
-_UUID = re.compile(rb"^server[-_]uuid\s*=\s*([0-9a-fA-F-]{36})\s*$", re.MULTILINE)
+_UUID = re.compile("[0-9a-fA-F-]{36}")
 _SERVER_ID = re.compile(r"--(?:loose[-_])?server[-_]id=(\d+)")
 # Options that the record states, or that keep other users out. The server accepts any unambiguous prefix of a name.
 _OURS = {
@@ -162,9 +163,9 @@ class DevelopmentServer:
 
     def uuid(self) -> str | None:
         """Return MySQL's server UUID, which the server wrote at its start; None for MariaDB."""
-        with suppress(FileNotFoundError), open_plain(os.path.join(self._datadir, "auto.cnf")) as file:
-            found = _UUID.search(file.read(4096))
-            return found[1].decode() if found else None
+        with suppress(FileNotFoundError, ValueError), open_plain(os.path.join(self._datadir, "auto.cnf")) as file:
+            told = options_in(file.read(4096), "auto").get("server_uuid", "")
+            return told if _UUID.fullmatch(told) else None
         return None
 
 

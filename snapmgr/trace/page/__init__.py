@@ -13,17 +13,25 @@ from typing import IO
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 
-from snapmgr.trace.operations import Operations
+from snapmgr.trace.accesslog import Trace
+from snapmgr.trace.analysis import Analysis
 from snapmgr.trace.page.packing import pack
 from snapmgr.trace.verdict import Verdict
 
 _SCRIPTS = ("unpack.js", "words.js", "model.js", "paint.js", "tables.js", "view.js", "main.js")
 
 
-def write_page(operations: Operations, verdict: Verdict | None, out: IO[bytes], *, title: str = "JuiceFS") -> None:
+def write_page(
+    trace: Trace,
+    out: IO[bytes],
+    *,
+    analysis: Analysis | None = None,
+    verdict: Verdict | None = None,
+    title: str = "JuiceFS",
+) -> None:
     """Write the page to a binary file; a million operations take some 10 MB and 10 s.
 
-    `title` names the trace: the name of its file.
+    `title` names the trace: the name of its file. The caveats and holes of the analysis are shown.
     """
     style = _part("page.css")
     script = '"use strict";\n(() => {\n' + "".join(map(_part, _SCRIPTS)) + "})();\n"
@@ -34,12 +42,13 @@ def write_page(operations: Operations, verdict: Verdict | None, out: IO[bytes], 
         title=title,
         findings=() if verdict is None else verdict.findings,
         sentence=_sentence,
-        skipped=operations.skipped,
+        condition=verdict.condition if verdict is not None else None,
+        caveats=() if analysis is None else analysis.caveats,
         style=style,
         style_hash=_hash(style),
         script=script,
         script_hash=_hash(script),
-        data=pack(operations),
+        data=pack(trace.operations, () if analysis is None else analysis.holes),
     )
     for part in parts:
         # File names may not be valid Unicode.

@@ -12,6 +12,7 @@ async function main() {
   byId("data").remove();
   const facts = `${count(trace.count)} operations of ${count(new Set(trace.lanes.map((lane) => lane.thread)).size)} threads in ${lasting(trace.span)}`;
   byId("facts").textContent = trace.count ? `${facts}, from ${stamp(trace, 0)}` : "The trace holds no operation.";
+  byId("hatched").hidden = !trace.holes.length;
   const model = new Model(trace);
   const painter = new Painter(trace, model);
   const view = new View(trace, model, painter);

@@ -12,8 +12,9 @@ import json
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from snapmgr.trace.holes import Hole
 from snapmgr.trace.lanes import Lane, lanes, starts_us
 from snapmgr.trace.operations import Operations
 
@@ -22,8 +23,8 @@ _WIDTHS = ((1 << 8, "B"), (1 << 16, "H"), (1 << 32, "I"), (1 << 64, "Q"))
 _MOST = (1 << 53) - 1
 
 
-def pack(operations: Operations) -> str:
-    """Return all operations as base64: about 8 bytes each."""
+def pack(operations: Operations, holes: Sequence[Hole] = ()) -> str:
+    """Return all operations as base64: about 8 bytes each; and the spans in which lines may be missing."""
     order = lanes(operations)
     starts = starts_us(operations)
     origin_us = min(starts, default=0)
@@ -48,6 +49,7 @@ def pack(operations: Operations) -> str:
         "lanes": [[lane.thread, lane.number, len(lane.rows)] for lane in order],
         # As text: an inode may be larger than JavaScript's exact numbers.
         "files": [[str(inode), operations.paths.get(inode, "")] for inode in inodes],
+        "holes": [[hole.from_us - origin_us, hole.to_us - origin_us] for hole in holes],
         "columns": [[name, width] for name, (width, _) in columns.items()],
     }
     document = json.dumps(head, separators=(",", ":")).encode()

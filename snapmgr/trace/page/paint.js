@@ -66,6 +66,7 @@ class Painter {
     context.putImageData(image, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.grid(context, width, height, from, to);
+    this.holes(context, width, height, from, to);
     this.texts(context, texts, width);
     for (const [row, colour] of marked) this.mark(context, row, colour, width, from, to, top);
   }
@@ -152,6 +153,43 @@ class Painter {
     context.globalAlpha = 1;
   }
 
+  // Spans in which lines may be missing are hatched over all lanes.
+  holes(context, width, height, from, to) {
+    const scale = width / (to - from);
+    for (const [begin, end] of this.trace.holes) {
+      const [left, right] = [Math.max((begin - from) * scale, 0), Math.min((end - from) * scale, width)];
+      if (right <= left) continue;
+      const wide = Math.max(right - left, 2);
+      context.save();
+      context.beginPath();
+      context.rect(left, 0, wide, height);
+      context.clip();
+      context.fillStyle = context.strokeStyle = this.colours.alarm;
+      context.globalAlpha = 0.08;
+      context.fillRect(left, 0, wide, height);
+      context.globalAlpha = 0.5;
+      context.lineWidth = 1.5;
+      context.beginPath();
+      // From a fixed grid, so that the hatching does not swim when the window moves.
+      for (let x = Math.floor((left - height) / 9) * 9; x < left + wide; x += 9) {
+        context.moveTo(x, height);
+        context.lineTo(x + height, 0);
+      }
+      context.stroke();
+      context.globalAlpha = 1;
+      const words = `no line for ${lasting(end - begin)}`;
+      context.font = "12px system-ui, sans-serif";
+      const room = context.measureText(words).width + 12;
+      if (height > 50 && room < wide) {
+        context.fillStyle = this.colours.card;
+        context.fillRect(left + (wide - room) / 2, height / 2 - 11, room, 20);
+        context.fillStyle = this.colours.alarm;
+        context.fillText(words, left + (wide - room) / 2 + 6, height / 2 + 3);
+      }
+      context.restore();
+    }
+  }
+
   axis(canvas, width, from, to) {
     const height = 24;
     const ratio = fit(canvas, width, height);
@@ -179,6 +217,7 @@ class Painter {
     if (!this.overviewImage || this.overviewImage.width !== canvas.width) this.overviewImage = this.whole(context, canvas.width, canvas.height);
     context.putImageData(this.overviewImage, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.holes(context, width, height, 0, this.trace.span);
     const [left, right] = [(from / this.trace.span) * width, (to / this.trace.span) * width];
     context.fillStyle = this.colours.veil;
     context.fillRect(0, 0, left, height);

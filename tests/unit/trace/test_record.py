@@ -63,6 +63,8 @@ def test_an_oplog_without_counters_is_recorded_too(point, tmp_path):
     assert (trace.truncated, trace.operations.skipped) == (None, 0)
     # What is in the making at the end is no line.
     assert len(trace.operations) == 1001
+    # The mark of an idle second is kept: it tells idle time from missing lines.
+    assert trace.idle == {1000: 1}
     assert trace.header["volume"] == "mnt"
     assert "hidden" not in json.dumps(trace.header)
     assert analyse(trace).missing is None
