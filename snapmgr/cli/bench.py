@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from snapmgr.bench.model import ProfileName
+from snapmgr.cli.benchadvise import advise
 from snapmgr.cli.benchcompare import compare
 from snapmgr.cli.benchlist import list_
 from snapmgr.cli.benchshow import show, write_page
@@ -53,6 +54,7 @@ Examples:
   snapmgr bench run random-update --on /dev/sdx --stacks btrfs,lvm-thin+xfs -o results
   snapmgr bench list
   snapmgr bench show results -o report.html
+  snapmgr bench advise --for oltp results
 """
 )
 def command() -> None:
@@ -158,6 +160,7 @@ def run(session: Session, /, scenarios: tuple[str, ...], folder: Path | None, *,
 command.add_command(list_)
 command.add_command(show)
 command.add_command(compare)
+command.add_command(advise)
 
 
 def _request(scenarios: tuple[str, ...], options: dict[str, Any]) -> RunRequest:
