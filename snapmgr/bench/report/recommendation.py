@@ -43,6 +43,7 @@ def recommendation(samples: Sequence[Sample], found: Findings, conditions: Condi
     return {
         "chosen": uses[0]["chosen"],
         "sentences": [*sentences.values(), *problems],
+        "problems": list(found.problems),
         "uses": uses,
         "storages": [_storage(row) for row in storage_rows(samples, found.found, controls=conditions.controls)],
     }
