@@ -45,18 +45,19 @@ read. That no storage is recommended is no error: exit code 0.
     "--for",
     "use",
     type=click.Choice(USES),
-    required=True,
     help="oltp: a database with snapshots; staging: preparing physical backups; files: many small files.",
 )
 @click.argument("folders", metavar="RESULTS...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @json_option
 @click.pass_obj
-def advise(session: Session, use: str, folders: tuple[Path, ...]) -> int:
+def advise(session: Session, use: str | None, folders: tuple[Path, ...]) -> int:
     """Say which storage to use, which to avoid and why, how sure that is, and what its snapshots promise.
 
     Only the scenarios that matter for the use count. File systems without snapshots have an order of their own: it
     answers what a database without snapshots should be on. `bench show` has the figures behind each sentence.
     """
+    if use is None:
+        raise click.UsageError(f"say what the storage is for: --for {', --for '.join(USES)}")
     document, problem = results_document(folders)
     found = next((one for one in document["recommendation"]["uses"] if one["use"] == use), None)
     measured = {one["scenario"] for one in document["scenarios"]}

@@ -104,6 +104,12 @@ def test_results_of_another_use_are_an_error_that_says_what_to_measure(advise):
     assert "hint: measure for it: snapmgr bench run prepare" in err
 
 
+def test_without_a_use_the_error_names_them(advise):
+    code, out, err = advise(updates(), "--json")
+    assert code == 2
+    assert "--for oltp, --for staging, --for files" in out + err
+
+
 def test_a_file_that_cannot_be_read_is_named_after_the_advice(advise, tmp_path):
     advise(updates(), "--for", "oltp")
     (tmp_path / "results" / "0001-bad.json").write_text("{")
