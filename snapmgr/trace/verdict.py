@@ -40,7 +40,7 @@ class TraceFacts:
 
     wall_s: float
     read_s: float = 0.0
-    """Seconds in which a read was running; from counters the sum over all threads."""
+    """Seconds in which a read was running; see `summed`. Likewise for writes and fsyncs."""
     write_s: float = 0.0
     fsync_s: float = 0.0
     fsyncs: int = 0
@@ -59,6 +59,8 @@ class TraceFacts:
 
     With any of these, no verdict is possible.
     """
+    summed: bool = False
+    """Whether the seconds of parallel operations are added up: then they can be more than `wall_s`."""
     unchecked: bool = False
     """Whether nothing shows that the log is complete."""
     silent_s: float = 0.0
@@ -122,6 +124,7 @@ def facts_from_counters(
         fsync_s=counted.operation_s.get("fsync", 0.0),
         fsyncs=counted.operations.get("fsync", 0),
         counted=counted,
+        summed=True,
         writeback=writeback,
         writeback_allowed=writeback_allowed,
         data_bytes=data_bytes,
@@ -209,7 +212,7 @@ def _findings(facts: TraceFacts) -> Iterator[Finding]:
     if facts.fsync_s > FSYNC_SHARE * facts.wall_s and facts.fsyncs >= MANY_FSYNCS:
         yield Finding(
             bottleneck="fsync",
-            why=f"{facts.fsyncs} fsyncs took {_share(facts.fsync_s, facts)}",
+            why=_took(f"{facts.fsyncs} fsyncs", facts.fsync_s, facts),
             action="use-memory",
             advice="give the program enough memory for all pages that it changes, so that it flushes less often: "
             "snapmgr prepare … --tool-option=--use-memory=SIZE",
@@ -217,10 +220,10 @@ def _findings(facts: TraceFacts) -> Iterator[Finding]:
     if facts.read_s > HELD_SHARE * facts.wall_s:
         yield from _of_reads(facts)
     elif facts.fsync_s > FSYNC_SHARE * facts.wall_s and facts.fsyncs < MANY_FSYNCS:
-        why = f"{facts.fsyncs} fsyncs took {_share(facts.fsync_s, facts)}: each waits until its file is uploaded"
+        why = f"{_took(f'{facts.fsyncs} fsyncs', facts.fsync_s, facts)}: each waits until its file is uploaded"
         yield _to_writeback(facts, "fsync", why)
     if facts.write_s > HELD_SHARE * facts.wall_s:
-        yield _to_writeback(facts, "write", f"writes took {_share(facts.write_s, facts)}: they wait for uploads")
+        yield _to_writeback(facts, "write", f"{_took('writes', facts.write_s, facts)}: they wait for uploads")
     if counted is None:
         return
     held_s = facts.read_s + facts.write_s + facts.fsync_s
@@ -228,7 +231,7 @@ def _findings(facts: TraceFacts) -> Iterator[Finding]:
         yield Finding(
             bottleneck="cpu",
             why=f"the JuiceFS client used {counted.cpu_s / facts.wall_s:.1f} processors, while reads, writes and "
-            f"fsyncs took only {_share(held_s, facts)}",
+            f"fsyncs together took only {_share(held_s, facts)}",
             action="scratch",
             advice=_scratch(facts),
         )
@@ -245,7 +248,7 @@ def _findings(facts: TraceFacts) -> Iterator[Finding]:
 def _of_reads(facts: TraceFacts) -> Iterator[Finding]:
     """Yield why reads are slow: a read first uploads its file's changes, then downloads blocks that are not cached."""
     counted = facts.counted
-    took = f"reads took {_share(facts.read_s, facts)}"
+    took = _took("reads", facts.read_s, facts)
     if counted is None:
         yield Finding(bottleneck="read", why=took, action="record", advice=_RECORD_COUNTERS)
         return
@@ -316,10 +319,11 @@ def _scratch(facts: TraceFacts) -> str:
 
 
 def _elsewhere(facts: TraceFacts) -> Finding:
-    held_s = facts.read_s + facts.write_s + facts.fsync_s
+    took = {"reads": facts.read_s, "writes": facts.write_s, "fsyncs": facts.fsync_s}
+    each = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in took.items())
     return Finding(
         bottleneck="program",
-        why=f"reads, writes and fsyncs took {_share(held_s, facts)} together, and none of them dominates: "
+        why=f"of {format_duration(facts.wall_s)} the mount had {'at most' if facts.summed else 'only'} {each}: "
         "the rest is the program's own time, and operations on names and attributes",
         action="record" if facts.unchecked else "none",
         advice="make sure that no line is missing: snapmgr trace record MOUNT -- COMMAND"
@@ -328,7 +332,14 @@ def _elsewhere(facts: TraceFacts) -> Finding:
     )
 
 
+def _took(what: str, seconds: float, facts: TraceFacts) -> str:
+    if seconds > facts.wall_s:
+        at_once = seconds / facts.wall_s
+        return f"{what} overlapped, {at_once:.1f} at once on average over {format_duration(facts.wall_s)}"
+    return f"{what} took {'up to ' if facts.summed else ''}{_share(seconds, facts)}"
+
+
 def _share(seconds: float, facts: TraceFacts) -> str:
-    """Return "41 s of 60 s (68 %)"; several threads together can exceed 100 %."""
+    """Return "41 s of 60 s (68 %)"."""
     percent = 100 * seconds / facts.wall_s
     return f"{format_duration(seconds)} of {format_duration(facts.wall_s)} ({percent:.0f} %)"

@@ -119,7 +119,7 @@ class Painter {
       if (text.length === 2) {
         const [lane, y] = text;
         const share = lane.us / this.trace.span;
-        const words = `${lane.thread === 0 ? "kernel (0)" : lane.thread}  ·  ${count(lane.operations)}  ·  ${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % busy`;
+        const words = `${lane.thread === 0 ? "kernel (0)" : lane.thread}  ·  ${count(lane.operations)}  ·  ${share > 1 ? `${round(share)} at once` : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % busy`}`;
         context.font = "12px system-ui, sans-serif";
         context.fillStyle = this.colours.quiet;
         context.fillText(words, 3, y - 5, width - 6);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from snapmgr.trace.counters import Counted, growth, read_counters
 from snapmgr.trace.verdict import TraceFacts, facts_from_counters, judge
 
+numbers = st.integers(0, 10**13)
+seconds = st.floats(0, 1e6)
 QUIET = Counted(
     operations={},
     operations_sum=0,
@@ -60,7 +63,7 @@ def test_the_default_prepare_wants_memory_then_writeback_then_cache():
     verdict = judge(facts_from_counters(DEFAULT, 105.0))
     assert [finding.action for finding in verdict.findings] == ["use-memory", "writeback", "cache-size", "scratch"]
     assert verdict.bottleneck == "fsync"
-    assert verdict.why == "91 fsyncs took 27.0 s of 1 min 45 s (26 %)"
+    assert verdict.why == "91 fsyncs took up to 27.0 s of 1 min 45 s (26 %)"
     assert "--use-memory" in verdict.advice
 
 
@@ -112,6 +115,20 @@ def test_the_log_alone_tells_that_reads_are_slow_and_not_why():
     assert judge(TraceFacts(wall_s=10.0, write_s=9.0)).bottleneck == "write"
 
 
+def test_parallel_operations_are_never_more_than_all_of_the_time():
+    counted = replace(DEFAULT, operations={"fsync": 50}, operation_s={"read": 183.0, "write": 40.0, "fsync": 30.0})
+    verdict = judge(facts_from_counters(counted, 13.5))
+    assert verdict.findings[0].why == "50 fsyncs overlapped, 2.2 at once on average over 13.5 s"
+    assert verdict.findings[1].why.startswith("reads overlapped, 13.6 at once on average over 13.5 s, and ")
+
+
+@given(read_s=seconds, write_s=seconds, fsync_s=seconds, wall_s=st.floats(0.1, 1e4), cpu_s=seconds)
+def test_no_sentence_has_more_than_100_percent(read_s, write_s, fsync_s, wall_s, cpu_s):
+    counted = replace(DEFAULT, cpu_s=cpu_s, operation_s={"read": read_s, "write": write_s, "fsync": fsync_s})
+    for finding in judge(facts_from_counters(counted, wall_s)).findings:
+        assert all(int(share) <= 100 for share in re.findall(r"(\d+) %", finding.why)), finding.why
+
+
 def test_with_lines_missing_there_is_no_verdict():
     verdict = judge(replace(facts_from_counters(DEFAULT, 105.0), missing={"read": 500, "write": 0, "fsync": 3}))
     assert verdict.bottleneck == "unknown"
@@ -130,10 +147,6 @@ def test_a_few_long_fsyncs_wait_for_uploads():
 
 def test_nothing_recorded():
     assert judge(TraceFacts(wall_s=0.0)).bottleneck == "unknown"
-
-
-numbers = st.integers(0, 10**13)
-seconds = st.floats(0, 1e6)
 
 
 @given(
