@@ -229,12 +229,9 @@ def _write(path: Path, endings: tuple[str, str], write: Callable[[IO[bytes]], No
 
 
 def _summary(trace: Trace, analysis: Analysis) -> list[str]:
-    header = trace.header or {}
-    lines = []
-    if header:
-        what = [f"volume {header.get('volume')}", f"JuiceFS {header.get('version')}"]
-        what += [f"command {header['command']}"] if header.get("command") else []
-        lines.append(", ".join(what))
+    from snapmgr.trace.analysis import described
+
+    lines = [clean(described(trace))] if described(trace) else []
     lines.append(
         f"{analysis.operations} operations in {format_duration(analysis.wall_s)}; "
         f"{analysis.mean_under_way:.1f} under way on average, {analysis.max_under_way} at most; "

@@ -161,6 +161,7 @@ class StorageBench:
                 counted,
                 ran.tool_s,
                 writeback=settings.writeback,
+                folder=self.source,
                 data_bytes=self.data_bytes,
                 scratch_free_bytes=free,
             )

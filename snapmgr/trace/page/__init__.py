@@ -14,7 +14,7 @@ from typing import IO
 from jinja2 import DictLoader, Environment, StrictUndefined
 
 from snapmgr.trace.accesslog import Trace
-from snapmgr.trace.analysis import Analysis
+from snapmgr.trace.analysis import Analysis, described
 from snapmgr.trace.page.packing import pack
 from snapmgr.trace.verdict import Verdict
 
@@ -40,6 +40,7 @@ def write_page(
     )
     parts = environment.get_template("page").generate(
         title=title,
+        described=described(trace),
         findings=() if verdict is None else verdict.findings,
         sentence=_sentence,
         condition=verdict.condition if verdict is not None else None,

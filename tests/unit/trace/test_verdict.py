@@ -59,9 +59,27 @@ def actions(facts):
     return [finding.action for finding in judge(facts).findings]
 
 
+def other_actions(counted, wall_s, **changed):
+    """Of a program that prepares no backup."""
+    return actions(replace(facts_from_counters(counted, wall_s, **changed), prepares=False))
+
+
+def test_a_prepare_is_told_the_quickest_way_first_with_its_folder():
+    facts = facts_from_counters(DEFAULT, 105.0, folder="/mnt/jfs/full of it")
+    first, second, *_ = judge(facts).findings
+    assert (first.bottleneck, first.action) == ("fsync", "scratch")
+    assert "snapmgr prepare '/mnt/jfs/full of it' --strategy scratch; or stay on the mount: " in first.advice
+    assert second.advice.endswith("snapmgr prepare '/mnt/jfs/full of it' --mount-option writeback")
+    # Without room for a copy there is no such way.
+    small = replace(facts, data_bytes=2 << 30, scratch_free_bytes=1 << 30)
+    assert judge(small).findings[0].action == "use-memory"
+    # Another program is not one of ours.
+    assert all("snapmgr prepare" not in one.advice for one in judge(replace(facts, prepares=False)).findings)
+
+
 def test_the_default_prepare_wants_memory_then_writeback_then_cache():
     verdict = judge(facts_from_counters(DEFAULT, 105.0))
-    assert [finding.action for finding in verdict.findings] == ["use-memory", "writeback", "cache-size", "scratch"]
+    assert [finding.action for finding in verdict.findings] == ["scratch", "writeback", "cache-size", "scratch"]
     assert verdict.bottleneck == "fsync"
     assert verdict.why == "91 fsyncs took up to 27.0 s of 1 min 45 s (26 %)"
     assert "--use-memory" in verdict.advice
@@ -74,18 +92,18 @@ def test_with_memory_enough_uploads_are_next():
 
 def test_few_downloads_and_small_uploads_want_writeback():
     counted = replace(DEFAULT, gets=90, get_s=2.0, evictions=0, operation_s={"read": 80.0}, compaction_bytes=0)
-    assert actions(facts_from_counters(counted, 98.0)) == ["writeback"]
-    assert actions(facts_from_counters(counted, 98.0, writeback=True)) == ["upload-delay"]
-    assert actions(facts_from_counters(counted, 98.0, writeback_allowed=False)) == ["flush-method"]
+    assert other_actions(counted, 98.0) == ["writeback"]
+    assert other_actions(counted, 98.0, writeback=True) == ["upload-delay"]
+    assert other_actions(counted, 98.0, writeback_allowed=False) == ["flush-method"]
 
 
 def test_where_downloads_weigh_more_the_cache_comes_first():
     counted = replace(DEFAULT, get_s=900.0, operations={}, operation_s={"read": 80.0}, compaction_bytes=0)
-    assert actions(facts_from_counters(counted, 98.0)) == ["cache-size", "writeback"]
+    assert other_actions(counted, 98.0) == ["cache-size", "writeback"]
     cold = replace(counted, evictions=0)
-    assert actions(facts_from_counters(cold, 98.0)) == ["warm-up", "writeback"]
+    assert other_actions(cold, 98.0) == ["warm-up", "writeback"]
     # The size of a cache that others use is not ours to set.
-    assert actions(facts_from_counters(counted, 98.0, writeback_allowed=False)) == ["warm-up", "flush-method"]
+    assert other_actions(counted, 98.0, writeback_allowed=False) == ["warm-up", "flush-method"]
 
 
 def test_a_busy_client_that_nobody_waits_for_is_bound_by_the_processor():
@@ -106,7 +124,7 @@ def test_too_small_a_scratch_disk_is_said():
     small = judge(facts_from_counters(counted, 10.0, data_bytes=2 << 30, scratch_free_bytes=1 << 30))
     assert "1.0 GiB free are too little for a copy of 2.0 GiB" in small.advice
     large = judge(facts_from_counters(counted, 10.0, data_bytes=2 << 30, scratch_free_bytes=3 << 30))
-    assert "--result scratch" in large.advice
+    assert "--strategy scratch" in large.advice
 
 
 def test_the_log_alone_tells_that_reads_are_slow_and_not_why():
