@@ -160,7 +160,7 @@ def described(trace: Trace) -> str:
     options += [f"upload-delay {format_duration(delay_s)}"] if delay_s else []
     options += [f"cache-size {format_size(int(cache))}"] if cache else []
     options += [f"max-uploads {int(uploads)}"] if uploads else []
-    return ", ".join([*what, f"mounted with {' and '.join(options)}"] if options else what)
+    return ", ".join(what) + (f"; mounted with {', '.join(options)}" if options else "")
 
 
 def file_name(operations: Operations, inode: int) -> str:

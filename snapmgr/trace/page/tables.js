@@ -27,13 +27,13 @@ class Tables {
     );
     const columns = ["Count", "Bytes", "Time", "At once", "Errors"];
     const cells = (sum) => [count(sum.count), sum.bytes ? size(sum.bytes) : "", lasting(sum.us), atOnce(sum.us / (to - from)), sum.failed ? count(sum.failed) : ""];
-    this.table("by-thread", ["Thread", ...columns], ranked(sums.threads, "us", MOST).map((sum) => [String(sum.key), ...cells(sum)]), sums.threads.length);
+    this.table("by-thread", ["Thread", ...columns], ranked(sums.threads, "us", MOST).map((sum) => [threadName(trace, sum.key), ...cells(sum)]), sums.threads.length);
     this.table("by-file", ["File", ...columns], ranked(sums.files, "us", MOST).map((sum) => [fileName(trace, sum.key), ...cells(sum)]), sums.files.length);
     this.table(
       "longest",
       ["Operation", "Latency", "Start", "Thread", "-File", "-Extent", "-Status", ""],
       sums.longest.map((row) => [
-        this.named(trace.name[row]), lasting(trace.duration[row]), moment(trace.start[row], 1000), String(trace.lanes[laneOf(trace, row)].thread),
+        this.named(trace.name[row]), lasting(trace.duration[row]), moment(trace.start[row], 1000), threadName(trace, trace.lanes[laneOf(trace, row)].thread),
         fileName(trace, trace.file[row]), extent(trace, row), trace.statuses[trace.status[row]], this.button(row),
       ]),
       sums.rows,
