@@ -79,9 +79,14 @@ def _document(found: ReadResults) -> dict[str, Any]:
     from snapmgr.bench.report import document
     from snapmgr.bench.scenarios import scenarios
 
-    questions = {scenario.name: scenario.title for scenario in scenarios()}
+    known = scenarios()
     return document(
-        found.samples, made_at=datetime.now(UTC), runs=found.runs, problems=found.problems, questions=questions
+        found.samples,
+        made_at=datetime.now(UTC),
+        runs=found.runs,
+        problems=found.problems,
+        questions={scenario.name: scenario.title for scenario in known},
+        labels={scenario.name: scenario.label for scenario in known},
     )
 
 

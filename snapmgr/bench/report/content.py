@@ -13,10 +13,12 @@ from snapmgr.bench.report import figures
 from snapmgr.bench.report.comparisons import moment_families, ratio_rows
 from snapmgr.bench.report.figures import anchor_of, by_stack
 from snapmgr.bench.report.method import interval_words, method
-from snapmgr.bench.statistics.advice import Conditions, advise
+from snapmgr.bench.report.recommendation import recommendation
+from snapmgr.bench.statistics.advice import Conditions
 from snapmgr.bench.statistics.comparison import failure_of, groups
 from snapmgr.bench.statistics.findings import findings
 from snapmgr.bench.statistics.machine import device_words, facts, is_guest, is_loop, is_virtual, machine_words, telling
+from snapmgr.bench.statistics.storages import guarantees
 from snapmgr.bench.storage.stacks import STACKS
 from snapmgr.contract.units import format_size
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from snapmgr.bench.statistics.advice import Advice, Sentence
     from snapmgr.bench.statistics.comparison import Group, Sample
     from snapmgr.bench.statistics.findings import Finding
 
@@ -44,6 +45,7 @@ def document(
     problems: Sequence[str] = (),
     title: str = "What snapshots cost here",
     questions: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
     seed: int = 1,
 ) -> dict[str, Any]:
     """Return the report of some samples; the same samples give the same report.
@@ -55,24 +57,31 @@ def document(
         problems: sentences about result files that could not be read.
         title: headline of the report.
         questions: the question of each scenario (`Scenario.title`), by its name.
+        labels: the few words for each scenario (`Scenario.label`), by its name.
         seed: seed of the bootstrap.
     """
     experiments = [_sorted(group) for group in groups(samples)]
     found = findings(samples, seed=seed)
-    advice = advise(found.found, _conditions(samples))
+    conditions = _conditions(samples)
     failed = [one for one in samples if one["kind"] != "absent" and failure_of(one)]
+    stacks = dict.fromkeys(one["stack"] for one in samples)
     return {
         "schema": SCHEMA,
         "title": title,
         "subtitle": _subtitle(samples, made_at),
         "made_at": made_at.isoformat(),
         "warnings": _warnings(samples, experiments, failed, problems),
-        "recommendation": _recommendation(advice, found.problems),
+        "recommendation": recommendation(samples, found, conditions),
         "scenarios": [
-            {**_scenario(group, found.found, runs, seed=seed), "question": (questions or {}).get(group.scenario, "")}
+            {
+                **_scenario(group, found.found, runs, seed=seed),
+                "question": (questions or {}).get(group.scenario, ""),
+                "label": _labelled(group, labels or {}),
+            }
             for group in experiments
             if group.counted
         ],
+        "labels": {stack: (stack in STACKS and STACKS[stack].label) or stack for stack in stacks},
         "absent": [
             {"scenario": one["scenario"], "stack": one["stack"], "reason": one["failure"]}
             for one in samples
@@ -89,6 +98,11 @@ def document(
         "runs": [dict(run) for run in runs],
         "examples": [_example(group) for group in experiments if group.counted],
     }
+
+
+def _labelled(group: Group, labels: Mapping[str, str]) -> str:
+    variant = group.counted[0]["variant"]
+    return (labels.get(group.scenario) or group.scenario) + (f" ({variant})" if variant else "")
 
 
 def _sorted(group: Group) -> Group:
@@ -110,6 +124,7 @@ def _conditions(samples: Sequence[Sample]) -> Conditions:
         },
         failed=dict(_failed(samples)),
         mixed=len(hosts) > 1,
+        guarantees=guarantees(samples),
     )
 
 
@@ -118,22 +133,6 @@ def _failed(samples: Iterable[Sample]) -> Iterator[tuple[str, str]]:
     for stack, ours in by_stack([one for one in samples if one["kind"] != "absent"]).items():
         if why := [failure_of(one) for one in ours if failure_of(one)]:
             yield stack, f"{len(why)} of {_count(len(ours), 'sample')} failed, at last with: {why[-1].rstrip('.')}"
-
-
-def _recommendation(advice: Advice, problems: Iterable[str]) -> dict[str, Any]:
-    """Return the advice with links from each sentence to the findings that support it."""
-    parts: list[tuple[str, Sequence[Sentence]]] = [
-        ("lead", advice.sentences[:1]),
-        ("because", advice.sentences[1:]),
-        ("costs", advice.costs),
-        ("not shown", advice.not_shown),
-        ("limits", advice.caveats),
-    ]
-    sentences = [
-        {"kind": kind, "text": one.text, "evidence": list(one.evidence)} for kind, said in parts for one in said
-    ]
-    sentences += [{"kind": "limits", "text": text, "evidence": []} for text in problems]
-    return {"chosen": advice.recommended, "sentences": sentences}
 
 
 def _subtitle(samples: Sequence[Sample], made_at: datetime) -> str:

@@ -65,10 +65,20 @@ _CURVES = (
     _Curve(name="reads", title="Pages read", unit="1/s", of=lambda run: run.iops("read", "readers")),
     _Curve(name="writes", title="Pages written", unit="1/s", of=lambda run: run.iops("write", "writers")),
     _Curve(name="log_writes", title="Durable writes of the log", unit="1/s", of=lambda run: run.iops("write", "log")),
-    _Curve(name="read_p50", title="A read, p50", unit="s", of=lambda run: run.latency_s("read", 0.5, "readers")),
-    _Curve(name="read_p99", title="A read, p99", unit="s", of=lambda run: run.latency_s("read", 0.99, "readers")),
+    _Curve(name="read_p50", title="A read, median", unit="s", of=lambda run: run.latency_s("read", 0.5, "readers")),
+    _Curve(
+        name="read_p99",
+        title="A read, 99th percentile",
+        unit="s",
+        of=lambda run: run.latency_s("read", 0.99, "readers"),
+    ),
     _Curve(name="read_p999", title="A read, p99.9", unit="s", of=lambda run: run.latency_s("read", 0.999, "readers")),
-    _Curve(name="write_p99", title="A write, p99", unit="s", of=lambda run: run.latency_s("write", 0.99, "writers")),
+    _Curve(
+        name="write_p99",
+        title="A write, 99th percentile",
+        unit="s",
+        of=lambda run: run.latency_s("write", 0.99, "writers"),
+    ),
 )
 
 
@@ -104,6 +114,7 @@ class InnodbIo(Scenario):
 
     name = "innodb-io"
     title = "What does InnoDB's mix of synchronous reads and asynchronous writes get as threads are added?"
+    label = "InnoDB's reads and writes"
     metrics = tuple(_metrics())
     programs = ("fio",)
 

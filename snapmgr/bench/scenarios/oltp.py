@@ -54,6 +54,7 @@ class Oltp(Scenario):
 
     name = "oltp"
     title = "What does a snapshot cost a running MariaDB: transactions before, while and after it is taken?"
+    label = "A running MariaDB"
     variants = tuple(_METHODS)
     programs = ("sysbench", *PROGRAMS)
     metrics = (

@@ -44,6 +44,7 @@ class FakeScenario:
     ) -> None:
         self.name = name
         self.title = "How long the work takes"
+        self.label = "The work"
         self.variants = variants
         self.programs = ()
         self.metrics = (MetricInfo(name="work_s", title="Work", unit="s", better="less", headline=True),)

@@ -117,7 +117,7 @@ def test_a_point_is_in_the_grey_band_exactly_if_the_verdict_says_that_it_shows_n
     for seed in range(1, 9):
         found = document(random_updates(blocks=10, noise=0.35, seed=seed), made_at=NOW)
         one = scenario(found, "random-update database")
-        picture = ET.fromstring(re.findall(r"<svg.*?</svg>", pictures.ratios(one))[0])  # noqa: S314 - our own
+        picture = ET.fromstring(re.findall(r"<svg.*?</svg>", pictures.ratios(one, found["labels"]))[0])  # noqa: S314 - our own
         bands = [each for each in picture.iter() if each.get("class") == "noise"]
         points = [each for each in picture.iter() if (each.get("class") or "").startswith("point ")]
         drawn = [row for row in one["ratios"] if row["drawn"]]
@@ -175,6 +175,18 @@ def test_stalls_are_counted_in_all_samples_and_shown_in_one():
     assert found["question"] == "Does it stall?"
 
 
+def test_people_read_labels_and_programs_names():
+    found = document(random_updates(blocks=6), made_at=NOW, labels={"random-update": "Random updates after a snapshot"})
+    assert found["labels"]["xfs-reflink"] == "XFS, reflink copies"
+    outline = Outline(render(found))
+    assert "Random updates after a snapshot (database)" in outline.words
+    assert "XFS, reflink copies ÷ ext4, no snapshots" in outline.words
+    assert found["scenarios"][0]["stacks"] == ["btrfs", "xfs-reflink", "lvm-thin+xfs", "ext4"]
+    labels = [stack.label for stack in STACKS.values()]
+    assert len(set(labels)) == len(labels)
+    assert max(map(len, labels)) <= 24, "a chart has no more room"
+
+
 def test_what_failed_and_what_could_not_run_is_listed_and_counts_for_nothing():
     assert whole()["absent"] == [{"scenario": "random-update", "stack": "juicefs", "reason": WHY}]
     assert {one["id"]: one["reason"] for one in whole()["failed"]} == {
@@ -196,7 +208,15 @@ def test_a_loop_device_is_said_before_anything_and_carries_no_advice():
     found = document([{**one, "host": LOOP} for one in random_updates()], made_at=NOW)
     assert ("alarm", "Measured on a loop device") in levels(found)
     assert found["recommendation"]["chosen"] is None
-    assert found["recommendation"]["sentences"][0]["text"].startswith("No advice: the target is a loop device")
+    lead = found["recommendation"]["sentences"][0]["text"]
+    assert lead.startswith("Indicative, for a database with snapshots: 1. xfs-reflink; 2. lvm-thin+xfs; 3. btrfs. ")
+    assert "No advice: the target is a loop device" in lead
+    (use,) = found["recommendation"]["uses"]
+    assert (use["use"], use["sure"], use["order"]) == (
+        "oltp",
+        "indicative",
+        [["xfs-reflink"], ["lvm-thin+xfs"], ["btrfs"]],
+    )
     assert "a loop device" in found["subtitle"]
 
 
