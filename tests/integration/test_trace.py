@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from snapmgr.cli.main import main
-from snapmgr.trace.analysis import analyse, facts_of
+from snapmgr.trace.analysis import analyse, described, facts_of
 from snapmgr.trace.mounted import find_mount
 from snapmgr.trace.reading import read_trace
 from snapmgr.trace.verdict import judge
@@ -98,9 +98,12 @@ def test_a_command_is_recorded_and_its_exit_code_passed_on(volume, tmp_path, cap
     assert trace.trailer["stopped_by"] == "command"
     assert (trace.trailer["command_exit"], trace.trailer["complete"]) == (3, True)
     assert trace.header["volume"] == volume.name
-    # Of the command its name: a password may be among its arguments.
+    # Of the command its name and its folder: a password may be among its other arguments.
     assert trace.header["command"] == Path(sys.executable).name
-    assert str(folder) not in json.dumps(trace.header)
+    assert trace.header["folder"] == str(folder)
+    assert "os.pwrite" not in json.dumps(trace.header)
+    assert described(trace).startswith(f"{Path(sys.executable).name} on {folder}, volume {volume.name}, JuiceFS 1.")
+    assert "mounted with cache-size" in described(trace)
     analysis = analyse(trace)
     assert analysis.missing == {}
     counts = {total.key: total for total in analysis.totals["operation"]}
