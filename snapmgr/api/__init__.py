@@ -61,6 +61,7 @@ from snapmgr.contract.records import (
     Volume,
 )
 from snapmgr.contract.units import format_duration, format_size, parse_duration, parse_size
+from snapmgr.system.environment import install_command
 from snapmgr.system.loopdevice import attach_loop
 from snapmgr.system.provisioning import StorageMaker, provisioned, unmake
 
@@ -118,6 +119,7 @@ __all__ = [
     "attach_loop",
     "format_duration",
     "format_size",
+    "install_command",
     "parse_duration",
     "parse_size",
     "provisioned",
