@@ -57,7 +57,7 @@ def command(session: Session, snapshot: str, *, check: str | None, tables: float
     else:
         print_lines(
             [
-                f"{entry.manifest.id}: proved restorable in {format_duration(result.duration_s)}",
+                f"{entry.manifest.id}: proved restorable; the proof took {format_duration(result.duration_s)}",
                 *(f"  ok: {one}" for one in result.checks),
             ]
         )
