@@ -4,6 +4,7 @@ Only plugins and the contract suite import this package; the rest of snapmgr imp
 """
 
 from snapmgr.contract.abilities import (
+    AlterationCheck,
     CapacityReporting,
     ClientMount,
     FolderCloning,
@@ -66,6 +67,7 @@ from snapmgr.system.provisioning import StorageMaker, provisioned, unmake
 
 __all__ = [
     "API_VERSION",
+    "AlterationCheck",
     "AlteredError",
     "Announcing",
     "Armed",

@@ -358,6 +358,7 @@ class Conductor:
             "commands": list(record.get("commands", [])),
             "jobs": dict(record.get("jobs", {})),
             "provisioned": dict(record.get("provisioned", {})),
+            "guarantee": record.get("guarantee"),
             "host": self._host | {"target": self._target.facts()},
             "failure": failure or "; ".join(wrong),
         }

@@ -208,7 +208,15 @@ def test_a_loop_device_is_said_before_anything_and_carries_no_advice():
     found = document([{**one, "host": LOOP} for one in random_updates()], made_at=NOW)
     assert ("alarm", "Measured on a loop device") in levels(found)
     assert found["recommendation"]["chosen"] is None
-    assert found["recommendation"]["sentences"][0]["text"].startswith("No advice: the target is a loop device")
+    lead = found["recommendation"]["sentences"][0]["text"]
+    assert lead.startswith("Indicative, for a database with snapshots: 1. xfs-reflink; 2. lvm-thin+xfs; 3. btrfs. ")
+    assert "No advice: the target is a loop device" in lead
+    (use,) = found["recommendation"]["uses"]
+    assert (use["use"], use["sure"], use["order"]) == (
+        "oltp",
+        "indicative",
+        [["xfs-reflink"], ["lvm-thin+xfs"], ["btrfs"]],
+    )
     assert "a loop device" in found["subtitle"]
 
 

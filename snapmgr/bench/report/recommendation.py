@@ -1,0 +1,89 @@
+"""Makes the first part of the report: the advice for each use, and a row for each storage."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from snapmgr.bench.statistics.advice import advise
+from snapmgr.bench.statistics.comparison import ratio_document
+from snapmgr.bench.statistics.storages import storage_rows
+from snapmgr.bench.statistics.uses import USES, use_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from snapmgr.bench.statistics.advice import Advice, Conditions, Sentence
+    from snapmgr.bench.statistics.comparison import Sample
+    from snapmgr.bench.statistics.findings import Finding, Findings
+    from snapmgr.bench.statistics.storages import StorageRow
+
+
+def recommendation(samples: Sequence[Sample], found: Findings, conditions: Conditions) -> dict[str, Any]:
+    """Return the advice, with links from each sentence to the findings that support it, and the rows of all storages.
+
+    `uses` has the advice for each use that was measured; `chosen` and `sentences` are those of all uses together.
+    """
+    measured = {use_of(one["scenario"]) for one in samples if one["kind"] != "absent"} or {"oltp"}
+    uses: list[dict[str, Any]] = []
+    for name, use in USES.items():
+        if name in measured:
+            ours = [one for one in found.found if use_of(one.experiment.split()[0]) == name]
+            advice = advise(ours, conditions, use=use)
+            uses.append(
+                {
+                    "use": name,
+                    "title": use.title,
+                    "chosen": advice.recommended,
+                    "sure": advice.sure,
+                    "order": [list(stacks) for stacks in advice.order],
+                    "sentences": _sentences(advice),
+                }
+            )
+    sentences = {str(one): one for use in uses for one in use["sentences"]}
+    problems = [{"kind": "limits", "text": text, "evidence": []} for text in found.problems]
+    return {
+        "chosen": uses[0]["chosen"],
+        "sentences": [*sentences.values(), *problems],
+        "uses": uses,
+        "storages": [_storage(row) for row in storage_rows(samples, found.found, controls=conditions.controls)],
+    }
+
+
+def _sentences(advice: Advice) -> list[dict[str, Any]]:
+    parts: list[tuple[str, Sequence[Sentence]]] = [
+        ("lead", advice.sentences[:1]),
+        ("guarantee", advice.guarantees),
+        ("because", advice.sentences[1:]),
+        ("avoid", advice.avoid),
+        ("costs", advice.costs),
+        ("not shown", advice.not_shown),
+        ("confidence", advice.confidence),
+        ("limits", advice.caveats),
+    ]
+    return [{"kind": kind, "text": one.text, "evidence": list(one.evidence)} for kind, said in parts for one in said]
+
+
+def _storage(row: StorageRow) -> dict[str, Any]:
+    return {
+        "stack": row.stack,
+        "control": row.control,
+        "guarantee": None if row.guarantee is None else asdict(row.guarantee),
+        "lock": row.lock,
+        "create_s": row.create_s,
+        "writes": _cost(row.writes),
+        "reads": _cost(row.reads),
+    }
+
+
+def _cost(one: Finding | None) -> dict[str, Any] | None:
+    if one is None:
+        return None
+    return {
+        **ratio_document(one.ratio),
+        "id": one.id,
+        "title": one.metric.title,
+        "better": one.metric.better,
+        "against": one.against,
+        "verdict": one.verdict,
+    }
