@@ -25,10 +25,10 @@ import fcntl
 import os
 import re
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapmgr.catalog.entry import LATEST, LATEST_VERIFIED, Entry, newest
 from snapmgr.catalog.manifest import Lease, Manifest, RestoreRecord, Schedule, Verification, decode, encode, read_number
 from snapmgr.catalog.recordfolder import Damaged, names_in, read_records
 from snapmgr.catalog.statedir import claim, require_sound
@@ -48,33 +48,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
 
+__all__ = ["Catalog", "Entry", "attached_error"]
+
 _SHOWN = 4
-LATEST, LATEST_VERIFIED = "latest", "latest-verified"
 # Files whose writer was killed before the rename.
 _BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A manifest and its last verification."""
-
-    manifest: Manifest
-    verification: Verification | None
-
-    @property
-    def verified(self) -> bool:
-        """Whether the last verification proved that it restores."""
-        return self.verification is not None and self.verification.result == "passed"
-
-    @property
-    def partly(self) -> bool:
-        """Whether the last verification could not look at all of it, and found no fault in the rest."""
-        return self.verification is not None and self.verification.result == "partly"
-
-    @property
-    def failed(self) -> bool:
-        """Whether the last verification showed that it does not restore."""
-        return self.verification is not None and self.verification.result == "failed"
 
 
 class Catalog:
@@ -189,7 +167,7 @@ class Catalog:
         """
         job, _, which = text.rpartition("@")
         if which in (LATEST, LATEST_VERIFIED):
-            return self._newest(job, which, tell)
+            return newest(*self.entries(job or None), job, which, tell)
         names = list(names_in(self._snapshots))
         fitting = [name for name in names if name == text] or [
             name for name in names if text and (name.startswith(text) or name.rsplit(".", 1)[-1].startswith(text))
@@ -198,36 +176,11 @@ class Catalog:
             raise NotFoundError(f"there is no snapshot {text!r}", hint="see: snapmgr list")
         if len(fitting) > 1:
             raise ConfigError(
-                f"{text!r} fits {len(fitting)} snapshots: {_listed(sorted(fitting))}",
+                f"{text!r} fits {len(fitting)} snapshots: {', '.join(sorted(fitting)[:_SHOWN])}"
+                + (", …" if len(fitting) > _SHOWN else ""),
                 hint="write more of the id, or JOB@latest",
             )
         return self.load(fitting[0])
-
-    def _newest(self, job: str, which: str, tell: Callable[[str], None]) -> Entry:
-        of_job = f" of job {job}" if job else ""
-        entries, damaged = self.entries(job or None)
-        entries = [entry for entry in entries if not job or entry.manifest.job == job]
-        ready = [entry for entry in entries if entry.manifest.state == "ready"]
-        wanted = [entry for entry in ready if (entry.verified if which == LATEST_VERIFIED else not entry.failed)]
-        if not ready:
-            raise NotFoundError(f"there is no READY snapshot{of_job}", hint="see: snapmgr list")
-        if not wanted and which == LATEST_VERIFIED:
-            raise NotFoundError(
-                f"there is no VERIFIED snapshot{of_job}", hint=f"snapmgr verify {ready[-1].manifest.short_id}"
-            )
-        if not wanted:
-            raise NotFoundError(
-                f"all READY snapshots{of_job} failed their verification: "
-                + _listed([entry.manifest.id for entry in reversed(ready)]),
-                hint=f"see: snapmgr show {ready[-1].manifest.short_id}; to use one nevertheless, name its id",
-            )
-        if which == LATEST:
-            newer = reversed(entries[entries.index(wanted[-1]) + 1 :])
-            skipped = [why for why in map(_unusable, newer) if why is not None]
-            skipped += [f"{one.path.name} ({one.problem})" for one in damaged]
-            if skipped:
-                tell(f"warning: {which} is {wanted[-1].manifest.id}; not considered: {_listed(skipped)}")
-        return wanted[-1]
 
     def write(self, manifest: Manifest) -> None:
         """Store a manifest durably. Raises CatalogError, with the old content still in place."""
@@ -381,18 +334,6 @@ def attached_error(lease: Lease) -> InUseError:
         f"snapshot {lease.snapshot_id} is attached at {lease.point} ({lease.why} by {lease.user})",
         hint=f"snapmgr umount {lease.point}",
     )
-
-
-def _unusable(entry: Entry) -> str | None:
-    """Return why a snapshot is not the latest, after its id; None for one that is still being taken or deleted."""
-    manifest = entry.manifest
-    if entry.failed:
-        return f"{manifest.id} (failed its verification)"
-    return f"{manifest.id} (BROKEN: {manifest.reason})" if manifest.state == "broken" else None
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _order(entry: Entry) -> tuple[int, datetime, str]:

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.drawing.svg import WIDE, Scale, box, cut, line, picture, text, tick_words
+from snapmgr.drawing.svg import WIDE, Scale, box, cut, line, picture, text, tick_words, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 Better = Literal["less", "more", "neither"]
 Kind = Literal["better", "worse", "same", "other"]
@@ -17,6 +17,9 @@ Kind = Literal["better", "worse", "same", "other"]
 _LABELS, _VALUES = 178, 176
 """Widths of the columns beside the plot, if they fit."""
 _ROW, _ROW_NARROW, _HEAD, _FOOT = 26, 46, 34, 30
+_LINE = 17
+"""Height of each further line of a title."""
+_HINTS: Mapping[Better, str] = {"less": "◂ less is better", "more": "more is better ▸", "neither": ""}
 # A ratio beyond this is drawn at the edge with an arrow; otherwise the rest would be squeezed to nothing.
 _FARTHEST = 200.0
 
@@ -55,13 +58,14 @@ def ratio_chart(groups: Sequence[RatioGroup], *, width: float, title: str, descr
     left, right = (_LABELS, width - _VALUES) if wide else (8, width - 8)
     low, high = _span(rows, groups)
     scale = Scale(low=low, high=high, start=left, end=right, logarithmic=True)
-    height = sum(_HEAD + step * len(group.rows) for group in groups) + _FOOT
+    heads = [_title(group, width) for group in groups]
+    height = sum(_head(lines) + step * len(group.rows) for group, lines in zip(groups, heads, strict=True)) + _FOOT
     bottom = height - _FOOT + 6
     parts = [*_axis(scale, bottom, height), line(scale(1), _HEAD - 8, scale(1), bottom, kind="one")]
     y = 0.0
-    for group in groups:
-        parts += _group(group, scale, y=y, step=step, width=width)
-        y += _HEAD + step * len(group.rows)
+    for group, lines in zip(groups, heads, strict=True):
+        parts += _group(group, lines, scale, y=y, step=step, width=width)
+        y += _head(lines) + step * len(group.rows)
     return picture(parts, width=width, height=height, title=title, description=description, ident=ident)
 
 
@@ -85,15 +89,20 @@ def _axis(scale: Scale, bottom: float, height: float) -> list[str]:
     return parts
 
 
-def _group(group: RatioGroup, scale: Scale, *, y: float, step: float, width: float) -> list[str]:
+def _title(group: RatioGroup, width: float) -> list[str]:
+    return wrap(group.title, width - (120 if _HINTS[group.better] else 16))
+
+
+def _head(lines: Sequence[str]) -> float:
+    """Return the height of a title."""
+    return _HEAD + _LINE * (len(lines) - 1)
+
+
+def _group(group: RatioGroup, lines: Sequence[str], scale: Scale, *, y: float, step: float, width: float) -> list[str]:
     wide = width >= WIDE
-    hint = {"less": "◂ less is better", "more": "more is better ▸", "neither": ""}[group.better]
-    room = width - (150 if hint else 16)
-    parts = [
-        text(2, y + 20, cut(group.title, room), kind="head"),
-        text(width - 2, y + 20, hint, kind="axis", anchor="end"),
-    ]
-    top = y + _HEAD
+    parts = [text(2, y + 20 + number * _LINE, words, kind="head") for number, words in enumerate(lines)]
+    parts.append(text(width - 2, y + 20, _HINTS[group.better], kind="axis", anchor="end"))
+    top = y + _head(lines)
     if group.noise is not None:
         low, high = scale(1 / group.noise), scale(group.noise)
         band = box(low, top - 5, max(high - low, 1), step * len(group.rows), kind="noise")

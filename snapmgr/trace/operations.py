@@ -33,6 +33,8 @@ class Operations:
     """"OK" first, then the errors that occur."""
     paths: dict[int, str] = field(default_factory=dict)
     """File names that the log has (lookup, create, rename): inode to name, with its folder's path if known."""
+    threads: dict[int, str] = field(default_factory=dict)
+    """Names of threads that have one: in a comparison, that of the recording and the number."""
     skipped: int = 0
     """Lines that are damaged, cut off, or not from this log."""
     untimed: int = 0

@@ -45,6 +45,7 @@ def document(
     problems: Sequence[str] = (),
     title: str = "What snapshots cost here",
     questions: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
     seed: int = 1,
 ) -> dict[str, Any]:
     """Return the report of some samples; the same samples give the same report.
@@ -56,12 +57,14 @@ def document(
         problems: sentences about result files that could not be read.
         title: headline of the report.
         questions: the question of each scenario (`Scenario.title`), by its name.
+        labels: the few words for each scenario (`Scenario.label`), by its name.
         seed: seed of the bootstrap.
     """
     experiments = [_sorted(group) for group in groups(samples)]
     found = findings(samples, seed=seed)
     conditions = _conditions(samples)
     failed = [one for one in samples if one["kind"] != "absent" and failure_of(one)]
+    stacks = dict.fromkeys(one["stack"] for one in samples)
     return {
         "schema": SCHEMA,
         "title": title,
@@ -70,10 +73,15 @@ def document(
         "warnings": _warnings(samples, experiments, failed, problems),
         "recommendation": recommendation(samples, found, conditions),
         "scenarios": [
-            {**_scenario(group, found.found, runs, seed=seed), "question": (questions or {}).get(group.scenario, "")}
+            {
+                **_scenario(group, found.found, runs, seed=seed),
+                "question": (questions or {}).get(group.scenario, ""),
+                "label": _labelled(group, labels or {}),
+            }
             for group in experiments
             if group.counted
         ],
+        "labels": {stack: (stack in STACKS and STACKS[stack].label) or stack for stack in stacks},
         "absent": [
             {"scenario": one["scenario"], "stack": one["stack"], "reason": one["failure"]}
             for one in samples
@@ -90,6 +98,11 @@ def document(
         "runs": [dict(run) for run in runs],
         "examples": [_example(group) for group in experiments if group.counted],
     }
+
+
+def _labelled(group: Group, labels: Mapping[str, str]) -> str:
+    variant = group.counted[0]["variant"]
+    return (labels.get(group.scenario) or group.scenario) + (f" ({variant})" if variant else "")
 
 
 def _sorted(group: Group) -> Group:

@@ -86,6 +86,7 @@ class Blog(Scenario):
 
     name = "blog"
     title = "What does a server with many small files get done before and after a snapshot, and does it stall?"
+    label = "Many small files"
     variants = ("repaired", "printed")
     metrics = tuple(_metrics())
 

@@ -205,6 +205,11 @@ def connect(credentials: Credentials, *, timeout_s: float = 5.0) -> Connection:
     return Connection(opened, login.socket)
 
 
+def login_socket(credentials: Credentials) -> str:
+    """Return the path of the socket that `connect` would use. Raises ConfigError as `connect`."""
+    return _login(credentials).socket
+
+
 def login_options(credentials: Credentials) -> bytes:
     """Return the content of an option file with which a client program logs in as `connect` does, password included.
 
@@ -257,7 +262,11 @@ def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 
         import pymysql  # noqa: PLC0415 - slow; loaded only where we talk to a server
         from pymysql.cursors import DictCursor  # noqa: PLC0415
     except ImportError as error:
-        raise MissingRequirementError(f"cannot load the package PyMySQL: {error}", hint="pip install PyMySQL") from None
+        from snapmgr.system.environment import install_command  # noqa: PLC0415 - only here
+
+        raise MissingRequirementError(
+            f"cannot load the package PyMySQL: {error}", hint=install_command("PyMySQL")
+        ) from None
     sock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)

@@ -12,7 +12,7 @@ import json
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from snapmgr.trace.lanes import Lane, lanes, starts_us
 from snapmgr.trace.operations import Operations
@@ -22,9 +22,14 @@ _WIDTHS = ((1 << 8, "B"), (1 << 16, "H"), (1 << 32, "I"), (1 << 64, "Q"))
 _MOST = (1 << 53) - 1
 
 
-def pack(operations: Operations) -> str:
-    """Return all operations as base64: about 8 bytes each."""
-    order = lanes(operations)
+def pack(operations: Operations, holes: Sequence[tuple[int, int, str]] = ()) -> str:
+    """Return all operations as base64: about 8 bytes each.
+
+    `holes` are the spans in which lines may be missing: microseconds from and to, in the clock of the operations, and
+    the beginning of the names of the threads that they concern.
+    """
+    # Threads with names lie together: a comparison has those of the first recording first.
+    order = sorted(lanes(operations), key=lambda lane: operations.threads.get(lane.thread, "")[:1])
     starts = starts_us(operations)
     origin_us = min(starts, default=0)
     rows = array("Q", (row for lane in order for row in lane.rows))
@@ -48,6 +53,8 @@ def pack(operations: Operations) -> str:
         "lanes": [[lane.thread, lane.number, len(lane.rows)] for lane in order],
         # As text: an inode may be larger than JavaScript's exact numbers.
         "files": [[str(inode), operations.paths.get(inode, "")] for inode in inodes],
+        "threads": operations.threads,
+        "holes": [[from_us - origin_us, to_us - origin_us, threads] for from_us, to_us, threads in holes],
         "columns": [[name, width] for name, (width, _) in columns.items()],
     }
     document = json.dumps(head, separators=(",", ":")).encode()

@@ -66,6 +66,7 @@ class Painter {
     context.putImageData(image, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.grid(context, width, height, from, to);
+    this.holes(context, width, height, from, to, top);
     this.texts(context, texts, width);
     for (const [row, colour] of marked) this.mark(context, row, colour, width, from, to, top);
   }
@@ -118,7 +119,7 @@ class Painter {
       if (text.length === 2) {
         const [lane, y] = text;
         const share = lane.us / this.trace.span;
-        const words = `${lane.thread === 0 ? "kernel (0)" : lane.thread}  ·  ${count(lane.operations)}  ·  ${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % busy`;
+        const words = `${threadName(this.trace, lane.thread)}  ·  ${count(lane.operations)}  ·  ${share > 1 ? `${round(share)} at once` : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % busy`}`;
         context.font = "12px system-ui, sans-serif";
         context.fillStyle = this.colours.quiet;
         context.fillText(words, 3, y - 5, width - 6);
@@ -152,6 +153,48 @@ class Painter {
     context.globalAlpha = 1;
   }
 
+  // Spans in which lines may be missing are hatched over the lanes of the recording; in the overview over all (no `top`).
+  holes(context, width, tall, from, to, top = null) {
+    const scale = width / (to - from);
+    for (const [begin, end, names] of this.trace.holes) {
+      const boxes = this.boxes.filter(({ lane }) => threadName(this.trace, lane.thread).startsWith(names));
+      if (!boxes.length) continue;
+      const whole = top === null || !names;
+      const upper = whole ? 0 : boxes[0].y - LABEL - top;
+      const height = whole ? tall : boxes.at(-1).y + boxes.at(-1).height - top - upper;
+      const [left, right] = [Math.max((begin - from) * scale, 0), Math.min((end - from) * scale, width)];
+      if (right <= left) continue;
+      const wide = Math.max(right - left, 2);
+      context.save();
+      context.beginPath();
+      context.rect(left, upper, wide, height);
+      context.clip();
+      context.fillStyle = context.strokeStyle = this.colours.alarm;
+      context.globalAlpha = 0.08;
+      context.fillRect(left, upper, wide, height);
+      context.globalAlpha = 0.5;
+      context.lineWidth = 1.5;
+      context.beginPath();
+      // From a fixed grid, so that the hatching does not swim when the window moves.
+      for (let x = Math.floor((left - height) / 9) * 9; x < left + wide; x += 9) {
+        context.moveTo(x, upper + height);
+        context.lineTo(x + height, upper);
+      }
+      context.stroke();
+      context.globalAlpha = 1;
+      const words = `no line for ${lasting(end - begin)}`;
+      context.font = "12px system-ui, sans-serif";
+      const room = context.measureText(words).width + 12;
+      if (height > 50 && room < wide) {
+        context.fillStyle = this.colours.card;
+        context.fillRect(left + (wide - room) / 2, upper + height / 2 - 11, room, 20);
+        context.fillStyle = this.colours.alarm;
+        context.fillText(words, left + (wide - room) / 2 + 6, upper + height / 2 + 3);
+      }
+      context.restore();
+    }
+  }
+
   axis(canvas, width, from, to) {
     const height = 24;
     const ratio = fit(canvas, width, height);
@@ -179,6 +222,7 @@ class Painter {
     if (!this.overviewImage || this.overviewImage.width !== canvas.width) this.overviewImage = this.whole(context, canvas.width, canvas.height);
     context.putImageData(this.overviewImage, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.holes(context, width, height, 0, this.trace.span);
     const [left, right] = [(from / this.trace.span) * width, (to / this.trace.span) * width];
     context.fillStyle = this.colours.veil;
     context.fillRect(0, 0, left, height);

@@ -142,18 +142,6 @@ def test_config_validate_knows_the_backends_and_their_keys(run, config):
     assert run("config", "validate")[0] == 0
 
 
-def test_config_init_writes_a_valid_file_once(run, tmp_path):
-    path = tmp_path / "new" / "snapmgr.toml"
-    assert run("config", "init", "--socket", "/run/x.sock", "-o", str(path))[0] == 0
-    assert run("config", "validate", str(path))[0] == 0
-    before = path.read_bytes()
-    assert b"/run/x.sock" in before
-    code, _, err = run("config", "init", "-o", str(path))
-    assert code == 2
-    assert "not overwritten" in err
-    assert path.read_bytes() == before
-
-
 def test_doctor_speaks_without_a_configuration_too(tmp_path, capsys):
     code = main(["--config", str(tmp_path / "none.toml"), "doctor", "--json"])
     findings = json.loads(capsys.readouterr().out)["findings"]

@@ -91,6 +91,16 @@ def test_the_noise_is_a_band_about_1():
     assert one - left == pytest.approx(left + width - one, abs=0.2)
 
 
+def test_a_long_title_takes_several_lines_and_loses_no_word():
+    words = "Snapshot call while files are being written, with 10 snapshots (median)"
+    group = RatioGroup(title=words, better="less", rows=[row(1.0, 0.9, 1.1)])
+    narrow, wide = (ratio_chart([group], width=width, **NAMES) for width in (NARROW, WIDE))
+    assert " ".join(one.text for one in kinds(narrow, "head")) == words
+    assert [one.text for one in kinds(wide, "head")] == [words]
+    lowest = max(float(one.get("y")) for one in kinds(narrow, "head"))
+    assert lowest < float(kinds(narrow, "point")[0].get("cy"))
+
+
 def test_what_goes_on_beyond_the_edge_has_an_arrow():
     rows = [row(1.0, 0.0, 1e9), row(1.0, 0.9, 1.1)]
     svg = ratio_chart([RatioGroup(title="Update", better="less", rows=rows)], width=WIDE, **NAMES)

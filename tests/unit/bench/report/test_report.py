@@ -117,7 +117,7 @@ def test_a_point_is_in_the_grey_band_exactly_if_the_verdict_says_that_it_shows_n
     for seed in range(1, 9):
         found = document(random_updates(blocks=10, noise=0.35, seed=seed), made_at=NOW)
         one = scenario(found, "random-update database")
-        picture = ET.fromstring(re.findall(r"<svg.*?</svg>", pictures.ratios(one))[0])  # noqa: S314 - our own
+        picture = ET.fromstring(re.findall(r"<svg.*?</svg>", pictures.ratios(one, found["labels"]))[0])  # noqa: S314 - our own
         bands = [each for each in picture.iter() if each.get("class") == "noise"]
         points = [each for each in picture.iter() if (each.get("class") or "").startswith("point ")]
         drawn = [row for row in one["ratios"] if row["drawn"]]
@@ -173,6 +173,35 @@ def test_stalls_are_counted_in_all_samples_and_shown_in_one():
     assert [moment["moment"] for moment in reads["moments"]] == ["before the snapshot", "after the snapshot"]
     assert [moment["idle"] for moment in reads["moments"]] == [[0] * 6, [9] * 6]
     assert found["question"] == "Does it stall?"
+
+
+def test_the_advice_for_each_use_and_a_table_of_all_storages_come_first():
+    promise = {"atomicity": "file", "clone": "native", "survives_origin": True}
+    made = [{**one, "guarantee": promise if one["stack"] == "xfs-reflink" else None} for one in random_updates()]
+    found = document([*made, *blogs()], made_at=NOW)
+    outline = Outline(render(found))
+    first = outline.words.partition("Storage against storage")[0]
+    for words in (
+        *("A database with snapshots", "A server with many small files", "What to avoid, and why", "How sure this is"),
+        *("xfs-reflink each file to be frozen or stopped", "ext4, no snapshots ext4 no snapshots – –"),
+    ):
+        assert words in first, words
+    sections = [attrs.get("id") for tag, attrs in outline.met if tag == "section"]
+    assert sections[:2] == ["recommendation", "storages"]
+    cost = next(one for one in found["recommendation"]["storages"] if one["stack"] == "btrfs")["writes"]
+    assert f"{cost['text']} Random update, first pass after the snapshot" in first
+
+
+def test_people_read_labels_and_programs_names():
+    found = document(random_updates(blocks=6), made_at=NOW, labels={"random-update": "Random updates after a snapshot"})
+    assert found["labels"]["xfs-reflink"] == "XFS, reflink copies"
+    outline = Outline(render(found))
+    assert "Random updates after a snapshot (database)" in outline.words
+    assert "XFS, reflink copies ÷ ext4, no snapshots" in outline.words
+    assert found["scenarios"][0]["stacks"] == ["btrfs", "xfs-reflink", "lvm-thin+xfs", "ext4"]
+    labels = [stack.label for stack in STACKS.values()]
+    assert len(set(labels)) == len(labels)
+    assert max(map(len, labels)) <= 24, "a chart has no more room"
 
 
 def test_what_failed_and_what_could_not_run_is_listed_and_counts_for_nothing():
