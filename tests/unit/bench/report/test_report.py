@@ -175,6 +175,23 @@ def test_stalls_are_counted_in_all_samples_and_shown_in_one():
     assert found["question"] == "Does it stall?"
 
 
+def test_the_advice_for_each_use_and_a_table_of_all_storages_come_first():
+    promise = {"atomicity": "file", "clone": "native", "survives_origin": True}
+    made = [{**one, "guarantee": promise if one["stack"] == "xfs-reflink" else None} for one in random_updates()]
+    found = document([*made, *blogs()], made_at=NOW)
+    outline = Outline(render(found))
+    first = outline.words.partition("Storage against storage")[0]
+    for words in (
+        *("A database with snapshots", "A server with many small files", "What to avoid, and why", "How sure this is"),
+        *("xfs-reflink each file to be frozen or stopped", "ext4, no snapshots ext4 no snapshots – –"),
+    ):
+        assert words in first, words
+    sections = [attrs.get("id") for tag, attrs in outline.met if tag == "section"]
+    assert sections[:2] == ["recommendation", "storages"]
+    cost = next(one for one in found["recommendation"]["storages"] if one["stack"] == "btrfs")["writes"]
+    assert f"{cost['text']} Random update, first pass after the snapshot" in first
+
+
 def test_people_read_labels_and_programs_names():
     found = document(random_updates(blocks=6), made_at=NOW, labels={"random-update": "Random updates after a snapshot"})
     assert found["labels"]["xfs-reflink"] == "XFS, reflink copies"
