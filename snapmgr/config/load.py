@@ -10,7 +10,7 @@ from typing import Any
 from snapmgr.config import model
 from snapmgr.config.files import list_files, read_toml
 from snapmgr.config.model import Config, Job, Prepare, Retention, Verify
-from snapmgr.config.values import describe_unknown, read_table, show
+from snapmgr.config.values import describe_unknown, is_absolute, read_table, show
 from snapmgr.contract.errors import ConfigError
 
 DEFAULT_PATH = Path("/etc/snapmgr/snapmgr.toml")
@@ -153,9 +153,9 @@ class _Reader:
         if key not in self.found:
             return None
         file, value = self.found[key]
-        if isinstance(value, str) and value.startswith("/") and "\0" not in value:
+        if isinstance(value, str) and is_absolute(value):
             return Path(value)
-        self.errors.append(f"{file}: {key} = {show(value)}: must be an absolute path")
+        self.errors.append(f"{file}: {key} = {show(value)}: must be an absolute path without ..")
         return None
 
     def _read_job_table(self, path: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.contract.errors import StorageError
+from snapmgr.contract.recordpath import Inner, Name, PoolId, Token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,7 +84,7 @@ class Pool:
     """A place that holds snapshots: a btrfs file system, a volume group, a folder of copies."""
 
     backend: str
-    id: str
+    id: PoolId
     """The storage's own id (file system UUID, VG UUID, …); for a folder its path."""
     hint: str
     """Where it was last seen (a mount point, a device); only to find it faster and to name it in messages."""
@@ -162,11 +163,11 @@ class SnapshotRef:
     """A snapshot: our id together with the storage's own id, which alone identifies it."""
 
     backend: str
-    snapshot_id: str
+    snapshot_id: Name
     pool: Pool
     volume_id: str
     """The origin's id (`Volume.id`)."""
-    name: str
+    name: Inner
     """Its name in the pool: where to look first."""
     native_id: str
     """The storage's own id of the snapshot (subvolume UUID, LV UUID, …).
@@ -199,7 +200,7 @@ class Intent:
 
     pool: Pool
     volume_id: str
-    name: str
+    name: Inner
     about: str = ""
     """Decisions about it and their reasons, to print: the size of its CoW table."""
 
@@ -225,7 +226,7 @@ class FireError(StorageError):
 class AttachRecord:
     """An attachment's record; it is on disk before `attach` is called, so that `detach` works after any crash."""
 
-    id: str
+    id: Token
     """16 hex digits; part of the name of everything that the backend creates for this attachment."""
     ref: SnapshotRef
     writable: bool
