@@ -65,15 +65,15 @@ class Analysis:
 
 
 def analyse(trace: Trace) -> Analysis:
-    """Return the analysis of a log."""
-    operations = trace.operations
+    """Return the analysis of a log, without the recorder's own operations."""
+    operations = trace.recorded
     counted = _counted(trace)
     span_us = _counted_span_us(trace)
     first_us, last_us = _span_us(operations)
     recorded_s = (trace.trailer or {}).get("wall_s")
     wall_s = float(recorded_s) if isinstance(recorded_s, int | float) else (last_us - first_us) / _US
     mean, most = _under_way(operations, wall_s)
-    missing = _missing(operations, counted, *span_us) if counted is not None else None
+    missing = _missing(trace.operations, counted, *span_us) if counted is not None else None
     # Times that are assumed show nothing.
     found = () if missing == {} or operations.untimed else holes(trace)
     return Analysis(

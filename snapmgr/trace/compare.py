@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.contract.units import format_duration, format_size
 from snapmgr.trace.analysis import described, file_name
 from snapmgr.trace.lanes import starts_us
 from snapmgr.trace.operations import Operations
+from snapmgr.trace.sampling import Series, series
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,16 +152,18 @@ def caveats(a: Side, b: Side) -> tuple[str, ...]:
     )
 
 
-def aligned(a: Side, b: Side) -> tuple[Operations, list[tuple[int, int, str]]]:
-    """Return the operations of both, each beginning at time 0; and their holes: from, to, name of the recording.
+def aligned(a: Side, b: Side) -> tuple[Operations, list[tuple[int, int, str]], list[Series]]:
+    """Return the operations of both, each beginning at time 0; their holes: from, to, name of the recording; series.
 
     Threads and files of one are never those of the other: they get new numbers, and names with the recording's.
     """
-    both, holes = Operations(), []
+    both = Operations()
+    holes: list[tuple[int, int, str]] = []
+    drawn: list[Series] = []
     threads: dict[tuple[str, int], int] = {}
     files: dict[tuple[str, int], int] = {(name, 0): 0 for name in NAMES}
     for name, side in zip(NAMES, (a, b), strict=True):
-        operations = side.trace.operations
+        operations = side.trace.recorded
         origin = min(starts_us(operations), default=0)
         kinds = [_number(both.names, kind) for kind in operations.names]
         statuses = [min(_number(both.statuses, status), _OTHER_STATUSES) for status in operations.statuses]
@@ -179,7 +182,10 @@ def aligned(a: Side, b: Side) -> tuple[Operations, list[tuple[int, int, str]]]:
             values: array[int] = getattr(both, column)
             values.extend(getattr(operations, column))
         holes += [(hole.from_us - origin, hole.to_us - origin, name) for hole in side.analysis.holes]
-    return both, holes
+        for one in series(side.trace):
+            steps = tuple((begin - origin, end - origin, value) for begin, end, value in one.steps)
+            drawn.append(replace(one, name=f"{name} · {one.name}", steps=steps))
+    return both, holes, drawn
 
 
 def _number(names: list[str], name: str) -> int:

@@ -23,6 +23,7 @@ from snapmgr import __version__
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, SnapmgrError
 from snapmgr.system.command import start_for_user, wait_for
 from snapmgr.trace.accesslog import HEADER, TRAILER
+from snapmgr.trace.sampling import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,10 +92,12 @@ def record(
         pump.start()
         process: Process | None = None
         try:
-            process = _started(command, path)
-            why = _watch(pump, process, stopped, start_s + duration_s if duration_s is not None else None)
+            with Sampler(mount) as sampler:
+                process = _started(command, path)
+                why = _watch(pump, process, stopped, start_s + duration_s if duration_s is not None else None)
             pump.finish_soon()
             end: dict[str, Any] = {"stopped_by": why, "wall_s": time.monotonic() - start_s}
+            end |= {"samples": sampler.samples, "sampler": sampler.native_id}
             # They are missing if the mount is gone.
             with suppress(SnapmgrError):
                 end["counters"] = _kept(mount.counters())

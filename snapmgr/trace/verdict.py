@@ -263,10 +263,13 @@ def _of_reads(facts: TraceFacts) -> Iterator[Finding]:
         yield Finding(bottleneck="read", why=took, action="record", advice=_RECORD_COUNTERS)
         return
     causes: list[tuple[float, Finding]] = []
-    if counted.puts >= MANY_REQUESTS and counted.put_bytes < SMALL_PUT_BYTES * counted.puts:
-        average = format_size(counted.put_bytes // counted.puts)
+    # Compaction uploads whole blocks, which nobody waits for.
+    put_bytes = max(counted.put_bytes - counted.compaction_bytes, 0)
+    if counted.puts >= MANY_REQUESTS and put_bytes < SMALL_PUT_BYTES * counted.puts:
+        average = format_size(put_bytes // counted.puts)
         why = (
-            f"{took}, and {counted.puts} uploads of {average} each: a read waits until its file's changes are uploaded"
+            f"{took}, and {counted.puts} uploads of {average} each, compaction left out: a read waits until its file's "
+            "changes are uploaded"
         )
         causes.append((counted.put_s, _to_writeback(facts, "upload", why)))
     looked_up = counted.cache_hits + counted.cache_misses

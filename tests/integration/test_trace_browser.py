@@ -443,3 +443,28 @@ def test_a_comparison_has_both_timelines_on_one_axis(opened, tmp_path):
     assert opened.evaluate("document.documentElement.scrollWidth") == NARROW[0]
     assert opened.complaints() == []
     opened.resize(*WIDE)
+
+
+def test_requests_to_the_object_store_and_staged_data_are_strips_above_the_threads(opened, tmp_path):
+    trace = read_blocks(gzip.decompress((GOLDEN / "phases.log.gz").read_bytes()).splitlines(keepends=True))
+    begin = analyse(trace).first_us
+    fields = ("at_us", "gets", "get_bytes", "puts", "put_bytes", "staged_blocks", "staged_bytes")
+    rows = (
+        (begin, 0, 0, 0, 0, 0, 0),
+        (begin + 500_000, 5, 1 << 20, 0, 0, 0, 0),
+        (begin + 10**6, 9, 2 << 20, 3, 99, 1, 7),
+    )
+    trace.trailer = {
+        "samples": [dict(zip(fields, row, strict=True)) for row in (*rows, (begin + 15 * 10**5, *rows[2][1:]))]
+    }
+    with (tmp_path / "trace.html").open("wb") as file:
+        write_page(trace, file)
+    opened.open(tmp_path / "trace.html")
+    opened.wait("document.getElementById('scope').textContent.includes('operations')")
+    left, _, width, height = _box(opened, "objects")
+    assert (left, width, height) == (*_box(opened, "timeline")[::2], 3 * 46)
+    with (tmp_path / "plain.html").open("wb") as file:
+        write_page(Trace(operations=trace.operations), file)
+    opened.open(tmp_path / "plain.html")
+    opened.wait("document.getElementById('scope').textContent.includes('operations')")
+    assert _box(opened, "objects")[3] == 0

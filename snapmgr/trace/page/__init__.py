@@ -18,6 +18,7 @@ from snapmgr.trace.accesslog import Trace
 from snapmgr.trace.analysis import Analysis, described
 from snapmgr.trace.compare import Side, aligned, caveats, changed, measures
 from snapmgr.trace.page.packing import pack
+from snapmgr.trace.sampling import series
 from snapmgr.trace.verdict import Verdict
 
 _SCRIPTS = ("unpack.js", "words.js", "model.js", "paint.js", "tables.js", "view.js", "main.js")
@@ -38,7 +39,7 @@ def write_page(
     holes = () if analysis is None else analysis.holes
     _write(
         out,
-        data=pack(trace.operations, [(hole.from_us, hole.to_us, "") for hole in holes]),
+        data=pack(trace.recorded, [(hole.from_us, hole.to_us, "") for hole in holes], series(trace)),
         title=title,
         described=described(trace),
         verdict=verdict,
@@ -48,11 +49,11 @@ def write_page(
 
 def write_comparison(a: Side, b: Side, out: IO[bytes], *, title: str) -> None:
     """Write the page of two recordings to a binary file: both timelines on one axis, and what changed."""
-    operations, holes = aligned(a, b)
+    operations, holes, drawn = aligned(a, b)
     rows = [(each.name, each.shown(each.a), each.shown(each.b), each.change) for each in measures(a, b)]
     _write(
         out,
-        data=pack(operations, holes),
+        data=pack(operations, holes, drawn, compared=True),
         title=title,
         described="",
         verdict=None,

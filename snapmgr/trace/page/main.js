@@ -11,7 +11,7 @@ async function main() {
   const trace = await unpack(byId("data").textContent);
   byId("data").remove();
   const facts = `${count(trace.count)} operations of ${count(new Set(trace.lanes.map((lane) => lane.thread)).size)} threads in ${lasting(trace.span)}`;
-  byId("facts").textContent = trace.count ? (compared(trace) ? `${facts}, both from 0 s on` : `${facts}, from ${stamp(trace, 0)}`) : "The trace holds no operation.";
+  byId("facts").textContent = trace.count ? (trace.compared ? `${facts}, both from 0 s on` : `${facts}, from ${stamp(trace, 0)}`) : "The trace holds no operation.";
   byId("hatched").hidden = !trace.holes.length;
   const model = new Model(trace);
   const painter = new Painter(trace, model);

@@ -2,6 +2,7 @@
 const NAMED = ["read", "write", "fsync", "flush", "getattr", "lookup", "open", "create", "release", "unlink"];
 const LABEL = 17; // pixels above a thread's first lane, for its name
 const GAP = 9;
+const STRIP = 46; // pixels of a series of the object store, with its name
 
 class Painter {
   constructor(trace, model) {
@@ -20,7 +21,7 @@ class Painter {
   recolour() {
     const style = getComputedStyle(document.documentElement);
     const get = (name) => style.getPropertyValue(name).trim();
-    this.colours = Object.fromEntries(["card", "text", "quiet", "line", "track", "accent", "alarm", "grid", "veil"].map((name) => [name, get(`--${name}`)]));
+    this.colours = Object.fromEntries(["card", "text", "quiet", "line", "track", "accent", "alarm", "grid", "veil", "op-read", "op-write"].map((name) => [name, get(`--${name}`)]));
     this.kinds = this.variables.map(get);
     this.words = Uint32Array.from([...this.kinds, this.colours.alarm], word);
     this.track = word(this.colours.track);
@@ -211,6 +212,39 @@ class Painter {
       const wide = context.measureText(words).width;
       context.fillText(words, Math.min(Math.max(x - wide / 2, 1), width - wide - 1), 16);
       context.fillRect(Math.round(x), 20, 1, 4);
+    }
+  }
+
+  // What went to and came from the object store, and what waits for its upload: one strip each, as high as its most.
+  objects(canvas, width, from, to) {
+    const { series } = this.trace;
+    canvas.hidden = !series.length;
+    if (!series.length) return;
+    const height = series.length * STRIP;
+    canvas.style.height = `${height}px`;
+    const ratio = fit(canvas, width, height);
+    const context = canvas.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, width, height);
+    context.font = "12px system-ui, sans-serif";
+    const scale = width / (to - from);
+    for (const [number, { name, unit, words, steps }] of series.entries()) {
+      const bottom = (number + 1) * STRIP - 3;
+      const tall = STRIP - LABEL - 4;
+      // The strips of two recordings have one scale.
+      const alike = series.filter((each) => each.name.split(" ").at(-1) === name.split(" ").at(-1));
+      const most = Math.max(...alike.flatMap((each) => each.steps.map(([, , value]) => value)), 1);
+      context.fillStyle = this.colours.track;
+      context.fillRect(0, bottom - tall, width, tall);
+      context.fillStyle = this.colours[{ GET: "op-read", PUT: "op-write" }[name.split(" ").at(-1)] ?? "accent"];
+      for (const [begin, end, value] of steps) {
+        const [left, right] = [Math.max((begin - from) * scale, 0), Math.min((end - from) * scale, width)];
+        const high = value > 0 ? Math.max((value / most) * tall, 1) : 0;
+        if (right > left && high) context.fillRect(left, bottom - high, Math.max(right - left, 0.7), high);
+      }
+      const own = Math.max(...steps.map(([, , value]) => value), 0);
+      context.fillStyle = this.colours.quiet;
+      context.fillText(`${name}  ·  ${words}  ·  up to ${size(Math.round(own))}${unit === "bytes/s" ? "/s" : ""}`, 3, bottom - tall - 5, width - 6);
     }
   }
 

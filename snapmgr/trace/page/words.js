@@ -30,11 +30,10 @@ const stamp = (trace, us) => {
 };
 
 const threadName = (trace, thread) => trace.threads[thread] ?? (thread === 0 ? "kernel (0)" : String(thread));
-const compared = (trace) => Object.keys(trace.threads).length > 0;
 
 const fileName = (trace, file) => {
   const [inode, path] = trace.files[file];
-  if (path && compared(trace)) return path;
+  if (path && trace.compared) return path;
   return path ? `${path} (inode ${inode})` : inode === "0" ? "no file" : `inode ${inode}`;
 };
 
@@ -48,7 +47,7 @@ function extent(trace, row) {
 function sentences(trace, row) {
   const parts = [`${trace.names[trace.name[row]]} ${lasting(trace.duration[row])}`, fileName(trace, trace.file[row]), extent(trace, row)];
   const lane = trace.lanes[laneOf(trace, row)];
-  const at = compared(trace) ? "" : ` (${stamp(trace, trace.start[row])})`;
+  const at = trace.compared ? "" : ` (${stamp(trace, trace.start[row])})`;
   parts.push(`thread ${threadName(trace, lane.thread)}`, `from ${moment(trace.start[row], 1)}${at}`, trace.statuses[trace.status[row]]);
   return parts.filter(Boolean);
 }

@@ -88,7 +88,8 @@ def test_a_change_is_told_relative_to_the_first(a, b, change):
 def test_both_begin_at_0_and_nothing_of_one_is_taken_for_the_other():
     lines = recorded("phases")
     a, b = side(recorded("reads")), side(lines[: len(lines) // 5] + lines[len(lines) * 4 // 5 :])
-    both, holes = aligned(a, b)
+    both, holes, drawn = aligned(a, b)
+    assert drawn == []
     split = len(a.trace.operations)
     assert len(both) == split + len(b.trace.operations)
     for part in (range(split), range(split, len(both))):
