@@ -96,6 +96,8 @@ class QuiesceRecord:
     """Longest time that a writer can have waited for us: from asking for the lock until its release, worst attempt."""
     position_from: Literal["server", "binlog", "nowhere"] = "nowhere"
     """Source of the binlog position: the server under the lock, or the end of the snapshot's own binary logs."""
+    killed: tuple[str, ...] = ()
+    """The SELECTs that were killed for the lock: connection, account, age, first words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,8 +395,6 @@ def _require_usable(record: object, data: bytes) -> None:
 
 
 def _holds_nul(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_holds_nul, (*value, *value.values())))
-    if is_dataclass(value):
-        return any(map(_holds_nul, vars(value).values()))
+    if isinstance(value, dict) or is_dataclass(value):
+        value = (*value, *value.values()) if isinstance(value, dict) else tuple(vars(value).values())
     return any(map(_holds_nul, value)) if isinstance(value, tuple) else isinstance(value, str) and "\0" in value
