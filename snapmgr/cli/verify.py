@@ -60,7 +60,7 @@ def command(session: Session, snapshot: str, *, check: str | None, tables: float
     else:
         verdict = "proved restorable" if missing is None else "partly proved restorable"
         lines = [f"  {line}" for line in show_findings(result)]
-        print_lines([f"{entry.manifest.id}: {verdict} in {format_duration(result.duration_s)}", *lines])
+        print_lines([f"{entry.manifest.id}: {verdict}; the proof took {format_duration(result.duration_s)}", *lines])
     if missing is not None:
         raise missing
     return EXIT_OK

@@ -259,12 +259,21 @@ def test_absent_samples_are_no_machine_of_their_own():
     assert "that differ" not in json.dumps(found["warnings"])
 
 
+def test_a_scenario_that_a_control_cannot_run_withholds_no_advice():
+    """As `bench run` writes it on a disk: snapshot-ops does not run on ext4."""
+    samples = [*random_updates(), absent("snapshot-ops", "ext4", "it has no snapshots")]
+    found = document(samples, made_at=NOW)["recommendation"]
+    assert found["chosen"] == "xfs-reflink"
+    assert found["uses"][0]["sure"] == "shown"
+    assert not any("ext4: it has" in one["text"] for one in found["sentences"])
+
+
 def test_what_a_boot_changes_makes_no_other_machine():
     samples = random_updates(blocks=6)
-    same = {"memory_bytes": 25_276_502_016, "target": {"kind": "device", "allocated_bytes": 4096}}
+    same = {"memory_bytes": 25_276_502_016, "target": {"kind": "device", "allocated_bytes": 4096, "marked": False}}
     for place, one in enumerate(samples):
         samples[place] = {**one, "host": {**HOST, **same}}
-    kept = {"memory_bytes": 25_270_000_000, "target": {"kind": "device", "allocated_bytes": 8192}}
+    kept = {"memory_bytes": 25_270_000_000, "target": {"kind": "device", "allocated_bytes": 8192, "marked": True}}
     samples[0] = {**samples[0], "host": {**HOST, **kept}}
     assert len(document(samples, made_at=NOW)["hosts"]) == 1
     samples[0] = {**samples[0], "host": {**HOST, **same, "memory_bytes": 12_638_251_008}}
