@@ -93,7 +93,8 @@ def test_a_page_and_a_file_for_viewers(capsys, tmp_path):
     page, events = tmp_path / "log.html", tmp_path / "log.json"
     assert main(["trace", "show", KINDS, "-o", str(page), "--perfetto", str(events)]) == 0
     assert page.read_text().lower().startswith("<!doctype html>")
-    assert len([event for event in json.loads(events.read_bytes())["traceEvents"] if event.get("cat") == "juicefs"]) == 95
+    written = json.loads(events.read_bytes())["traceEvents"]
+    assert len([event for event in written if event.get("cat") == "juicefs"]) == 95
     assert str(page) in capsys.readouterr().err
     assert main(["trace", "show", KINDS, "-o", str(tmp_path / "none" / "log.html")]) == 1
     assert "there is no folder" in capsys.readouterr().err
