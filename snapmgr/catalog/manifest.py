@@ -193,8 +193,9 @@ class Verification:
     checks: tuple[str, ...] = ()
     """The checks that passed, in words."""
     unchecked: tuple[str, ...] = ()
-    """What could not be checked on this machine, and why: one sentence each."""
+    """What could not be looked at on this machine, and why."""
     failures: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     schema: int = SCHEMA
 
 
@@ -385,8 +386,7 @@ def read_number(data: bytes) -> int:
 
 def _require_usable(record: object, data: bytes) -> None:
     """Raise ValueError for a text or time that the type allows but system calls do not."""
-    # JSON can write NUL only in this way; checking each text of a thousand manifests would take longer than reading
-    # them.
+    # JSON can write NUL only in this way; checking each text would take longer than reading a thousand manifests.
     if b"\\u0000" in data and _holds_nul(record):
         raise ValueError("a text in it contains a NUL character")
     for value in vars(record).values():

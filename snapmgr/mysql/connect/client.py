@@ -262,7 +262,11 @@ def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 
         import pymysql  # noqa: PLC0415 - slow; loaded only where we talk to a server
         from pymysql.cursors import DictCursor  # noqa: PLC0415
     except ImportError as error:
-        raise MissingRequirementError(f"cannot load the package PyMySQL: {error}", hint="pip install PyMySQL") from None
+        from snapmgr.system.environment import install_command  # noqa: PLC0415 - only here
+
+        raise MissingRequirementError(
+            f"cannot load the package PyMySQL: {error}", hint=install_command("PyMySQL")
+        ) from None
     sock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
