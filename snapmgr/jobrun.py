@@ -31,8 +31,18 @@ def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> O
     """Back up `job`, then verify and prune as requested; an error becomes part of the outcome, not an exception.
 
     A failed verification keeps the snapshot and prevents pruning: then the older snapshots are the ones to rely on. A
-    partial one is an error, too, but the prune goes on.
+    partial one is an error, too, but the prune goes on. While another run of the job is active, until the last of its
+    steps has ended, the outcome is BusyError.
     """
+    try:
+        ctx.catalog.make()
+        with ctx.catalog.run_lock(job.name):
+            return _run(ctx, job, with_verify=with_verify, with_prune=with_prune)
+    except SnapmgrError as error:
+        return Outcome(job=job.name, error=error)
+
+
+def _run(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> Outcome:
     manifest: Manifest | None = None
     verification: Verification | None = None
     pruned: Pruned | None = None

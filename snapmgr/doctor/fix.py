@@ -14,7 +14,7 @@ from snapmgr.access.deletion import delete, intended_pools, require_storage_answ
 from snapmgr.access.note import store_note
 from snapmgr.access.resume import resume_servers
 from snapmgr.backup.publish import publish
-from snapmgr.backup.sweep import SETTLE_S, finish_pending
+from snapmgr.backup.sweep import finish_pending, job_settle_timeout_s
 from snapmgr.capacity.lost import mark_all_lost
 from snapmgr.catalog.manifest import GONE, Lease
 from snapmgr.catalog.store import Entry
@@ -193,7 +193,7 @@ def _mark_lost(ctx: Context, entry: Entry) -> None:
 
 
 def _mark_ready(ctx: Context, entry: Entry) -> None:
-    publish(ctx, entry.manifest, settle_timeout_s=SETTLE_S)
+    publish(ctx, entry.manifest, settle_timeout_s=job_settle_timeout_s(ctx, entry.manifest.job))
     # Its note is missing or old, as its storage was.
     if entry.verification is not None:
         store_note(ctx, ctx.catalog.load(entry.manifest.id))
@@ -240,7 +240,9 @@ def _restore_manifest(ctx: Context, adoption: Adoption) -> None:
 
 
 _OF_SNAPSHOTS: dict[str, Callable[[Context, Entry], object]] = {
-    "finish-pending": lambda ctx, entry: finish_pending(ctx, entry.manifest),
+    "finish-pending": lambda ctx, entry: finish_pending(
+        ctx, entry.manifest, settle_timeout_s=job_settle_timeout_s(ctx, entry.manifest.job)
+    ),
     "finish-deletion": lambda ctx, entry: delete(ctx, entry.manifest.id),
     "mark-broken": _mark_broken,
     "mark-lost": _mark_lost,

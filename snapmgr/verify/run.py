@@ -233,6 +233,7 @@ class _Trial:
                 connection, how.assertions, deadline=self._deadline, unchecked=self.unchecked
             )
             held = len(how.assertions) - len(wrong) - len(untried)
-            self.checks.append(f"{held} of {len(how.assertions)} assertions hold")
+            if held:
+                self.checks.append(f"{held} of {len(how.assertions)} assertions hold")
             self.failures.extend(wrong)
             self.unchecked.extend(untried)

@@ -247,7 +247,7 @@ def _by_host(samples: Iterable[Sample]) -> list[list[Sample]]:
     """Return the samples of each machine; one whose relevant facts change counts as another."""
     found: dict[str, list[Sample]] = {}
     for one in samples:
-        # Absent samples are recorded before the facts about preparing the device are known.
+        # A sample that could not run says nothing about the machine of the others.
         if one["host"] and one["kind"] != "absent":
             found.setdefault(json.dumps(telling(one["host"]), sort_keys=True), []).append(one)
     return list(found.values())

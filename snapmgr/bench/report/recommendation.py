@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.statistics.advice import advise
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from snapmgr.bench.statistics.comparison import Sample
     from snapmgr.bench.statistics.findings import Finding, Findings
     from snapmgr.bench.statistics.storages import StorageRow
+    from snapmgr.bench.statistics.uses import Use
 
 
 def recommendation(samples: Sequence[Sample], found: Findings, conditions: Conditions) -> dict[str, Any]:
@@ -29,15 +30,12 @@ def recommendation(samples: Sequence[Sample], found: Findings, conditions: Condi
     for name, use in USES.items():
         if name in measured:
             ours = [one for one in found.found if use_of(one.experiment.split()[0]) == name]
-            advice = advise(ours, conditions, use=use)
             uses.append(
                 {
                     "use": name,
-                    "title": use.title,
-                    "chosen": advice.recommended,
-                    "sure": advice.sure,
-                    "order": [list(stacks) for stacks in advice.order],
-                    "sentences": _sentences(advice),
+                    "scenarios": list(use.scenarios),
+                    **_advice(advise(ours, conditions, use=use), use.title),
+                    "without": _without(ours, conditions, use),
                 }
             )
     sentences = {str(one): one for use in uses for one in use["sentences"]}
@@ -45,8 +43,28 @@ def recommendation(samples: Sequence[Sample], found: Findings, conditions: Condi
     return {
         "chosen": uses[0]["chosen"],
         "sentences": [*sentences.values(), *problems],
+        "problems": list(found.problems),
         "uses": uses,
         "storages": [_storage(row) for row in storage_rows(samples, found.found, controls=conditions.controls)],
+    }
+
+
+def _without(ours: Sequence[Finding], conditions: Conditions, use: Use) -> dict[str, Any] | None:
+    """Return the advice among the storages without snapshots; None if there are not two, or if the use needs some."""
+    among = [one for one in ours if {one.stack, one.against} <= set(conditions.controls)]
+    if not among or not use.without:
+        return None
+    alone = replace(conditions, controls=(), absent={}, failed={})
+    return _advice(advise(among, alone, use=replace(use, title=use.without, server=False)), use.without)
+
+
+def _advice(advice: Advice, title: str) -> dict[str, Any]:
+    return {
+        "title": title,
+        "chosen": advice.recommended,
+        "sure": advice.sure,
+        "order": [list(stacks) for stacks in advice.order],
+        "sentences": _sentences(advice),
     }
 
 

@@ -19,6 +19,8 @@ class Use:
 
     title: str
     """As the object of "for": "a database with snapshots"."""
+    without: str = ""
+    """The same without snapshots: "a database without snapshots"; "" if snapshots are what it is about."""
     scenarios: tuple[str, ...]
     """The scenarios that say something about it."""
     server: bool = False
@@ -28,7 +30,8 @@ class Use:
 USES: Mapping[UseName, Use] = {
     "oltp": Use(
         title="a database with snapshots",
-        scenarios=("random-update", "snapshot-ops", "oltp", "aging", "innodb-io"),
+        without="a database without snapshots",
+        scenarios=("random-update", "snapshot-ops", "oltp", "oltp-threads", "aging", "innodb-io"),
         server=True,
     ),
     "staging": Use(title="preparing physical backups", scenarios=("prepare",)),
