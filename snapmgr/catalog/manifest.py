@@ -105,6 +105,8 @@ class QuiesceRecord:
     """Longest time that a writer can have waited for us: from asking for the lock until its release, worst attempt."""
     position_from: Literal["server", "binlog", "nowhere"] = "nowhere"
     """Source of the binlog position: the server under the lock, or the end of the snapshot's own binary logs."""
+    killed: tuple[str, ...] = ()
+    """The SELECTs that were killed for the lock: connection, account, age, first words."""
 
 
 @dataclass(frozen=True, kw_only=True)
