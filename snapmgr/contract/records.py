@@ -331,6 +331,21 @@ class ProvisionOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BenchStorage:
+    """A storage that a backend contributes to the benchmark."""
+
+    name: str
+    """For ``--stacks``: small letters, digits, "+", "." and "-"; unique among all storages."""
+    title: str
+    """In words: "ext4, plain copies"."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """`ProvisionOrder.options`; the file system under ``file_system`` is looked for in the kernel first."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The backend's configuration on this storage, in place of ``[backend.NAME]``; ``{point}`` stands for the order's
+    point: {"store": "{point}/copies"}."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Provisioned:
     """A storage that `Provisioner.provision` created."""
 
