@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from snapmgr.backup.run import backup
-from snapmgr.contract.errors import LaterStepError, SnapmgrError, VerificationError
+from snapmgr.contract.errors import LaterStepError, ShortOfSpaceError, SnapmgrError, VerificationError
 from snapmgr.keep.prune import Pruned, prune
 from snapmgr.verify.run import verify
 
@@ -30,7 +30,8 @@ class Outcome:
 def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> Outcome:
     """Back up `job`, then verify and prune as requested; an error becomes part of the outcome, not an exception.
 
-    A failed verification keeps the snapshot and prevents pruning: then the older snapshots are the ones to rely on.
+    Without enough free space for the backup, `with_prune` prunes before it. A failed verification keeps the snapshot
+    and prevents pruning: then the older snapshots are the ones to rely on.
     """
     manifest: Manifest | None = None
     verification: Verification | None = None
@@ -38,14 +39,22 @@ def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> O
     failure: SnapmgrError | None = None
     try:
         try:
-            manifest = backup(ctx, job)
+            try:
+                manifest = backup(ctx, job)
+            except ShortOfSpaceError as short:
+                pruned = _make_room(ctx, job, short) if with_prune else None
+                if pruned is None:
+                    raise
+                manifest = backup(ctx, job)
         except LaterStepError as error:
             # The snapshot is READY nevertheless: verify it, and let the prune free space.
             manifest, failure = ctx.catalog.load(error.snapshot_id).manifest, error
         if with_verify:
             verification = verify(ctx, ctx.catalog.load(manifest.id), job.verify)
         if with_prune:
+            first = pruned.deleted if pruned is not None else ()
             pruned = prune(ctx, job)
+            pruned = replace(pruned, deleted=(*first, *pruned.deleted))
             if pruned.failures:
                 raise pruned.failures[0]
     except (SnapmgrError, OSError) as error:
@@ -53,6 +62,15 @@ def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> O
             ctx.tell(f"warning: {failure.message}")
         failure = _with_snapshot(error, manifest)
     return Outcome(job=job.name, manifest=manifest, verification=verification, pruned=pruned, error=failure)
+
+
+def _make_room(ctx: Context, job: Job, short: ShortOfSpaceError) -> Pruned | None:
+    """Prune before a backup that lacks space, and wait until the space is free; return None if nothing was deleted."""
+    ctx.tell(f"{short.message}: pruning first")
+    pruned = prune(ctx, job, wait=True)
+    for failure in pruned.failures:
+        ctx.tell(f"warning: {failure.message}")
+    return pruned if pruned.deleted else None
 
 
 def _with_snapshot(error: SnapmgrError | OSError, manifest: Manifest | None) -> SnapmgrError:

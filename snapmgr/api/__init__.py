@@ -4,6 +4,7 @@ Only plugins and the contract suite import this package; the rest of snapmgr imp
 """
 
 from snapmgr.contract.abilities import (
+    AutoExtending,
     CapacityReporting,
     ClientMount,
     FolderCloning,
@@ -70,6 +71,7 @@ __all__ = [
     "Armed",
     "AttachRecord",
     "Attachment",
+    "AutoExtending",
     "Backend",
     "BlockDevice",
     "BusyError",

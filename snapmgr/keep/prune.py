@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from snapmgr.access.deletion import delete
+from snapmgr.access.deletion import await_space, delete
 from snapmgr.access.storage_check import check_storage
 from snapmgr.backup.sweep import sweep
 from snapmgr.contract.errors import InUseError, SnapmgrError
 from snapmgr.retention import Candidate, Decision, Policy, PrunePlan, plan
 
 if TYPE_CHECKING:
+    from snapmgr.catalog.manifest import Manifest
     from snapmgr.catalog.store import Entry
     from snapmgr.config.model import Job
     from snapmgr.context import Context
@@ -74,14 +75,16 @@ def plan_prune(ctx: Context, job: Job, now: datetime) -> PrunePlan:
     return PrunePlan(keep=merge(of_existing.keep, of_all.keep), delete=merge(of_existing.delete, of_all.delete))
 
 
-def prune(ctx: Context, job: Job) -> Pruned:
+def prune(ctx: Context, job: Job, *, wait: bool = False) -> Pruned:
     """Delete the snapshots that the job's policy does not keep; keep and name those that are in use by then.
 
-    Raises BusyError if a run of the job is active. A failed deletion does not stop the others.
+    With `wait` the space is free at the end. Raises BusyError if a run of the job is active. A failed deletion does not
+    stop the others.
     """
     ctx.catalog.make()
     now = datetime.now(UTC)
     deleted: list[str] = []
+    waiting: list[Manifest] = []
     in_use: list[str] = []
     with ctx.catalog.job_lock(job.name):
         failures = list(sweep(ctx, job.name))
@@ -89,14 +92,22 @@ def prune(ctx: Context, job: Job) -> Pruned:
         for number, decision in enumerate(planned.delete):
             ctx.progress("pruning", number, len(planned.delete))
             try:
+                manifest = ctx.catalog.load(decision.id).manifest
                 delete(ctx, decision.id)
                 deleted.append(decision.id)
+                waiting.append(manifest)
             except InUseError as error:
                 ctx.tell(f"keeping {decision.id}: {error.message}")
                 in_use.append(decision.id)
             except SnapmgrError as error:
                 failures.append(error)
         _forget_broken(ctx, job, now)
+    # Without the lock: it may take minutes, and others can work meanwhile.
+    for manifest in waiting if wait else ():
+        try:
+            await_space(ctx, manifest)
+        except SnapmgrError as error:
+            failures.append(error)
     return Pruned(plan=planned, deleted=tuple(deleted), kept_in_use=tuple(in_use), failures=tuple(failures))
 
 
