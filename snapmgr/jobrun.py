@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from snapmgr.backup.run import backup
-from snapmgr.contract.errors import LaterStepError, SnapmgrError, VerificationError
+from snapmgr.contract.errors import LaterStepError, ShortOfSpaceError, SnapmgrError, VerificationError
 from snapmgr.keep.prune import Pruned, prune
 from snapmgr.verify.run import incomplete, verify
 
@@ -30,9 +30,9 @@ class Outcome:
 def run_job(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> Outcome:
     """Back up `job`, then verify and prune as requested; an error becomes part of the outcome, not an exception.
 
-    A failed verification keeps the snapshot and prevents pruning: then the older snapshots are the ones to rely on. A
-    partial one is an error, too, but the prune goes on. While another run of the job is active, until the last of its
-    steps has ended, the outcome is BusyError.
+    Without enough free space for the backup, `with_prune` prunes before it. A failed verification keeps the snapshot
+    and prevents pruning: then the older snapshots are the ones to rely on. A partial one is an error, too, but the
+    prune goes on. While another run of the job is active, until its last step has ended, the outcome is BusyError.
     """
     try:
         ctx.catalog.make()
@@ -49,7 +49,13 @@ def _run(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> Outc
     failure: SnapmgrError | None = None
     try:
         try:
-            manifest = backup(ctx, job)
+            try:
+                manifest = backup(ctx, job)
+            except ShortOfSpaceError as short:
+                pruned = _make_room(ctx, job, short) if with_prune else None
+                if pruned is None:
+                    raise
+                manifest = backup(ctx, job)
         except LaterStepError as error:
             # The snapshot is READY nevertheless: verify it, and let the prune free space.
             manifest, failure = ctx.catalog.load(error.snapshot_id).manifest, error
@@ -58,12 +64,23 @@ def _run(ctx: Context, job: Job, *, with_verify: bool, with_prune: bool) -> Outc
             if (missing := incomplete(manifest, verification)) is not None:
                 failure = _noted(ctx, failure, missing, manifest)
         if with_prune:
+            first = pruned.deleted if pruned is not None else ()
             pruned = prune(ctx, job)
+            pruned = replace(pruned, deleted=(*first, *pruned.deleted))
             if pruned.failures:
                 raise pruned.failures[0]
     except (SnapmgrError, OSError) as error:
         failure = _noted(ctx, failure, error, manifest)
     return Outcome(job=job.name, manifest=manifest, verification=verification, pruned=pruned, error=failure)
+
+
+def _make_room(ctx: Context, job: Job, short: ShortOfSpaceError) -> Pruned | None:
+    """Prune before a backup that lacks space, and wait until the space is free; return None if nothing was deleted."""
+    ctx.tell(f"{short.message}: pruning first")
+    pruned = prune(ctx, job, wait=True)
+    for failure in pruned.failures:
+        ctx.tell(f"warning: {failure.message}")
+    return pruned if pruned.deleted else None
 
 
 def _noted(

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         Armed,
         AttachRecord,
         Found,
+        Gauge,
         Mounter,
         Pool,
         Provisioned,
@@ -122,8 +123,16 @@ class BtrfsBackend:
 
     def headroom(self, volume: Volume) -> tuple[Reservoir, ...]:
         """Return the data and the metadata space, each with what could still be allocated to it."""
-        with self._top(volume.pool, write=False) as top:
-            return space.reservoirs(_spaces(top))
+        return self.gauges((volume.pool,))
+
+    def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
+        """Return the data and the metadata space of each pool; see `snapmgr.api.CapacityReporting.gauges`."""
+        found: list[Gauge] = []
+        for pool in pools:
+            with self._top(pool, write=False) as top:
+                ours = filesystem.mounts_of(top.mounts, top.uuid)
+                found += space.gauges(_spaces(top), ours[0].point if ours else top.device, pool)
+        return tuple(found)
 
     def arm(self, volumes: tuple[Volume, ...], snapshot_id: str) -> Armed:
         """Open all that firing needs, check room and names, and flush the file systems once."""
@@ -304,8 +313,7 @@ def _attachment(top: TopLevel, entry: Entry, *options: str) -> Attachment:
 
 
 def _spaces(top: TopLevel) -> tuple[space.Space, ...]:
-    size_bytes = sum(device.size_bytes for device in kernel.devices(top.fd))
-    return space.read_spaces(filesystem.SYSFS / top.uuid, size_bytes)
+    return space.read_spaces(filesystem.SYSFS / top.uuid, kernel.devices(top.fd))
 
 
 def _require_free(folder_fd: int, name: str) -> None:

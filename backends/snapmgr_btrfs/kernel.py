@@ -51,10 +51,11 @@ _OWNERS_BUFFER_MAX = 1 << 24
 
 
 class Device(NamedTuple):
-    """A device of a file system: its node and how much of it btrfs uses."""
+    """A device of a file system: its node, how much of it btrfs may use, and how much of that is allocated."""
 
     path: str
     size_bytes: int
+    allocated_bytes: int
 
 
 def fs_uuid(fd: int) -> str:
@@ -82,8 +83,8 @@ def devices(fd: int) -> tuple[Device, ...]:
             if error.errno == errno.ENODEV:  # a number that was given up
                 continue
             raise
-        (size_bytes,) = struct.unpack_from("=Q", buffer, 32)
-        found.append(Device(os.fsdecode(bytes(buffer[3072:]).partition(b"\0")[0]), size_bytes))
+        allocated_bytes, size_bytes = struct.unpack_from("=QQ", buffer, 24)
+        found.append(Device(os.fsdecode(bytes(buffer[3072:]).partition(b"\0")[0]), size_bytes, allocated_bytes))
     return tuple(found)
 
 

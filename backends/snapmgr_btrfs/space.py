@@ -6,17 +6,24 @@ import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapmgr.api import Reservoir, StorageError, format_size
+from snapmgr.api import Gauge, StorageError, format_size
 from snapmgr_btrfs import kernel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from snapmgr.api import Pool
 
 # A snapshot needs a few metadata blocks, but every block that the origin overwrites from then on needs a new place:
 # on a fuller file system than this the snapshot would soon make the server fail.
 _MIN_DATA_BYTES = 16 << 20
 _MIN_METADATA_BYTES = 4 << 20
 _NAMES = ("data", "metadata", "mixed")
+# How many devices hold a copy of each block; the other profiles need no particular number of them.
+_MIRRORS = {"raid1": 2, "raid10": 2, "raid1c3": 3, "raid1c4": 4}
+# The beginning of each device is never allocated.
+_RESERVED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +42,8 @@ class Space:
         return max(self.size_bytes - self.used_bytes, 0)
 
 
-def read_spaces(folder: Path, device_bytes: int) -> tuple[Space, ...]:
-    """Given /sys/fs/btrfs/UUID and the sum of the devices' sizes, return data and metadata (or "mixed").
+def read_spaces(folder: Path, devices: Sequence[kernel.Device]) -> tuple[Space, ...]:
+    """Given /sys/fs/btrfs/UUID and the devices, return data and metadata (or "mixed").
 
     Raises StorageError if sysfs does not know the file system: it is not mounted.
     """
@@ -47,27 +54,50 @@ def read_spaces(folder: Path, device_bytes: int) -> tuple[Space, ...]:
 
     try:
         kinds = [entry.name for entry in allocation.iterdir() if entry.is_dir()]
-        unallocated = max(device_bytes - sum(number(kind, "disk_total") for kind in kinds), 0)
+        unallocated = [max(one.size_bytes - one.allocated_bytes - _RESERVED_BYTES, 0) for one in devices]
         reserve = number("global_rsv_size")
         spaces = []
         for name in (name for name in _NAMES if name in kinds):
             total, disk_total = number(name, "total_bytes"), number(name, "disk_total")
             copies = disk_total / total if total else 1.0
+            mirrors = max((n for profile, n in _MIRRORS.items() if (allocation / name / profile).is_dir()), default=1)
+            more = int(sum(unallocated) / copies) if mirrors == 1 else mirrored_bytes(unallocated, mirrors)
             aside = sum(number(name, part) for part in ("bytes_pinned", "bytes_reserved", "bytes_readonly"))
             # Data that waits to be written has its space reserved; metadata's reservations are mostly never used, only
             # the global reserve is really out of reach.
             aside += number(name, "bytes_may_use") if name == "data" else reserve
             used = number(name, "bytes_used") + aside
-            spaces.append(Space(name=name, size_bytes=total + int(unallocated / copies), used_bytes=used))
+            spaces.append(Space(name=name, size_bytes=total + more, used_bytes=used))
     except (OSError, ValueError) as error:
         raise StorageError(f"cannot read how full the file system is, from {allocation}: {error}") from error
     return tuple(spaces)
 
 
-def reservoirs(spaces: tuple[Space, ...]) -> tuple[Reservoir, ...]:
-    """Return the spaces for `Backend.headroom`: a full btrfs fails the origin's writes, snapshots stay intact."""
+def mirrored_bytes(unallocated: Sequence[int], mirrors: int) -> int:
+    """Return how much data fits into the unallocated bytes of each device, if `mirrors` devices hold each block.
+
+    What one device has beyond the others' share cannot be used: 10 GiB and 1 GiB hold 1 GiB twice.
+    """
+    left = sorted(unallocated)
+    if len(left) < mirrors:
+        return 0
+    # The largest device holds one copy of everything at most: take it out while it has more than its share.
+    while mirrors > 1 and left[-1] > sum(left[:-1]) // (mirrors - 1):
+        left.pop()
+        mirrors -= 1
+    return sum(left) // mirrors
+
+
+def gauges(spaces: tuple[Space, ...], where: str, pool: Pool) -> tuple[Gauge, ...]:
+    """Return the spaces as gauges: a full btrfs fails the origin's writes, snapshots stay intact."""
     return tuple(
-        Reservoir(name=space.name, size_bytes=space.size_bytes, used_bytes=space.used_bytes, when_full="origin_errors")
+        Gauge(
+            name=f"{space.name} of the btrfs file system at {where}",
+            size_bytes=space.size_bytes,
+            used_bytes=min(space.used_bytes, space.size_bytes),
+            when_full="origin_errors",
+            pool=pool,
+        )
         for space in spaces
     )
 

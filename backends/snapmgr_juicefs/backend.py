@@ -12,6 +12,7 @@ from snapmgr.api import (
     API_VERSION,
     ClientOptions,
     Found,
+    Gauge,
     Mounter,
     NotMine,
     Pool,
@@ -114,21 +115,40 @@ class JuicefsBackend(CopyStoreBackend):
         return Origin(path=path, store=store, volatile=found.writeback)
 
     def headroom(self, volume: Volume) -> tuple[Reservoir, ...]:
-        """Return the volume's capacity: a clone counts with its full size, although it shares its data."""
-        own, path = self._own_mount(volume.path)
-        try:
-            room = os.statvfs(own.point)
-        except OSError as error:
-            raise StorageError(f"cannot look at {shown(own.point)}: {error.strerror}") from error
-        return (
-            Reservoir(
-                name=f"JuiceFS volume {volume.label.partition(':')[0]}",
-                size_bytes=room.f_blocks * room.f_frsize,
-                used_bytes=(room.f_blocks - room.f_bfree) * room.f_frsize,
-                when_full="origin_errors",
-                wanted_bytes=self._program.summarise(path)[0],
-            ),
-        )
+        """Return the volume's capacity, if limited: a clone counts with its full size, although it shares its data."""
+        limits = self.gauges((volume.pool,))
+        if not limits:
+            return ()
+        _, path = self._own_mount(volume.path)
+        wanted_bytes = self._program.summarise(path)[0]
+        return tuple(replace(one, wanted_bytes=wanted_bytes) for one in limits)
+
+    def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
+        """Return the capacity of each volume that has one; see `snapmgr.api.CapacityReporting.gauges`.
+
+        An object store has no size. The local cache is none either: the client keeps a share of its file system free,
+        and uploads directly where there is no room to stage.
+        """
+        found = []
+        for pool in pools:
+            client, _ = locating.find_store(pool, self.mounter.mounts())
+            if not client.capacity_bytes:
+                continue
+            try:
+                room = os.statvfs(client.point)
+            except OSError as error:
+                raise StorageError(f"cannot look at {shown(client.point)}: {error.strerror}") from error
+            size_bytes = room.f_blocks * room.f_frsize
+            found.append(
+                Gauge(
+                    name=f"the capacity of the JuiceFS volume {client.name}",
+                    size_bytes=size_bytes,
+                    used_bytes=size_bytes - room.f_bavail * room.f_frsize,
+                    when_full="origin_errors",
+                    pool=pool,
+                )
+            )
+        return tuple(found)
 
     def new_copy(self, source: Folder, target: Folder) -> FolderCopy:
         """Return a clone by the client program."""

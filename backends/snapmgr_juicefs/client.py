@@ -41,6 +41,8 @@ class Client:
     read_only: bool
     writeback: bool
     cache_dirs: tuple[str, ...]
+    capacity_bytes: int
+    """The volume's limit; 0: none."""
     trash_days: int
     dumps_every_s: float
     """How often it dumps the metadata into the object store; 0: never."""
@@ -109,6 +111,7 @@ def recognise(mount: Mount) -> Client:
             read_only=bool(own.get("ReadOnly")),
             writeback=bool(chunk.get("Writeback")),
             cache_dirs=_cache_dirs(chunk.get("CacheDir") or ""),
+            capacity_bytes=form.get("Capacity") or 0,
             trash_days=form.get("TrashDays") or 0,
             dumps_every_s=0.0 if own.get("NoBGJob") else (config.get("BackupMeta") or 0) / 1e9,
             storage=form.get("Storage") or "",

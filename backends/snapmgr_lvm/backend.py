@@ -120,7 +120,7 @@ class LvmBackend(Reverting):
         return tuple(gauge for pool in pools for gauge in gauges.of_group(self._read(pool)))
 
     def auto_extend(self, ref: SnapshotRef) -> str | None:
-        """Enlarge a classic snapshot's CoW table; see `snapmgr.api.CapacityReporting.auto_extend`."""
+        """Enlarge a classic snapshot's CoW table; see `snapmgr.api.AutoExtending.auto_extend`."""
         return gauges.auto_extend(self._config, self._runner, ref)
 
     def _plan_cow(self, group: Group, origin: LogicalVolume) -> CowPlan:

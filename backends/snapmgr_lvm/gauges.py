@@ -75,7 +75,7 @@ def of_volume(group: Group, origin: LogicalVolume, *, cow_bytes: int | None) -> 
 
 
 def auto_extend(config: LvmConfig, runner: Runner, ref: SnapshotRef) -> str | None:
-    """Extend the CoW table of a classic snapshot that is filling up, if `config.auto_extend`; see `CapacityReporting`.
+    """Extend the CoW table of a classic snapshot that is filling up, if `config.auto_extend`; see `AutoExtending`.
 
     Raises NotFoundError if it is gone, StorageError if the room is missing or LVM refuses.
     """

@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from snapmgr.contract.abilities import CapacityReporting
+from snapmgr.contract.abilities import AutoExtending
 from snapmgr.contract.errors import SnapmgrError
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ def auto_extended(ctx: Context, manifest: Manifest) -> Iterator[None]:
 
     A failure is only reported: the command checks afterwards whether the snapshot was lost.
     """
-    watched: list[tuple[CapacityReporting, SnapshotRef]] = []
+    watched: list[tuple[AutoExtending, SnapshotRef]] = []
     for member in manifest.members:
         backend = ctx.backend(member.ref.backend)
-        if isinstance(backend, CapacityReporting):
+        if isinstance(backend, AutoExtending):
             watched.append((backend, member.ref))
     if not watched:
         yield
@@ -50,7 +50,7 @@ def auto_extended(ctx: Context, manifest: Manifest) -> Iterator[None]:
         thread.join()
 
 
-def _watch(ctx: Context, watched: list[tuple[CapacityReporting, SnapshotRef]], ended: threading.Event) -> None:
+def _watch(ctx: Context, watched: list[tuple[AutoExtending, SnapshotRef]], ended: threading.Event) -> None:
     reported: set[str] = set()
     while True:
         for backend, ref in watched:

@@ -44,6 +44,13 @@ def delete(ctx: Context, snapshot_id: str, *, pinned: bool = False) -> None:
         ctx.catalog.forget(manifest.id)
 
 
+def await_space(ctx: Context, manifest: Manifest) -> None:
+    """Wait until the space of a deleted snapshot is free. Raises the storage's errors, also at its time limit."""
+    for member in manifest.members:
+        # Deleting it again is not an error; this call only waits until its space is free.
+        ctx.backend(member.ref.backend).delete(member.ref, wait="space")
+
+
 def remove_traces(ctx: Context, manifest: Manifest) -> None:
     """Remove everything that the storage's own inventory lists for a snapshot without proof."""
     if not manifest.intents:

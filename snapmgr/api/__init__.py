@@ -5,6 +5,7 @@ Only plugins and the contract suite import this package; the rest of snapmgr imp
 
 from snapmgr.contract.abilities import (
     AlterationCheck,
+    AutoExtending,
     Benchmarked,
     CapacityReporting,
     ClientMount,
@@ -75,6 +76,7 @@ __all__ = [
     "Armed",
     "AttachRecord",
     "Attachment",
+    "AutoExtending",
     "Backend",
     "BenchStorage",
     "Benchmarked",

@@ -13,7 +13,7 @@ from snapmgr.backup.fire import fire
 from snapmgr.backup.publish import publish
 from snapmgr.backup.sweep import sweep
 from snapmgr.backup.trigger import Trigger
-from snapmgr.capacity.read import sample_capacity
+from snapmgr.capacity.read import examine_room, sample_capacity
 from snapmgr.catalog.manifest import Manifest, Member, new_id
 from snapmgr.contract.errors import LaterStepError, LostError, SnapmgrError
 from snapmgr.mysql.lock.lockless import StructureChangedError
@@ -63,6 +63,8 @@ def plan_backup(ctx: Context, job: Job) -> BackupPlan:
         level, why = "none", plan_tool_backup(ctx, job).words
     if source.choice is not None:
         level, why = source.choice.name, source.choice.why
+    room = examine_room(ctx, job, source.volumes)
+    refusal = () if room.refusal is None else (room.refusal.message,)
     return BackupPlan(
         job=job.name,
         path=source.path,
@@ -72,7 +74,7 @@ def plan_backup(ctx: Context, job: Job) -> BackupPlan:
         why=why,
         excluded=name_excluded(source.shares, source.absent),
         absent=source.absent,
-        warnings=source.warnings,
+        warnings=(*source.warnings, *room.warnings, *refusal),
     )
 
 
@@ -88,12 +90,17 @@ def backup(ctx: Context, job: Job) -> Manifest:
     ctx.catalog.make()
     with ctx.catalog.job_lock(job.name):
         failures = sweep(ctx, job.name)
+        if job.source == "physical":
+            # The tool writes a whole copy before there is anything to snapshot.
+            _require_room(ctx, job, locate_source(ctx, job))
         with _tool_backup(ctx, job) as tool_backup:
             source = locate_source(ctx, job, tool_backup)
             for warning in source.warnings:
                 ctx.tell(f"warning: {warning}")
             for volume in source.volumes:
                 require_answer(volume.path)
+            if job.source != "physical":
+                _require_room(ctx, job, source)
             manifest = _take_any_way(ctx, job, source)
         # The first sample of its space.
         sample_capacity(ctx, (manifest,))
@@ -104,6 +111,15 @@ def backup(ctx: Context, job: Job) -> Manifest:
             snapshot_id=manifest.id,
         )
     return manifest
+
+
+def _require_room(ctx: Context, job: Job, source: SnapshotSource) -> None:
+    """Warn about pools that run full. Raises ShortOfSpaceError if less than the job's `free_min` is free."""
+    room = examine_room(ctx, job, source.volumes)
+    if room.refusal is not None:
+        raise room.refusal
+    for warning in room.warnings:
+        ctx.tell(f"warning: {warning}")
 
 
 def _take_any_way(ctx: Context, job: Job, source: SnapshotSource) -> Manifest:

@@ -1,4 +1,4 @@
-"""Samples the capacity of pools, and keeps the samples for forecasts.
+"""Samples the capacity of pools, keeps the samples for forecasts, and refuses a backup that would fill a pool.
 
 The samples are in ``STATE/capacity``, one file a pool. They are not in the manifests, because they also describe
 capacity that all snapshots of a pool share, and because writing them must not need a lock. A lost file costs the
@@ -8,15 +8,27 @@ forecast until there are two samples again.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from snapmgr.capacity.series import PoolCapacity, add_samples
+from snapmgr.capacity.series import (
+    PoolCapacity,
+    Reading,
+    add_sample,
+    add_samples,
+    alarm,
+    capacity_limits,
+    forecast,
+    short_of,
+)
 from snapmgr.catalog.manifest import decode, encode
 from snapmgr.contract.abilities import CapacityReporting, ScratchAttaching
-from snapmgr.contract.errors import CatalogError, NotFoundError, SnapmgrError
+from snapmgr.contract.errors import CatalogError, NotFoundError, ShortOfSpaceError, SnapmgrError
 from snapmgr.system.files import read_file, write_file
+from snapmgr.system.probe import require_pools_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +36,9 @@ if TYPE_CHECKING:
 
     from snapmgr.catalog.manifest import Lease, Manifest
     from snapmgr.catalog.store import Catalog
+    from snapmgr.config.model import Job
     from snapmgr.context import Context
-    from snapmgr.contract.records import Pool, PoolKey, Reason
+    from snapmgr.contract.records import Pool, PoolKey, Reason, Reservoir, Volume
 
 Capacities = dict["PoolKey", PoolCapacity]
 
@@ -58,6 +71,7 @@ def sample_capacity(ctx: Context, manifests: Iterable[Manifest]) -> Capacities:
     capacities = {}
     for pool in _pools(manifests):
         try:
+            require_pools_answer((pool,), ctx.mounter.mounts())
             capacity = sample_pool(ctx, pool)
         except SnapmgrError as error:
             ctx.tell(f"warning: cannot read how full {pool.hint} is: {error.message}")
@@ -116,3 +130,65 @@ def attachment_problem(ctx: Context, lease: Lease) -> Reason | None:
             if problem is not None:
                 return problem
     return None
+
+
+# -------------------------------------------------------------------------------------------------- room for a backup
+
+
+def read_headroom(ctx: Context, job: Job, volumes: Iterable[Volume], now: datetime) -> tuple[Reading, ...]:
+    """Return a reading of each space that a backup of `volumes` can fill, judged by the job's limits.
+
+    Volumes in one pool share its spaces; what their snapshots will allocate is added up. Raises the storage's errors.
+    """
+    found: dict[tuple[PoolKey, str], Reservoir] = {}
+    for volume in volumes:
+        for one in ctx.backend(volume.backend).headroom(volume):
+            key = (volume.pool.key, one.name)
+            wanted_bytes = one.wanted_bytes + (found[key].wanted_bytes if key in found else 0)
+            found[key] = replace(one, wanted_bytes=wanted_bytes)
+    known = {volume.pool.key: read_capacity(ctx.catalog, volume.pool) for volume in volumes}
+    limits = capacity_limits(job, now)
+    readings = []
+    for (pool_key, name), one in found.items():
+        capacity = known[pool_key]
+        series = add_sample(capacity.of_name(name) if capacity is not None else None, one, now)
+        foreseen = forecast(series, now)
+        readings.append(Reading(series=series, forecast=foreseen, alarm=alarm(series, foreseen, limits, now)))
+    return tuple(readings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What the pools of a job have to say before its backup."""
+
+    warnings: tuple[str, ...]
+    refusal: ShortOfSpaceError | None
+    """Why there is too little space for a backup; None if there is enough, or if nothing is known."""
+
+
+def examine_room(ctx: Context, job: Job, volumes: tuple[Volume, ...]) -> Room:
+    """Return the warnings about the pools of `volumes`, and whether less than the job's `free_min` is free there.
+
+    A pool that cannot be read is a warning: it must not prevent every backup from then on.
+    """
+    try:
+        readings = read_headroom(ctx, job, volumes, datetime.now(UTC))
+    except SnapmgrError as error:
+        what = f"cannot read how much space is free, so free_min is not checked: {error.message}"
+        return Room(warnings=(what,), refusal=None)
+    alarms = tuple(one.alarm for one in readings if one.alarm is not None)
+    short = short_of(job.free_min, [one.series for one in readings])
+    if not short:
+        return Room(warnings=("; ".join(alarms),) if alarms else (), refusal=None)
+    pools = {volume.pool.key for volume in volumes}
+    held = Counter(
+        entry.manifest.job
+        for entry in ctx.catalog.entries()[0]
+        if entry.manifest.state == "ready" and any(one.ref.pool.key in pools for one in entry.manifest.members)
+    )
+    users = ", ".join(f"{count} of job {name}" for name, count in sorted(held.items())) or "none of snapmgr's"
+    refusal = ShortOfSpaceError(
+        f"too little space for a backup of {job.name}: {'; '.join(short)}; snapshots there: {users}",
+        hint=f"snapmgr prune {job.name}, delete snapshots or files, add space, or lower free_min of the job",
+    )
+    return Room(warnings=(), refusal=refusal)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from snapmgr.catalog.manifest import SCHEMA
-from snapmgr.contract.units import format_duration, format_size
+from snapmgr.contract.units import format_duration, format_size, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -70,6 +70,11 @@ class CapacitySeries:
     def last(self) -> CapacitySample | None:
         """The newest sample."""
         return self.samples[-1] if self.samples else None
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether snapshots take it in pieces when they are made, as in a volume group, and writes do not fill it."""
+        return self.when_full == "no_snapshots" and self.wanted_bytes > 0
 
     @property
     def share(self) -> float:
@@ -186,7 +191,7 @@ def forecast(series: CapacitySeries, now: datetime, since: datetime | None = Non
     An extended or reduced size changes the time that remains, but not the rate. A volume group gets no forecast:
     writes do not fill it, but whoever makes a volume takes a piece of it.
     """
-    if series.when_full == "no_snapshots":
+    if series.in_pieces:
         return Forecast(rate_bytes_s=None)
     samples = [one for one in series.samples if one.at <= now + _CLOCK_SLACK]
     if not samples:
@@ -280,7 +285,7 @@ def alarm(series: CapacitySeries, expected: Forecast, limits: CapacityLimits, no
         return f"{series.name} overflowed: {then}" if lost else f"{series.name} ran full or is damaged: {then}"
     if last is None:
         return None
-    if series.when_full == "no_snapshots":
+    if series.in_pieces:
         free_bytes = max(last.size_bytes - last.used_bytes, 0)
         if series.wanted_bytes <= free_bytes:
             return None
@@ -290,6 +295,29 @@ def alarm(series: CapacitySeries, expected: Forecast, limits: CapacityLimits, no
     if series.share < limits.share and not soon:
         return None
     return f"{describe(series, expected, now)}: then {then}"
+
+
+def short_of(free_min: str, spaces: Sequence[CapacitySeries]) -> tuple[str, ...]:
+    """Given a job's `free_min` and the spaces that its backup can fill, return in words where too little is free.
+
+    Only a space whose end stops the database must keep `free_min` free. A size is a share of the largest of them, so
+    that it asks no more of small metadata than of the data. From a volume group the next snapshot must only fit.
+    """
+    whole_bytes = max((one.size_bytes for one in spaces if one.when_full == "origin_errors"), default=0)
+    share = part_of(free_min, whole_bytes) / whole_bytes if whole_bytes else 0.0
+    short = []
+    for one in spaces:
+        if one.last is None:
+            continue
+        free_bytes = max(one.size_bytes - one.last.used_bytes, 0)
+        least_bytes = int(share * one.size_bytes) if one.when_full == "origin_errors" else 0
+        if free_bytes - one.wanted_bytes >= least_bytes:
+            continue
+        takes = f", of which the backup takes {format_size(one.wanted_bytes)}" if one.wanted_bytes else ""
+        least = f"; free_min = {free_min} keeps {format_size(least_bytes)} free" if least_bytes else ""
+        size = format_size(one.size_bytes)
+        short.append(f"{one.name} has {format_size(free_bytes)} of {size} free{takes}{least}")
+    return tuple(short)
 
 
 def describe(series: CapacitySeries, expected: Forecast, now: datetime) -> str:

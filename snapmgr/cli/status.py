@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -44,11 +45,11 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     """Report whether every job's snapshots are up to date.
 
     The first line is the verdict. A job is overdue if its schedule or max_age requires a snapshot that does not exist.
-    status reads only the state directory: it is quick, takes no lock, and queries neither storage nor server. The
-    capacity that it prints was sampled by the last backup, prune or verify. NEWEST VERIFIED TAKEN is when the newest
-    VERIFIED snapshot was taken: no later change is proved to be restorable.
+    status reads the state directory and how full the snapshots' storage is: it is quick, takes no lock, and queries no
+    server. Where the storage does not answer, and without root, it judges the last sample.
+    NEWEST VERIFIED TAKEN is when the newest VERIFIED snapshot was taken: no later change is proved to be restorable.
     """
-    from snapmgr.capacity.read import read_capacities
+    from snapmgr.capacity.read import read_capacities, sample_capacity
     from snapmgr.cli.documents import mount
     from snapmgr.doctor.rebuild import job_of
     from snapmgr.doctor.status import judge
@@ -57,7 +58,8 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     chosen = session.jobs(jobs or session.config().jobs)
     if not chosen:
         raise ConfigError(f"no job is configured in {session.config().files[0]}", hint="see: snapmgr config init")
-    catalog = session.catalog()
+    ctx = session.context()
+    catalog = ctx.catalog
     entries, damaged = catalog.entries()
     schedules, damaged_schedules = catalog.schedules()
     leases, damaged_leases = catalog.leases()
@@ -65,7 +67,12 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
     problems = session.damaged([*damaged, *damaged_schedules, *damaged_leases])
     by_job = {schedule.job: schedule for schedule in schedules}
     now, zone = datetime.now(UTC), local_zone()
-    capacities = read_capacities(catalog, (entry.manifest for entry in entries if entry.manifest.state == "ready"))
+    names = {job.name for job in chosen}
+    ready = [one.manifest for one in entries if one.manifest.state == "ready" and one.manifest.job in names]
+    capacities = read_capacities(catalog, ready)
+    # Without root most storage cannot be read, nor a sample kept.
+    if os.access(catalog.path, os.W_OK):
+        capacities |= sample_capacity(ctx, ready)
     found = []
     for job in chosen:
         of_job = [entry for entry in entries if entry.manifest.job == job.name]

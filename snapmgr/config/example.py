@@ -34,8 +34,9 @@ backend = "auto"                       # or the storage's name: "btrfs", "reflin
 after_backup = ["verify", "prune"]
 # max_age = "26h"                      # `snapmgr status` reports a job whose newest snapshot is older
 # grace = "1h"                         # … or still missing this long after its time in `snapmgr schedule`
-# capacity_warn = "80%"                # … and storage that is fuller than this (LVM only) …
+# capacity_warn = "80%"                # … and storage that is fuller than this …
 # capacity_warn_within = "24h"         # … or will be full within this time
+# free_min = "5%"                      # with less free, a backup prunes first, or refuses
 
 # Retention rules decide what is kept (UTC, ISO weeks). Without rules `prune` deletes nothing.
 [defaults.retention]

@@ -18,6 +18,8 @@ Duration = Annotated[float, "duration"]
 Size = Annotated[int, "size"]
 AbsolutePath = Annotated[str, "path"]
 Share = Annotated[float, "share"]
+Room = Annotated[str, "room"]
+"""A share or a size: "5%", "10G", "0"; see `snapmgr.contract.units.part_of`."""
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
@@ -135,6 +137,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """`status` and `doctor` report storage that is fuller than this share."""
     capacity_warn_within_s: Duration = msgspec.field(default=86400.0, name="capacity_warn_within")
     """They also report storage that will be full within this time, or before the next scheduled run."""
+    free_min: Room = "5%"
+    """A backup prunes first, or refuses, if less than this is free where a full storage stops the database."""
     verify: Verify = Verify()
     name: str = ""
     """NAME; not a key."""

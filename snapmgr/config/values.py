@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 
 import msgspec
 
-from snapmgr.contract.units import parse_duration, parse_size
+from snapmgr.contract.units import parse_duration, parse_size, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -105,7 +105,13 @@ def in_users_words(message: str) -> str:
 
 def _read_marked(value: object, marker: str) -> float | int | str:
     if not isinstance(value, str):
-        examples = {"duration": '"30s"', "size": '"256M"', "share": '"all" or "20%"', "path": '"/a/path"'}
+        examples = {
+            "duration": '"30s"',
+            "size": '"256M"',
+            "share": '"all" or "20%"',
+            "room": '"5%" or "10G"',
+            "path": '"/a/path"',
+        }
         raise ValueError(f"must be a text such as {examples[marker]}")  # noqa: TRY004 - callers collect ValueErrors
     if marker == "duration":
         return parse_duration(value)
@@ -113,6 +119,9 @@ def _read_marked(value: object, marker: str) -> float | int | str:
         return parse_size(value)
     if marker == "share":
         return _read_share(value)
+    if marker == "room":
+        part_of(value, 0)
+        return value
     if not is_absolute(value):
         raise ValueError("must be an absolute path without ..")
     return value

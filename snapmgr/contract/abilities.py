@@ -27,14 +27,20 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class CapacityReporting(Protocol):
-    """A storage that loses snapshots, or cannot write origins, when some space is full."""
+    """A storage that loses snapshots, or cannot write origins or snapshots, when some space is full."""
 
     def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
         """Return the usage of each space in `pools`: first the shared ones, then each snapshot's own.
 
-        Cheap: a few programs for each pool, whatever its size. A lost snapshot has ``valid=False``. A missing pool
-        raises StorageError.
+        A shared space has the name that `Backend.headroom` gives it. Cheap: a few programs for each pool, whatever its
+        size. A lost snapshot has ``valid=False``. A pool without any limit has no gauge. A missing pool raises
+        StorageError.
         """
+
+
+@runtime_checkable
+class AutoExtending(Protocol):
+    """A storage that can extend a snapshot's own space."""
 
     def auto_extend(self, ref: SnapshotRef) -> str | None:
         """Extend a snapshot's own space if it is filling up and the configuration allows it.

@@ -30,6 +30,10 @@ class StorageError(SnapmgrError):
     """The storage refused or failed a call."""
 
 
+class ShortOfSpaceError(StorageError):
+    """Less space is free than a backup must leave; nothing was changed."""
+
+
 class AlteredError(StorageError):
     """A snapshot was changed after it was taken."""
 

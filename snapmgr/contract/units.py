@@ -9,6 +9,7 @@ from itertools import pairwise
 
 # ASCII: "\d" would take Arabic digits, and IGNORECASE the Kelvin sign for a K.
 _SIZE = re.compile(r"(?P<number>\d{1,30}(?:\.\d{1,30})?)\s*(?:(?P<unit>[KMGTPE])i?)?B?", re.IGNORECASE | re.ASCII)
+_PERCENT = re.compile(r"\d{1,3}(?:\.\d{1,6})?", re.ASCII)
 _KIB = 1024
 _POWERS = {unit: power for power, unit in enumerate("KMGTPE", start=1)}
 # The limit of the kernel, of file sizes and of SQL's BIGINT UNSIGNED.
@@ -47,6 +48,19 @@ def parse_size(text: str) -> int:
     if size > _SIZE_LIMIT:
         raise ValueError(f"{text!r} is too large: the maximum is 16E")
     return int(size)
+
+
+def part_of(text: str, whole_bytes: int) -> int:
+    """Given "5%", "10G" or "0", return bytes; a share is one of `whole_bytes`. Raises ValueError for anything else."""
+    number = text.strip().removesuffix("%")
+    if number != text.strip():
+        if _PERCENT.fullmatch(number) and float(number) < 100:  # noqa: PLR2004 - all of it is never free
+            return int(Fraction(number) / 100 * whole_bytes)
+        raise ValueError(f'{text!r} is not a share: write "5%"; it must be below 100')
+    if number.isdecimal() and number.strip("0"):
+        # A few bytes instead of an intended share.
+        raise ValueError(f'{text!r} has no unit: write "{number}%" for a share, or "{number}G"')
+    return parse_size(text)
 
 
 def format_size(size_bytes: int) -> str:

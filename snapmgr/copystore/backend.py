@@ -17,6 +17,7 @@ from snapmgr.contract.records import (
     AttachRecord,
     Capabilities,
     Found,
+    Gauge,
     NotMine,
     Pool,
     Reason,
@@ -156,23 +157,34 @@ class CopyStoreBackend(ABC):
         return Capabilities(atomicity="file", clone="native", survives_origin=True)
 
     def headroom(self, volume: Volume) -> tuple[Reservoir, ...]:
-        """Return the file system that holds the copies."""
+        """Return the file system that holds the copies, also before the first one."""
         store = self.find_store(volume.pool)
-        path = store if os.path.isdir(store) else os.path.dirname(store)
+        return (self._gauge(volume.pool, store if os.path.isdir(store) else os.path.dirname(store)),)
+
+    def gauges(self, pools: tuple[Pool, ...]) -> tuple[Gauge, ...]:
+        """Return the file system of each store; see `snapmgr.contract.abilities.CapacityReporting`."""
+        found = []
+        for pool in pools:
+            with self._pool(pool) as store:
+                found.append(self._gauge(pool, store.path))
+        return tuple(found)
+
+    def _gauge(self, pool: Pool, path: str) -> Gauge:
         mounts = self.mounter.mounts()
         try:
             room = os.statvfs(path)
-            same = os.stat(path).st_dev == os.stat(volume.path).st_dev
         except OSError as error:
             raise StorageError(f"cannot look at {shown(path)}: {error.strerror}") from error
-        same = same or holder(path, mounts).device == holder(volume.path, mounts).device
-        return (
-            Reservoir(
-                name=f"file system of {shown(path)}",
-                size_bytes=room.f_blocks * room.f_frsize,
-                used_bytes=(room.f_blocks - room.f_bfree) * room.f_frsize,
-                when_full="origin_errors" if same else "snapshot_lost",
-            ),
+        # By the mount table: each btrfs subvolume has a device number of its own.
+        held, origin = holder(os.path.realpath(path), mounts), holder(pool.hint, mounts)
+        size_bytes = room.f_blocks * room.f_frsize
+        return Gauge(
+            name=f"the file system at {shown(held.point)}",
+            size_bytes=size_bytes,
+            # Only root may use the last blocks, which servers do not run as.
+            used_bytes=size_bytes - room.f_bavail * room.f_frsize,
+            when_full="origin_errors" if held.device == origin.device else "no_snapshots",
+            pool=pool,
         )
 
     def arm(self, volumes: tuple[Volume, ...], snapshot_id: str) -> ArmedCopies:

@@ -8,8 +8,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from snapmgr.capacity.read import read_capacity
-from snapmgr.capacity.series import WHEN_FULL, add_sample, alarm, capacity_limits, forecast
+from snapmgr.capacity.read import read_headroom
+from snapmgr.capacity.series import WHEN_FULL, short_of
 from snapmgr.config.plugins import list_plugins, make_backend
 from snapmgr.contract.errors import SnapmgrError
 from snapmgr.contract.units import format_size
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from snapmgr.config.model import Config, Job
     from snapmgr.context import Context
-    from snapmgr.contract.records import Pool, Volume
+    from snapmgr.contract.records import Pool
     from snapmgr.doctor.finding import Level
     from snapmgr.mysql.server.program import ServerBinary
     from snapmgr.source.locate import SnapshotSource
@@ -239,8 +239,7 @@ def _examine_storage_of(ctx: Context, job: Job, pools: list[Pool]) -> Iterator[F
         yield _finding(job, "ok", f"{volume.path}: {source.backend.name} ({chosen}) takes volume {volume.shown} {why}")
     yield from (_finding(job, "note", what) for what in _caveats(source))
     try:
-        for volume in source.volumes:
-            yield from _examine_headroom(ctx, job, volume)
+        yield from _examine_headroom(ctx, job, source)
     except SnapmgrError as error:
         yield of_error("job", job.name, error)
 
@@ -253,22 +252,25 @@ def _caveats(source: SnapshotSource) -> Iterator[str]:
     yield from source.warnings
 
 
-def _examine_headroom(ctx: Context, job: Job, volume: Volume) -> Iterator[Finding]:
+def _examine_headroom(ctx: Context, job: Job, source: SnapshotSource) -> Iterator[Finding]:
     now = datetime.now(UTC)
-    known = read_capacity(ctx.catalog, volume.pool)
-    for reservoir in ctx.backend(volume.backend).headroom(volume):
-        series = add_sample(known.of_name(reservoir.name) if known is not None else None, reservoir, now)
-        foreseen = forecast(series, now)
-        what = f"{reservoir.name}: {format_size(reservoir.used_bytes)} of {format_size(reservoir.size_bytes)} used"
-        if foreseen.full_at is not None:
-            what += f", {foreseen.words(now)}"
-        if alarm(series, foreseen, capacity_limits(job, now), now) is None:
+    readings = read_headroom(ctx, job, source.volumes, now)
+    for one in readings:
+        series = one.series
+        used_bytes = series.last.used_bytes if series.last is not None else 0
+        what = f"{series.name}: {format_size(used_bytes)} of {format_size(series.size_bytes)} used"
+        if one.forecast.full_at is not None:
+            what += f", {one.forecast.words(now)}"
+        if one.alarm is None:
             yield _finding(job, "ok", what)
             continue
-        if reservoir.wanted_bytes:
-            what += f"; the next snapshot takes {format_size(reservoir.wanted_bytes)}"
-        what += f"; once it is full, {WHEN_FULL[reservoir.when_full]}"
+        if series.wanted_bytes:
+            what += f"; the next snapshot takes {format_size(series.wanted_bytes)}"
+        what += f"; once it is full, {WHEN_FULL[series.when_full]}"
         yield _finding(job, "problem", what, "enlarge it, or prune; see docs/how-to/watch-capacity.md")
+    for what in short_of(job.free_min, [one.series for one in readings]):
+        hint = f"snapmgr prune {job.name}, delete snapshots or files, add space, or lower free_min of the job"
+        yield _finding(job, "problem", f"the next backup refuses, unless a prune is enough: {what}", hint)
 
 
 def _examine_plans(job: Job) -> Iterator[Finding]:

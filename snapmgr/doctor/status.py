@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from snapmgr.capacity.series import capacity_limits, readings_of, was_overflowed
 from snapmgr.catalog.inplace import MERGED
+from snapmgr.catalog.manifest import GONE
 from snapmgr.contract.errors import ConfigError
 from snapmgr.contract.units import format_duration
 from snapmgr.doctor.overflow import ENLARGE
@@ -92,7 +93,8 @@ def judge(
     newest = past[-1] if past else None
     problems: list[Problem] = []
     if len(past) < len(ready):
-        problems.append(_future(f"snapshot {ready[-1].manifest.id} was taken", _taken(ready[-1])))
+        ahead = max(ready, key=_taken)
+        problems.append(_future(f"snapshot {ahead.manifest.id} was taken", _taken(ahead)))
     next_due, missed = None, None
     if schedule is not None:
         if schedule.installed_at > horizon:
@@ -181,8 +183,9 @@ def _failed(entries: list[Entry], newest: Entry | None) -> Entry | None:
         for entry in entries
         if entry.manifest.state == "broken" and not (entry.manifest.reason or "").startswith(MERGED)
     ]
-    last = max(broken, key=lambda entry: entry.manifest.created_at, default=None)
-    if last is None or (newest is not None and newest.manifest.created_at > last.manifest.created_at):
+    # In the order of the runs, which no clock changes.
+    last = broken[-1] if broken else None
+    if last is None or (newest is not None and entries.index(newest) > entries.index(last)):
         return None
     return last
 
@@ -196,6 +199,9 @@ def _failure(job: Job, failed: Entry) -> Problem:
             hint=_backup_command(job),
         )
     reason = manifest.reason or "the reason is unknown"
+    if reason == GONE:
+        what = f"the newest snapshot ({manifest.id}) was READY, and its storage was removed later"
+        return Problem(kind="lost", what=what, hint=_backup_command(job))
     return Problem(kind="failed", what=f"the newest run ({manifest.id}) failed: {reason}", hint=_backup_command(job))
 
 
@@ -223,7 +229,7 @@ def _unfinished(job: Job, entries: list[Entry], newest: Entry | None, now: datet
         for entry in entries
         if entry.manifest.state == "pending"
         and entry.manifest.created_at + patience < now
-        and (newest is None or newest.manifest.created_at < entry.manifest.created_at)
+        and (newest is None or entries.index(newest) < entries.index(entry))
     ]
 
 

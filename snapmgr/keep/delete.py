@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from snapmgr.access.deletion import delete, remove_traces
+from snapmgr.access.deletion import await_space, delete, remove_traces
 from snapmgr.access.storage_check import check_storage
 from snapmgr.capacity.series import was_overflowed
 from snapmgr.catalog.inplace import refuse_unfinished_inplace
@@ -198,9 +198,7 @@ def _await_space(ctx: Context, deletion: Deletion) -> Deletion:
     if not deletion.deleted:
         return deletion
     try:
-        for member in deletion.verdict.entry.manifest.members:
-            # Deleting it again is not an error; this call only waits until its space is free.
-            ctx.backend(member.ref.backend).delete(member.ref, wait="space")
+        await_space(ctx, deletion.verdict.entry.manifest)
     except SnapmgrError as error:
         return replace(deletion, error=error)
     return deletion

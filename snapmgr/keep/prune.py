@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from snapmgr.access.deletion import delete
+from snapmgr.access.deletion import await_space, delete
 from snapmgr.access.storage_check import check_storage, remaining_ids
 from snapmgr.backup.sweep import sweep
 from snapmgr.contract.abilities import AlterationCheck
@@ -84,14 +84,16 @@ def plan_prune(ctx: Context, job: Job, now: datetime) -> PrunePlan:
     return PrunePlan(keep=keep, delete=merge(of_existing.delete, of_all.delete))
 
 
-def prune(ctx: Context, job: Job) -> Pruned:
+def prune(ctx: Context, job: Job, *, wait: bool = False) -> Pruned:
     """Delete the snapshots that the job's policy does not keep; keep and name those that are in use by then.
 
-    Raises BusyError if a run of the job is active. A failed deletion does not stop the others.
+    With `wait` the space is free at the end. Raises BusyError if a run of the job is active. A failed deletion does not
+    stop the others.
     """
     ctx.catalog.make()
     now = datetime.now(UTC)
     deleted: list[str] = []
+    waiting: list[Manifest] = []
     in_use: list[str] = []
     altered: list[str] = []
     with ctx.catalog.job_lock(job.name):
@@ -100,9 +102,11 @@ def prune(ctx: Context, job: Job) -> Pruned:
         for number, decision in enumerate(planned.delete):
             ctx.progress("pruning", number, len(planned.delete))
             try:
-                _refuse_altered(ctx, ctx.catalog.load(decision.id).manifest)
+                manifest = ctx.catalog.load(decision.id).manifest
+                _refuse_altered(ctx, manifest)
                 delete(ctx, decision.id)
                 deleted.append(decision.id)
+                waiting.append(manifest)
             except AlteredError as error:
                 ctx.tell(f"warning: keeping {decision.id}: {error.message}")
                 altered.append(decision.id)
@@ -112,6 +116,12 @@ def prune(ctx: Context, job: Job) -> Pruned:
             except SnapmgrError as error:
                 failures.append(error)
         _forget_broken(ctx, job, now)
+    # Without the lock: it may take minutes, and others can work meanwhile.
+    for manifest in waiting if wait else ():
+        try:
+            await_space(ctx, manifest)
+        except SnapmgrError as error:
+            failures.append(error)
     return Pruned(
         plan=planned,
         deleted=tuple(deleted),

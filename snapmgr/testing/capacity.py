@@ -1,4 +1,4 @@
-"""Tests the contract of the optional abilities `CapacityReporting` and `ScratchAttaching`."""
+"""Tests the contract of the optional abilities `CapacityReporting`, `AutoExtending` and `ScratchAttaching`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from snapmgr.api import CapacityReporting, Gauge, NotFoundError, ScratchAttaching, StorageError
+from snapmgr.api import AutoExtending, CapacityReporting, Gauge, NotFoundError, ScratchAttaching, StorageError
 from snapmgr.testing.lab import Contract, Lab, new_record
 from snapmgr.testing.trees import plant
 
@@ -40,11 +40,22 @@ class CapacityContract(Contract):
         backend.delete(first)
         left = {gauge.ref.identity for gauge in backend.gauges((second.pool,)) if gauge.ref is not None}
         assert first.identity not in left
-        assert backend.auto_extend(second) is None, "a fresh snapshot needs no more room"
-        with suppress(NotFoundError):
-            assert backend.auto_extend(first) is None
+        headroom = {reservoir.name for reservoir in backend.headroom(lab.volume(origin))}
+        assert set(shared) <= headroom, "the same spaces have the same names"
         with lab.unreachable(second.pool), pytest.raises(StorageError):
             backend.gauges((second.pool,))
+
+    def test_auto_extend(self, lab: Lab) -> None:
+        """A fresh snapshot needs no more room, and a deleted one none."""
+        backend = lab.backend()
+        if not isinstance(backend, AutoExtending):
+            return
+        origin = lab.make_origin()
+        first, second = lab.take_one(origin), lab.take_one(origin)
+        backend.delete(first)
+        assert backend.auto_extend(second) is None
+        with suppress(NotFoundError):
+            assert backend.auto_extend(first) is None
 
     def test_sound_attachment(self, lab: Lab) -> None:
         """An attachment can be trusted, before and after it is written to."""

@@ -313,7 +313,7 @@ def test_a_full_file_system_refuses_to_arm_but_lets_snapshots_go():
             _fill(origin / "fill")
         run("sync")
         volume = locate(BACKEND, origin)
-        data = next(one for one in BACKEND.headroom(volume) if one.name in {"data", "mixed"})
+        data = next(one for one in BACKEND.headroom(volume) if one.name.startswith(("data", "mixed")))
         assert data.when_full == "origin_errors"
         assert data.size_bytes - data.used_bytes < 16 << 20
         with pytest.raises(StorageError, match="free") as caught:
@@ -327,11 +327,11 @@ def test_headroom_shrinks_by_what_is_written():
     with btrfs_disk() as disk:
         origin = make_subvolume(disk.point / "db")
         volume = locate(BACKEND, origin)
-        before = {one.name: one for one in BACKEND.headroom(volume)}
+        before = {one.name.split()[0]: one for one in BACKEND.headroom(volume)}
         (origin / "file").write_bytes(os.urandom(40 << 20))
-        after = {one.name: one for one in BACKEND.headroom(volume)}
+        after = {one.name.split()[0]: one for one in BACKEND.headroom(volume)}
         run("sync")
-        synced = {one.name: one for one in BACKEND.headroom(volume)}
+        synced = {one.name.split()[0]: one for one in BACKEND.headroom(volume)}
     assert set(before) == {"data", "metadata"}
     for later in (after, synced):
         assert 38 << 20 < later["data"].used_bytes - before["data"].used_bytes < 48 << 20
@@ -345,7 +345,7 @@ def test_a_device_set_of_two_is_one_pool():
         run("btrfs", "device", "add", "-f", spare.device, disk.point)
         origin = make_subvolume(disk.point / "db", file="data")
         before = BACKEND.headroom(locate(BACKEND, origin))
-        assert sum(one.size_bytes for one in before if one.name == "data") > 250 << 20
+        assert sum(one.size_bytes for one in before if one.name.startswith("data")) > 250 << 20
         ref = take(BACKEND, origin, "on-two")
         assert [found.ref for found in BACKEND.inventory((ref.pool,))] == [ref]
         BACKEND.delete(ref)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import snapmgr_btrfs
 from snapmgr.api import MissingRequirementError, Mount, NotMine, Pool, StorageError, Target, Volume
-from snapmgr_btrfs import backend, filesystem, folder, inventory, library, locating, space
+from snapmgr_btrfs import backend, filesystem, folder, inventory, kernel, library, locating, space
 
 POOL = Pool(backend="btrfs", id=str(uuid.UUID(int=99)), hint="/dev/x")
 ORIGIN = uuid.UUID(int=1).bytes
@@ -138,6 +138,25 @@ def _allocation(tmp_path, **spaces):
     return tmp_path
 
 
+def _devices(*unallocated):
+    """Devices with so many bytes left to allocate, beside the reserved beginning."""
+    return [kernel.Device("/dev/x", 1 << 30, (1 << 30) - (1 << 20) - left) for left in unallocated]
+
+
+def test_mirrored_space_can_only_grow_where_enough_devices_have_room(tmp_path):
+    pair = {"total_bytes": 1000, "disk_total": 2000, "bytes_used": 900}
+    sysfs = _allocation(tmp_path, data={"total_bytes": 1000, "disk_total": 1000, "bytes_used": 500}, metadata=pair)
+    (sysfs / "allocation/metadata/raid1").mkdir()
+    data, metadata = space.read_spaces(sysfs, _devices(10_000, 0))
+    assert (data.free_bytes, metadata.size_bytes) == (10_500, 1000)
+    data, metadata = space.read_spaces(sysfs, _devices(10_000, 300))
+    assert (data.size_bytes, metadata.size_bytes) == (11_300, 1300)
+    assert space.mirrored_bytes([4, 4, 4], 2) == 6
+    assert space.mirrored_bytes([10, 2, 1], 3) == 1
+    assert space.mirrored_bytes([10, 5], 3) == 0
+    assert space.mirrored_bytes([9, 8, 7, 1], 3) == 8
+
+
 def test_unallocated_space_counts_for_each_kind_by_its_copies(tmp_path):
     sysfs = _allocation(
         tmp_path,
@@ -145,14 +164,14 @@ def test_unallocated_space_counts_for_each_kind_by_its_copies(tmp_path):
         metadata={"total_bytes": 2000, "disk_total": 4000, "bytes_used": 300, "bytes_may_use": 9999},
         system={"total_bytes": 100, "disk_total": 200},
     )
-    data, metadata = space.read_spaces(sysfs, 20_200)
+    data, metadata = space.read_spaces(sysfs, _devices(6000))
     assert (data.size_bytes, data.used_bytes, data.free_bytes) == (16_000, 4500, 11_500)
     assert (metadata.size_bytes, metadata.used_bytes) == (5000, 1300)
 
 
 def test_mixed_block_groups_and_more_allocated_than_there_is(tmp_path):
     sysfs = _allocation(tmp_path, mixed={"total_bytes": 1000, "disk_total": 1000, "bytes_used": 5000})
-    (mixed,) = space.read_spaces(sysfs, 0)
+    (mixed,) = space.read_spaces(sysfs, _devices(-9000))
     assert (mixed.name, mixed.size_bytes, mixed.free_bytes) == ("mixed", 1000, 0)
     with pytest.raises(StorageError, match="mixed space"):
         space.check_room((mixed,), "/dev/x")
@@ -160,7 +179,7 @@ def test_mixed_block_groups_and_more_allocated_than_there_is(tmp_path):
 
 def test_an_unmounted_file_system_has_no_space_to_read(tmp_path):
     with pytest.raises(StorageError, match="how full"):
-        space.read_spaces(tmp_path / "absent", 0)
+        space.read_spaces(tmp_path / "absent", ())
 
 
 def test_room_is_checked_for_data_and_metadata_apart():

@@ -37,6 +37,7 @@ def _client(**changes) -> Client:
         "read_only": False,
         "writeback": False,
         "cache_dirs": (),
+        "capacity_bytes": 0,
         "trash_days": 0,
         "dumps_every_s": 0.0,
         "storage": "file",

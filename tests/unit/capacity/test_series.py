@@ -21,6 +21,7 @@ from snapmgr.capacity.series import (
     forecast,
     overflow_reason,
     readings_of,
+    short_of,
     thin,
 )
 from snapmgr.catalog.manifest import decode, encode
@@ -212,7 +213,7 @@ def test_a_volume_group_may_be_full_as_long_as_the_next_snapshot_has_room():
 def test_a_volume_group_that_was_given_away_in_pieces_has_no_forecast():
     pieces = ((-2, 0), (-1, 100 * MIB), (0, 200 * MIB))
     assert forecast(series(*pieces, own=False), NOW).full_at is not None
-    group = forecast(series(*pieces, own=False, when_full="no_snapshots"), NOW)
+    group = forecast(series(*pieces, own=False, when_full="no_snapshots", wanted_bytes=MIB), NOW)
     assert (group.rate_bytes_s, group.words(NOW)) == (None, "")
 
 
@@ -238,3 +239,23 @@ def test_samples_are_read_back_as_they_were_written_and_a_time_without_zone_is_r
     assert decode(encode(fill), PoolCapacity, "x") == fill
     with pytest.raises(CatalogError, match="damaged"):
         decode(encode(fill).replace(b"02:30:00Z", b"02:30:00"), PoolCapacity, "x")
+
+
+def test_free_min_is_kept_where_a_full_storage_stops_the_database():
+    data = series((0, 9 * GIB), own=False, name="data", size=10 * GIB)
+    metadata = series((0, 90 * MIB), own=False, name="metadata", size=100 * MIB)
+    assert short_of("10%", (data, metadata)) == ()
+    assert short_of("0", (data, metadata)) == ()
+    assert short_of("11%", (data,)) == ("data has 1.0 GiB of 10.0 GiB free; free_min = 11% keeps 1.1 GiB free",)
+    # A size is a share of the largest: 1 GiB of 10 GiB asks 10 MiB of 100 MiB.
+    assert short_of("1G", (data, metadata)) == ()
+    assert [text.split()[0] for text in short_of("1.1G", (data, metadata))] == ["data", "metadata"]
+    # What a copy takes counts; what it stores somewhere else must only fit.
+    assert short_of("5%", (replace(data, wanted_bytes=600 * MIB),)) == (
+        "data has 1.0 GiB of 10.0 GiB free, of which the backup takes 600.0 MiB; free_min = 5% keeps 512.0 MiB free",
+    )
+    group = series((0, GIB - 2 * MIB), own=False, name="vg", when_full="no_snapshots", wanted_bytes=2 * MIB)
+    assert short_of("50%", (group,)) == ()
+    assert short_of("50%", (replace(group, wanted_bytes=3 * MIB),)) == (
+        "vg has 2.0 MiB of 1.0 GiB free, of which the backup takes 3.0 MiB",
+    )

@@ -13,6 +13,7 @@ from snapmgr.contract.errors import SnapmgrError, gravest
 CODES = {
     "SnapmgrError": 1,
     "StorageError": 1,
+    "ShortOfSpaceError": 1,
     "AlteredError": 1,
     "LostError": 1,
     "CommandError": 1,

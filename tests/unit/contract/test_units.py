@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.contract.units import format_duration, format_quantity, format_size, parse_duration, parse_size
+from snapmgr.contract.units import (
+    format_duration,
+    format_quantity,
+    format_size,
+    parse_duration,
+    parse_size,
+    part_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -223,3 +230,14 @@ def test_a_written_figure_is_near_the_measured_one(value, unit):
     number, _, prefix = text.partition(" ")
     written = float(number) * {"µs": 1e-6, "ms": 1e-3}.get(prefix, 1.0)
     assert written == pytest.approx(value, rel=0.0051)
+
+
+@pytest.mark.parametrize(("text", "part"), [("5%", 50), ("0%", 0), ("0", 0), ("2.5%", 25), ("10K", 10240), ("0.1%", 1)])
+def test_a_share_or_a_size(text, part):
+    assert part_of(text, 1000) == part
+
+
+@pytest.mark.parametrize("text", ["5", "100%", "-1%", "%", "all", "5 %", "5 %%", "1e3%"])
+def test_what_is_neither_is_refused(text):
+    with pytest.raises(ValueError, match="share|size|unit"):
+        part_of(text, 1000)

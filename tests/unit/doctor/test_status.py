@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.catalog.inplace import MERGED
-from snapmgr.catalog.manifest import Schedule, Verification
+from snapmgr.catalog.manifest import GONE, Schedule, Verification
 from snapmgr.catalog.store import Entry
 from snapmgr.config.model import Job, Verify
 from snapmgr.doctor.status import judge
@@ -151,6 +151,29 @@ def test_verifications_that_never_come_are_found_where_the_newest_snapshot_is_al
     # A later one is proof enough.
     assert _kinds(judge(job, [*hourly[:3], _entry(NOW + 3 * HOUR, 3, result="passed")], None, now, UTC)) == []
     assert _kinds(judge(job, [_entry(NOW, result="passed"), *hourly[2:]], None, now, UTC)) == []
+
+
+def test_after_a_jump_of_the_clock_the_right_snapshot_is_named():
+    # The clock was a year ahead for one run; the list is in the order of the runs.
+    ahead, later = _entry(NOW + 365 * 24 * HOUR, 1), _entry(NOW + HOUR, 2)
+    status = judge(_job(), [_entry(NOW), ahead, later], None, NOW + 2 * HOUR, UTC)
+    assert _kinds(status) == ["clock"]
+    assert ahead.manifest.id in status.problems[0].what
+    assert status.newest is later
+    # A failed or killed run of that time is older than the snapshot after it, whatever its time says.
+    broken = _entry(NOW + 365 * 24 * HOUR, 1, state="broken", reason="the disk was full")
+    assert _kinds(judge(_job(), [_entry(NOW), broken, later], None, NOW + 2 * HOUR, UTC)) == []
+    early = _entry(NOW - 365 * 24 * HOUR, 3, state="broken", reason="the disk was full")
+    assert _kinds(judge(_job(), [_entry(NOW), early], None, NOW + 2 * HOUR, UTC)) == ["failed"]
+    pending = _entry(NOW - 365 * 24 * HOUR, 3, state="pending")
+    assert _kinds(judge(_job(), [_entry(NOW), pending], None, NOW + 2 * HOUR, UTC)) == ["unfinished"]
+
+
+def test_a_snapshot_whose_storage_was_removed_is_no_failed_run():
+    gone = _entry(NOW + HOUR, 1, state="broken", reason=GONE)
+    status = judge(_job(), [_entry(NOW), gone], None, NOW + 2 * HOUR, UTC)
+    assert _kinds(status) == ["lost"]
+    assert "was READY, and its storage was removed later" in status.problems[0].what
 
 
 def test_what_is_from_the_future_is_no_evidence():
