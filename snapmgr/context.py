@@ -14,6 +14,7 @@ from snapmgr.system.mount import KernelMounter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from snapmgr.catalog.store import Entry
     from snapmgr.config.model import Config
     from snapmgr.contract.backend import Backend
 
@@ -37,6 +38,10 @@ class Context:
     tell: Callable[[str], None] = _ignore_line
     progress: Callable[[str, int, int], None] = _ignore_progress
     _backends: dict[str, Backend] = field(default_factory=dict)
+
+    def resolve(self, name: str) -> Entry:
+        """Return the snapshot that `name` means, as `Catalog.resolve` does; tell what "latest" passes over."""
+        return self.catalog.resolve(name, self.tell)
 
     def backend(self, name: str) -> Backend:
         """Return the backend `name`, configured.

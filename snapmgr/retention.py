@@ -10,8 +10,11 @@ The rules, in full (``docs/reference/retention.md`` explains them to users):
   a clock that jumps ahead deletes nothing.
 - A snapshot from the future shows that a clock was or is wrong. It is kept, but counts for no period and not for the
   last N; otherwise a few of them would displace all real ones.
-- The newest READY snapshot, the newest one whose verification did not fail, the newest VERIFIED one (each by time and
-  by the order of taking, which does not depend on clocks), pinned ones and those in use are kept.
+- A snapshot whose verification FAILED counts for no rule. It is kept only as long as it is the newest READY one: as
+  evidence, and because the verification may be what was wrong.
+- The newest READY snapshot, the newest one whose verification did not fail, the newest VERIFIED one, and the newest
+  partly verified one if it is newer than that (each by time and by the order of taking, which does not depend on
+  clocks), pinned ones and those in use are kept.
 - An empty policy keeps everything.
 """
 
@@ -26,6 +29,8 @@ from snapmgr.contract.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+_FAILED = "failed its verification, and is not the newest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +78,9 @@ class Candidate:
     verified: bool
     pinned: bool
     failed: bool = False
-    """Its newest verification failed."""
+    """Its last verification failed."""
+    partly: bool = False
+    """Its last verification could not look at all of it, and found no fault in the rest."""
     pin_reason: str | None = None
     in_use: bool = False
     """It is mounted, being read or being verified."""
@@ -106,9 +113,10 @@ def plan(snapshots: Iterable[Candidate], policy: Policy, now: datetime) -> Prune
     newest_first = _sorted(snapshots, now)
     reasons = _reasons(newest_first, policy, now)
     decisions = [Decision(id=one.id, reasons=tuple(reasons[one.id])) for one in newest_first]
+    gone = [one for one in newest_first if not reasons[one.id]]
     return PrunePlan(
         keep=tuple(one for one in decisions if one.reasons),
-        delete=tuple(Decision(id=one.id, reasons=("no rule keeps it",)) for one in decisions if not one.reasons),
+        delete=tuple(Decision(id=one.id, reasons=(_FAILED if one.failed else "no rule keeps it",)) for one in gone),
     )
 
 
@@ -149,7 +157,7 @@ def _reasons(newest_first: list[Candidate], policy: Policy, now: datetime) -> di
         for one in newest_first:
             reasons[one.id].append("empty policy")
     else:
-        _keep_by_rule(past, policy, reasons)
+        _keep_by_rule([one for one in past if not one.failed], policy, reasons)
     return reasons
 
 
@@ -160,10 +168,15 @@ def _keep_guarded(ready: list[Candidate], past: list[Candidate], reasons: dict[s
         for one in listed[:1]:
             _add(reasons[one.id], "newest READY")
         # A snapshot that failed to restore does not replace one that may restore.
-        for one in [one for one in listed if not one.failed][:1]:
-            _add(reasons[one.id], "newest READY")
+        sound = [one for one in listed if not one.failed]
+        if sound and sound[0] is not listed[0]:
+            _add(reasons[sound[0].id], "newest that did not fail")
         for one in [one for one in listed if one.verified][:1]:
             _add(reasons[one.id], "newest VERIFIED")
+        # One that is older than a VERIFIED one proves nothing more.
+        tried = next((one for one in listed if one.verified or one.partly), None)
+        if tried is not None and tried.partly:
+            _add(reasons[tried.id], "newest partly verified")
     for one in ready:
         if one.pinned:
             reasons[one.id].append(f"pinned ({one.pin_reason})" if one.pin_reason else "pinned")
@@ -172,7 +185,7 @@ def _keep_guarded(ready: list[Candidate], past: list[Candidate], reasons: dict[s
 
 
 def _keep_by_rule(past: list[Candidate], policy: Policy, reasons: dict[str, list[str]]) -> None:
-    """Apply the policy's rules to the READY snapshots that are not from the future."""
+    """Apply the policy's rules to the READY snapshots that are not from the future and did not fail."""
     for number, one in enumerate(_last_taken_first(past)[: policy.keep_last], start=1):
         reasons[one.id].append(f"last {number} of {policy.keep_last}")
     if policy.keep_within_s:

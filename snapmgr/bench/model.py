@@ -31,7 +31,9 @@ class Stack:
     name: str
     """As ``--stacks`` takes it: "btrfs", "lvm-thin+xfs"."""
     title: str
-    """In words, for the report: "btrfs without copy-on-write for data (nodatacow)"."""
+    """In words: "btrfs without copy-on-write for data (nodatacow)"."""
+    label: str = ""
+    """In few words, at most 24 characters, for the page's charts and tables: "btrfs, nodatacow"; "": the name."""
     backend: str | None
     """Entry point of the backend that provisions and takes snapshots; None: a control, which has no snapshots."""
     options: Mapping[str, str] = field(default_factory=dict)
@@ -250,11 +252,15 @@ class Scenario(Protocol):
     """As on the command line: "random-update"."""
     title: str
     """One sentence: what question it answers."""
+    label: str = ""
+    """In few words, for the page's headings: "Random updates after a snapshot"; "": the name."""
     variants: tuple[str, ...] = ()
     """Variants for ``--variant``, the default first; empty if there is one only."""
     metrics: tuple[MetricInfo, ...]
     programs: tuple[str, ...] = ()
     """The programs that it runs: fio, sysbench."""
+    sweeps_threads: bool = False
+    """Whether `Parameters.extra["threads"]` are numbers of threads that it runs with, one after another."""
 
     def missing(self) -> tuple[Reason, ...]:
         """Return its missing requirements on this machine; empty if it can run."""

@@ -27,7 +27,6 @@ State = Literal["pending", "ready", "deleting", "broken"]
 Purpose = Literal["mount", "verify", "prepare", "restore", "position", "clone"]
 Level = Literal["none", "backup-lock", "global-read-lock", "freeze-process", "stopped", "crash-consistent"]
 
-
 GONE = "its storage is gone"
 """Beginning of the reason of a BROKEN snapshot that was READY until its storage was removed."""
 
@@ -186,11 +185,15 @@ class Verification:
     """The result of the last verification of a snapshot."""
 
     at: datetime
-    result: Literal["passed", "failed"]
+    result: Literal["passed", "partly", "failed"]
+    """"partly": what could be checked is as it should be, but not all could be."""
     duration_s: float
     checks: tuple[str, ...] = ()
     """The checks that passed, in words."""
+    unchecked: tuple[str, ...] = ()
+    """What could not be looked at on this machine, and why."""
     failures: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     schema: int = SCHEMA
 
 
@@ -381,8 +384,7 @@ def read_number(data: bytes) -> int:
 
 def _require_usable(record: object, data: bytes) -> None:
     """Raise ValueError for a text or time that the type allows but system calls do not."""
-    # JSON can write NUL only in this way; checking each text of a thousand manifests would take longer than reading
-    # them.
+    # JSON can write NUL only in this way; checking each text would take longer than reading a thousand manifests.
     if b"\\u0000" in data and _holds_nul(record):
         raise ValueError("a text in it contains a NUL character")
     for value in vars(record).values():

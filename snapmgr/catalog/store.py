@@ -25,10 +25,10 @@ import fcntl
 import os
 import re
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapmgr.catalog.entry import LATEST, LATEST_VERIFIED, Entry, newest
 from snapmgr.catalog.manifest import Lease, Manifest, RestoreRecord, Schedule, Verification, decode, encode, read_number
 from snapmgr.catalog.recordfolder import Damaged, names_in, read_records
 from snapmgr.catalog.statedir import claim, require_sound
@@ -45,25 +45,14 @@ from snapmgr.system.files import drop_file, is_abandoned, read_file, space_hint,
 from snapmgr.system.probe import require_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from datetime import datetime
+
+__all__ = ["Catalog", "Entry", "attached_error"]
 
 _SHOWN = 4
 # Files whose writer was killed before the rename.
 _BEGUN = re.compile(r"\.(manifest|verified)\.json\.\d+")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A manifest and its last verification."""
-
-    manifest: Manifest
-    verification: Verification | None
-
-    @property
-    def verified(self) -> bool:
-        """Whether the last verification proved that it restores."""
-        return self.verification is not None and self.verification.result == "passed"
 
 
 class Catalog:
@@ -169,20 +158,16 @@ class Catalog:
         except CatalogError as error:
             return Entry(manifest=manifest, verification=None), error.message
 
-    def resolve(self, text: str) -> Entry:
-        """Given an id, a unique start of one or of its random part, "latest" or "JOB@latest", return the snapshot.
+    def resolve(self, text: str, tell: Callable[[str], None] = lambda _line: None) -> Entry:
+        """Given an id, a unique start of one or of its random part, or a name of the newest one, return the snapshot.
 
-        "latest" is the newest READY one. Raises NotFoundError, or ConfigError if several fit.
+        "latest" and "JOB@latest" are the newest READY one that did not fail its verification: `tell` gets a line about
+        newer ones that cannot be used. "latest-verified" and "JOB@latest-verified" are the newest VERIFIED one. Raises
+        NotFoundError, or ConfigError if several fit.
         """
-        job, at, which = text.rpartition("@")
-        if text == "latest" or (at and which == "latest"):
-            ready = [entry for entry in self.entries(job or None)[0] if entry.manifest.state == "ready"]
-            ready = [entry for entry in ready if not job or entry.manifest.job == job]
-            if not ready:
-                raise NotFoundError(
-                    f"there is no READY snapshot{f' of job {job}' if job else ''}", hint="see: snapmgr list"
-                )
-            return ready[-1]
+        job, _, which = text.rpartition("@")
+        if which in (LATEST, LATEST_VERIFIED):
+            return newest(*self.entries(job or None), job, which, tell)
         names = list(names_in(self._snapshots))
         fitting = [name for name in names if name == text] or [
             name for name in names if text and (name.startswith(text) or name.rsplit(".", 1)[-1].startswith(text))
@@ -243,8 +228,21 @@ class Catalog:
     @contextmanager
     def job_lock(self, job: str) -> Iterator[None]:
         """Hold a job's lock. Raises BusyError if another run has it, StorageError as `require_answer`."""
+        with self._lock(self._locks / f"{job}.lock", job):
+            yield
+
+    @contextmanager
+    def run_lock(self, job: str) -> Iterator[None]:
+        """Hold the lock of a job's whole run, which `job_lock` protects only in parts. Raises as `job_lock`.
+
+        Between the backup and the prune, while a verification may take hours, others may delete snapshots or repair.
+        """
+        with self._lock(self._locks / f"{job}.run", job):
+            yield
+
+    @contextmanager
+    def _lock(self, path: Path, job: str) -> Iterator[None]:
         self.require_answer()
-        path = self._locks / f"{job}.lock"
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:

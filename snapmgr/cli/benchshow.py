@@ -75,13 +75,26 @@ def write_page(folders: Sequence[Path], path: Path) -> dict[str, Any]:
     return document
 
 
+def results_document(folders: Sequence[Path]) -> tuple[dict[str, Any], SnapmgrError | None]:
+    """Return the document of some folders of results, and an error about files that could not be read."""
+    from snapmgr.bench.results.samples import read
+
+    found = read(folders)
+    return _document(found), _problem(found)
+
+
 def _document(found: ReadResults) -> dict[str, Any]:
     from snapmgr.bench.report import document
     from snapmgr.bench.scenarios import scenarios
 
-    questions = {scenario.name: scenario.title for scenario in scenarios()}
+    known = scenarios()
     return document(
-        found.samples, made_at=datetime.now(UTC), runs=found.runs, problems=found.problems, questions=questions
+        found.samples,
+        made_at=datetime.now(UTC),
+        runs=found.runs,
+        problems=found.problems,
+        questions={scenario.name: scenario.title for scenario in known},
+        labels={scenario.name: scenario.label for scenario in known},
     )
 
 

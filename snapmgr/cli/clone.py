@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from snapmgr.cli.choice import choose
 from snapmgr.cli.output import print_lines
-from snapmgr.cli.params import SizeText, SnapshotName, dry_run_option, json_option
+from snapmgr.cli.params import SizeText, SnapshotName, dry_run_option, json_option, unverified_option
 from snapmgr.contract.errors import EXIT_OK
 from snapmgr.contract.units import format_size
 
@@ -46,6 +47,7 @@ Examples:
     help="The server program.  [default: the job's verify.server, else the installed one]",
 )
 @click.option("--option", "options", metavar="OPT", multiple=True, help="A further server option; repeatable.")
+@unverified_option
 @dry_run_option
 @json_option
 @click.pass_obj
@@ -58,6 +60,7 @@ def command(
     memory_bytes: int,
     server: str | None,
     options: tuple[str, ...],
+    unverified: bool,
     dry_run: bool,
 ) -> int:
     """Start a development server on a writable clone of a snapshot.
@@ -68,7 +71,7 @@ def command(
     from snapmgr.verify.clone import clear_dead, clone, plan_clone
 
     ctx = session.context()
-    entry = ctx.catalog.resolve(snapshot)
+    entry = choose(session, ctx, snapshot, unverified=unverified, dry_run=dry_run)
     if not dry_run:
         clear_dead(ctx, folder)
     job = session.config().jobs.get(entry.manifest.job)

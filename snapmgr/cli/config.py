@@ -15,6 +15,7 @@ from snapmgr.contract.errors import EXIT_OK, ConfigError, MissingRequirementErro
 if TYPE_CHECKING:
     from snapmgr.cli.session import Session
     from snapmgr.config.model import Config
+    from snapmgr.mysql.connect.running import RunningServer
 
 
 @click.group(
@@ -35,28 +36,23 @@ Examples:
   snapmgr config init --socket /run/mysqld/mysqld.sock -o /etc/snapmgr/snapmgr.toml
 """
 )
-@click.option("--socket", metavar="PATH", help="Socket of the server.  [default: the one that is found]")
+@click.option("--socket", metavar="PATH", help="Socket of the server.  [default: all that are found]")
 @click.option("--defaults-file", metavar="PATH", help="Option file with user and password for the job.")
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write to a new file instead of stdout."
 )
 @click.pass_obj
 def init(session: Session, *, socket: str | None, defaults_file: str | None, output: Path | None) -> int:
-    """Write a commented configuration for the server that runs here.
+    """Write a commented configuration with a job for each server that runs here.
 
-    The result is valid without changes. An existing file is never overwritten.
+    With --socket or --defaults-file: a job for that server alone. The result is valid without changes. An existing
+    file is never overwritten.
     """
     from snapmgr.config.example import example_config
-    from snapmgr.mysql.connect.running import running_servers
 
-    servers = running_servers()
-    found = next((server for server in servers if socket in (None, server.socket)), None)
-    others = [server.socket for server in servers if server is not found]
-    if others and socket is None:
-        session.console.warn(f"other servers run here: to choose one, give --socket {' or '.join(others)}")
+    servers = _chosen(socket, defaults_file)
     text = example_config(
-        socket=os.path.abspath(socket) if socket else (found.socket if found else None),
-        datadir=found.datadir if found else None,
+        [(server.socket, server.datadir) for server in servers],
         defaults_file=os.path.abspath(defaults_file) if defaults_file else None,
     )
     if output is None:
@@ -65,6 +61,25 @@ def init(session: Session, *, socket: str | None, defaults_file: str | None, out
     _write_new(output, text)
     session.console.tell(f"wrote {output}; next: snapmgr --config {output} doctor")
     return EXIT_OK
+
+
+def _chosen(socket: str | None, defaults_file: str | None) -> list[RunningServer]:
+    """Return the server that the options name, or all that run. Raises ConfigError if they name none, or two."""
+    from snapmgr.mysql.connect.client import Credentials, login_socket
+    from snapmgr.mysql.connect.running import running_servers, server_at
+
+    if socket is None and defaults_file is None:
+        return running_servers()
+    given = os.path.abspath(socket) if socket is not None else None
+    if defaults_file is None:
+        return [server_at(str(given))]
+    named = login_socket(Credentials(defaults_file=defaults_file))
+    if given is not None and os.path.realpath(given) != os.path.realpath(named):
+        raise ConfigError(
+            f"{defaults_file} leads to the server at {named}, not to the one at {given}",
+            hint=f"write socket = {given} into its [client] group, or leave out --socket",
+        )
+    return [server_at(named)]
 
 
 def _write_new(path: Path, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.catalog.inplace import refuse_inplace_target
+from snapmgr.cli.choice import choose
 from snapmgr.cli.documents import fields, iso, show_time
 from snapmgr.cli.output import ask_for_word, end_document, print_lines
 from snapmgr.contract.errors import EXIT_OK, gravest
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 _NAMES_SHOWN = 12
 
 
-def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, dry_run: bool) -> int:
+def restore_in_place(session: Session, name: str, *, force: bool, yes: bool, unverified: bool, dry_run: bool) -> int:
     """Restore the origins of a snapshot in place, or print what that would mean; return the exit code."""
     from snapmgr.restore.inplace.run import resume_inplace
 
     ctx = session.context()
-    entry = ctx.catalog.resolve(name)
+    entry = choose(session, ctx, name, unverified=unverified, dry_run=dry_run)
     if dry_run:
         refuse_inplace_target(ctx.catalog, entry.manifest.id)
     else:

@@ -66,7 +66,7 @@ def command(
     from snapmgr.cli.documents import mount
 
     ctx = session.context()
-    entry = ctx.catalog.resolve(snapshot)
+    entry = ctx.resolve(snapshot)
     point = Path(os.path.abspath(folder)) if folder is not None else None
     if dry_run:
         manifest = entry.manifest
@@ -75,6 +75,9 @@ def command(
         where = f"at {point}" if point else f"in a new folder of {ctx.config.scratch_dir}"
         lines = [f"would mount {what} of {manifest.id} {where}"]
         return session.report(lines, dry_run=True, mount=None, snapshot_id=manifest.id)
+    if entry.failed:
+        # To examine it is a reason to mount it.
+        session.console.warn(f"{entry.manifest.id} failed its verification")
     with removing_if_lost(ctx, entry.manifest):
         lease = attach(ctx, entry, writable=not read_only, why="mount", point=point, for_s=for_s)
     if session.json:

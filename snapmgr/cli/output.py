@@ -116,7 +116,7 @@ def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
-def ask_for_word(word: str, *, to: str, why: str, nothing: str) -> None:
+def ask_for_word(word: str, *, to: str, why: str, nothing: str, option: str = "--yes") -> None:
     """Ask the user to type a word. Raises ConfigError without a terminal, SnapmgrError for another answer.
 
     Args:
@@ -124,11 +124,12 @@ def ask_for_word(word: str, *, to: str, why: str, nothing: str) -> None:
         to: what it starts, as in "Type WORD to …".
         why: why the user is asked.
         nothing: what was not done after another answer, as in "nothing was …".
+        option: the option that answers.
     """
     import click
 
     if not sys.stdin.isatty():
-        raise ConfigError(f"{why}, and there is no terminal to ask", hint="add --yes")
+        raise ConfigError(f"{why}, and there is no terminal to ask", hint=f"add {option}")
     if click.prompt(f"Type {word} to {to}", default="", show_default=False, err=True).strip() != word:
         raise SnapmgrError(f"nothing was {nothing}: the answer was not the requested word")
 

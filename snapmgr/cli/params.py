@@ -59,7 +59,7 @@ class JobName(_NameType):
 
 
 class SnapshotName(_NameType):
-    """A snapshot: an id, the start of one or of its random part, "latest" or "JOB@latest"."""
+    """A snapshot: an id, the start of one or of its random part, or [JOB@]latest[-verified]."""
 
     name = "id"
 
@@ -77,14 +77,18 @@ class SnapshotName(_NameType):
         if config is None:
             return []
         try:
-            manifests = [entry.manifest for entry in Catalog(config.state_dir).entries()[0]]
+            entries = Catalog(config.state_dir).entries()[0]
         except SnapmgrError:
             return []
-        jobs = dict.fromkeys(manifest.job for manifest in manifests if manifest.state == "ready")
-        words: list[tuple[str, str | None]] = [("latest", "the newest one")] if jobs else []
-        words += [(f"{job}@latest", f"the newest one of {job}") for job in jobs]
+        ready = [entry for entry in entries if entry.manifest.state == "ready"]
+        usable = dict.fromkeys(entry.manifest.job for entry in ready if not entry.failed)
+        verified = dict.fromkeys(entry.manifest.job for entry in ready if entry.verified)
+        words: list[tuple[str, str | None]] = [("latest", "the newest one")] if usable else []
+        words += [("latest-verified", "the newest VERIFIED one")] if verified else []
+        words += [(f"{job}@latest", f"the newest one of {job}") for job in usable]
+        words += [(f"{job}@latest-verified", f"the newest VERIFIED one of {job}") for job in verified]
         # The random part alone is quicker to type; it is offered once the user begins with it.
-        for manifest in reversed(manifests):
+        for manifest in (entry.manifest for entry in reversed(entries)):
             words.append((manifest.id, manifest.state))
             if incomplete:
                 words.append((manifest.short_id, manifest.id))
@@ -211,6 +215,13 @@ def json_option(command: _Command) -> _Command:
         callback=_want_json,
         help="Print one JSON document on stdout (docs/reference/json.md).",
     )(command)
+
+
+def unverified_option(command: _Command) -> _Command:
+    """Add ``--unverified``: see `snapmgr.cli.choice.choose`."""
+    return click.option("--unverified", is_flag=True, help="Use the snapshot although its verification failed.")(
+        command
+    )
 
 
 def dry_run_option(command: _Command) -> _Command:

@@ -52,7 +52,7 @@ def change_pins(
 ) -> int:
     """Resolve all names, then change each snapshot and report it."""
     ctx = session.context()
-    chosen = {entry.manifest.id: entry for entry in (ctx.catalog.resolve(name) for name in names)}
+    chosen = {entry.manifest.id: entry for entry in (ctx.resolve(name) for name in names)}
     documents = [_change(session, ctx, entry, change, what, dry_run=dry_run) for entry in chosen.values()]
     code = gravest([document["exit_code"] for document in documents])
     if session.json:

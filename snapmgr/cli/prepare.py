@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from snapmgr.cli.choice import choose
 from snapmgr.cli.output import print_lines
-from snapmgr.cli.params import DurationText, SizeText, SnapshotOrFolder, dry_run_option, json_option
+from snapmgr.cli.params import DurationText, SizeText, SnapshotOrFolder, dry_run_option, json_option, unverified_option
 from snapmgr.cli.toolbackup import RESULTS, STRATEGIES, PrepareOptions, is_path, prepare_path, prepare_snapshot_backup
 from snapmgr.cli.tune import TunableCommand, tune_prepare
 from snapmgr.contract.errors import EXIT_OK, ConfigError
@@ -83,6 +84,7 @@ Examples:
     type=click.Path(path_type=Path),
     help="With --tune: the HTML report.  [default: snapmgr-tune-NAME-TIME.html here]",
 )
+@unverified_option
 @dry_run_option
 @json_option
 @click.pass_obj
@@ -94,6 +96,7 @@ def command(
     *,
     tune_s: float | None,
     report: Path | None,
+    unverified: bool,
     dry_run: bool,
     **given: Any,  # noqa: ANN401 - the fields of PrepareOptions
 ) -> int:
@@ -108,7 +111,7 @@ def command(
     clones it in local storage; in storage behind a client (JuiceFS) it copies the data to scratch if they fit, else
     it takes an overlay if the changes fit there, else a clone. A failed prepare leaves only the tool's log in the
     scratch directory. A killed one leaves a folder ".snapmgr-prepare-…", which the next prepare of the same backup
-    removes.
+    removes. The way with xtrabackup was never run with the real program: verify the result.
     """
     options = PrepareOptions(**given)
     if report is not None and tune_s is None:
@@ -120,7 +123,7 @@ def command(
     if is_path(snapshot):
         return prepare_path(session, snapshot, folder, options, dry_run=dry_run)
     ctx = session.context()
-    entry = ctx.catalog.resolve(snapshot)
+    entry = choose(session, ctx, snapshot, unverified=unverified, dry_run=dry_run)
     if entry.manifest.physical is not None and entry.manifest.physical.state != "prepared":
         return prepare_snapshot_backup(session, ctx, entry, folder, options, dry_run=dry_run)
     if foreign := options.given():

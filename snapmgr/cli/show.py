@@ -46,12 +46,13 @@ Examples:
 def command(session: Session, snapshot: str) -> int:
     """Show everything known about one snapshot.
 
-    ID is a snapshot id, the start of one or of its random part, "latest" or "JOB@latest".
+    ID is a snapshot id, the start of one or of its random part, "latest" (the newest one that did not fail its
+    verification), "latest-verified", or one of these after "JOB@".
     """
     from snapmgr.cli.documents import capacity, details
 
     ctx = session.context()
-    entry = ctx.catalog.resolve(snapshot)
+    entry = ctx.resolve(snapshot)
     all_leases, damaged = ctx.catalog.leases()
     session.damaged(damaged)
     leases = [lease for lease in all_leases if lease.snapshot_id == entry.manifest.id]
@@ -94,7 +95,7 @@ def _usage(session: Session, entry: Entry, number: int) -> dict[str, Any]:
 
 
 def _lines(entry: Entry, leases: list[Lease], usage: list[dict[str, Any]]) -> Iterator[str]:
-    from snapmgr.cli.documents import show_server, show_time, show_verified
+    from snapmgr.cli.documents import show_findings, show_server, show_time, show_verified
 
     manifest = entry.manifest
     yield f"snapshot    {manifest.id}"
@@ -109,8 +110,7 @@ def _lines(entry: Entry, leases: list[Lease], usage: list[dict[str, Any]]) -> It
     yield f"verified    {show_verified(entry.verification)}"
     if entry.verification is not None:
         yield f"            in {format_duration(entry.verification.duration_s)}"
-        yield from (f"            ok: {check}" for check in entry.verification.checks)
-        yield from (f"            FAILED: {failure}" for failure in entry.verification.failures)
+        yield from (f"            {line}" for line in show_findings(entry.verification))
     for path in manifest.excluded:
         yield f"excluded    {path}"
     for member, one in zip(manifest.members, usage, strict=True):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapmgr.cli.session import Session
     from snapmgr.doctor.status import JobStatus
 
-_HEADS = ("JOB", "STATUS", "NEWEST", "AGE", "NEWEST VERIFIED", "NEXT")
+_HEADS = ("JOB", "STATUS", "NEWEST TAKEN", "AGE", "NEWEST VERIFIED TAKEN", "NEXT")
 
 
 @click.command(
@@ -45,7 +45,8 @@ def command(session: Session, jobs: tuple[str, ...]) -> int:
 
     The first line is the verdict. A job is overdue if its schedule or max_age requires a snapshot that does not exist.
     status reads only the state directory: it is quick, takes no lock, and queries neither storage nor server. The
-    capacity that it prints was sampled by the last backup, prune or verify.
+    capacity that it prints was sampled by the last backup, prune or verify. NEWEST VERIFIED TAKEN is when the newest
+    VERIFIED snapshot was taken: no later change is proved to be restorable.
     """
     from snapmgr.capacity.read import read_capacities
     from snapmgr.cli.documents import mount

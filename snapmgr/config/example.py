@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import count
+from typing import TYPE_CHECKING
 
+from snapmgr.config.model import RESERVED_JOB_NAMES
 from snapmgr.contract.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Names of folders that many servers have: a job is not named after them.
+_TELLS_NOTHING = RESERVED_JOB_NAMES | {"", "data", "datadir", "db", "lib", "mariadb", "mysql", "mysqld", "srv", "var"}
+_NO_NAME = re.compile("[^A-Za-z0-9_-]+")
+# Leaves room for a number: the limit is 48.
+_NAME_LENGTH = 40
 
 _HEAD = """\
 # snapmgr's configuration. Check it with `snapmgr config validate` and `snapmgr doctor`.
@@ -16,7 +29,9 @@ _HEAD = """\
 # Defaults for all jobs.
 [defaults]
 backend = "auto"                       # or the storage's name: "btrfs", "reflink", …
-after_backup = []                      # ["verify", "prune"] proves each snapshot and deletes old ones
+# After each snapshot: prove on a clone that it restores, then delete what retention below does not keep. Without
+# "verify" nobody knows whether a snapshot can be used; without "prune" the storage fills up.
+after_backup = ["verify", "prune"]
 # max_age = "26h"                      # `snapmgr status` reports a job whose newest snapshot is older
 # grace = "1h"                         # … or still missing this long after its time in `snapmgr schedule`
 # capacity_warn = "80%"                # … and storage that is fuller than this (LVM only) …
@@ -34,7 +49,7 @@ keep-monthly = 12
 """
 
 _MYSQL = """\
-[job.mysql]
+[job.{name}]
 source = "mysql"
 {way}
 {datadir}
@@ -48,7 +63,7 @@ lock_attempts = 5                      # … and how many attempts
 lock_hold = "10s"                      # the lock is released after this, whatever happens
 
 # A throwaway server on a writable clone proves that a snapshot restores.
-[job.mysql.verify]
+[job.{name}.verify]
 check = "quick"                        # CHECK TABLE … QUICK; or "extended", "none"
 tables = "all"                         # or a sample: "20%"
 time_limit = "30m"
@@ -56,12 +71,19 @@ memory = "256M"
 # assertions = ["SELECT COUNT(*) > 0 FROM shop.orders"]
 """
 
+_FURTHER = """\
+[job.{name}]                           # each key of [job.{first}] can be set here, too
+source = "mysql"
+{way}
+{datadir}
+"""
+
 _PHYSICAL = """\
 [job.staged]
 source = "physical"
 socket = "/run/mysqld/mysqld.sock"
 staging = "/mnt/volume/staging"        # on JuiceFS, XFS, btrfs or LVM; the server's own tool writes here
-tool = "auto"                          # or "mariadb-backup", "xtrabackup", "clone"
+tool = "auto"                          # or "mariadb-backup", "xtrabackup" (untried), "clone"
 mode = "incremental"                   # or "full"
 parallel = 4
 # throttle = "50M"                     # bytes a second
@@ -80,27 +102,56 @@ verify.command = ["test", "-e", "{}/README"]      # {} is the clone's path
 """
 
 
-def example_config(*, socket: str | None = None, datadir: str | None = None, defaults_file: str | None = None) -> str:
-    """Return a commented configuration for the server found here, which is valid without changes.
+def example_config(servers: Sequence[tuple[str, str | None]] = (), *, defaults_file: str | None = None) -> str:
+    """Return a commented configuration with a job for each server, which is valid without changes.
 
-    With neither `socket` nor `defaults_file` its MySQL job is commented out. With both, the defaults file is
-    used and the socket becomes a comment. Raises ConfigError for a path that TOML cannot hold (one that is not UTF-8).
+    A server is its socket and its datadir, None if that is unknown. Without one the MySQL job is commented out. With
+    `defaults_file`, which names its server itself, there is one job. Raises ConfigError for a path that TOML cannot
+    hold (one that is not UTF-8).
     """
-    setting = f"datadir = {_quote(datadir or '/var/lib/mysql')}"
-    shown_datadir = _align(setting if datadir else f"# {setting}", "only to cross-check the server's answer")
-    if defaults_file is not None:
+    if not servers:
+        job = _MYSQL.format(name="mysql", way=_login_by("/run/mysqld/mysqld.sock"), datadir=_cross_check(None))
+        jobs = ["# No MySQL or MariaDB server was found here; an example:\n" + _comment_out(job)]
+    elif defaults_file is not None:
         way = _align(f"defaults_file = {_quote(defaults_file)}", "user, password, socket; readable only by its owner")
-        if socket is not None:
-            way += f"\n# socket = {_quote(socket)}"
+        jobs = [_MYSQL.format(name="mysql", way=way, datadir=_cross_check(servers[0][1]))]
     else:
-        way = _align(f"socket = {_quote(socket or '/run/mysqld/mysqld.sock')}", "logs in as the user below …")
-        way += "\n" + _align('# user = "root"', "… through unix_socket; default: the user who runs snapmgr")
-        way += "\n" + _align('# defaults_file = "/etc/snapmgr/my.cnf"', "instead, for a password")
-    mysql = _MYSQL.format(way=way, datadir=shown_datadir)
-    if socket is None and defaults_file is None:
-        mysql = "# No MySQL or MariaDB server was found here; an example:\n" + _comment_out(mysql)
+        names = job_names([datadir for _, datadir in servers])
+        (socket, datadir), *further = servers
+        jobs = [_MYSQL.format(name=names[0], way=_login_by(socket), datadir=_cross_check(datadir))]
+        jobs += [
+            _FURTHER.format(name=name, first=names[0], way=f"socket = {_quote(socket)}", datadir=_cross_check(datadir))
+            for name, (socket, datadir) in zip(names[1:], further, strict=True)
+        ]
     physical = f"# With the server's own backup tool:\n{_comment_out(_PHYSICAL)}"
-    return f"{_HEAD}\n{mysql}\n{physical}\n# A plain directory:\n{_comment_out(_DIRECTORY)}"
+    return "\n".join([_HEAD, *jobs, physical, f"# A plain directory:\n{_comment_out(_DIRECTORY)}"])
+
+
+def job_names(datadirs: Sequence[str | None]) -> list[str]:
+    """Return a job name for each server: "mysql" for a single one, else the telling folder of its datadir. Pure."""
+    names: list[str] = []
+    for datadir in datadirs if len(datadirs) > 1 else [None]:
+        folders = reversed((datadir or "").split("/"))
+        cleaned = (_NO_NAME.sub("-", folder).strip("-_")[:_NAME_LENGTH] for folder in folders)
+        name = next((one for one in cleaned if one.lower() not in _TELLS_NOTHING), "mysql")
+        taken = {one for one in names if one == name or one.startswith(f"{name}-")}
+        names.append(name if name not in taken else next(f"{name}-{n}" for n in count(2) if f"{name}-{n}" not in taken))
+    return names
+
+
+def _login_by(socket: str) -> str:
+    return "\n".join(
+        (
+            _align(f"socket = {_quote(socket)}", "logs in as the user below …"),
+            _align('# user = "root"', "… through unix_socket; default: the user who runs snapmgr"),
+            _align('# defaults_file = "/etc/snapmgr/my.cnf"', "instead, for a password"),
+        )
+    )
+
+
+def _cross_check(datadir: str | None) -> str:
+    setting = f"datadir = {_quote(datadir or '/var/lib/mysql')}"
+    return _align(setting if datadir else f"# {setting}", "only to cross-check the server's answer")
 
 
 def _align(setting: str, comment: str) -> str:

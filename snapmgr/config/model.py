@@ -196,4 +196,4 @@ VERIFY_KEY_SOURCES: dict[str, frozenset[str]] = {
     **dict.fromkeys(("check", "tables", "assertions", "memory", "server", "options"), _SERVER),
     "command": frozenset({"directory"}),
 }
-RESERVED_JOB_NAMES = frozenset({"latest", "all"})
+RESERVED_JOB_NAMES = frozenset({"latest", "latest-verified", "all"})

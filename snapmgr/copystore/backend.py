@@ -7,7 +7,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -268,6 +268,12 @@ class CopyStoreBackend(ABC):
             raise StorageError(f"a note of {len(note)} bytes is too long", hint="64 KiB is the most")
         with self.snapshot(ref) as folder:
             folder.write_note(note)
+
+    def refuse_altered(self, ref: SnapshotRef) -> None:
+        """Walk the copy: `AlterationCheck`."""
+        with suppress(NotFoundError), self.snapshot(ref) as folder:
+            if folder.state == "complete":
+                refuse_altered(folder)
 
     def attach(self, record: AttachRecord) -> Attachment:
         """Clone the copy once more, or hand out the copy itself for reading."""

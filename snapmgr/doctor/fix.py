@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from snapmgr.access.attach import release
-from snapmgr.access.deletion import delete
+from snapmgr.access.deletion import delete, intended_pools, require_storage_answers
 from snapmgr.access.note import store_note
 from snapmgr.access.resume import resume_servers
 from snapmgr.backup.publish import publish
@@ -200,10 +200,9 @@ def _mark_ready(ctx: Context, entry: Entry) -> None:
 
 
 def _remove_remains(ctx: Context, entry: Entry) -> None:
-    pools = tuple(dict.fromkeys(intent.pool for intent in entry.manifest.intents))
-    require_pools_answer(pools, ctx.mounter.mounts())
+    require_storage_answers(ctx, entry.manifest)
     backend = ctx.backend(entry.manifest.backend)
-    for found in backend.inventory(pools):
+    for found in backend.inventory(intended_pools(entry.manifest)):
         if found.ref is not None and is_of(entry.manifest, found):
             backend.delete(found.ref)
 

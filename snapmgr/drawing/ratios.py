@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Literal
 
-from snapmgr.drawing.svg import WIDE, Scale, box, cut, line, picture, text, tick_words
+from snapmgr.drawing.svg import WIDE, Scale, box, cut, line, picture, text, tick_words, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 Better = Literal["less", "more", "neither"]
 Kind = Literal["better", "worse", "same", "other"]
@@ -18,6 +17,9 @@ Kind = Literal["better", "worse", "same", "other"]
 _LABELS, _VALUES = 178, 176
 """Widths of the columns beside the plot, if they fit."""
 _ROW, _ROW_NARROW, _HEAD, _FOOT = 26, 46, 34, 30
+_LINE = 17
+"""Height of each further line of a title."""
+_HINTS: Mapping[Better, str] = {"less": "◂ less is better", "more": "more is better ▸", "neither": ""}
 # A ratio beyond this is drawn at the edge with an arrow; otherwise the rest would be squeezed to nothing.
 _FARTHEST = 200.0
 
@@ -42,10 +44,8 @@ class RatioGroup:
     title: str
     better: Better
     rows: Sequence[RatioRow]
-    noise: tuple[float, float] | None = None
-    """Interval of the ratio between two runs on the same storage: a ratio inside it may be noise."""
-    noise_text: str = ""
-    """The same in words."""
+    noise: float | None = None
+    """Factor, at least 1: a ratio whose point lies between it and its inverse shows nothing. Infinite: none does."""
 
 
 def ratio_chart(groups: Sequence[RatioGroup], *, width: float, title: str, description: str, ident: str) -> str:
@@ -58,20 +58,22 @@ def ratio_chart(groups: Sequence[RatioGroup], *, width: float, title: str, descr
     left, right = (_LABELS, width - _VALUES) if wide else (8, width - 8)
     low, high = _span(rows, groups)
     scale = Scale(low=low, high=high, start=left, end=right, logarithmic=True)
-    height = sum(_HEAD + step * len(group.rows) for group in groups) + _FOOT
+    heads = [_title(group, width) for group in groups]
+    height = sum(_head(lines) + step * len(group.rows) for group, lines in zip(groups, heads, strict=True)) + _FOOT
     bottom = height - _FOOT + 6
     parts = [*_axis(scale, bottom, height), line(scale(1), _HEAD - 8, scale(1), bottom, kind="one")]
     y = 0.0
-    for group in groups:
-        parts += _group(group, scale, y=y, step=step, width=width)
-        y += _HEAD + step * len(group.rows)
+    for group, lines in zip(groups, heads, strict=True):
+        parts += _group(group, lines, scale, y=y, step=step, width=width)
+        y += _head(lines) + step * len(group.rows)
     return picture(parts, width=width, height=height, title=title, description=description, ident=ident)
 
 
 def _span(rows: Iterable[RatioRow], groups: Iterable[RatioGroup]) -> tuple[float, float]:
     """Return the ends of the axis: it covers all intervals and at least 0.5 to 2."""
     ends = [end for row in rows for end in (row.low, row.value, row.high)]
-    ends += [end for group in groups for end in group.noise or ()]
+    limits = [group.noise for group in groups if group.noise and math.isfinite(group.noise)]
+    ends += [*limits, *(1 / limit for limit in limits)]
     seen = [min(max(end, 1 / _FARTHEST), _FARTHEST) for end in ends if not math.isnan(end)]
     low, high = min(0.5, *seen), max(2.0, *seen)
     return low / 1.08, high * 1.08
@@ -87,19 +89,24 @@ def _axis(scale: Scale, bottom: float, height: float) -> list[str]:
     return parts
 
 
-def _group(group: RatioGroup, scale: Scale, *, y: float, step: float, width: float) -> list[str]:
+def _title(group: RatioGroup, width: float) -> list[str]:
+    return wrap(group.title, width - (120 if _HINTS[group.better] else 16))
+
+
+def _head(lines: Sequence[str]) -> float:
+    """Return the height of a title."""
+    return _HEAD + _LINE * (len(lines) - 1)
+
+
+def _group(group: RatioGroup, lines: Sequence[str], scale: Scale, *, y: float, step: float, width: float) -> list[str]:
     wide = width >= WIDE
-    hint = {"less": "◂ less is better", "more": "more is better ▸", "neither": ""}[group.better]
-    room = width - (150 if hint else 16)
-    parts = [
-        text(2, y + 20, cut(group.title, room), kind="head"),
-        text(width - 2, y + 20, hint, kind="axis", anchor="end"),
-    ]
-    top = y + _HEAD
+    parts = [text(2, y + 20 + number * _LINE, words, kind="head") for number, words in enumerate(lines)]
+    parts.append(text(width - 2, y + 20, _HINTS[group.better], kind="axis", anchor="end"))
+    top = y + _head(lines)
     if group.noise is not None:
-        low, high = (scale(end) for end in group.noise)
+        low, high = scale(1 / group.noise), scale(group.noise)
         band = box(low, top - 5, max(high - low, 1), step * len(group.rows), kind="noise")
-        parts.append(f"<g><title>{escape(group.noise_text)}</title>{band}</g>")
+        parts.append(f"<g><title>no more than between A/A pairs: nothing is shown</title>{band}</g>")
     for number, row in enumerate(group.rows):
         parts.append(_row(row, scale, y=top + number * step, wide=wide, width=width))
     return parts

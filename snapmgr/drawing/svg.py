@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Literal
@@ -57,6 +58,11 @@ def cut(words: str, room: float) -> str:
     """Return a text that fits into `room` pixels; an ellipsis replaces its end if necessary."""
     most = max(int(room / _CHARACTER), 2)
     return words if len(words) <= most else words[: most - 1].rstrip() + "…"
+
+
+def wrap(words: str, room: float) -> list[str]:
+    """Return the lines of a text that is `room` pixels wide at most, broken between words; a longer word is cut."""
+    return [cut(line, room) for line in textwrap.wrap(words, max(int(room / _CHARACTER), 2), break_long_words=False)]
 
 
 def text_width(words: str) -> float:

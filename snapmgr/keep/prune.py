@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from snapmgr.access.deletion import delete
-from snapmgr.access.storage_check import check_storage
+from snapmgr.access.storage_check import check_storage, remaining_ids
 from snapmgr.backup.sweep import sweep
-from snapmgr.contract.errors import InUseError, SnapmgrError
+from snapmgr.contract.abilities import AlterationCheck
+from snapmgr.contract.errors import AlteredError, InUseError, SnapmgrError
 from snapmgr.retention import Candidate, Decision, Policy, PrunePlan, plan
 
 if TYPE_CHECKING:
+    from snapmgr.catalog.manifest import Manifest
     from snapmgr.catalog.store import Entry
     from snapmgr.config.model import Job
     from snapmgr.context import Context
 
 # A BROKEN snapshot has no storage; its manifest stays so that people can read the reason, but not for ever.
 _BROKEN_KEPT = timedelta(days=30)
+ALTERED = "changed by hand after it was taken: left to you, see snapmgr doctor"
 _MISSING = "not found in its storage"
 
 
@@ -31,6 +34,8 @@ class Pruned:
     plan: PrunePlan
     deleted: tuple[str, ...]
     kept_in_use: tuple[str, ...]
+    kept_altered: tuple[str, ...]
+    """Planned to be deleted, but somebody had changed their data by hand."""
     failures: tuple[SnapmgrError, ...]
 
 
@@ -42,7 +47,8 @@ def to_candidate(entry: Entry, *, in_use: bool = False) -> Candidate:
         taken_at=manifest.taken_at or manifest.created_at,
         ready=True,
         verified=entry.verified,
-        failed=entry.verification is not None and not entry.verified,
+        failed=entry.failed,
+        partly=entry.partly,
         pinned=manifest.pinned,
         pin_reason=manifest.pin_reason,
         in_use=in_use,
@@ -53,8 +59,9 @@ def to_candidate(entry: Entry, *, in_use: bool = False) -> Candidate:
 def plan_prune(ctx: Context, job: Job, now: datetime) -> PrunePlan:
     """Return the snapshots that the job's policy keeps and deletes, with reasons; change nothing.
 
-    A snapshot that somebody deleted by hand, or whose storage does not answer, must not count as one to keep: the
-    plan for the existing ones is made as if there were no others.
+    A snapshot that somebody deleted or changed by hand, or whose storage does not answer, must not count as one to
+    keep: the plan for the existing ones is made as if there were no others. One that was changed is left: it may hold
+    somebody's work.
     """
     in_use = {lease.snapshot_id for lease in ctx.catalog.leases()[0]}
     ready = [entry for entry in ctx.catalog.entries(job.name)[0] if entry.manifest.state == "ready"]
@@ -64,13 +71,17 @@ def plan_prune(ctx: Context, job: Job, now: datetime) -> PrunePlan:
     existing = {snapshot_id for snapshot_id, presence in presences.items() if presence == "complete"}
     of_all = plan(candidates, policy, now)
     of_existing = plan([one for one in candidates if one.id in existing], policy, now)
+    altered = {snapshot_id for snapshot_id, presence in presences.items() if presence == "altered"}
     taken_at = {one.id: (one.taken_at, one.id) for one in candidates}
 
     def merge(of_existing: tuple[Decision, ...], of_all: tuple[Decision, ...]) -> tuple[Decision, ...]:
-        missing = [Decision(id=one.id, reasons=(*one.reasons, _MISSING)) for one in of_all if one.id not in existing]
+        missing = [one for one in of_all if one.id not in existing | altered]
+        missing = [Decision(id=one.id, reasons=(*one.reasons, _MISSING)) for one in missing]
         return tuple(sorted((*of_existing, *missing), key=lambda one: taken_at[one.id], reverse=True))
 
-    return PrunePlan(keep=merge(of_existing.keep, of_all.keep), delete=merge(of_existing.delete, of_all.delete))
+    left = tuple(Decision(id=one.id, reasons=(ALTERED,)) for one in candidates if one.id in altered)
+    keep = merge((*of_existing.keep, *left), of_all.keep)
+    return PrunePlan(keep=keep, delete=merge(of_existing.delete, of_all.delete))
 
 
 def prune(ctx: Context, job: Job) -> Pruned:
@@ -82,28 +93,47 @@ def prune(ctx: Context, job: Job) -> Pruned:
     now = datetime.now(UTC)
     deleted: list[str] = []
     in_use: list[str] = []
+    altered: list[str] = []
     with ctx.catalog.job_lock(job.name):
         failures = list(sweep(ctx, job.name))
         planned = plan_prune(ctx, job, now)
         for number, decision in enumerate(planned.delete):
             ctx.progress("pruning", number, len(planned.delete))
             try:
+                _refuse_altered(ctx, ctx.catalog.load(decision.id).manifest)
                 delete(ctx, decision.id)
                 deleted.append(decision.id)
+            except AlteredError as error:
+                ctx.tell(f"warning: keeping {decision.id}: {error.message}")
+                altered.append(decision.id)
             except InUseError as error:
                 ctx.tell(f"keeping {decision.id}: {error.message}")
                 in_use.append(decision.id)
             except SnapmgrError as error:
                 failures.append(error)
         _forget_broken(ctx, job, now)
-    return Pruned(plan=planned, deleted=tuple(deleted), kept_in_use=tuple(in_use), failures=tuple(failures))
+    return Pruned(
+        plan=planned,
+        deleted=tuple(deleted),
+        kept_in_use=tuple(in_use),
+        kept_altered=tuple(altered),
+        failures=tuple(failures),
+    )
+
+
+def _refuse_altered(ctx: Context, manifest: Manifest) -> None:
+    """Raise AlteredError if a copy of folders was changed: an inventory does not find that out, as it takes a walk."""
+    for member in manifest.members:
+        backend = ctx.backend(member.ref.backend)
+        if isinstance(backend, AlterationCheck):
+            backend.refuse_altered(member.ref)
 
 
 def _forget_broken(ctx: Context, job: Job, now: datetime) -> None:
-    """Forget old BROKEN snapshots without storage; the members that are left of a set still need their manifest."""
+    """Forget old BROKEN snapshots of which the storage holds nothing more: until then doctor needs the manifest."""
     old = [entry.manifest for entry in ctx.catalog.entries(job.name)[0] if entry.manifest.state == "broken"]
     old = [manifest for manifest in old if manifest.created_at < now - _BROKEN_KEPT]
-    presences = check_storage(ctx, (manifest for manifest in old if manifest.members))
+    left = remaining_ids(ctx, old)
     for manifest in old:
-        if presences.get(manifest.id, "gone") == "gone":
+        if manifest.id not in left:
             ctx.catalog.forget(manifest.id)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import add
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,8 @@ _BACK = rb" <(\d{1,9})\.(\d{6})>\r?|([^\n]*))\n"
 _NEW = re.compile(_FRONT + rb"(?:: \((\d{1,19})\))? - OK" + _BACK, re.MULTILINE)
 _OLD = re.compile(_FRONT + rb": OK(?: \((\d{1,19})\))?" + _BACK, re.MULTILINE)
 _NEW_MARK = b" - OK <"
+_IDLE = b"#"
+"""The line of a second in which no operation ended."""
 _LONGEST_LINE_BYTES = 1 << 16
 """Names have up to 255 bytes and link targets up to 4 KiB; an escaped byte takes four characters."""
 _MOST_KINDS = 254
@@ -50,8 +54,21 @@ class Trace:
     """Written by `record` before the first line; None for a log of another origin."""
     trailer: dict[str, Any] | None = None
     """Written by `record` after the last line; None if it was interrupted."""
+    idle: Counter[int] = field(default_factory=Counter)
+    """Number of lines "#" that stand before a row of `operations`: one for each second in which no operation ended."""
     truncated: str | None = None
     """Why only part of the file could be read: "cut off", "damaged"; None if all was read."""
+
+    @cached_property
+    def recorded(self) -> Operations:
+        """The operations without those of the recorder itself, which reads the mount's counters."""
+        operations, header = self.operations, self.header or {}
+        inode = header.get("stats_inode")
+        threads = {header.get("thread"), (self.trailer or {}).get("sampler")}
+        if inode is None:
+            return operations
+        rows = zip(operations.inode, operations.thread, strict=True)
+        return operations.selected(at != inode and thread not in threads for at, thread in rows)
 
 
 class _Known(dict[bytes, int]):
@@ -130,8 +147,13 @@ class Reader:
         odd = [(at, row[10]) for at, row in enumerate(rows) if not row[3]]
         known: list[tuple[int, Line]] = []
         dropped: list[int] = []
+        base = len(self.trace.operations)
         for at, text in odd:
-            line = self._read_odd(text)
+            line = None
+            if text.removesuffix(b"\r") == _IDLE:
+                self.trace.idle[base + at - len(dropped)] += 1
+            else:
+                line = self._read_odd(text)
             if line is None:
                 dropped.append(at)
             else:
@@ -155,7 +177,7 @@ class Reader:
         return line
 
     def _read_mark(self, text: bytes) -> None:
-        """Read a line that is not an operation: our own, JuiceFS's "#" of an idle second, or a damaged one."""
+        """Read a line that is not an operation: our own, or a damaged one."""
         for mark, which in ((HEADER, "header"), (TRAILER, "trailer")):
             if text.startswith(mark):
                 try:
@@ -165,7 +187,7 @@ class Reader:
                 if isinstance(document, dict):
                     setattr(self.trace, which, document)
                     return
-        if text not in {b"", b"#"}:
+        if text:
             self.trace.operations.skipped += 1
 
     def _known(self, line: Line) -> bool:

@@ -7,11 +7,13 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
+from snapmgr.contract.units import format_duration, format_size
 from snapmgr.trace.counters import Counted, growth
+from snapmgr.trace.holes import Hole, holes
 from snapmgr.trace.verdict import TraceFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from snapmgr.trace.accesslog import Trace
     from snapmgr.trace.operations import Operations
@@ -55,18 +57,25 @@ class Analysis:
     """The longest total time first."""
     missing: dict[str, int] | None
     """Operations that the mount counted but the log does not have, by kind; None without counters to compare."""
+    holes: tuple[Hole, ...]
+    """Spans of time in which lines may be missing; none if the counters show that the log is complete."""
+    caveats: tuple[str, ...]
+    """What a reader of the results must know about the log."""
     counted: Counted | None
 
 
 def analyse(trace: Trace) -> Analysis:
-    """Return the analysis of a log."""
-    operations = trace.operations
+    """Return the analysis of a log, without the recorder's own operations."""
+    operations = trace.recorded
     counted = _counted(trace)
     span_us = _counted_span_us(trace)
     first_us, last_us = _span_us(operations)
     recorded_s = (trace.trailer or {}).get("wall_s")
     wall_s = float(recorded_s) if isinstance(recorded_s, int | float) else (last_us - first_us) / _US
     mean, most = _under_way(operations, wall_s)
+    missing = _missing(trace.operations, counted, *span_us) if counted is not None else None
+    # Times that are assumed show nothing.
+    found = () if missing == {} or operations.untimed else holes(trace)
     return Analysis(
         operations=len(operations),
         skipped=operations.skipped,
@@ -81,14 +90,16 @@ def analyse(trace: Trace) -> Analysis:
             "file": totals(operations, operations.inode, lambda inode: file_name(operations, inode)),
             "thread": totals(operations, operations.thread, str),
         },
-        missing=_missing(operations, counted, *span_us) if counted is not None else None,
+        missing=missing,
+        holes=found,
+        caveats=tuple(_caveats(trace, missing, found, first_us)),
         counted=counted,
     )
 
 
 def facts_of(trace: Trace, analysis: Analysis) -> TraceFacts:
     """Return the facts for the verdict."""
-    header = trace.header or {}
+    operations, header = trace.operations, trace.header or {}
     fsyncs = sum(total.count for total in analysis.totals["operation"] if total.key == "fsync")
     return TraceFacts(
         wall_s=analysis.wall_s,
@@ -98,8 +109,58 @@ def facts_of(trace: Trace, analysis: Analysis) -> TraceFacts:
         fsyncs=fsyncs,
         counted=analysis.counted,
         writeback=header.get("writeback"),
+        prepares=header.get("prepares") is True,
+        folder=header.get("folder"),
         missing=analysis.missing or {},
+        unchecked=analysis.missing is None,
+        silent_s=_silent_s(analysis.holes),
+        unread_share=operations.skipped / max(len(operations), 1) if analysis.missing is None else 0.0,
+        untimed=operations.untimed,
     )
+
+
+def _caveats(trace: Trace, missing: Mapping[str, int] | None, found: tuple[Hole, ...], first_us: int) -> Iterator[str]:
+    """Yield what a reader of the results must know about the log, each as a sentence without a full stop."""
+    operations = trace.operations
+    if trace.truncated:
+        yield f"the file is {trace.truncated}: only part of it could be read"
+    if operations.skipped:
+        yield f"{operations.skipped} lines are not from a JuiceFS log and were skipped"
+    if operations.untimed:
+        yield f"{operations.untimed} lines have no time and are assumed to follow one another"
+    if missing is None and operations:
+        yield "the file has no counters of the mount, so missing operations cannot be detected"
+    if found:
+        longest = max(found, key=lambda hole: hole.to_us - hole.from_us)
+        yield (
+            f"for {format_duration(_silent_s(found))} the log has no operation, and no mark of an idle mount: the "
+            f"program was idle, or lines are missing; the longest such time is "
+            f"{format_duration((longest.to_us - longest.from_us) / _US)}, from "
+            f"{format_duration((longest.from_us - first_us) / _US)} on"
+        )
+
+
+def _silent_s(found: tuple[Hole, ...]) -> float:
+    return sum(hole.to_us - hole.from_us for hole in found) / _US
+
+
+def described(trace: Trace) -> str:
+    """Return what was recorded, in one line: command, volume, client, mount options; "" for a log of another origin."""
+    header = trace.header or {}
+    if not header.get("volume"):
+        return ""
+    what = [f"{header['command']} on {header.get('folder') or header.get('point')}"] if header.get("command") else []
+    what += [f"volume {header['volume']}", f"JuiceFS {header.get('version')}"]
+    options = ["writeback"] if header.get("writeback") else []
+    # The file is not trusted.
+    delay_s, cache, uploads = (
+        value if isinstance(value := header.get(name), int | float) and value > 0 else 0
+        for name in ("upload_delay_s", "cache_bytes", "max_uploads")
+    )
+    options += [f"upload-delay {format_duration(delay_s)}"] if delay_s else []
+    options += [f"cache-size {format_size(int(cache))}"] if cache else []
+    options += [f"max-uploads {int(uploads)}"] if uploads else []
+    return ", ".join(what) + (f"; mounted with {', '.join(options)}" if options else "")
 
 
 def file_name(operations: Operations, inode: int) -> str:

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from snapmgr.contract.units import format_size
+from snapmgr.trace.accesslog import Trace
 from snapmgr.trace.page import write_page
 from support.browser import Browser, browser
 from support.operations import prepare_operations
@@ -80,7 +81,7 @@ def main() -> None:
         path = options.keep or Path(folder, "trace.html")
         begin = time.monotonic()
         with path.open("wb") as file:
-            write_page(operations, None, file, title="benchmark")
+            write_page(Trace(operations=operations), file, title="benchmark")
         written_s, size_bytes = time.monotonic() - begin, path.stat().st_size
         del operations
         with browser(Path(folder)) as page:

@@ -15,6 +15,7 @@ import pytest
 
 from snapmgr.access.deletion import delete
 from snapmgr.catalog.store import Catalog
+from snapmgr.config.load import load_config
 from support.faults import Faults
 from support.scene import Scene, btrfs_scene
 from support.server import private_server
@@ -300,14 +301,24 @@ def test_doctor_finds_what_dead_runs_and_strangers_left(scene: Scene) -> None:
     assert f"the storage of {name} is gone" in gone.stdout
 
 
-def test_config_init_finds_the_running_server(scene: Scene) -> None:
+def test_config_init_writes_a_job_for_each_server_and_each_login_its_own(scene: Scene) -> None:
     with work_folder() as folder, private_server(folder / "other") as other:
-        found = scene.run("config", "init")
-        assert found.returncode == 0
-        assert other.socket in found.stdout + found.stderr
-        path = folder / "snapmgr.toml"
-        assert scene.run("config", "init", "--socket", scene.server.socket, "-o", str(path)).returncode == 0
-        text = path.read_text()
-        assert f'socket = "{scene.server.socket}"' in text
-        assert f'datadir = "{scene.server.datadir}"' in text
-        assert scene.run("config", "validate", str(path)).returncode == 0
+        path = folder / "all.toml"
+        assert scene.run("config", "init", "-o", str(path)).returncode == 0
+        jobs = load_config(path).jobs.values()
+        # Other servers may run on this machine.
+        assert {(one.socket, str(one.datadir)) for one in (scene.server, other)} <= {
+            (job.socket, job.datadir) for job in jobs
+        }
+        for server in (scene.server, other):
+            login = folder / "login.cnf"
+            login.write_text(f"[client]\nsocket={server.socket}\n")
+            login.chmod(0o600)
+            for given in (("--socket", server.socket), ("--defaults-file", str(login))):
+                path.write_text(scene.run("config", "init", *given).stdout)
+                (job,) = load_config(path).jobs.values()
+                assert job.datadir == str(server.datadir)
+                assert scene.run("config", "validate", str(path)).returncode == 0
+    gone = scene.run("config", "init", "--socket", other.socket)
+    assert (gone.returncode, gone.stdout) == (2, "")
+    assert f"no server answers at {other.socket}" in gone.stderr

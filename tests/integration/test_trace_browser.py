@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from snapmgr.trace.accesslog import Trace
+from snapmgr.trace.analysis import analyse, facts_of
+from snapmgr.trace.compare import Side
 from snapmgr.trace.lanes import lanes, starts_us
-from snapmgr.trace.operations import Operations
-from snapmgr.trace.page import write_page
-from snapmgr.trace.verdict import Finding, Verdict
+from snapmgr.trace.page import write_comparison, write_page
+from snapmgr.trace.verdict import Finding, Verdict, judge
+from support.accesslog import read_blocks
 from support.browser import browser
 from support.operations import READER, WRITER, prepare_operations
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.timeout(240)]
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "trace"
 NUMBER = 50_000
 WIDE, NARROW = (1400, 900), (400, 800)
 WHY = "Reads wait <b>until</b> pages are uploaded."
@@ -45,7 +51,7 @@ def opened(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
     finding = Finding(bottleneck="upload", why=WHY, action="writeback", advice="Try a private mount with --writeback.")
     with (folder / "trace.html").open("wb") as file:
-        write_page(operations(), Verdict(findings=(finding,)), file, title="prepare.log.gz")
+        write_page(Trace(operations=operations()), file, verdict=Verdict(findings=(finding,)), title="prepare.log.gz")
     with browser(folder) as found:
         found.prefer(prefers_color_scheme="light", prefers_reduced_motion="reduce")
         found.resize(*WIDE)
@@ -370,7 +376,7 @@ def test_everything_that_acts_has_a_name_for_those_who_do_not_see_it(page):
 
 def test_a_damaged_page_says_so(opened, tmp_path):
     with (tmp_path / "trace.html").open("wb") as file:
-        write_page(prepare_operations(200), None, file)
+        write_page(Trace(operations=prepare_operations(200)), file)
     whole = (tmp_path / "trace.html").read_text()
     (tmp_path / "damaged.html").write_text(re.sub(r'(id="data">.{400}).{40}', r"\1", whole))
     opened.open(tmp_path / "damaged.html")
@@ -380,9 +386,85 @@ def test_a_damaged_page_says_so(opened, tmp_path):
 
 def test_a_trace_without_operations_is_a_page_too(opened, tmp_path):
     with (tmp_path / "trace.html").open("wb") as file:
-        write_page(Operations(), None, file)
+        write_page(Trace(), file)
     opened.events.clear()
     opened.open(tmp_path / "trace.html")
     opened.wait("document.getElementById('scope').textContent.includes('0 operations')")
     assert "no operation" in _text(opened, "facts")
     assert opened.complaints() == []
+
+
+def test_missing_lines_are_hatched_and_told(opened, tmp_path):
+    log = gzip.decompress((GOLDEN / "phases.log.gz").read_bytes()).splitlines(keepends=True)
+    trace = read_blocks(log[: len(log) // 5] + log[len(log) * 4 // 5 :])
+    analysis = analyse(trace)
+    with (tmp_path / "trace.html").open("wb") as file:
+        write_page(trace, file, analysis=analysis, verdict=judge(facts_of(trace, analysis)))
+    opened.events.clear()
+    opened.open(tmp_path / "trace.html")
+    opened.wait("document.getElementById('scope').textContent.includes('operations')")
+    assert "or lines are missing" in opened.evaluate("document.querySelector('.caveats').innerText")
+    assert "there is no verdict" in opened.evaluate("document.querySelector('.verdict').innerText")
+    assert "Hatched" in _text(opened, "keys-hint")
+    # Reading pixels makes the browser complain.
+    assert opened.complaints() == []
+    (hole,) = analysis.holes
+    share = ((hole.from_us + hole.to_us) / 2 - analysis.first_us) / (analysis.last_us - analysis.first_us)
+    red = (
+        "((canvas, share) => { const {width, height} = canvas;"
+        "const data = canvas.getContext('2d').getImageData(width * share - 20, 0, 40, height).data;"
+        "let count = 0; for (let i = 0; i < data.length; i += 4) count += data[i] > data[i + 1] + 30; return count; })"
+    )
+    for name in ("timeline", "overview"):
+        canvas = f"document.getElementById('{name}')"
+        hatched, plain = (opened.evaluate(f"{red}({canvas}, {at})") for at in (share, 0.25))
+        assert hatched > 100 > plain, name
+
+
+def test_a_comparison_has_both_timelines_on_one_axis(opened, tmp_path):
+    def side(log):
+        trace = read_blocks(log)
+        analysis = analyse(trace)
+        return Side(trace=trace, analysis=analysis, verdict=judge(facts_of(trace, analysis)))
+
+    log = gzip.decompress((GOLDEN / "phases.log.gz").read_bytes()).splitlines(keepends=True)
+    with (tmp_path / "change.html").open("wb") as file:
+        write_comparison(side(log), side(log[: len(log) // 2]), file, title="before and after")
+    opened.events.clear()
+    opened.resize(*NARROW, touch=True)
+    opened.open(tmp_path / "change.html")
+    opened.wait("document.getElementById('scope').textContent.includes('operations')")
+    assert opened.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [NARROW[0]] * 2
+    assert {row[0][:1] for row in _table(opened, "by-thread")} == {"A", "B"}
+    assert {row[0][:2] for row in _table(opened, "by-file")} <= {"A:", "B:", "no"}
+    assert "times as fast" in opened.evaluate("document.querySelector('.verdict').innerText")
+    opened.evaluate("document.querySelector('details').open = true")
+    assert _table(opened, "measures")[0][0] == "length"
+    assert opened.evaluate("document.documentElement.scrollWidth") == NARROW[0]
+    assert opened.complaints() == []
+    opened.resize(*WIDE)
+
+
+def test_requests_to_the_object_store_and_staged_data_are_strips_above_the_threads(opened, tmp_path):
+    trace = read_blocks(gzip.decompress((GOLDEN / "phases.log.gz").read_bytes()).splitlines(keepends=True))
+    begin = analyse(trace).first_us
+    fields = ("at_us", "gets", "get_bytes", "puts", "put_bytes", "staged_blocks", "staged_bytes")
+    rows = (
+        (begin, 0, 0, 0, 0, 0, 0),
+        (begin + 500_000, 5, 1 << 20, 0, 0, 0, 0),
+        (begin + 10**6, 9, 2 << 20, 3, 99, 1, 7),
+    )
+    trace.trailer = {
+        "samples": [dict(zip(fields, row, strict=True)) for row in (*rows, (begin + 15 * 10**5, *rows[2][1:]))]
+    }
+    with (tmp_path / "trace.html").open("wb") as file:
+        write_page(trace, file)
+    opened.open(tmp_path / "trace.html")
+    opened.wait("document.getElementById('scope').textContent.includes('operations')")
+    left, _, width, height = _box(opened, "objects")
+    assert (left, width, height) == (*_box(opened, "timeline")[::2], 3 * 46)
+    with (tmp_path / "plain.html").open("wb") as file:
+        write_page(Trace(operations=trace.operations), file)
+    opened.open(tmp_path / "plain.html")
+    opened.wait("document.getElementById('scope').textContent.includes('operations')")
+    assert _box(opened, "objects")[3] == 0

@@ -15,9 +15,10 @@ from snapmgr.retention import Candidate, Policy, plan, protect
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
-def snapshot(at, *, id=None, ready=True, verified=False, pinned=False, in_use=False):  # noqa: A002 - the field's name
+def snapshot(at, *, id=None, ready=True, verified=False, **flags):  # noqa: A002 - the field's name
     at = datetime.fromisoformat(at).replace(tzinfo=UTC) if isinstance(at, str) else at
-    return Candidate(id=id or at.isoformat(), taken_at=at, ready=ready, verified=verified, pinned=pinned, in_use=in_use)
+    flags = {"pinned": False} | flags
+    return Candidate(id=id or at.isoformat(), taken_at=at, ready=ready, verified=verified, **flags)
 
 
 def kept(result):
@@ -49,17 +50,20 @@ moments = st.one_of(
 
 @st.composite
 def histories(draw):
-    flags = st.tuples(moments, st.booleans(), st.booleans(), st.booleans(), st.booleans())
+    results = st.sampled_from(["none", "none", "verified", "verified", "partly", "failed"])
+    flags = st.tuples(moments, st.booleans(), results, st.booleans(), st.booleans())
     return [
         snapshot(
             at,
             id=f"s{number}",
             ready=ready or number % 2 == 0,
-            verified=verified,
+            verified=result == "verified",
+            failed=result == "failed",
+            partly=result == "partly",
             pinned=pinned and in_use,
             in_use=in_use,
         )
-        for number, (at, ready, verified, pinned, in_use) in enumerate(draw(st.lists(flags, max_size=25)))
+        for number, (at, ready, result, pinned, in_use) in enumerate(draw(st.lists(flags, max_size=25)))
     ]
 
 
@@ -107,6 +111,10 @@ def test_what_is_protected_is_never_deleted(history, policy):
         [one for one in ready if one.verified],
         [one for one in ready if one.taken_at <= NOW],
         [one for one in ready if one.verified and one.taken_at <= NOW],
+        [one for one in ready if not one.failed],
+        [one for one in ready if not one.failed and one.taken_at <= NOW],
+        # The newest proof of any kind: a partial one that is newer than the newest VERIFIED one stays, too.
+        [one for one in ready if one.verified or one.partly],
     ):
         if group:
             assert max(group, key=lambda one: (one.taken_at, one.id)).id not in gone
@@ -129,8 +137,8 @@ def test_no_more_is_kept_than_the_rules_count(history, policy):
         replace(one, pinned=False, in_use=False, ready=True, taken_at=min(one.taken_at, NOW)) for one in history
     ]
     if not policy.empty:
-        # The newest READY and the newest VERIFIED come on top.
-        allowed = sum(value for value in asdict(policy).values() if value) + 2
+        # The newest READY, the newest that did not fail, the newest VERIFIED and partly verified come on top.
+        allowed = sum(value for value in asdict(policy).values() if value) + 4
         assert len(plan(ordinary, policy, NOW).keep) <= allowed
 
 
@@ -140,6 +148,24 @@ def test_snapshots_from_the_future_and_unready_ones_push_no_real_one_out(history
     ahead = [replace(one, id=f"x{one.id}", taken_at=NOW + timedelta(seconds=1 + i)) for i, one in enumerate(strange)]
     unready = [replace(one, id=f"y{one.id}", ready=False) for one in strange]
     assert deleted(plan(real + ahead + unready, policy, NOW)) == deleted(plan(real, policy, NOW))
+
+
+@given(histories(), policies, histories())
+def test_one_that_failed_fills_no_place_and_stays_only_as_the_newest(history, policy, bad):
+    real = [replace(one, failed=False) for one in history if one.taken_at <= NOW]
+    failed = [replace(one, id=f"z{one.id}", failed=True, verified=False, partly=False) for one in bad]
+    result = plan(real + failed, policy, NOW)
+    assert {one for one in deleted(result) if one.startswith("s")} == deleted(plan(real, policy, NOW))
+    newest = max((one.taken_at for one in real + failed if one.ready and one.taken_at <= NOW), default=None)
+    for one in failed:
+        reasons = kept(result).get(one.id, ())
+        ordinary = one.ready and not (one.pinned or one.in_use or policy.empty) and one.taken_at <= NOW
+        if ordinary and one.taken_at != newest and "newest READY" not in reasons:
+            assert reasons == ()
+        assert not any(reason.startswith(("last ", "within ", "hourly", "daily", "weekly")) for reason in reasons)
+    assert {why for one in result.delete if one.id.startswith("z") for why in one.reasons} <= {
+        "failed its verification, and is not the newest"
+    }
 
 
 @given(histories(), policies, st.timedeltas(min_value=timedelta(days=-3000), max_value=timedelta(days=30000)))
@@ -282,8 +308,34 @@ def test_one_that_failed_its_verification_does_not_stand_in_for_one_that_may_res
     good = snapshot("2026-11-20 23:00", id="unproved")
     bad = [replace(snapshot(f"2026-11-21 0{hour}:00", id=f"failed {hour}"), failed=True) for hour in (1, 2)]
     result = plan([snapshot("2026-11-19 23:00", id="old"), good, *bad], Policy(keep_last=1), NOW)
-    assert kept(result) == {"failed 2": ("newest READY", "last 1 of 1"), "unproved": ("newest READY",)}
-    assert protect([good, *bad], NOW) == {"unproved": ("newest READY",), "failed 2": ("newest READY",), "failed 1": ()}
+    assert kept(result) == {
+        "failed 2": ("newest READY",),
+        "unproved": ("newest that did not fail", "last 1 of 1"),
+    }
+    assert [(one.id, one.reasons) for one in result.delete] == [
+        ("failed 1", ("failed its verification, and is not the newest",)),
+        ("old", ("no rule keeps it",)),
+    ]
+    assert protect([good, *bad], NOW) == {
+        "unproved": ("newest that did not fail",),
+        "failed 2": ("newest READY",),
+        "failed 1": (),
+    }
+
+
+def test_the_newest_partly_verified_one_stays_until_a_newer_one_is_verified():
+    partly = replace(snapshot("2026-11-20 01:00", id="partly"), partly=True)
+    older = replace(snapshot("2026-11-18 01:00", id="older"), partly=True)
+    proved = snapshot("2026-11-19 01:00", id="proved", verified=True)
+    newest = snapshot("2026-11-21 01:00", id="newest")
+    result = plan([older, proved, partly, newest], Policy(keep_last=1), NOW)
+    assert kept(result) == {
+        "newest": ("newest READY", "last 1 of 1"),
+        "partly": ("newest partly verified",),
+        "proved": ("newest VERIFIED",),
+    }
+    again = plan([older, proved, partly, replace(newest, verified=True)], Policy(keep_last=1), NOW)
+    assert deleted(again) == {"older", "proved", "partly"}
 
 
 def test_a_verified_snapshot_from_the_future_does_not_replace_the_real_one():

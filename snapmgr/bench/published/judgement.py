@@ -7,7 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapmgr.bench.published.figures import CLAIMS, STALLS, Claim, Side, StallClaim
+from snapmgr.bench.statistics import verdict
 from snapmgr.bench.statistics.comparison import by_block, groups, interval_words, pairs, ratio_document
+from snapmgr.bench.statistics.findings import noise_of
 from snapmgr.bench.statistics.machine import is_guest, is_loop, is_rotational
 from snapmgr.bench.statistics.ratio import LEAST_PAIRS, LEVEL, Ratio, have_ratio, paired_ratio
 from snapmgr.contract.units import format_quantity
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from snapmgr.bench.statistics.comparison import Group, Sample
+    from snapmgr.bench.statistics.ratio import Noise
 
 Verdict = Literal["holds", "does not hold", "not shown", "not measured"]
 _PUBLISHED_VARIANTS = ("printed", "repaired")
@@ -82,11 +85,13 @@ def _judged(
         words = f"a figure is 0: there is no ratio; {claim.over.words} has less in {less} of {len(both)} pairs"
         return _row(claim, group, None, "not shown", words)
     ratio = paired_ratio(both, seed=seed, comparisons=comparisons)
-    return _row(claim, group, ratio, *judge(claim.ratio, ratio))
+    alike = claim.over.metric == claim.under.metric
+    noise = noise_of(group.samples, claim.over.metric, seed=seed) if alike else None
+    return _row(claim, group, ratio, *judge(claim.ratio, ratio, noise=noise))
 
 
-def judge(published: tuple[float, float], ours: Ratio) -> tuple[Verdict, str]:
-    """Given a published ratio (or the ends of its range) and ours, return the verdict and its extent.
+def judge(published: tuple[float, float], ours: Ratio, *, noise: Noise | None = None) -> tuple[Verdict, str]:
+    """Given a published ratio (or the ends of its range), ours and its noise, return the verdict and its extent.
 
     The claim holds if our ratio is shown to be on the same side of 1, whatever its size. It fails if our ratio is shown
     to be on the other side, or close to 1 and different from the published one.
@@ -99,6 +104,12 @@ def judge(published: tuple[float, float], ours: Ratio) -> tuple[Verdict, str]:
         if excluded and farthest <= _ALIKE:
             return "does not hold", f"no difference of more than {farthest - 1:.0%}"
         return "not shown", "no difference shown" + (", and not the published one" if excluded else "")
+    if verdict.judge(ours, "neither", noise=noise) == "not shown":
+        return "not shown", "no more than between A/A pairs"
+    return _judge_shown(published, ours)
+
+
+def _judge_shown(published: tuple[float, float], ours: Ratio) -> tuple[Verdict, str]:
     middle = math.sqrt(published[0] * published[1])
     if (ours.value > 1) != (middle > 1):
         return "does not hold", "shown to be the other way round"

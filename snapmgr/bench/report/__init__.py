@@ -33,6 +33,8 @@ def render(document: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    labels = document["labels"]
+    environment.filters["label"] = labels.__getitem__
     order = [stack for scenario in document["scenarios"] for stack in scenario["stacks"]]
     return environment.get_template("page").render(
         doc=document,
@@ -41,6 +43,7 @@ def render(document: Mapping[str, Any]) -> str:
         colours={stack: number for number, stack in enumerate(dict.fromkeys(order))},
         style=Markup(_part("page.css")),  # noqa: S704 - a file of ours
         draw=pictures,
+        label=labels.__getitem__,
         quantity=format_quantity,
         middle=median,
         sentence=_sentence,

@@ -6,15 +6,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.report.figures import anchor_of, by_stack, common_title, families, moment_titles
-from snapmgr.bench.statistics.comparison import difference_words, interval_words, number_words, ratio_document
+from snapmgr.bench.statistics.comparison import difference_words, finite, number_words, ratio_document
 from snapmgr.bench.statistics.ratio import have_ratio, paired_ratio
+from snapmgr.bench.statistics.verdict import judge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from snapmgr.bench.statistics.comparison import Sample
     from snapmgr.bench.statistics.findings import Finding
-    from snapmgr.bench.statistics.ratio import Ratio
     from snapmgr.drawing.ratios import Kind
 
 _KINDS: Mapping[str, Kind] = {"better": "better", "worse": "worse", "differs": "other", "not shown": "same"}
@@ -44,10 +44,9 @@ def ratio_rows(findings: Sequence[Finding], *, baseline: str, stacks: Sequence[s
 
 
 def _ratio_row(one: Finding, *, drawn: bool) -> dict[str, Any]:
-    noise = one.noise
-    within = noise is not None and one.ratio.shown and one.verdict == "not shown"
-    words = "within the noise of this machine" if within else difference_words(one.ratio)
-    kind = _KINDS[one.verdict]
+    noise, words, kind = one.noise, difference_words(one.ratio), _KINDS[one.verdict]
+    if noise is not None and one.ratio.shown and kind == "same":
+        words = "no verdict: A/A pairs differ" if noise.ratio.shown else "no more than between A/A pairs"
     return {
         "id": one.id,
         "anchor": anchor_of("finding", *one.id.split("/")),
@@ -61,8 +60,7 @@ def _ratio_row(one: Finding, *, drawn: bool) -> dict[str, Any]:
         "verdict": one.verdict,
         "kind": kind,
         "words": f"{words}: {kind}" if kind in {"better", "worse"} else words,
-        "noise": None if noise is None else [1 / noise.factor, noise.factor],
-        "noise_text": "not known" if noise is None else interval_words(1 / noise.factor, noise.factor),
+        "noise": None if noise is None else {**ratio_document(noise.ratio), "limit": finite(noise.limit)},
         "samples": list(one.samples),
         "drawn": drawn,
     }
@@ -132,15 +130,7 @@ def _moment_row(
             else:
                 ratio = paired_ratio(both, seed=seed, comparisons=comparisons)
                 bar["ratio"] = ratio_document(ratio)
-                bar["kind"] = _kind(ratio, infos[names[0]]["better"])
+                bar["kind"] = _KINDS[judge(ratio, infos[names[0]]["better"])]
                 bar["words"] = difference_words(ratio)
         bars.append(bar)
     return {"stack": stack, "bars": bars}
-
-
-def _kind(ratio: Ratio, better: str) -> Kind:
-    if not ratio.shown:
-        return "same"
-    if better == "neither":
-        return "other"
-    return "better" if (ratio.value > 1) == (better == "more") else "worse"

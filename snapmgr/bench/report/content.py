@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from dataclasses import replace
@@ -12,10 +13,12 @@ from snapmgr.bench.report import figures
 from snapmgr.bench.report.comparisons import moment_families, ratio_rows
 from snapmgr.bench.report.figures import anchor_of, by_stack
 from snapmgr.bench.report.method import interval_words, method
-from snapmgr.bench.statistics.advice import Conditions, advise
+from snapmgr.bench.report.recommendation import recommendation
+from snapmgr.bench.statistics.advice import Conditions
 from snapmgr.bench.statistics.comparison import failure_of, groups
 from snapmgr.bench.statistics.findings import findings
 from snapmgr.bench.statistics.machine import device_words, facts, is_guest, is_loop, is_virtual, machine_words, telling
+from snapmgr.bench.statistics.storages import guarantees
 from snapmgr.bench.storage.stacks import STACKS
 from snapmgr.contract.units import format_size
 
@@ -23,11 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from snapmgr.bench.statistics.advice import Advice, Sentence
     from snapmgr.bench.statistics.comparison import Group, Sample
     from snapmgr.bench.statistics.findings import Finding
 
 SCHEMA = 1
+# The folders of an absolute path.
+_FOLDERS = re.compile(r"(?<![^\s='\"(])/(?:[^\s/'\"]+/)+")
 _COMMANDS, _CHARACTERS = 80, 1000
 """Commands of one sample, and characters of one command, in the report; only the sample lists thousands of calls."""
 _CONTROLS = tuple(stack.name for stack in STACKS.values() if stack.backend is None)
@@ -41,6 +45,7 @@ def document(
     problems: Sequence[str] = (),
     title: str = "What snapshots cost here",
     questions: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
     seed: int = 1,
 ) -> dict[str, Any]:
     """Return the report of some samples; the same samples give the same report.
@@ -52,24 +57,31 @@ def document(
         problems: sentences about result files that could not be read.
         title: headline of the report.
         questions: the question of each scenario (`Scenario.title`), by its name.
+        labels: the few words for each scenario (`Scenario.label`), by its name.
         seed: seed of the bootstrap.
     """
     experiments = [_sorted(group) for group in groups(samples)]
     found = findings(samples, seed=seed)
-    advice = advise(found.found, _conditions(samples))
+    conditions = _conditions(samples)
     failed = [one for one in samples if one["kind"] != "absent" and failure_of(one)]
+    stacks = dict.fromkeys(one["stack"] for one in samples)
     return {
         "schema": SCHEMA,
         "title": title,
         "subtitle": _subtitle(samples, made_at),
         "made_at": made_at.isoformat(),
         "warnings": _warnings(samples, experiments, failed, problems),
-        "recommendation": _recommendation(advice, found.problems),
+        "recommendation": recommendation(samples, found, conditions),
         "scenarios": [
-            {**_scenario(group, found.found, runs, seed=seed), "question": (questions or {}).get(group.scenario, "")}
+            {
+                **_scenario(group, found.found, runs, seed=seed),
+                "question": (questions or {}).get(group.scenario, ""),
+                "label": _labelled(group, labels or {}),
+            }
             for group in experiments
             if group.counted
         ],
+        "labels": {stack: (stack in STACKS and STACKS[stack].label) or stack for stack in stacks},
         "absent": [
             {"scenario": one["scenario"], "stack": one["stack"], "reason": one["failure"]}
             for one in samples
@@ -86,6 +98,11 @@ def document(
         "runs": [dict(run) for run in runs],
         "examples": [_example(group) for group in experiments if group.counted],
     }
+
+
+def _labelled(group: Group, labels: Mapping[str, str]) -> str:
+    variant = group.counted[0]["variant"]
+    return (labels.get(group.scenario) or group.scenario) + (f" ({variant})" if variant else "")
 
 
 def _sorted(group: Group) -> Group:
@@ -107,6 +124,7 @@ def _conditions(samples: Sequence[Sample]) -> Conditions:
         },
         failed=dict(_failed(samples)),
         mixed=len(hosts) > 1,
+        guarantees=guarantees(samples),
     )
 
 
@@ -115,22 +133,6 @@ def _failed(samples: Iterable[Sample]) -> Iterator[tuple[str, str]]:
     for stack, ours in by_stack([one for one in samples if one["kind"] != "absent"]).items():
         if why := [failure_of(one) for one in ours if failure_of(one)]:
             yield stack, f"{len(why)} of {_count(len(ours), 'sample')} failed, at last with: {why[-1].rstrip('.')}"
-
-
-def _recommendation(advice: Advice, problems: Iterable[str]) -> dict[str, Any]:
-    """Return the advice with links from each sentence to the findings that support it."""
-    parts: list[tuple[str, Sequence[Sentence]]] = [
-        ("lead", advice.sentences[:1]),
-        ("because", advice.sentences[1:]),
-        ("costs", advice.costs),
-        ("not shown", advice.not_shown),
-        ("limits", advice.caveats),
-    ]
-    sentences = [
-        {"kind": kind, "text": one.text, "evidence": list(one.evidence)} for kind, said in parts for one in said
-    ]
-    sentences += [{"kind": "limits", "text": text, "evidence": []} for text in problems]
-    return {"chosen": advice.recommended, "sentences": sentences}
 
 
 def _subtitle(samples: Sequence[Sample], made_at: datetime) -> str:
@@ -223,11 +225,18 @@ def _about(group: Group, stacks: Sequence[str]) -> str:
 
 
 def _notes(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return the notes of the samples, each once, with its stacks, its number of samples, and the total number."""
+    """Return the notes of the samples, each once, with its stacks, its number of samples, and the total number.
+
+    Notes that differ in nothing but folders are one, because each sample has a folder of its own.
+    """
     rows: dict[str, dict[str, Any]] = {}
     for stack, ours in by_stack(samples).items():
-        for text, n in Counter(note for one in ours for note in dict.fromkeys(one["notes"])).items():
-            row = rows.setdefault(text, {"stacks": [], "text": text, "n": 0, "of": 0})
+        said = [{_FOLDERS.sub("…/", note): note for note in one["notes"]} for one in ours]
+        for key, n in Counter(key for notes in said for key in notes).items():
+            text = next(notes[key] for notes in said if key in notes)
+            row = rows.setdefault(key, {"stacks": [], "text": text, "n": 0, "of": 0})
+            if any(notes.get(key, row["text"]) != row["text"] for notes in said):
+                row["text"] = key
             row["stacks"].append(stack)
             row["n"] += n
             row["of"] += len(ours)
@@ -238,7 +247,7 @@ def _by_host(samples: Iterable[Sample]) -> list[list[Sample]]:
     """Return the samples of each machine; one whose relevant facts change counts as another."""
     found: dict[str, list[Sample]] = {}
     for one in samples:
-        # Absent samples are recorded before the facts about preparing the device are known.
+        # A sample that could not run says nothing about the machine of the others.
         if one["host"] and one["kind"] != "absent":
             found.setdefault(json.dumps(telling(one["host"]), sort_keys=True), []).append(one)
     return list(found.values())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from snapmgr.bench.statistics.comparison import interval_words
 from snapmgr.drawing.bars import Bar, Bars, bar_chart
 from snapmgr.drawing.curves import Curve, curve_chart
 from snapmgr.drawing.intervals import Lane, interval_chart
@@ -17,11 +17,13 @@ from snapmgr.drawing.svg import NARROW, WIDE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from snapmgr.drawing.ratios import Kind
+
 _INFINITE = 1e9
 
 
-def ratios(scenario: Mapping[str, Any]) -> Markup:
-    """Return the chart of a scenario's ratios."""
+def ratios(scenario: Mapping[str, Any], labels: Mapping[str, str]) -> Markup:
+    """Return the chart of a scenario's ratios to its baseline; `labels` are the storages' names for people."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for one in scenario["ratios"]:
         if one["drawn"]:
@@ -30,35 +32,43 @@ def ratios(scenario: Mapping[str, Any]) -> Markup:
         RatioGroup(
             title=rows[0]["title"],
             better=rows[0]["better"],
-            noise=tuple(rows[0]["noise"]) if rows[0]["noise"] else None,
-            noise_text=f"noise of this machine: {interval_words(*rows[0]['noise'])}" if rows[0]["noise"] else "",
+            noise=_noise_limit(rows[0]["noise"]),
             rows=[
-                RatioRow(
-                    label=f"{one['stack']} ÷ {one['against']}",
-                    value=one["value"],
-                    low=one["low"],
-                    high=_INFINITE if one["high"] is None else one["high"],
-                    text=one["text"],
-                    kind=one["kind"],
-                )
-                for one in rows
+                *(_ratio_row(labels[one["stack"]], one, kind=one["kind"]) for one in rows),
+                *_twins(rows[0]["noise"]),
             ],
         )
         for rows in groups.values()
     ]
     return _both(
         lambda width, **names: ratio_chart(drawn, width=width, **names),
-        title=f"Ratios of {scenario['title']}",
+        title=f"{scenario['label']}: ratios to {labels[scenario['baseline']]}",
         description="Each ratio with its interval on a logarithmic scale; the table below has the same figures.",
         ident=f"{scenario['anchor']}-ratios",
     )
 
 
-def moments(scenario: Mapping[str, Any], family: Mapping[str, Any]) -> Markup:
+def _ratio_row(label: str, ratio: Mapping[str, Any], *, kind: Kind) -> RatioRow:
+    high = _INFINITE if ratio["high"] is None else ratio["high"]
+    return RatioRow(label=label, value=ratio["value"], low=ratio["low"], high=high, text=ratio["text"], kind=kind)
+
+
+def _noise_limit(noise: Mapping[str, Any] | None) -> float | None:
+    if noise is None:
+        return None
+    return math.inf if noise["limit"] is None else float(noise["limit"])
+
+
+def _twins(noise: Mapping[str, Any] | None) -> list[RatioRow]:
+    """Return the row of the A/A pairs, so that the reader sees their interval beside those of the stacks."""
+    return [_ratio_row("A/A: the same twice", noise, kind="other" if noise["shown"] else "same")] if noise else []
+
+
+def moments(scenario: Mapping[str, Any], family: Mapping[str, Any], labels: Mapping[str, str]) -> Markup:
     """Return the chart of one figure at its moments."""
     stacks = [
         Bars(
-            label=row["stack"],
+            label=labels[row["stack"]],
             bars=[
                 Bar(
                     value=bar["median"],
@@ -79,11 +89,13 @@ def moments(scenario: Mapping[str, Any], family: Mapping[str, Any]) -> Markup:
     )
 
 
-def curve(scenario: Mapping[str, Any], chart: Mapping[str, Any], colours: Mapping[str, int]) -> Markup:
+def curve(
+    scenario: Mapping[str, Any], chart: Mapping[str, Any], colours: Mapping[str, int], labels: Mapping[str, str]
+) -> Markup:
     """Return the curves of one series."""
     lines = [
         Curve(
-            label=line["stack"],
+            label=labels[line["stack"]],
             colour=colours[line["stack"]],
             points=[(point["x"], point["median"]) for point in line["points"]],
             low=[point["least"] for point in line["points"]],
@@ -104,7 +116,7 @@ def curve(scenario: Mapping[str, Any], chart: Mapping[str, Any], colours: Mappin
     return Markup(svg)  # noqa: S704 - the drawing code escapes its texts
 
 
-def timeline(scenario: Mapping[str, Any], row: Mapping[str, Any]) -> Markup:
+def timeline(scenario: Mapping[str, Any], row: Mapping[str, Any], labels: Mapping[str, str]) -> Markup:
     """Return one stack's run over time."""
     lanes = [
         Lane(
@@ -118,13 +130,13 @@ def timeline(scenario: Mapping[str, Any], row: Mapping[str, Any]) -> Markup:
     ]
     return _both(
         lambda width, **names: interval_chart(lanes, interval_s=row["interval_s"], width=width, **names),
-        title=f"{row['stack']}: interval by interval",
+        title=f"{labels[row['stack']]}: interval by interval",
         description="Shaded: nothing was done. The table below counts these intervals in all samples.",
         ident=f"{scenario['anchor']}-{row['stack']}-timeline",
     )
 
 
-def layout_maps(scenario: Mapping[str, Any], row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def layout_maps(scenario: Mapping[str, Any], row: Mapping[str, Any], labels: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return a map for each moment of one stack's file, all of the same part of the device."""
     points = [_points(moment["layout"]) for moment in row["moments"]]
     window = window_of(points)
@@ -136,7 +148,7 @@ def layout_maps(scenario: Mapping[str, Any], row: Mapping[str, Any]) -> list[dic
                     extents,
                     window=window,
                     size_bytes=moment["layout"]["size_bytes"],
-                    title=f"{row['stack']}, {moment['moment']}: where the file lies",
+                    title=f"{labels[row['stack']]}, {moment['moment']}: where the file lies",
                     description=f"{moment['layout']['extents']:,} extents; an unbroken rising line is read in one go.",
                     ident=f"{scenario['anchor']}-{row['stack']}-{number}",
                 )

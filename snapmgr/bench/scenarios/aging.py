@@ -88,6 +88,7 @@ class Aging(Scenario):
 
     name = "aging"
     title = "What do retained snapshots cost, in writes, reads and space, as they grow in number?"
+    label = "Many retained snapshots"
     metrics = _metrics()
     programs = ("fio",)
 

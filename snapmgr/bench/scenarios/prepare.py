@@ -86,6 +86,7 @@ class Prepare(Scenario):
 
     name = "prepare"
     title = "How long does it take to make a datadir of a physical backup, and what does the backup's clone save?"
+    label = "Preparing a backup"
     programs = (*PROGRAMS, "mariadb-backup")
     metrics = (
         metric(

@@ -87,6 +87,7 @@ class RandomUpdate(Scenario):
 
     name = "random-update"
     title = "What do random updates cost after a snapshot, and what do they do to reading the file in order?"
+    label = "Random updates after a snapshot"
     variants = ("database", "repaired", "printed")
     metrics = tuple(_metrics())
     programs = ("fio",)

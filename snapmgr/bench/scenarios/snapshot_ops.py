@@ -58,6 +58,7 @@ _TITLES = {
     "loaded": "Snapshot call while files are being written",
 }
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
+_QUANTILE_TITLES = {"p50": "median", "p95": "95th percentile", "max": "longest"}
 
 Times = dict[str, dict[int, list[float]]]
 """Seconds by operation and number of snapshots."""
@@ -68,6 +69,7 @@ class SnapshotOps(Scenario):
 
     name = "snapshot-ops"
     title = "What do creating, listing, attaching and deleting a snapshot take, and how long would a lock be held?"
+    label = "Snapshot operations"
     programs = ("fio",)
     metrics = (
         *(
@@ -159,7 +161,7 @@ class SnapshotOps(Scenario):
         for operation, by_level in watch.times.items():
             for name, share in _QUANTILES.items():
                 values = [quantile(by_level[level], share) for level in levels]
-                title = f"{_title(operation)}, {name}"
+                title = f"{_title(operation)}, {_QUANTILE_TITLES[name]}"
                 outcome.add_curve(f"{operation}_{name}", values, levels, title=title, x_title="snapshots", unit="s")
         outcome.notes = [*_notes(bench, watch.ways, levels), f"the load: {' '.join(argv)}"]
         return outcome

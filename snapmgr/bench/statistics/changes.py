@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.statistics.comparison import difference_words, groups, ratio_document
+from snapmgr.bench.statistics.findings import noise_of
 from snapmgr.bench.statistics.machine import differences, telling
 from snapmgr.bench.statistics.ratio import LEAST_PAIRS, LEVEL, Ratio, have_ratio
 from snapmgr.bench.statistics.unpaired import unpaired_ratio
+from snapmgr.bench.statistics.verdict import judge
 from snapmgr.bench.storage.stacks import STACKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from snapmgr.bench.statistics.comparison import Group, Sample
+    from snapmgr.bench.statistics.ratio import Noise
 
 TOLERANCE = 0.1
 """The relative worsening of a figure that does not yet count as a regression."""
@@ -38,6 +41,8 @@ class Change:
     new: Sequence[float]
     ratio: Ratio | None
     """New ÷ old; None if a figure is 0."""
+    noise: Noise | None = None
+    """Noise of the metric in both runs; None if it is unknown."""
 
     def beyond(self, tolerance: float) -> str:
         """Return "worse" or "better" if a change by more than `tolerance` is shown, "same" if both are shown to be
@@ -45,12 +50,9 @@ class Change:
         if self.ratio is None or self.ratio.n < LEAST_PAIRS:
             return "not shown"
         most = 1 + tolerance
-        grown, shrunk = self.ratio.low > most, self.ratio.high < 1 / most
-        if not grown and not shrunk:
-            return "same" if 1 / most <= self.ratio.low and self.ratio.high <= most else "not shown"
-        if self.info["better"] == "neither":
-            return "differs"
-        return "better" if grown == (self.info["better"] == "more") else "worse"
+        if 1 / most <= self.ratio.low and self.ratio.high <= most:
+            return "same"
+        return judge(self.ratio, self.info["better"], noise=self.noise, tolerance=tolerance)
 
 
 def changes(old: Iterable[Sample], new: Iterable[Sample], *, seed: int = 1) -> list[Change]:
@@ -85,6 +87,7 @@ def _experiment(old: Group, new: Group, *, seed: int) -> list[Change]:
             ratio=unpaired_ratio(now, then, seed=seed, comparisons=len(both))
             if have_ratio([(figure, 1.0) for figure in (*then, *now)])
             else None,
+            noise=noise_of((*old.samples, *new.samples), metric, seed=seed),
         )
         for stack, metric, then, now in both
     ]

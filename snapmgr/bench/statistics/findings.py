@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from snapmgr.bench.model import MetricInfo
 from snapmgr.bench.statistics.ratio import LEAST_PAIRS, LEVEL, Noise, Ratio, have_ratio, noise_floor, paired_ratio
+from snapmgr.bench.statistics.verdict import judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from snapmgr.bench.statistics.verdict import Verdict
+
 Sample: TypeAlias = "Mapping[str, Any]"
 # Figures of a metric, each with the id of its sample: by run and block, then by stack.
 Blocks: TypeAlias = "dict[tuple[str, int], dict[str, tuple[float, str]]]"
-Verdict = Literal["better", "worse", "differs", "not shown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +41,8 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """Return whether `stack` is shown to be better or worse than `against`.
-
-        Nothing is shown if the interval contains 1, if A/A pairs (the same stack twice) are as far apart as the two
-        stacks, or if A/A pairs are shown to differ.
-        """
-        if not self.ratio.shown or (self.noise and self.noise.ratio.shown):
-            return "not shown"
-        if self.noise and abs(math.log(self.ratio.value)) <= abs(math.log(self.noise.ratio.value)):
-            return "not shown"
-        if self.metric.better == "neither":
-            return "differs"
-        return "better" if (self.ratio.value < 1) == (self.metric.better == "less") else "worse"
+        """Return whether `stack` is shown to be better or worse than `against`."""
+        return judge(self.ratio, self.metric.better, noise=self.noise)
 
     def seen_from(self, stack: str) -> Finding:
         """Return the finding with `stack`, one of the two, as the first. Raises ValueError if it is neither."""
@@ -173,6 +164,12 @@ def narrow_enough(
         if sample["kind"] == "measured" and sample["block"] <= blocks and experiment_of(sample) == experiment
     ]
     return all(one.ratio.narrower_than(within) for one in findings(first, seed=seed, family=family).found)
+
+
+def noise_of(samples: Iterable[Sample], metric: str, *, seed: int) -> Noise | None:
+    """Return the noise of a metric in samples of one experiment, of one or several runs; None if it is unknown."""
+    blocks, twins = _figures([sample for sample in samples if usable(sample)], metric)
+    return _noise(blocks, twins, seed=seed, level=LEVEL)[0]
 
 
 def _headlines(sample: Sample) -> list[MetricInfo]:

@@ -35,7 +35,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from random import Random
-from statistics import NormalDist, fmean, median, stdev
+from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,10 +88,14 @@ class Noise:
 
     ratio: Ratio
     """Ratio of the A/A pairs. If it is `shown`, something other than the storage decides, and no result is reliable."""
-    factor: float
-    """The farther end of its interval, as a factor above 1: the same storage may differ from itself by this much."""
-    pair: float
-    """The difference within the median pair, as a factor above 1: the precision of one pair alone."""
+
+    @property
+    def limit(self) -> float:
+        """Return the factor up to which a ratio shows nothing, at least 1; infinite if the A/A pairs differ.
+
+        `verdict.judge` judges by it, and the charts draw it.
+        """
+        return math.inf if self.ratio.shown else max(self.ratio.value, 1 / self.ratio.value)
 
 
 def paired_ratio(
@@ -133,12 +137,7 @@ def have_ratio(pairs: Sequence[tuple[float, float]]) -> bool:
 
 def noise_floor(pairs: Sequence[tuple[float, float]], *, seed: int, level: float = LEVEL) -> Noise:
     """Given A/A pairs, return the effect of noise alone on a ratio. Raises ValueError as `paired_ratio`."""
-    ratio = paired_ratio(pairs, seed=seed, level=level)
-    return Noise(
-        ratio=ratio,
-        factor=max(ratio.high, 1 / ratio.low if ratio.low else math.inf),
-        pair=_exp(median(abs(math.log(first) - math.log(second)) for first, second in pairs)),
-    )
+    return Noise(ratio=paired_ratio(pairs, seed=seed, level=level))
 
 
 def _averages(logs: Sequence[float]) -> NDArray[np.float64]:

@@ -34,45 +34,76 @@ _SCRATCH_BYTES = 128 << 20
 STACKS: Mapping[str, Stack] = {
     stack.name: stack
     for stack in (
-        Stack(name="btrfs", title="btrfs", backend="btrfs"),
+        Stack(name="btrfs", title="btrfs", label="btrfs", backend="btrfs"),
         Stack(
             name="btrfs-nocow",
             title="btrfs without copy-on-write for data (chattr +C)",
+            label="btrfs, nodatacow",
             backend="btrfs",
             options={"nocow": "yes"},
         ),
-        Stack(name="xfs-reflink", title="XFS, copies that share blocks (reflink)", backend="reflink", options=_XFS),
-        Stack(name="lvm+ext4", title="ext4 on LVM, classic snapshots", backend="lvm", options=_EXT4),
-        Stack(name="lvm+xfs", title="XFS on LVM, classic snapshots", backend="lvm", options=_XFS),
-        Stack(name="lvm-thin+ext4", title="ext4 on an LVM thin pool", backend="lvm", options=_EXT4 | _THIN),
-        Stack(name="lvm-thin+xfs", title="XFS on an LVM thin pool", backend="lvm", options=_XFS | _THIN),
+        Stack(
+            name="xfs-reflink",
+            title="XFS, copies that share blocks (reflink)",
+            label="XFS, reflink copies",
+            backend="reflink",
+            options=_XFS,
+        ),
+        Stack(
+            name="lvm+ext4",
+            title="ext4 on LVM, classic snapshots",
+            label="LVM classic, ext4",
+            backend="lvm",
+            options=_EXT4,
+        ),
+        Stack(
+            name="lvm+xfs", title="XFS on LVM, classic snapshots", label="LVM classic, XFS", backend="lvm", options=_XFS
+        ),
+        Stack(
+            name="lvm-thin+ext4",
+            title="ext4 on an LVM thin pool",
+            label="LVM thin, ext4",
+            backend="lvm",
+            options=_EXT4 | _THIN,
+        ),
+        Stack(
+            name="lvm-thin+xfs",
+            title="XFS on an LVM thin pool",
+            label="LVM thin, XFS",
+            backend="lvm",
+            options=_XFS | _THIN,
+        ),
         Stack(
             name="lvm-thin-prefilled+ext4",
             title="ext4 on an LVM thin volume that was written once",
+            label="LVM thin, written, ext4",
             backend="lvm",
             options=_EXT4 | _THIN | {"prefilled": "yes"},
         ),
         Stack(
             name="lvm-thin-prefilled+xfs",
             title="XFS on an LVM thin volume that was written once",
+            label="LVM thin, written, XFS",
             backend="lvm",
             options=_XFS | _THIN | {"prefilled": "yes"},
         ),
-        Stack(name="juicefs", title="JuiceFS with its objects on the device", backend="juicefs"),
-        Stack(name="ext4", title="ext4, without snapshots", backend=None, options=_EXT4),
+        Stack(name="juicefs", title="JuiceFS with its objects on the device", label="JuiceFS", backend="juicefs"),
+        Stack(name="ext4", title="ext4, without snapshots", label="ext4, no snapshots", backend=None, options=_EXT4),
         Stack(
             name="ext4-dioread-lock",
             title="ext4 mounted with dioread_lock, without snapshots",
+            label="ext4, dioread_lock",
             backend=None,
             options=_EXT4 | {"mount_options": "dioread_lock"},
         ),
         Stack(
             name="ext4-dioread-nolock",
             title="ext4 mounted with dioread_nolock, without snapshots",
+            label="ext4, dioread_nolock",
             backend=None,
             options=_EXT4 | {"mount_options": "dioread_nolock"},
         ),
-        Stack(name="xfs", title="XFS, without snapshots", backend=None, options=_XFS),
+        Stack(name="xfs", title="XFS, without snapshots", label="XFS, no snapshots", backend=None, options=_XFS),
     )
 }
 """Stacks by their name for ``--stacks``, in the order of lists and reports."""

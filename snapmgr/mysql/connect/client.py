@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, SnapmgrError
-from snapmgr.mysql.connect.optionfile import read_client_options
+from snapmgr.mysql.connect.optionfile import quoted, read_client_options
 from snapmgr.mysql.connect.statements import first_words
 
 if TYPE_CHECKING:
@@ -205,6 +205,11 @@ def connect(credentials: Credentials, *, timeout_s: float = 5.0) -> Connection:
     return Connection(opened, login.socket)
 
 
+def login_socket(credentials: Credentials) -> str:
+    """Return the path of the socket that `connect` would use. Raises ConfigError as `connect`."""
+    return _login(credentials).socket
+
+
 def login_options(credentials: Credentials) -> bytes:
     """Return the content of an option file with which a client program logs in as `connect` does, password included.
 
@@ -212,12 +217,7 @@ def login_options(credentials: Credentials) -> bytes:
     """
     login = _login(credentials)
     values = {b"socket": os.fsencode(login.socket), b"user": login.user.encode(), b"password": bytes(login.password)}
-    # A quoted value may hold "#", quotes and spaces; a backslash in it escapes (option files, reference manual).
-    lines = (
-        name + b' = "' + value.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
-        for name, value in values.items()
-        if value
-    )
+    lines = (name + b" = " + quoted(value) for name, value in values.items() if value)
     return _Secret(b"[client]\n" + b"\n".join(lines) + b"\n")
 
 
@@ -262,7 +262,11 @@ def _open(login: _Login, timeout_s: float) -> Any | MysqlError:  # noqa: ANN401 
         import pymysql  # noqa: PLC0415 - slow; loaded only where we talk to a server
         from pymysql.cursors import DictCursor  # noqa: PLC0415
     except ImportError as error:
-        raise MissingRequirementError(f"cannot load the package PyMySQL: {error}", hint="pip install PyMySQL") from None
+        from snapmgr.system.environment import install_command  # noqa: PLC0415 - only here
+
+        raise MissingRequirementError(
+            f"cannot load the package PyMySQL: {error}", hint=install_command("PyMySQL")
+        ) from None
     sock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import socket as sockets
+import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapmgr.contract.errors import ConfigError
 from snapmgr.mysql.connect.identity import server_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _USUAL_SOCKETS = ("/run/mysqld/mysqld.sock", "/var/lib/mysql/mysql.sock", "/tmp/mysql.sock")  # noqa: S108 - MySQL's own default
+_ANSWER_S = 2.0
 # __SO_ACCEPTCON in proc_net(5): the socket is listening.
 _LISTENING = 0x10000
 # MySQL's X protocol has a socket of its own, which we cannot use.
@@ -47,6 +51,21 @@ def running_servers(proc: Path = Path("/proc")) -> list[RunningServer]:
     return sorted(found.values(), key=lambda server: (server.socket not in _USUAL_SOCKETS, server.socket))
 
 
+def server_at(socket: str) -> RunningServer:
+    """Return the server that listens on the socket. Raises ConfigError if nothing does, or we may not connect."""
+    with sockets.socket(sockets.AF_UNIX) as client:
+        client.settimeout(_ANSWER_S)
+        try:
+            client.connect(socket)
+            pid, _, _ = struct.unpack("3i", client.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, 12))
+        except OSError as error:
+            raise ConfigError(
+                f"no server answers at {socket}: {error.strerror or error}",
+                hint="start the server, or name its socket: SELECT @@socket on it shows the path",
+            ) from None
+    return RunningServer(socket=socket, datadir=_datadir(Path(f"/proc/{pid}")))
+
+
 def _listening(proc: Path) -> dict[str, str]:
     """Return the paths of listening unix sockets by inode."""
     sockets: dict[str, str] = {}
@@ -72,6 +91,7 @@ def _datadir(process: Path) -> str | None:
     """Return the working directory if it looks like a datadir: MySQL and MariaDB change into theirs."""
     with suppress(OSError):
         folder = os.readlink(process / "cwd")
-        if os.path.isdir(os.path.join(folder, "mysql")):
+        # A container's server has another folder at that path.
+        if os.path.isdir(os.path.join(folder, "mysql")) and os.path.samefile(folder, process / "cwd"):
             return folder
     return None

@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, VerificationError
 from snapmgr.contract.units import format_duration
+from snapmgr.mysql.connect.optionfile import options_in
 from snapmgr.mysql.datadir.copy import isolate_copy
 from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.server.keyring import provide_keys
 from snapmgr.mysql.server.log import describe_end, lacks_keys
 from snapmgr.mysql.server.options import throwaway_options
+from snapmgr.mysql.server.plugins import table_plugins
 from snapmgr.mysql.server.rundir import COVER_FAILED, as_user, check_reachable, covered, make_run_dir, owner_of
 from snapmgr.system.command import end_process, let_go, start_held
 from snapmgr.system.host import is_alive, this_process
@@ -46,7 +48,7 @@ _ANSWER_S = 2.0
 _GREETING_BYTES = 5
 _KILL_S = 10.0
 _LOG_SHOWN = 1 << 20
-_UUID = re.compile(rb"^server[-_]uuid\s*=\s*([0-9a-fA-F-]{36})\s*$", re.MULTILINE)
+_UUID = re.compile("[0-9a-fA-F-]{36}")
 _SERVER_ID = re.compile(r"--(?:loose[-_])?server[-_]id=(\d+)")
 # Options that the record states, or that keep other users out. The server accepts any unambiguous prefix of a name.
 _OURS = {
@@ -162,9 +164,9 @@ class DevelopmentServer:
 
     def uuid(self) -> str | None:
         """Return MySQL's server UUID, which the server wrote at its start; None for MariaDB."""
-        with suppress(FileNotFoundError), open_plain(os.path.join(self._datadir, "auto.cnf")) as file:
-            found = _UUID.search(file.read(4096))
-            return found[1].decode() if found else None
+        with suppress(FileNotFoundError, ValueError), open_plain(os.path.join(self._datadir, "auto.cnf")) as file:
+            told = options_in(file.read(4096), "auto").get("server_uuid", "")
+            return told if _UUID.fullmatch(told) else None
         return None
 
 
@@ -213,7 +215,7 @@ def held_server(
             socket=socket,
             uid=uid,
             port=port,
-            options=keys.among(options),
+            options=(*table_plugins(binary, settings, options), *keys.among(options)),
         )
         needed = {binary.path, run_dir, *(part.partition("=")[2] for part in serving if "=/" in part)}
         needed |= {value for value in copy.settings.values() if value.startswith("/")}

@@ -6,7 +6,9 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from snapmgr.contract.errors import VerificationError
 from snapmgr.mysql.connect.client import quote
+from snapmgr.mysql.connect.optionfile import options_in
 from snapmgr.mysql.datadir.origin import Flavor
 from snapmgr.mysql.datadir.plainfile import open_plain
 from snapmgr.mysql.server.program import find_server
@@ -56,14 +58,18 @@ def table_checksums(
 
 
 def needed_options(datadir: str) -> tuple[str, ...]:
-    """Return the options for a server on a backup: the live server's settings that the tool recorded."""
-    found = {}
-    with suppress(FileNotFoundError), open_plain(os.path.join(datadir, _OPTIONS_FILE)) as file:
-        for line in file.read(_OPTIONS_BYTES).decode("utf-8", "replace").splitlines():
-            name, equals, value = line.partition("=")
-            if equals and name.strip().replace("-", "_") in _NEEDED:
-                found[name.strip().replace("_", "-")] = value.strip()
-    return tuple(f"--{name}={value}" for name, value in found.items())
+    """Return the options for a server on a backup: the live server's settings that the tool recorded.
+
+    Raises VerificationError if the tool's file of them is damaged.
+    """
+    path = os.path.join(datadir, _OPTIONS_FILE)
+    found: dict[str, str] = {}
+    try:
+        with suppress(FileNotFoundError), open_plain(path) as file:
+            found = options_in(file.read(_OPTIONS_BYTES), "mysqld")
+    except ValueError as error:
+        raise VerificationError(f"{path} is not the tool's option file: {error}") from None
+    return tuple(f"--{name.replace('_', '-')}={value}" for name, value in found.items() if name in _NEEDED)
 
 
 def _tables(connection: Connection) -> list[str]:

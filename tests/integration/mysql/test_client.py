@@ -163,7 +163,7 @@ def test_other_defaults_files_that_are_refused(defaults, base):
 def test_an_odd_but_legal_defaults_file_works(server, defaults):
     defaults.write_text(
         f"# note\n[client]\nuser=nobody-else\nuser = 'backup'\nloose-flag\nport=1\npassword='{PASSWORD}'\n"
-        f"[mysql]\nno-auto-rehash\n!includedir /etc/nowhere/\n"
+        f"[mysql]\nno-auto-rehash\n!unknown /etc/nowhere/\n"
     )
     with connect(Credentials(socket=server.socket, defaults_file=str(defaults))) as connection:
         assert connection.value("SELECT CURRENT_USER()") == "backup@localhost"

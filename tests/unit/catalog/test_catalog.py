@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -90,6 +91,42 @@ def test_ids_may_be_short(catalog: Catalog, text: str, tail: str) -> None:
     catalog.write(manifest(tail="e5f6", job="other", age_h=9))
     catalog.write(manifest(tail="0000", state="broken"))
     assert catalog.resolve(text).manifest.short_id == tail
+
+
+def test_latest_passes_over_what_is_known_to_be_bad_and_names_it(catalog: Catalog) -> None:
+    results: dict[str, Literal["passed", "partly", "failed"]] = {"a1a1": "passed", "b2b2": "partly", "c3c3": "failed"}
+    for number, (tail, result) in enumerate(results.items()):
+        one = manifest(tail=tail, age_h=9 - number)
+        catalog.write(one)
+        catalog.write_verification(one.id, Verification(at=NOW, result=result, duration_s=1))
+    broken = manifest(tail="d4d4", age_h=1, state="broken", reason="its storage is gone")
+    catalog.write(broken)
+    catalog.write(manifest(tail="e5e5", state="pending"))
+    told: list[str] = []
+    for name in ("latest", "nightly@latest"):
+        assert catalog.resolve(name, told.append).manifest.short_id == "b2b2"
+    assert len(told) == 2
+    assert told[0].startswith("warning: latest is nightly.20260228T183000Z.b2b2; not considered: ")
+    assert f"{broken.id} (BROKEN: its storage is gone)" in told[0]
+    assert "c3c3 (failed its verification)" in told[1]
+    assert "e5e5" not in told[0]
+    for name in ("latest-verified", "nightly@latest-verified"):
+        assert catalog.resolve(name, told.append).manifest.short_id == "a1a1"
+    assert len(told) == 2
+    # A file that cannot be read may be that of the newest one.
+    (catalog.path / "snapshots" / broken.id / "manifest.json").write_text("{")
+    catalog.resolve("latest", told.append)
+    assert "is damaged" in told[-1]
+
+
+def test_latest_is_an_error_if_only_failed_ones_are_left(catalog: Catalog) -> None:
+    one = manifest(tail="c3c3")
+    catalog.write(one)
+    with pytest.raises(NotFoundError, match="no VERIFIED snapshot of job nightly"):
+        catalog.resolve("nightly@latest-verified")
+    catalog.write_verification(one.id, Verification(at=NOW, result="failed", duration_s=1))
+    with pytest.raises(NotFoundError, match=rf"all READY snapshots failed their verification: {one.id}"):
+        catalog.resolve("latest")
 
 
 def test_an_id_that_fits_none_or_several_is_an_error(catalog: Catalog) -> None:

@@ -32,9 +32,9 @@ def test_list_shows_each_snapshot_on_a_line(run):
     code, out, err = run("list")
     assert (code, err) == (0, "")
     head, first, second, third = out.splitlines()
-    assert head.split() == ["ID", "JOB", "TAKEN", "STATE", "LEVEL", "HELD", "VERIFIED", "NOTES"]
+    assert head.split() == ["ID", "JOB", "TAKEN", "STATE", "LEVEL", "HELD", "VERIFIED", "AT", "NOTES"]
     shown = ["00000000", "nightly", "2026-01-31T02:30:00Z", "ready", "backup-lock", "4.2", "ms"]
-    assert first.split() == [*shown, "2026-01-31T02:30:00Z", "mounted"]
+    assert first.split() == [*shown, "2026-01-31T02:30:00Z", "mounted", "at", "/mnt/look"]
     assert "FAILED 2026-01-31T02:30:00Z" in second
     assert third.split()[-1] == "-"
     assert {line.index("backup-lock") for line in (first, second, third)} == {head.index("LEVEL")}
@@ -140,18 +140,6 @@ def test_config_validate_knows_the_backends_and_their_keys(run, config):
     assert f"{config}: backend.juices: there is no backend 'juices'" in unknown
     config.write_text(job + 'backend = "reflink"\n[backend.reflink]\nstore = "/srv/copies"\n')
     assert run("config", "validate")[0] == 0
-
-
-def test_config_init_writes_a_valid_file_once(run, tmp_path):
-    path = tmp_path / "new" / "snapmgr.toml"
-    assert run("config", "init", "--socket", "/run/x.sock", "-o", str(path))[0] == 0
-    assert run("config", "validate", str(path))[0] == 0
-    before = path.read_bytes()
-    assert b"/run/x.sock" in before
-    code, _, err = run("config", "init", "-o", str(path))
-    assert code == 2
-    assert "not overwritten" in err
-    assert path.read_bytes() == before
 
 
 def test_doctor_speaks_without_a_configuration_too(tmp_path, capsys):
@@ -281,7 +269,7 @@ def _complete(config, *words):
 def test_completion_knows_commands_jobs_and_snapshots(config):
     assert _complete(config, "ver") == ["verify"]
     assert _complete(config, "backup", "ni") == ["nightly"]
-    assert _complete(config, "show", "nightly@") == ["nightly@latest"]
+    assert _complete(config, "show", "nightly@") == ["nightly@latest", "nightly@latest-verified"]
     assert _complete(config, "show", "00000001") == ["00000001"]
     assert manifest(2).id in _complete(config, "show", "nightly.")
     assert manifest(2).id in _complete(config, "prepare", "nightly.")

@@ -28,6 +28,25 @@ def test_tables_and_the_verdict(capsys):
     assert "the file has no counters of the mount, so missing operations cannot be detected" in err
 
 
+def test_a_log_with_a_hole_has_no_verdict_and_says_so_everywhere(capsys, tmp_path):
+    lines = gzip.decompress((GOLDEN / "reads.log.gz").read_bytes()).splitlines(keepends=True)
+    path, page = tmp_path / "cut.log", tmp_path / "cut.html"
+    path.write_bytes(b"".join(lines[: len(lines) // 5] + lines[len(lines) * 4 // 5 :]))
+    assert main(["trace", "show", str(path), "-o", str(page)]) == 0
+    out, err = capsys.readouterr()
+    assert "verdict: unknown: for " in out
+    assert "nothing to tune" not in out
+    assert "the program was idle, or lines are missing" in err
+    assert "the program was idle, or lines are missing" in page.read_text()
+    assert "so there is no verdict" in page.read_text()
+    assert main(["trace", "show", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["verdict"]["findings"][0]["bottleneck"] == "unknown"
+    (hole,) = document["analysis"]["holes"]
+    assert hole["to_us"] - hole["from_us"] > 0.5 * (document["analysis"]["last_us"] - document["analysis"]["first_us"])
+    assert len(document["analysis"]["caveats"]) == 2
+
+
 @pytest.mark.parametrize("by", ["operation", "file", "thread"])
 def test_one_table(capsys, by):
     assert main(["trace", "show", KINDS, "--by", by]) == 0
@@ -43,7 +62,11 @@ def test_one_document(capsys):
     (only,) = document["analysis"]["totals"]["file"]
     assert (only["key"], only["count"], only["failed"]) == ("d", 31, 8)
     assert list(document["analysis"]["totals"]) == ["file"]
-    assert document["verdict"]["findings"][0]["action"] == "none"
+    assert document["verdict"]["findings"][0]["action"] == "record"
+    assert document["verdict"]["condition"].startswith("only if no line is missing")
+    counters, silence = document["analysis"]["caveats"]
+    assert counters == "the file has no counters of the mount, so missing operations cannot be detected"
+    assert silence.startswith("for 500 ms the log has no operation, and no mark of an idle mount")
 
 
 def test_a_log_from_stdin(capsys, monkeypatch):

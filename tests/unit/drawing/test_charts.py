@@ -82,13 +82,23 @@ def test_a_ratio_stands_where_its_value_is(width):
 
 
 def test_the_noise_is_a_band_about_1():
-    group = RatioGroup(title="Update", better="more", rows=[row(1.5, 1.2, 1.8, "better")], noise=(0.8, 1.25))
+    group = RatioGroup(title="Update", better="more", rows=[row(1.5, 1.2, 1.8, "better")], noise=1.25)
     svg = ratio_chart([group], width=WIDE, **NAMES)
     (band,) = kinds(svg, "noise")
     one = float(kinds(svg, "one")[0].get("x1"))
     left, width = float(band.get("x")), float(band.get("width"))
     assert left < one < left + width
     assert one - left == pytest.approx(left + width - one, abs=0.2)
+
+
+def test_a_long_title_takes_several_lines_and_loses_no_word():
+    words = "Snapshot call while files are being written, with 10 snapshots (median)"
+    group = RatioGroup(title=words, better="less", rows=[row(1.0, 0.9, 1.1)])
+    narrow, wide = (ratio_chart([group], width=width, **NAMES) for width in (NARROW, WIDE))
+    assert " ".join(one.text for one in kinds(narrow, "head")) == words
+    assert [one.text for one in kinds(wide, "head")] == [words]
+    lowest = max(float(one.get("y")) for one in kinds(narrow, "head"))
+    assert lowest < float(kinds(narrow, "point")[0].get("cy"))
 
 
 def test_what_goes_on_beyond_the_edge_has_an_arrow():

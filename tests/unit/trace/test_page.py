@@ -18,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapmgr.cli.main import main
+from snapmgr.trace.accesslog import Trace
+from snapmgr.trace.analysis import analyse
 from snapmgr.trace.lanes import lanes, starts_us
 from snapmgr.trace.operations import Operations
 from snapmgr.trace.page import write_page
@@ -154,8 +156,8 @@ class _Tags(HTMLParser):
 
 
 def _page(operations, verdict=None, title="JuiceFS"):
-    out = io.BytesIO()
-    write_page(operations, verdict, out, title=title)
+    out, trace = io.BytesIO(), Trace(operations=operations)
+    write_page(trace, out, analysis=analyse(trace), verdict=verdict, title=title)
     return out.getvalue().decode()
 
 
@@ -169,7 +171,7 @@ def test_the_page_asks_for_nothing_and_what_the_log_says_stays_text():
     assert tags.addresses == ["data:,"]
     assert tags.text.count(evil) == 3, "twice in titles, once in the verdict"
     assert "Try: <more> memory." in tags.text
-    assert "3 lines of the log could not be read and are missing" in tags.text
+    assert "3 lines are not from a JuiceFS log and were skipped" in tags.text
 
 
 def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else():

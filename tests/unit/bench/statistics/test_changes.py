@@ -103,6 +103,18 @@ def test_within_the_tolerance_there_is_no_regression():
     assert rows(compare(old, new, tolerance=0.05))["verdict"] == "regression"
 
 
+def test_where_the_same_stack_measured_twice_differs_nothing_is_a_regression():
+    old = random_updates(blocks=10)
+    new = altered(random_updates(blocks=10, seed=2), stack="btrfs", metric=UPDATE, factor=1.6, run="run-2")
+    for one in (*old, *new):
+        if one["kind"] == "a/a":
+            one["metrics"][UPDATE] *= 1.5
+    found = compare(old, new)
+    assert rows(found)["verdict"] == "not shown"
+    assert rows(found)["ratio"]["shown"]
+    assert found["regressions"] == 0
+
+
 def test_on_another_machine_nothing_is_a_regression():
     old = random_updates(blocks=10)
     other = {**HOST, "kernel": "6.18.1"}

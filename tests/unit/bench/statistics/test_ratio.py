@@ -142,11 +142,12 @@ def test_narrower_than_is_about_the_intervals_halves():
     assert not Ratio(value=1, low=1 / 1.1, high=1.1, n=6).narrower_than(0.0999)
 
 
-def test_the_noise_floor_is_the_farther_end_above_1():
+def test_the_noise_has_its_middle_as_a_limit_and_none_if_twins_differ():
     noise = noise_floor([(1, 2), (1, 1.5), (1, 1.2), (1.1, 1), (1, 1.6), (1, 1.3)], seed=1)
-    assert noise.factor == pytest.approx(1 / noise.ratio.low)
-    assert noise.pair == pytest.approx(math.sqrt(1.3 * 1.5))
     assert not noise.ratio.shown
+    assert noise.limit == pytest.approx(1 / noise.ratio.value)
+    assert noise.limit > 1
+    assert noise_floor([(1, 2), (1, 2.1), (1, 1.9)] * 4, seed=1).limit == math.inf
 
 
 def _quiet(random: Random) -> float:
