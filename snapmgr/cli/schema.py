@@ -306,6 +306,7 @@ KEYS: dict[str, dict[str, Any]] = {
     | {"stopped_by": str | None, "command_exit": int | None},
     "trace show": {"recording": Open | None, "truncated": str | None, "untimed": int | None}
     | {"analysis": Open | None, "verdict": Open | None},
+    "trace compare": {"changed": list[str], "caveats": list[str], "measures": list[Open], "verdicts": list[list[Open]]},
     "bench run": _CHANGES
     | {"results": str | None, "report": str | None, "measured": int | None, "failed": int | None}
     | {"left_out": list[str], "given_up": list[str], "found": Open | None, "on": str | None}
@@ -313,6 +314,7 @@ KEYS: dict[str, dict[str, Any]] = {
     | {"space_bytes": Bytes | None, "absent": list[Any]},
     "bench list": {"scenarios": list[Open], "stacks": list[Open]},
     "bench show": {"recommendation": Open | None, "scenarios": list[Open], "absent": list[Open], "failed": list[Open]},
+    "bench advise": {"use": str | None, "storages": Any},
     "bench compare": {"rows": list[Open], "obstacles": list[str], "left_out": list[str]},
     "schedule install": _CHANGES | {"schedule": Schedule | None, "files": list[dict[str, str]], "arguments": list[str]},
     "schedule show": {"schedules": list[Schedule], "damaged": list[Damaged]},
@@ -327,7 +329,7 @@ def blank(command: str) -> dict[str, Any]:
     """Return a command's own keys with the values of a command that got nowhere: empty lists, false, null."""
     return {
         name: [] if get_origin(kind) is list else False if kind is bool else None
-        for name, kind in KEYS[command].items()
+        for name, kind in KEYS.get(command, {}).items()
     }
 
 

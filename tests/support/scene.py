@@ -12,6 +12,7 @@ from snapmgr.catalog.store import Catalog
 from snapmgr.config.load import load_config
 from snapmgr.context import Context
 from support import faults
+from support.documents import conforms
 from support.kinds import SYSTEM
 from support.server import private_server
 from support.storage import loop_filesystem, work_folder
@@ -64,10 +65,12 @@ class Scene:
         return faults.start(self.config_file, *arguments, faults=faults_)
 
     def json(self, *arguments: str) -> Any:
-        """Run a command that must succeed and return its --json."""
+        """Run a command that must succeed and return its --json, which has the published form."""
         done = self.run(*arguments, "--json")
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        document = json.loads(done.stdout)
+        conforms(document)
+        return document
 
     def entries(self) -> list[Entry]:
         """Return what the catalog holds; nothing may be damaged."""
