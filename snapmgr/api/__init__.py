@@ -5,6 +5,7 @@ Only plugins and the contract suite import this package; the rest of snapmgr imp
 
 from snapmgr.contract.abilities import (
     AlterationCheck,
+    Benchmarked,
     CapacityReporting,
     ClientMount,
     FolderCloning,
@@ -38,6 +39,7 @@ from snapmgr.contract.errors import (
 from snapmgr.contract.records import (
     Attachment,
     AttachRecord,
+    BenchStorage,
     BlockDevice,
     Capabilities,
     ClientOptions,
@@ -74,6 +76,8 @@ __all__ = [
     "AttachRecord",
     "Attachment",
     "Backend",
+    "BenchStorage",
+    "Benchmarked",
     "BlockDevice",
     "BusyError",
     "Capabilities",

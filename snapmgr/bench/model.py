@@ -38,6 +38,8 @@ class Stack:
     """Entry point of the backend that provisions and takes snapshots; None: a control, which has no snapshots."""
     options: Mapping[str, str] = field(default_factory=dict)
     """For its provisioner: {"file_system": "xfs", "thin": "yes"}."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The backend's configuration on it: see `snapmgr.contract.records.BenchStorage`."""
 
     @property
     def classic_lvm(self) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 from snapmgr.catalog.manifest import SCHEMA, decode, encode
 from snapmgr.catalog.recordfolder import names_in, require_name
 from snapmgr.contract.errors import BusyError, CatalogError, MissingRequirementError, NotFoundError
+from snapmgr.contract.recordpath import Absolute, Name, Token
 from snapmgr.contract.records import SnapshotRef
 from snapmgr.system.files import drop_file, read_file, space_hint, write_file
 from snapmgr.system.host import Process, is_alive
@@ -33,8 +34,8 @@ MERGED = "merged into its origin"
 class MountRecord:
     """How a file system was mounted, to mount it again in the same way."""
 
-    point: Annotated[str, msgspec.Meta(pattern=r"\A/")]
-    root: Annotated[str, msgspec.Meta(pattern=r"\A/")]
+    point: Absolute
+    root: Absolute
     """The mounted folder of the file system."""
     fs_type: str
     options: tuple[str, ...]
@@ -61,9 +62,9 @@ class OriginRecord:
 class InplaceRecord:
     """A running or unfinished in-place restore."""
 
-    token: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
-    snapshot_id: str
-    jobs: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    token: Token
+    snapshot_id: Name
+    jobs: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
     """Jobs with snapshots of these origins, the snapshot's own job first.
 
     The holder of that job's lock may continue it.

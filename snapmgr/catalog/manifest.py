@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Literal, Protocol, TypeVar
 
@@ -15,11 +15,20 @@ import msgspec
 
 from snapmgr.catalog.physical import PhysicalRecord
 from snapmgr.contract.errors import CatalogError, StorageError
+from snapmgr.contract.recordpath import (
+    Absolute,
+    AbsoluteOrNone,
+    InnerOrSelf,
+    Name,
+    NameOrNone,
+    Token,
+    problem_of,
+    require_usable,
+)
 from snapmgr.contract.records import AttachRecord, Intent, SnapshotRef
 from snapmgr.system.host import Process
 
 SCHEMA = 1
-_FIRST_YEAR, _LAST_YEAR = 1970, 9000
 HIDDEN_NAME = re.compile(r"\.snapmgr-restore-(?P<token>[0-9a-f]{16})")
 """`RestoreRecord.hidden`."""
 
@@ -35,7 +44,7 @@ GONE = "its storage is gone"
 class Position:
     """An exact binlog position. `gtid` is empty if the server wrote none."""
 
-    file: str
+    file: Name
     offset: int
     gtid: str
 
@@ -67,7 +76,7 @@ class ServerRecord:
     version: str
     server_id: int | None
     server_uuid: str | None
-    datadir: str
+    datadir: Absolute
     log_bin: str | None
     """Path and base name of the binary logs, from the datadir ("mysql-bin", "../log/bin"); None without binary logs."""
     settings: dict[str, str] = field(default_factory=dict)
@@ -96,6 +105,8 @@ class QuiesceRecord:
     """Longest time that a writer can have waited for us: from asking for the lock until its release, worst attempt."""
     position_from: Literal["server", "binlog", "nowhere"] = "nowhere"
     """Source of the binlog position: the server under the lock, or the end of the snapshot's own binary logs."""
+    killed: tuple[str, ...] = ()
+    """The SELECTs that were killed for the lock: connection, account, age, first words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +114,13 @@ class Member:
     """One volume's share of a snapshot."""
 
     ref: SnapshotRef
-    subpath: str
+    subpath: InnerOrSelf
     """Path of the source inside the volume; "" when the source is the volume."""
     call_s: float
     """Duration of the storage call."""
-    path: str = ""
+    path: AbsoluteOrNone = ""
     """Where the volume was mounted at that time."""
-    places: dict[str, str] = field(default_factory=dict)
+    places: dict[Absolute, InnerOrSelf] = field(default_factory=dict)
     """Every folder of the source in this volume, with its path inside the volume; includes the source itself."""
 
 
@@ -117,10 +128,10 @@ class Member:
 class Manifest:
     """Everything known about a snapshot, except its verification."""
 
-    id: str
-    job: str
+    id: Name
+    job: Name
     source: Literal["mysql", "physical", "directory"]
-    path: str
+    path: Absolute
     """Path of the snapshotted datadir, staged backup or directory at that time."""
     state: State
     created_at: datetime
@@ -144,10 +155,10 @@ class Manifest:
     """Nested subvolumes and mounts that it does not include."""
     helper: Process | None = None
     """The process that takes it: as long as it lives, its storage call may still complete."""
-    state_dir: str = ""
+    state_dir: AbsoluteOrNone = ""
     """The state directory that it belongs to; others ignore it when they find it in the storage."""
     quiesce: QuiesceRecord | None = None
-    absent: tuple[str, ...] = ()
+    absent: tuple[Absolute, ...] = ()
     """Folders that the server writes but no member includes: those of its binary and relay logs."""
     server: ServerRecord | None = None
     position: Position | None = None
@@ -202,9 +213,9 @@ class LeasePart:
     """One member's share of a lease."""
 
     record: AttachRecord
-    subpath: str
+    subpath: InnerOrSelf
     """`Member.subpath`."""
-    folder: Annotated[str, msgspec.Meta(pattern=r"\A(?!\.{1,2}\Z)[^/]*\Z")] = ""
+    folder: NameOrNone = ""
     """Name of the folder below the lease's mount point; "" for the mount point itself, if there is only one member."""
     mounted: str | None = None
     """Device number and root folder of the mount, once it exists: another mount at the same point is not ours."""
@@ -290,7 +301,7 @@ class Lease:
 class Schedule:
     """When a job has to run, as installed; `status` computes overdue runs from it."""
 
-    job: str
+    job: Name
     kind: Literal["systemd", "cron"]
     expression: str
     """OnCalendar, as in systemd.time(7)."""
@@ -304,9 +315,9 @@ class Schedule:
 class RestoreRecord:
     """A running or unfinished restore: on disk before anything is created, with a copy in its hidden folder."""
 
-    token: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
-    snapshot_id: str
-    dest: str
+    token: Token
+    snapshot_id: Name
+    dest: Absolute
     """Absolute, its parent resolved."""
     made_dest: bool
     """Whether this restore created the folder `dest`; if so, undoing it removes the folder."""
@@ -366,11 +377,12 @@ def decode(data: bytes, kind: type[_AnyRecord], where: str) -> _AnyRecord:
                 f"{where} has schema {schema}, but this snapmgr knows only {SCHEMA}", hint="use a newer snapmgr"
             )
         record = msgspec.json.decode(data, type=kind)
-        _require_usable(record, data)
+        require_usable(record, data)
         return record
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise CatalogError(
-            f"{where} is damaged: {error}", hint="restore it from the copy beside the snapshot, or see: snapmgr doctor"
+            f"{where} is damaged: {problem_of(error)}",
+            hint="restore it from the copy beside the snapshot, or see: snapmgr doctor",
         ) from None
 
 
@@ -380,21 +392,3 @@ def read_number(data: bytes) -> int:
         return msgspec.json.decode(data, type=_Versioned).number
     except (msgspec.DecodeError, UnicodeDecodeError):
         return 0
-
-
-def _require_usable(record: object, data: bytes) -> None:
-    """Raise ValueError for a text or time that the type allows but system calls do not."""
-    # JSON can write NUL only in this way; checking each text would take longer than reading a thousand manifests.
-    if b"\\u0000" in data and _holds_nul(record):
-        raise ValueError("a text in it contains a NUL character")
-    for value in vars(record).values():
-        if isinstance(value, datetime) and (value.tzinfo is None or not _FIRST_YEAR <= value.year <= _LAST_YEAR):
-            raise ValueError(f"{value.isoformat()} has no time zone, or is not between {_FIRST_YEAR} and {_LAST_YEAR}")
-
-
-def _holds_nul(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_holds_nul, (*value, *value.values())))
-    if is_dataclass(value):
-        return any(map(_holds_nul, vars(value).values()))
-    return any(map(_holds_nul, value)) if isinstance(value, tuple) else isinstance(value, str) and "\0" in value

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from snapmgr.contract.recordpath import AbsoluteOrNone, Name
+
 ToolName = Literal["mariadb-backup", "xtrabackup", "clone"]
 State = Literal["raw", "redo-applied", "prepared"]
 """As the tool wrote it; redo log applied and ready for increments; ready for a server."""
@@ -14,7 +16,7 @@ State = Literal["raw", "redo-applied", "prepared"]
 class BinlogMark:
     """A position in a binary log, with a digest of everything before it."""
 
-    file: str
+    file: Name
     offset: int
     digest: str
 
@@ -32,11 +34,11 @@ class PhysicalRecord:
     """It includes all changes up to here; the next increment starts here."""
     from_lsn: int = 0
     """Where its increment started; 0: a full copy."""
-    base: str | None = None
+    base: Name | None = None
     """The snapshot whose clone its increment was applied to. It may no longer exist."""
     full_because: str | None = None
     """Why it is a full copy although the job is incremental."""
-    datadir: str = ""
+    datadir: AbsoluteOrNone = ""
     """Datadir of the live server."""
     identity: str = ""
     """Identity of the live datadir: an increment of another one would apply without an error and be corrupt."""

@@ -354,10 +354,24 @@ def _conclude(session: Session, results: Results, ended: RunSummary) -> int:
             else "everything was measured before"
         )
         session.console.tell(f"{made}, in {results.folder}")
-        for sentence in document["recommendation"]["sentences"][:1]:
-            session.console.tell(sentence["text"])
+        for use in document["recommendation"]["uses"]:
+            session.console.tell(use["sentences"][0]["text"])
+        for line in _advice_on_a_disk(document["recommendation"]):
+            session.console.tell(line)
         session.console.tell("the page, for a browser:")
         print_lines([str(page)])
     if error is not None:
         raise error
     return EXIT_OK
+
+
+def _advice_on_a_disk(found: dict[str, Any]) -> list[str]:
+    """Return what to run for advice, if there is only an indicative order."""
+    if all(use["sure"] != "indicative" for use in found["uses"]):
+        return []
+    from snapmgr.bench.device.blankdisks import blank_disks
+    from snapmgr.bench.run.plan import LEAST_TARGET_BYTES
+
+    disks = blank_disks(needed_bytes=LEAST_TARGET_BYTES)
+    shown = [f"blank here: {title}: snapmgr bench run --on {path}" for path, title in disks]
+    return ["for advice, measure on a disk: snapmgr bench run --on DEVICE", *(shown or ["no disk is blank here"])]

@@ -34,7 +34,8 @@ def list_(session: Session) -> int:
     Time and space are for one sample on a disk of 100 MB/s and 1,000 IOPS; a run takes several per storage.
     """
     from snapmgr.bench.scenarios import scenarios
-    from snapmgr.bench.storage.stacks import STACKS, missing_requirements
+    from snapmgr.bench.storage.contributed import all_stacks
+    from snapmgr.bench.storage.stacks import missing_requirements
 
     found = [_scenario(scenario) for scenario in scenarios()]
     stacks: list[dict[str, Any]] = [
@@ -43,7 +44,7 @@ def list_(session: Session) -> int:
             "title": stack.title,
             "missing": [{"what": reason.what, "hint": reason.hint} for reason in missing_requirements(stack)],
         }
-        for stack in STACKS.values()
+        for stack in all_stacks().values()
     ]
     if session.json:
         session.document(EXIT_OK, scenarios=found, stacks=stacks)

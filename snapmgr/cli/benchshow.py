@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from snapmgr.cli.benchadvice import advice_lines
 from snapmgr.cli.output import format_table, print_lines
 from snapmgr.cli.params import json_option
 from snapmgr.contract.errors import EXIT_OK, CatalogError, ConfigError, NotFoundError, SnapmgrError
@@ -148,7 +149,7 @@ def _lines(document: dict[str, Any], *, all_figures: bool) -> Iterator[str]:
     yield document["subtitle"]
     yield from (f"note: {warning['text']}" for warning in document["warnings"])
     yield ""
-    yield from (_sentence(sentence["text"]) for sentence in document["recommendation"]["sentences"])
+    yield from advice_lines(document["recommendation"])
     for scenario in document["scenarios"]:
         yield ""
         yield f"{scenario['title']}: {scenario['subtitle']}"
@@ -164,10 +165,6 @@ def _lines(document: dict[str, Any], *, all_figures: bool) -> Iterator[str]:
     if document["failed"]:
         yield ""
         yield from (f"failed: {one['id']}: {one['reason']}" for one in document["failed"])
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _medians(scenario: dict[str, Any], *, all_figures: bool) -> list[str]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from snapmgr.cli.render import Bar
 
-SCHEMA_VERSION = 1
 # C0 and C1 controls, line and paragraph separators, marks of writing direction, lone surrogates: a file name must not
 # move the cursor, colour the terminal or look like another name.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -81,14 +80,17 @@ def print_lines(lines: Sequence[str]) -> None:
 
 
 def print_document(command: str, exit_code: int, error: SnapmgrError | None, fields: dict[str, Any]) -> None:
-    """Write the one JSON document of a run to stdout (docs/reference/json.md)."""
+    """Write the one JSON document of a run to stdout (docs/reference/json.md); keys without a value are empty."""
     import json
+
+    from snapmgr.cli.schema import SCHEMA_VERSION, blank
 
     document = {
         "schema_version": SCHEMA_VERSION,
         "command": command,
         "exit_code": exit_code,
         "error": error_document(error),
+        **blank(command),
         **fields,
     }
     # ASCII only, so that no name can hold a control character for the terminal.

@@ -226,6 +226,18 @@ def unverified_option(command: _Command) -> _Command:
 
 def dry_run_option(command: _Command) -> _Command:
     """Add ``-n`` and ``--dry-run``."""
-    return click.option("-n", "--dry-run", is_flag=True, help="Show what would be done; change and lock nothing.")(
-        command
-    )
+    return click.option(
+        "-n",
+        "--dry-run",
+        is_flag=True,
+        is_eager=True,
+        callback=_note_dry_run,
+        help="Show what would be done; change and lock nothing.",
+    )(command)
+
+
+def _note_dry_run(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+    """Note it for the document of a command that fails."""
+    if value and not ctx.resilient_parsing:
+        ctx.ensure_object(Session).dry_run = True
+    return value

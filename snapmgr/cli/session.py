@@ -28,6 +28,7 @@ class Session:
     verbose: bool = False
     debug: bool = False
     json: bool = False
+    dry_run: bool = False
     command: str = ""
     console: Console = field(default_factory=Console)
     documented: bool = False
@@ -106,5 +107,5 @@ class Session:
 
     def document(self, exit_code: int, error: SnapmgrError | None = None, **fields: Any) -> None:  # noqa: ANN401
         """Print the one JSON document."""
+        print_document(self.command, exit_code, error, {"dry_run": True} | fields if self.dry_run else fields)
         self.documented = True
-        print_document(self.command, exit_code, error, fields)

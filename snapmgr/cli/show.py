@@ -142,6 +142,11 @@ def _consistency(manifest: Manifest) -> Iterator[str]:
             )
         if quiesce.level == "freeze-process":
             yield f"frozen      {format_duration(quiesce.frozen_s)}: no client was served for this time"
+        if quiesce.level == "crash-consistent" and quiesce.stall_s:
+            stall = format_duration(quiesce.stall_s)
+            yield f"lock        not granted, and not needed; no writer waited longer than {stall}"
+        for statement in quiesce.killed:
+            yield f"killed      the SELECT of {statement}"
         yield f"proof       {quiesce.proof}"
     position = manifest.position
     if position is not None:

@@ -269,7 +269,10 @@ def _draw(
     if perfetto is not None:
         from snapmgr.trace.perfetto import write_perfetto
 
-        _write(perfetto, (".json", ".json.gz"), lambda out: write_perfetto(trace.recorded, out, title=title))
+        def events(out: IO[bytes]) -> None:
+            write_perfetto(trace.recorded, out, holes=analysis.holes, title=title)
+
+        _write(perfetto, (".json", ".json.gz"), events)
         session.console.tell(f"wrote {perfetto}: open it at ui.perfetto.dev or in another trace viewer")
 
 

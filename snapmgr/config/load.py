@@ -10,7 +10,7 @@ from typing import Any
 from snapmgr.config import model
 from snapmgr.config.files import list_files, read_toml
 from snapmgr.config.model import Config, Job, Prepare, Retention, Verify
-from snapmgr.config.values import describe_unknown, read_table, show
+from snapmgr.config.values import describe_unknown, is_absolute, read_table, show
 from snapmgr.contract.errors import ConfigError
 
 DEFAULT_PATH = Path("/etc/snapmgr/snapmgr.toml")
@@ -20,9 +20,10 @@ _TOP_KEYS = (*_FOLDERS, "defaults", "job", "backend")
 _NOT_KEYS = frozenset({"name"})
 # Minimum and maximum in seconds. lock_wait_timeout has whole seconds, and 0 would fail at the first busy table.
 _LIMITS = {
-    "lock_wait_s": ("1s", 1.0, "1h", 3600.0),
+    "max_stall_s": ("1s", 1.0, "1h", 3600.0),
     "lock_hold_s": ("100ms", 0.1, "1h", 3600.0),
     "blocker_wait_s": ("0", 0.0, "1d", 86400.0),
+    "blocker_age_s": ("100ms", 0.1, "1h", 3600.0),
     "kill_selects_after_s": ("1s", 1.0, "1d", 86400.0),
     "sync_target_s": ("1ms", 0.001, "1h", 3600.0),
     "settle_timeout_s": ("1s", 1.0, "7d", 604800.0),
@@ -152,9 +153,9 @@ class _Reader:
         if key not in self.found:
             return None
         file, value = self.found[key]
-        if isinstance(value, str) and value.startswith("/") and "\0" not in value:
+        if isinstance(value, str) and is_absolute(value):
             return Path(value)
-        self.errors.append(f"{file}: {key} = {show(value)}: must be an absolute path")
+        self.errors.append(f"{file}: {key} = {show(value)}: must be an absolute path without ..")
         return None
 
     def _read_job_table(self, path: str) -> dict[str, Any]:

@@ -113,9 +113,14 @@ def _read_marked(value: object, marker: str) -> float | int | str:
         return parse_size(value)
     if marker == "share":
         return _read_share(value)
-    if not value.startswith("/") or "\0" in value:
-        raise ValueError("must be an absolute path")
+    if not is_absolute(value):
+        raise ValueError("must be an absolute path without ..")
     return value
+
+
+def is_absolute(path: str) -> bool:
+    """Return whether a path is absolute and has no ".."; records on disk hold no others."""
+    return path.startswith("/") and "\0" not in path and ".." not in path.split("/")
 
 
 def _read_share(value: str) -> float:

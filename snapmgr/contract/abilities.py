@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from snapmgr.contract.records import (
         AttachRecord,
+        BenchStorage,
         ClientOptions,
         Gauge,
         Pool,
@@ -160,3 +161,12 @@ class Provisioner(Protocol):
 
         Idempotent, in any process. The device need not be blank afterwards, but it is not in use.
         """
+
+
+@runtime_checkable
+class Benchmarked(Protocol):
+    """A `Provisioner` whose storages the benchmark offers by their names, beside those that come with snapmgr."""
+
+    @classmethod
+    def bench_storages(cls) -> tuple[BenchStorage, ...]:
+        """Return its storages."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from snapmgr.contract.errors import StorageError
+from snapmgr.contract.recordpath import Inner, Name, PoolId, Token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,7 +84,7 @@ class Pool:
     """A place that holds snapshots: a btrfs file system, a volume group, a folder of copies."""
 
     backend: str
-    id: str
+    id: PoolId
     """The storage's own id (file system UUID, VG UUID, …); for a folder its path."""
     hint: str
     """Where it was last seen (a mount point, a device); only to find it faster and to name it in messages."""
@@ -162,11 +163,11 @@ class SnapshotRef:
     """A snapshot: our id together with the storage's own id, which alone identifies it."""
 
     backend: str
-    snapshot_id: str
+    snapshot_id: Name
     pool: Pool
     volume_id: str
     """The origin's id (`Volume.id`)."""
-    name: str
+    name: Inner
     """Its name in the pool: where to look first."""
     native_id: str
     """The storage's own id of the snapshot (subvolume UUID, LV UUID, …).
@@ -199,7 +200,7 @@ class Intent:
 
     pool: Pool
     volume_id: str
-    name: str
+    name: Inner
     about: str = ""
     """Decisions about it and their reasons, to print: the size of its CoW table."""
 
@@ -225,7 +226,7 @@ class FireError(StorageError):
 class AttachRecord:
     """An attachment's record; it is on disk before `attach` is called, so that `detach` works after any crash."""
 
-    id: str
+    id: Token
     """16 hex digits; part of the name of everything that the backend creates for this attachment."""
     ref: SnapshotRef
     writable: bool
@@ -327,6 +328,21 @@ class ProvisionOrder:
     """The backend's own: {"file_system": "xfs"}; unknown ones are refused with ConfigError."""
     discard: bool = True
     """Whether to discard (TRIM) the whole device before, if it supports that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchStorage:
+    """A storage that a backend contributes to the benchmark."""
+
+    name: str
+    """For ``--stacks``: small letters, digits, "+", "." and "-"; unique among all storages."""
+    title: str
+    """In words: "ext4, plain copies"."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """`ProvisionOrder.options`; the file system under ``file_system`` is looked for in the kernel first."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The backend's configuration on this storage, in place of ``[backend.NAME]``; ``{point}`` stands for the order's
+    point: {"store": "{point}/copies"}."""
 
 
 @dataclass(frozen=True, kw_only=True)

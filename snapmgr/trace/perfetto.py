@@ -14,8 +14,9 @@ from typing import IO, TYPE_CHECKING
 from snapmgr.trace.lanes import Lane, lanes, starts_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from snapmgr.trace.holes import Hole
     from snapmgr.trace.operations import Operations
 
 # All events belong to one process, the mount. Lanes are numbered in the order in which they are to be shown.
@@ -23,10 +24,12 @@ _PROCESS = 1
 _AT_ONCE = 2000
 
 
-def write_perfetto(operations: Operations, out: IO[bytes], *, title: str = "JuiceFS") -> None:
+def write_perfetto(
+    operations: Operations, out: IO[bytes], *, holes: Sequence[Hole] = (), title: str = "JuiceFS"
+) -> None:
     """Write the operations to a binary file, a few hundred kilobytes at a time.
 
-    Times count from the start of the first operation; its time of day is in "otherData".
+    Times count from the start of the first operation; its time of day is in "otherData". Holes get a lane of their own.
     """
     starts = starts_us(operations)
     origin_us = min(starts, default=0)
@@ -34,7 +37,7 @@ def write_perfetto(operations: Operations, out: IO[bytes], *, title: str = "Juic
     other = {"started": began.replace(tzinfo=None).isoformat(timespec="microseconds"), "operations": len(operations)}
     out.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(other)},"traceEvents":[\n'.encode())
     out.write(json.dumps(_named("process_name", 0, {"name": title})).encode())
-    waiting: list[str] = []
+    waiting: list[str] = [json.dumps(event) for event in _hole_events(holes, origin_us)]
     for number, lane in enumerate(lanes(operations), start=1):
         waiting += (json.dumps(event) for event in _lane_names(lane, number))
         for event in _events(operations, lane, number, starts, origin_us):
@@ -48,6 +51,14 @@ def write_perfetto(operations: Operations, out: IO[bytes], *, title: str = "Juic
 
 def _named(kind: str, number: int, args: dict[str, object]) -> dict[str, object]:
     return {"ph": "M", "name": kind, "pid": _PROCESS, "tid": number, "args": args}
+
+
+def _hole_events(holes: Sequence[Hole], origin_us: int) -> Iterator[dict[str, object]]:
+    if holes:
+        yield _named("thread_name", 0, {"name": "no line in the log: idle, or lines are missing"})
+    for hole in holes:
+        place = {"ts": hole.from_us - origin_us, "dur": hole.to_us - hole.from_us, "args": {}}
+        yield {"ph": "X", "name": "no line", "cat": "hole", "pid": _PROCESS, "tid": 0} | place
 
 
 def _lane_names(lane: Lane, number: int) -> Iterator[dict[str, object]]:

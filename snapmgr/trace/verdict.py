@@ -263,13 +263,11 @@ def _of_reads(facts: TraceFacts) -> Iterator[Finding]:
         yield Finding(bottleneck="read", why=took, action="record", advice=_RECORD_COUNTERS)
         return
     causes: list[tuple[float, Finding]] = []
-    # Compaction uploads whole blocks, which nobody waits for.
-    put_bytes = max(counted.put_bytes - counted.compaction_bytes, 0)
-    if counted.puts >= MANY_REQUESTS and put_bytes < SMALL_PUT_BYTES * counted.puts:
-        average = format_size(put_bytes // counted.puts)
+    # Not by the bytes of the uploads: compaction adds whole blocks, which nobody waits for.
+    if counted.puts >= MANY_REQUESTS and 0 < counted.written_bytes < SMALL_PUT_BYTES * counted.puts:
         why = (
-            f"{took}, and {counted.puts} uploads of {average} each, compaction left out: a read waits until its file's "
-            "changes are uploaded"
+            f"{took}, and {counted.puts} uploads for {format_size(counted.written_bytes)} written: a read waits until "
+            "its file's changes are uploaded"
         )
         causes.append((counted.put_s, _to_writeback(facts, "upload", why)))
     looked_up = counted.cache_hits + counted.cache_misses

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapmgr.bench.device.backing import file_uses, writes
 from snapmgr.contract.errors import CommandError, SnapmgrError
 from snapmgr.system.blockdev import parse_blkid, read_mounts, udev_properties
 
@@ -61,6 +62,7 @@ def uses(device: BlockDevice, *, sysfs: Path = _SYSFS, proc: Path = _PROC) -> tu
             found += [f"its disk {disk.path}: {use}" for use in _uses_of(disk.number, disk.path, sysfs, proc)]
     if udev_properties(device.number).get("DM_MULTIPATH_DEVICE_PATH") == "1":
         found.append("multipathd has it: it is one path of several to a disk")
+    found += file_uses(device, _uses_of, sysfs=sysfs, proc=proc)
     if not found and (held := refused_exclusively(device.path)):
         found.append(held)
     # Writers that the kernel does not know as users: a virtual machine, a database on a raw device.
@@ -160,16 +162,11 @@ def _writers(numbers: dict[str, str], proc: Path) -> list[str]:
                     if not os.readlink(link).startswith("/dev/"):
                         continue
                     number = _number_of(str(link))
-                    if number in numbers and _writes(process / "fdinfo" / link.name):
+                    if number in numbers and writes(process / "fdinfo" / link.name):
                         name = (process / "comm").read_text().strip()
                         found.append(f"{name} (pid {process.name}) has {numbers[number]} open for writing")
                         break
     return found
-
-
-def _writes(info: Path) -> bool:
-    flags = next(line.split()[1] for line in info.read_text().splitlines() if line.startswith("flags:"))
-    return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
 
 def _number_of(path: str) -> str:

@@ -223,7 +223,10 @@ def _opened(path: str) -> Iterator[int]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except PermissionError:
-        raise MissingRequirementError(f"permission denied: cannot open {path}", hint="run it as root (sudo)") from None
+        hint = "run it as root (sudo)"
+        if os.geteuid() == 0:
+            hint = "you are root already: the control group of this container or service forbids the device"
+        raise MissingRequirementError(f"permission denied: cannot open {path}", hint=hint) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be opened: {error.strerror}", hint="check the name: lsblk") from None
     try:

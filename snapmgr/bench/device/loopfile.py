@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from snapmgr.bench.device.backing import backing
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, StorageError
 from snapmgr.contract.units import format_size
 from snapmgr.system.blockdev import find_target
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 _NAME = "snapmgr-bench"
-# linux/loop.h
-_LOOP_GET_STATUS64 = 0x4C05
-_INFO_BYTES = 232
 # linux/fs.h
 _FS_IOC_GETFLAGS = 0x80086601
 _FS_IOC_SETFLAGS = 0x40086602
@@ -61,12 +59,12 @@ class LoopTarget:
         """Fill holes that a discard made. Raises StorageError unless the loop device still has our file."""
         own = os.fstat(self._file_fd)
         try:
-            found = _backing(self.device)
+            found = backing(self.device)
         except OSError as error:
             raise StorageError(
                 f"{self.device} is detached from its file: {error.strerror}", hint="see: losetup, dmesg"
             ) from None
-        if found != (own.st_dev, own.st_ino):
+        if (found.device, found.inode) != (own.st_dev, own.st_ino):
             raise StorageError(
                 f"{self.device} is attached to another file than the run's own: nothing was formatted",
                 hint="it was detached by somebody else; start the run again",
@@ -232,16 +230,3 @@ def _attached(file_fd: int) -> tuple[int, str]:
             return os.open(device, os.O_RDONLY | os.O_CLOEXEC), device
         except OSError as error:
             raise StorageError(f"{device} has disappeared: {error.strerror}", hint="see: losetup, dmesg") from None
-
-
-def _backing(device: str) -> tuple[int, int]:
-    """Return the device number and inode of the file behind a loop device. Raises OSError if it has none."""
-    fd = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        info = bytearray(_INFO_BYTES)
-        fcntl.ioctl(fd, _LOOP_GET_STATUS64, info)
-    finally:
-        os.close(fd)
-    number, inode = struct.unpack_from("=2Q", info)
-    # Undoes the kernel's huge_encode_dev: 20 bits of the minor around 12 bits of the major.
-    return os.makedev((number >> 8) & 0xFFF, (number & 0xFF) | ((number >> 12) & 0xFFF00)), inode

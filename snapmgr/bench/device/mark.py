@@ -42,8 +42,8 @@ class Mark:
 
 
 def usable_bytes(size_bytes: int) -> int:
-    """Return the number of bytes that may be formatted; the mark follows directly. 0 or less: nothing."""
-    return (size_bytes - MIB) // MIB * MIB
+    """Return the number of bytes that may be formatted; the mark follows directly. 0: nothing."""
+    return max(size_bytes // MIB - 1, 0) * MIB
 
 
 def pack(mark: Mark) -> bytes:
@@ -119,7 +119,7 @@ def read_content(fd: int, size_bytes: int) -> Content:
     mark_at = usable_bytes(size_bytes)
     for start, length in _pieces(size_bytes):
         data = os.pread(fd, length, start)
-        if start <= mark_at < start + length:
+        if mark_at > 0 and start <= mark_at < start + length:
             inside = mark_at - start
             data = data[:inside] + bytes(MARK_BYTES) + data[inside + MARK_BYTES :]
         sums.update(data)

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from snapmgr.bench.statistics.advice import advise
-from snapmgr.bench.statistics.comparison import ratio_document
+from snapmgr.bench.statistics.comparison import ratio_document, ratio_words
 from snapmgr.bench.statistics.storages import storage_rows
 from snapmgr.bench.statistics.uses import USES, use_of
 
@@ -97,8 +97,11 @@ def _storage(row: StorageRow) -> dict[str, Any]:
 def _cost(one: Finding | None) -> dict[str, Any] | None:
     if one is None:
         return None
+    # As a cost: of a figure of which more is better, the inverse.
+    cost = one.ratio.inverse() if one.metric.better == "more" else one.ratio
     return {
         **ratio_document(one.ratio),
+        "cost_text": ratio_words(cost),
         "id": one.id,
         "title": one.metric.title,
         "better": one.metric.better,

@@ -20,8 +20,9 @@ from snapmgr.bench.measure.memory import memory_bytes, nominal_bytes
 from snapmgr.bench.run.conductor import Conductor
 from snapmgr.bench.run.plan import LEAST_TARGET_BYTES, PROFILE, differences, make_plan
 from snapmgr.bench.scenarios import chosen, scenarios
+from snapmgr.bench.storage.contributed import all_stacks
 from snapmgr.bench.storage.leftovers import clear_leftovers
-from snapmgr.bench.storage.stacks import STACKS, missing_requirements
+from snapmgr.bench.storage.stacks import missing_requirements
 from snapmgr.contract.backend import Runner
 from snapmgr.contract.errors import CommandError, ConfigError, MissingRequirementError
 from snapmgr.contract.units import format_size
@@ -81,7 +82,7 @@ def planned(request: RunRequest) -> tuple[RunPlan, RunTarget]:
     plan = make_plan(
         options,
         scenarios=wanted,
-        stacks=STACKS,
+        stacks=all_stacks(),
         missing_requirements=missing_requirements,
         memory_bytes=min(request.memory_bytes or nominal_bytes(memory_bytes()), nominal_bytes(memory_bytes())),
         room_bytes=_room_bytes(request.on),

@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from snapmgr.bench.device.blank import refused_exclusively
+from snapmgr.bench.storage.contributed import all_stacks
 from snapmgr.bench.storage.scene import sweep
-from snapmgr.bench.storage.stacks import STACKS, backend_of, provisioner_of
+from snapmgr.bench.storage.stacks import backend_of, provisioner_of
 from snapmgr.contract.errors import StorageError
 from snapmgr.system.mount import KernelMounter
 
@@ -40,7 +41,7 @@ def _held(device: str) -> bool:
 
 def restored(name: str, runner: Runner) -> Provisioner:
     """Given a backend's name ("" for the controls), return its provisioner to remove storages. Raises StorageError."""
-    known = next((one for one in STACKS.values() if (one.backend or "") == name), None)
+    known = next((one for one in all_stacks().values() if (one.backend or "") == name), None)
     if known is None:
         raise StorageError(f"an earlier run used the backend {name!r}, which is not installed any more")
     mounter = KernelMounter()

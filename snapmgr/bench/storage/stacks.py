@@ -87,7 +87,14 @@ STACKS: Mapping[str, Stack] = {
             backend="lvm",
             options=_XFS | _THIN | {"prefilled": "yes"},
         ),
-        Stack(name="juicefs", title="JuiceFS with its objects on the device", label="JuiceFS", backend="juicefs"),
+        Stack(
+            name="juicefs",
+            title="JuiceFS with its objects on the device",
+            label="JuiceFS",
+            backend="juicefs",
+            # Caches of private mounts disappear with the device, however this process ends.
+            settings={"cache_root": "{point}/cache"},
+        ),
         Stack(name="ext4", title="ext4, without snapshots", label="ext4, no snapshots", backend=None, options=_EXT4),
         Stack(
             name="ext4-dioread-lock",
@@ -106,7 +113,8 @@ STACKS: Mapping[str, Stack] = {
         Stack(name="xfs", title="XFS, without snapshots", label="XFS, no snapshots", backend=None, options=_XFS),
     )
 }
-"""Stacks by their name for ``--stacks``, in the order of lists and reports."""
+"""Stacks that come with snapmgr by their name for ``--stacks``, in the order of lists and reports; also those whose
+backend cannot be loaded here. `snapmgr.bench.storage.contributed.all_stacks` adds those of plugins."""
 
 _PACKAGES = {"mkfs.ext4": "e2fsprogs", "chattr": "e2fsprogs", "thin_check": "thin-provisioning-tools"}
 
@@ -180,11 +188,8 @@ def backend_table(stack: Stack, parameters: Parameters, *, point: str | None = N
     A classic LVM snapshot gets all the free space in the group, divided by `parameters.extra["snapshots"]`, the number
     that exist at the same time. An attachment may write "scratch_bytes", by default enough to replay a journal.
     """
-    if stack.backend == "juicefs" and point is not None:
-        # Caches of private mounts disappear with the device, however this process ends.
-        return {"cache_root": os.path.join(point, "cache")}
     if not stack.classic_lvm:
-        return {}
+        return {} if point is None else {key: text.replace("{point}", point) for key, text in stack.settings.items()}
     at_once = max(int(parameters.extra.get("snapshots", 1)), 1)
     # The origin is three quarters of the group; a little is for the table itself and for rounding to extents.
     return {

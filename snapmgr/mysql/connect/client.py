@@ -314,7 +314,8 @@ def _login_failure(login: _Login, error: Exception) -> MysqlError:
         account = (
             f"user {login.user!r}, {'with' if login.password else 'without'} password: put user and password into "
             "the [client] group of a defaults-file (mode 600), or create an account for unix_socket (MariaDB) or "
-            "auth_socket (MySQL) authentication"
+            "auth_socket (MySQL) authentication; an account with REQUIRE SSL is refused as well, because "
+            "snapmgr uses the unix socket without TLS: ALTER USER … REQUIRE NONE"
         )
         return MysqlError(f"{where} refuses us: {text} (error {errno})", errno=errno, hint=account)
     if errno in _LOST:

@@ -119,7 +119,7 @@ class Painter {
     for (const text of texts) {
       if (text.length === 2) {
         const [lane, y] = text;
-        const share = lane.us / this.trace.span;
+        const share = lane.us / lane.span;
         const words = `${threadName(this.trace, lane.thread)}  ·  ${count(lane.operations)}  ·  ${share > 1 ? `${round(share)} at once` : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} % busy`}`;
         context.font = "12px system-ui, sans-serif";
         context.fillStyle = this.colours.quiet;

@@ -34,7 +34,7 @@ function place(trace) {
   let end = 0;
   let head = null; // the thread's first lane, which has the sums of all of them
   trace.lanes = trace.lanes.map(([thread, number, count]) => {
-    const lane = { thread, number, from: row, to: row + count, operations: 0, us: 0 };
+    const lane = { thread, number, from: row, to: row + count, operations: 0, us: 0, end: 0 };
     if (number === 0) head = lane;
     head.operations += count;
     let time = 0;
@@ -42,10 +42,16 @@ function place(trace) {
       time += trace.start[row];
       start[row] = time;
       head.us += trace.duration[row];
-      end = Math.max(end, time + trace.duration[row]);
+      lane.end = Math.max(lane.end, time + trace.duration[row]);
     }
+    end = Math.max(end, lane.end);
     return lane;
   });
   trace.start = start;
   trace.span = Math.max(end, 1);
+  // Each of two recordings has a length of its own.
+  const side = (lane) => (trace.compared ? threadName(trace, lane.thread)[0] : "");
+  const ends = { A: 1, B: 1, "": trace.span };
+  for (const lane of trace.lanes) ends[side(lane)] = Math.max(ends[side(lane)], lane.end);
+  for (const lane of trace.lanes) lane.span = ends[side(lane)];
 }

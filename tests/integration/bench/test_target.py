@@ -638,3 +638,74 @@ def test_a_device_is_written_to_its_usable_end_and_not_beyond_before_it_counts_a
         assert not target.facts()["discarded"]
     with opened_target(disk.path, size_bytes=None, wipe=None):
         "What we have written is known as ours."
+
+
+# ------------------------------------------------------------------------------------------- the file of a loop device
+
+
+@pytest.fixture(name="other")
+def _other(disk, folder):  # noqa: ARG001 - released after these
+    """Yield a function that makes another loop device on the disk's file, which it names in another way."""
+    made: list[str] = []
+
+    def other(image: Path, *options: str) -> str:
+        with shielded():
+            made.append(RUN.run(["losetup", "--find", "--show", *options, str(image)]).stdout.strip())
+        return made[-1]
+
+    yield other
+    with shielded():
+        RUN.run(["umount", str(folder / "point")], ok=(0, 1, 32))
+        for path in reversed(made):
+            RUN.run(["losetup", "--detach", path])
+
+
+@pytest.mark.parametrize("name", ["same", "hard link", "bind mount", "partition"])
+def test_a_file_that_another_loop_device_has_is_in_use(disk, folder, other, name):
+    image, options = disk.image, ()
+    RUN.run(["mkfs.ext4", "-q", disk.path])
+    if name == "hard link":
+        image = folder / "link"
+        os.link(disk.image, image)
+    elif name == "bind mount":
+        image = folder / "bound" / disk.image.name
+        image.parent.mkdir()
+        with shielded():
+            RUN.run(["mount", "--bind", str(folder), str(image.parent)])
+    elif name == "partition":
+        options = ("--offset", str(MIB), "--sizelimit", str(64 * MIB))
+    second = other(image, *options)
+    if name == "partition":
+        RUN.run(["mkfs.ext4", "-q", "-F", second])
+    (folder / "point").mkdir()
+    RUN.run(["mount", second, str(folder / "point")])
+    try:
+        before = (folder / "point").stat().st_ino, disk.image.stat().st_size
+        error = refusal(disk.path, wipe=disk.word)
+        assert "is in use" in error.message
+        assert f"{second} lies on the same file: mounted at {folder / 'point'}" in error.message
+        assert ((folder / "point").stat().st_ino, disk.image.stat().st_size) == before
+    finally:
+        with shielded():
+            RUN.run(["umount", str(folder / "point")])
+            if name == "bind mount":
+                RUN.run(["umount", "--lazy", str(image.parent)])
+
+
+def test_a_file_that_a_process_writes_to_is_in_use(disk):
+    process = subprocess.Popen(["sleep", "60"], stdout=os.open(disk.image, os.O_RDWR))
+    try:
+        assert f"sleep (pid {process.pid}) has its file open for writing" in refusal(disk.path, disk.word).message
+    finally:
+        process.kill()
+        process.wait()
+    take(disk.path, disk.word)
+
+
+def test_a_loop_device_on_a_device_in_use(disk, folder, other):
+    RUN.run(["mkfs.ext4", "-q", disk.path])
+    (folder / "point").mkdir()
+    RUN.run(["mount", disk.path, str(folder / "point")])
+    above = other(Path(disk.path))
+    message = refusal(above, wipe=f"loop:{disk.path}").message
+    assert f"{disk.path}, on which it lies: mounted at {folder / 'point'}" in message

@@ -48,7 +48,11 @@ def lease(snapshot_id: str) -> Lease:
     pool = Pool(backend="reflink", id="p", hint="p")
     ref = SnapshotRef(backend="reflink", snapshot_id=snapshot_id, pool=pool, volume_id="v", name="n", native_id="i")
     return Lease(
-        parts=(LeasePart(record=AttachRecord(id="00ff", ref=ref, writable=True, boot_id=boot_id()), subpath=""),),
+        parts=(
+            LeasePart(
+                record=AttachRecord(id="00112233445566ff", ref=ref, writable=True, boot_id=boot_id()), subpath=""
+            ),
+        ),
         holder=this_process(),
         user="root",
         why="mount",

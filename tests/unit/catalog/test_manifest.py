@@ -5,15 +5,31 @@ from __future__ import annotations
 import string
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapmgr.catalog.manifest import Manifest, Member, Position, QuiesceRecord, ServerRecord, decode, encode, new_id
+from snapmgr.catalog.manifest import (
+    Lease,
+    Manifest,
+    Member,
+    Position,
+    QuiesceRecord,
+    RestoreRecord,
+    ServerRecord,
+    decode,
+    encode,
+    new_id,
+)
 from snapmgr.contract.errors import CatalogError
 from snapmgr.contract.records import Intent, Pool, SnapshotRef
 from snapmgr.system.host import Process
+from support.sample import lease
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NOW = datetime(2026, 3, 1, 2, 30, tzinfo=UTC)
 POOL = Pool(backend="btrfs", id="f00d", hint="/srv")
@@ -52,15 +68,81 @@ def test_round_trip() -> None:
     assert decode(encode(FULL), Manifest, "x") == FULL
 
 
-@given(
-    st.text(st.characters(exclude_characters="\0"), max_size=40).filter(
-        lambda text: text.isprintable() or "\n" in text
-    ),
-    st.integers(0, 2**62),
+_TEXT = st.text(st.characters(exclude_characters="\0/", codec="utf-8"), min_size=1, max_size=20)
+_NAMES = _TEXT.filter(lambda name: name not in (".", ".."))
+_BELOW = st.lists(_NAMES, max_size=4).map("/".join)
+# Each has a part that leads elsewhere, at any place of it.
+_ELSEWHERE = st.tuples(st.lists(_TEXT, max_size=3), st.just([".."]), st.lists(_TEXT, max_size=3)).map(
+    lambda parts: "/".join((*parts[0], *parts[1], *parts[2]))
 )
-def test_round_trip_of_any_path_and_offset(path: str, offset: int) -> None:
-    manifest = replace(FULL, path=path, position=Position(file=path, offset=offset, gtid=""))
+
+
+@given(_BELOW, _BELOW, _NAMES, st.integers(0, 2**62))
+def test_round_trip_of_any_path_and_offset(path: str, subpath: str, name: str, offset: int) -> None:
+    member = replace(FULL.members[0], subpath=subpath, path=f"/{path}", places={f"/{path}": subpath})
+    manifest = replace(FULL, path=f"/{path}", position=Position(file=name, offset=offset, gtid=""), members=(member,))
     assert decode(encode(manifest), Manifest, "x") == manifest
+
+
+def _with_ref(**change: Any) -> dict[str, Any]:
+    return {"members": (replace(FULL.members[0], ref=replace(REF, **change)),)}
+
+
+_PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "id": lambda path: {"id": path},
+    "job": lambda path: {"job": path},
+    "path": lambda path: {"path": f"/{path}"},
+    "absent[0]": lambda path: {"absent": (f"/{path}",)},
+    "state_dir": lambda path: {"state_dir": f"/{path}"},
+    "position.file": lambda path: {"position": replace(FULL.position, file=path)},
+    "server.datadir": lambda path: {"server": replace(FULL.server, datadir=f"/{path}")},
+    "intents[0].name": lambda path: {"intents": (replace(FULL.intents[0], name=path),)},
+    "intents[0].pool.id": lambda path: {"intents": (replace(FULL.intents[0], pool=replace(POOL, id=path)),)},
+    "members[0].subpath": lambda path: {"members": (replace(FULL.members[0], subpath=path),)},
+    "members[0].path": lambda path: {"members": (replace(FULL.members[0], path=f"/{path}"),)},
+    "members[0].places[...]": lambda path: {"members": (replace(FULL.members[0], places={"/srv": path}),)},
+    "members[0].places": lambda path: {"members": (replace(FULL.members[0], places={f"/{path}": ""}),)},
+    "members[0].ref.name": lambda path: _with_ref(name=path),
+    "members[0].ref.snapshot_id": lambda path: _with_ref(snapshot_id=path),
+    "members[0].ref.pool.id": lambda path: _with_ref(pool=replace(POOL, id=f"f00d:{path}")),
+}
+
+
+@given(st.sampled_from(sorted(_PLACES)), _ELSEWHERE)
+def test_a_path_that_leads_elsewhere_is_refused_wherever_it_is(place: str, path: str) -> None:
+    with pytest.raises(CatalogError) as caught:
+        decode(encode(replace(FULL, **_PLACES[place](path))), Manifest, "/state/manifest.json")
+    assert caught.value.message == f"/state/manifest.json is damaged: {place} is not a name or path that may be there"
+
+
+@pytest.mark.parametrize("subpath", ["/etc", "a//b", "a/", "./a", "a/.", "."])
+def test_a_subpath_is_relative_and_normal(subpath: str) -> None:
+    with pytest.raises(CatalogError, match=r"members\[0\].subpath"):
+        decode(encode(replace(FULL, members=(replace(FULL.members[0], subpath=subpath),))), Manifest, "x")
+
+
+def test_a_lease_and_a_restore_name_nothing_elsewhere() -> None:
+    held = lease(FULL)
+    part = held.parts[0]
+    bad = [
+        replace(part, subpath="../.."),
+        replace(part, folder=".."),
+        replace(part, record=replace(part.record, id="../a")),
+    ]
+    for one in (replace(held, parts=(wrong,)) for wrong in bad):
+        with pytest.raises(CatalogError, match="may be there"):
+            decode(encode(one), Lease, "x")
+    restore = RestoreRecord(
+        token="0" * 16,
+        snapshot_id="../../etc",
+        dest="/srv/new",
+        made_dest=True,
+        holder=held.holder,
+        user="root",
+        began_at=NOW,
+    )
+    with pytest.raises(CatalogError, match="snapshot_id"):
+        decode(encode(restore), RestoreRecord, "x")
 
 
 @given(st.integers(0, len(encode(FULL)) - 1), st.binary(max_size=3))

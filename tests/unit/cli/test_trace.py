@@ -30,9 +30,12 @@ def test_tables_and_the_verdict(capsys):
 
 def test_a_log_with_a_hole_has_no_verdict_and_says_so_everywhere(capsys, tmp_path):
     lines = gzip.decompress((GOLDEN / "reads.log.gz").read_bytes()).splitlines(keepends=True)
-    path, page = tmp_path / "cut.log", tmp_path / "cut.html"
+    path, page, viewer = (tmp_path / name for name in ("cut.log", "cut.html", "cut.json"))
     path.write_bytes(b"".join(lines[: len(lines) // 5] + lines[len(lines) * 4 // 5 :]))
-    assert main(["trace", "show", str(path), "-o", str(page)]) == 0
+    assert main(["trace", "show", str(path), "-o", str(page), "--perfetto", str(viewer)]) == 0
+    assert [
+        event["dur"] > 300_000 for event in json.loads(viewer.read_text())["traceEvents"] if event.get("cat") == "hole"
+    ] == [True]
     out, err = capsys.readouterr()
     assert "verdict: unknown: for " in out
     assert "nothing to tune" not in out
@@ -90,7 +93,8 @@ def test_a_page_and_a_file_for_viewers(capsys, tmp_path):
     page, events = tmp_path / "log.html", tmp_path / "log.json"
     assert main(["trace", "show", KINDS, "-o", str(page), "--perfetto", str(events)]) == 0
     assert page.read_text().lower().startswith("<!doctype html>")
-    assert len([event for event in json.loads(events.read_bytes())["traceEvents"] if event["ph"] == "X"]) == 95
+    written = json.loads(events.read_bytes())["traceEvents"]
+    assert len([event for event in written if event.get("cat") == "juicefs"]) == 95
     assert str(page) in capsys.readouterr().err
     assert main(["trace", "show", KINDS, "-o", str(tmp_path / "none" / "log.html")]) == 1
     assert "there is no folder" in capsys.readouterr().err

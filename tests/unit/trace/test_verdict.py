@@ -97,6 +97,15 @@ def test_few_downloads_and_small_uploads_want_writeback():
     assert other_actions(counted, 98.0, writeback_allowed=False) == ["flush-method"]
 
 
+def test_what_compaction_uploads_hides_no_small_uploads():
+    counted = replace(DEFAULT, puts=1064, put_bytes=1_900_000_000, compaction_bytes=1_900_000_000, gets=0)
+    counted = replace(counted, written_bytes=9_800_000, operations={}, operation_s={"read": 35.4})
+    verdict = judge(facts_from_counters(counted, 46.4))
+    assert verdict.bottleneck == "upload"
+    assert "1064 uploads for 9.3 MiB written" in verdict.why
+    assert judge(facts_from_counters(replace(counted, written_bytes=0), 46.4)).bottleneck == "read"
+
+
 def test_where_downloads_weigh_more_the_cache_comes_first():
     counted = replace(DEFAULT, get_s=900.0, operations={}, operation_s={"read": 80.0}, compaction_bytes=0)
     assert other_actions(counted, 98.0) == ["cache-size", "writeback"]

@@ -129,3 +129,7 @@ def test_a_byte_behind_the_mark_is_data(device):
     size = SIZE + 5000
     os.pwrite(device, b"x", usable_bytes(size) + MARK_BYTES)
     assert read_content(device, size).data_at is not None
+
+
+def test_a_device_that_is_empty_has_nothing_to_format():
+    assert [usable_bytes(size) for size in (0, 1, MIB, 2 * MIB - 1, 2 * MIB)] == [0, 0, 0, 0, MIB]

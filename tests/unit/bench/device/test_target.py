@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from snapmgr.bench.device import loopfile
+from snapmgr.bench.device import blockdevice, loopfile
 from snapmgr.bench.device.loopfile import require_room
 from snapmgr.bench.device.target import DEFAULT_FOLDER, TargetSpec, opened_target, parse_target, preview_target
 from snapmgr.contract.errors import ConfigError, MissingRequirementError
@@ -88,3 +88,15 @@ def test_only_root_formats(monkeypatch, tmp_path):
         opened_target(f"loop:200M:{tmp_path}", size_bytes=None, wipe=None),
     ):
         pass
+
+
+def test_root_is_not_told_to_be_root(monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(blockdevice.os, "open", refuse)
+    for user, hint in ((0, "you are root already"), (1000, "run it as root")):
+        monkeypatch.setattr(blockdevice.os, "geteuid", lambda user=user: user)
+        with pytest.raises(MissingRequirementError) as raised, blockdevice.claimed("/dev/vda"):
+            pass
+        assert hint in raised.value.hint

@@ -189,7 +189,7 @@ def test_the_advice_for_each_use_and_a_table_of_all_storages_come_first():
     sections = [attrs.get("id") for tag, attrs in outline.met if tag == "section"]
     assert sections[:2] == ["recommendation", "storages"]
     cost = next(one for one in found["recommendation"]["storages"] if one["stack"] == "btrfs")["writes"]
-    assert f"{cost['text']} Random update, first pass after the snapshot" in first
+    assert f"{cost['cost_text']} Random update, first pass after the snapshot" in first
 
 
 def test_people_read_labels_and_programs_names():
