@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from snapmgr.contract.errors import ConfigError, MissingRequirementError, NotQuiescedError, SnapmgrError
-from snapmgr.mysql.connect.optionfile import quoted, read_client_options
 from snapmgr.mysql.connect.statements import first_words
 
 if TYPE_CHECKING:
@@ -215,6 +214,8 @@ def login_options(credentials: Credentials) -> bytes:
 
     Raises ConfigError as `connect`.
     """
+    from snapmgr.mysql.connect.optionfile import quoted  # noqa: PLC0415 - only for the servers' own tools
+
     login = _login(credentials)
     values = {b"socket": os.fsencode(login.socket), b"user": login.user.encode(), b"password": bytes(login.password)}
     lines = (name + b" = " + quoted(value) for name, value in values.items() if value)
@@ -231,7 +232,11 @@ def _text(value: object) -> str:
 
 
 def _login(credentials: Credentials) -> _Login:
-    options = read_client_options(credentials.defaults_file) if credentials.defaults_file else {}
+    options: dict[str, str] = {}
+    if credentials.defaults_file:
+        from snapmgr.mysql.connect.optionfile import read_client_options  # noqa: PLC0415 - only with such a file
+
+        options = read_client_options(credentials.defaults_file)
     socket = credentials.socket or options.get("socket")
     host = options.get("host", "")
     tcp = options.get("protocol", "").lower() == "tcp" or host not in ("", "localhost")
