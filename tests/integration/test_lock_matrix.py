@@ -42,7 +42,11 @@ def test_snapshots_under_load_are_exact(cell: Cell) -> None:
     assert [one.replay for one in taken] == ["", None]
     assert [one.cell for one in results if one.kind == "refused"] == [one.id for one in refused]
     least = "global-read-lock" if "aria" in cell.engines else "backup-lock"
-    assert {one.level for one in taken} == {least if cell.level == "auto" else cell.level}
+    wanted = {least if cell.level == "auto" else cell.level}
+    if cell.level == "auto" and not cell.other_engines and cell.layout == "one-volume":
+        # A lock that is not free at once is done without.
+        wanted.add("crash-consistent")
+    assert {one.level for one in taken} <= wanted
 
 
 @pytest.mark.needs("mariadb-10.11")

@@ -98,7 +98,9 @@ def _check_tail(site: Site, cell: Cell, logs: Path | None, file: str, offset: in
     size = last.stat().st_size
     if size == offset:
         return []
-    if cell.level != "crash-consistent" or size < offset:
+    # "auto" may have done without a lock there.
+    locked = cell.level not in ("crash-consistent", "auto") or cell.other_engines
+    if locked or size < offset:
         return [f"the clone's {file} has {size} bytes, recorded is {offset}"]
     # Without a lock the last transaction may be there in part: only whole ones count.
     more = commits_behind(site.kind, last, offset)
